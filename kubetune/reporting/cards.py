@@ -18,8 +18,8 @@ class Card:
     """One number with a label."""
 
     label: str
-    value: str
-    about: str = ""
+    value: str  # as the page writes it
+    about: str = ""  # a remark below the number
     order: float | None = None  # the number that a table of several runs is sorted by
 
 
@@ -36,7 +36,8 @@ def status(run: RunRecord) -> tuple[str, str]:
 def best_evaluation(run: RunRecord) -> dict[str, Any] | None:
     """Return the evaluation with the best value of `metric_for_best_model`, or None."""
     name = run.config.training.metric_for_best_model
-    measured = [line for line in run.evaluations if isinstance(line.get(name), (int, float))]
+    # The value is None where it was not finite; such an evaluation is never the best.
+    measured = [line for line in run.evaluations if isinstance(line.get(name), int | float)]
     if not measured:
         return None
     if prefers_greater(run.config.training):
@@ -56,6 +57,7 @@ def damage(run: RunRecord) -> list[str]:
     sentences = list(run.damage)
     last = last_step(run)
     lost = last - run.numbers.totals.steps
+    # While a long file is still being read, what is missing is not lost.
     if lost > 0 and not run.numbers.unread:
         sentences.append(f"{METRICS} lacks {lost:,} of {last:,} steps, and so do the curves")
     return sentences
@@ -67,18 +69,24 @@ def cards(run: RunRecord) -> list[Card]:
 
 
 def _progress(run: RunRecord) -> list[Card]:
+    """Return steps and training loss."""
     totals = run.numbers.totals
     steps = last_step(run)
-    planned = run.plan.num_steps if run.plan else 0
+    planned = ""
+    if run.plan and run.plan.num_steps:
+        planned = f"of {run.plan.num_steps:,} planned"
     loss = totals.last.get("loss")
-    first_loss = f"{number(totals.first.get('loss'))} at first" if totals.steps else ""
+    first_loss = ""
+    if totals.steps:
+        first_loss = f"{number(totals.first.get('loss'))} at first"
     return [
-        Card("Steps", number(steps), f"of {planned:,} planned" if planned else "", steps),
+        Card("Steps", number(steps), planned, steps),
         Card("Training loss", number(loss), first_loss, loss),
     ]
 
 
 def _best_metric(run: RunRecord) -> list[Card]:
+    """Return the best value of the metric that chooses the best checkpoint."""
     best = best_evaluation(run)
     if best is None:
         return []
@@ -89,16 +97,20 @@ def _best_metric(run: RunRecord) -> list[Card]:
 
 
 def _work(run: RunRecord) -> list[Card]:
+    """Return tokens, time and speed."""
     totals = run.numbers.totals
-    seconds, tokens, trained = totals.seconds, totals.tokens, totals.trained_tokens
+    seconds = totals.seconds
+    tokens = totals.tokens
+    trained = totals.trained_tokens
     if run.report.get("steps") == last_step(run):
         # The report also counts steps whose lines the disk has lost.
         seconds = run.report.get("seconds") or 0
         tokens = run.report.get("tokens") or 0
         trained = run.report.get("trained_tokens") or 0
-    is_classifier = run.config.task == "sequence_classification"
+
+    # A classifier's loss is of the whole sample, not of some of its tokens.
     trained_share = ""
-    if tokens and not is_classifier:
+    if tokens and run.config.task != "sequence_classification":
         trained_share = f"{share(trained / tokens)} of them trained"
     speed = tokens / seconds if seconds else None
     return [
@@ -109,6 +121,7 @@ def _work(run: RunRecord) -> list[Card]:
 
 
 def _machine_use(run: RunRecord) -> list[Card]:
+    """Return the share of the GPUs' arithmetic that was used (MFU), where it is known, and memory."""
     shown = []
     throughput = run.report.get("throughput") or {}
     mfu = throughput.get("mfu")
@@ -116,6 +129,8 @@ def _machine_use(run: RunRecord) -> list[Card]:
         source = throughput["peak_source"].partition(":")[0]
         about = f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {source}"
         shown.append(Card("MFU", share(mfu), about, mfu))
+
+    # Lines of timings are rank 0's. The report has the highest of all, but only at the end.
     peak = run.report.get("peak_memory_bytes") or run.numbers.peak_memory_bytes
     whose = "highest of all ranks" if run.report else "rank 0"
     return [*shown, Card("Peak memory", size(peak), whose, peak)]
@@ -124,8 +139,10 @@ def _machine_use(run: RunRecord) -> list[Card]:
 def judged_cards(run: RunRecord) -> list[Card]:
     """Return a card for each metric of the best checkpoint's answers that has an interval."""
     judgement = verdict(run.verdict, run.benchmarks)
+    if judgement is None:
+        return []
     shown = []
-    for row in judgement["rows"] if judgement else []:
+    for row in judgement["rows"]:
         if "after_interval" not in row:
             continue
         label = row["name"].removeprefix("eval_").replace("_", " ")

@@ -12,6 +12,8 @@ from typing import Any
 from kubetune.reporting.series import Number, Series, merge, smooth
 
 _TABLE_ROWS = 10
+
+# Among fewer values, none is called an outlier.
 _LEAST_VALUES_OF_A_VIEW = 20
 
 
@@ -22,7 +24,7 @@ class Line:
     label: str
     series: Series
     colour: int = 0  # number of a colour of the style sheet
-    kind: str = "line"  # line, raw, smooth (charts.js smooths it), points or rule
+    kind: str = "line"  # line, raw, smooth (charts.js smooths it) or points
     band: bool = True  # draw the lowest and highest behind a mean
     dash: int = 0  # number of a dash pattern
     run: int = 0  # index of the run among those of the page
@@ -63,7 +65,7 @@ class Chart:
         A line with a band takes three columns: the mean, the highest and the lowest. `bands` holds the
         column numbers of the two edges, where column 0 is the steps:
 
-            lines   loss   loss, highest   loss, lowest   rule
+            lines   loss   loss, highest   loss, lowest   evaluation loss
             column  1      2               3              4
             bands   [[2, 3]]
         """
@@ -73,6 +75,7 @@ class Chart:
         bands: list[list[int]] = []
         for line in self.lines:
             series = line.series
+            # The column of the line itself.
             look = {"colour": line.colour, "run": line.run}
             parts.append(series)
             columns.append(series.values)
@@ -87,6 +90,7 @@ class Chart:
             )
             if not line.has_band:
                 continue
+            # The columns of the band's edges. charts.js shades what lies between.
             bands.append([len(drawn) + 1, len(drawn) + 2])
             for name, edge in (("highest", series.high), ("lowest", series.low)):
                 assert edge is not None, "a line with a band has both"
@@ -111,7 +115,8 @@ class Chart:
         has_raw_line = any(line.kind == "raw" for line in self.lines)
         points: list[tuple[float, int]] = []
         for line in self.lines:
-            if has_raw_line and line.kind in ("rule", "smooth"):
+            # A smoothed line lies within the raw one that it was made from.
+            if has_raw_line and line.kind == "smooth":
                 continue
             series = line.series
             drawn = (series.low, series.high) if line.has_band else (series.values,)
@@ -130,10 +135,11 @@ class Chart:
         values = sorted(value for value, _ in self.extremes)
         if len(values) < _LEAST_VALUES_OF_A_VIEW:
             return None
+        # Leave out the lowest and the highest 2 %, and see how far the rest reaches.
         edge = len(values) // 50
         low = values[edge]
         high = values[-1 - edge]
-        reach = 3 * (high - low) or abs(high)
+        reach = 3 * (high - low) or abs(high)  # where all of the rest are equal
         if values[-1] <= high + reach and values[0] >= low - reach:
             return None
         inside = [value for value in values if low - reach <= value <= high + reach]
@@ -156,14 +162,13 @@ class Chart:
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
         """Return heading and a few rows of the lines' values. The first column is the step."""
-        shown = [line for line in self.lines if line.kind != "rule"]
         all_steps: set[int] = set()
         values_at = []
-        for line in shown:
+        for line in self.lines:
             all_steps.update(line.series.steps)
             values_at.append(dict(zip(line.series.steps, line.shown(), strict=True)))
         steps = _spread(sorted(all_steps))
-        heading = ["step", *(line.label for line in shown)]
+        heading = ["step", *(line.label for line in self.lines)]
         rows = [[step, *(values.get(step) for values in values_at)] for step in steps]
         return heading, rows
 

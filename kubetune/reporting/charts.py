@@ -6,46 +6,26 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from kubetune.reporting import evaluation_charts, run_charts
 from kubetune.reporting.chart import Chart
+from kubetune.reporting.evaluation_charts import evaluation_charts
 from kubetune.reporting.reading import Incident
-from kubetune.reporting.run_charts import Runs
+from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_charts
 
 
 def charts_of(runs: Runs) -> list[Chart]:
     """Return the charts of one run, or of several laid over each other."""
-    charts = [
-        run_charts.loss(runs),
-        *evaluation_charts.measure_charts(runs),
-        run_charts.curve_chart(runs, "rate", "Learning rate", "exponent", "learning_rate"),
-        run_charts.gradient_norm(runs),
-        run_charts.speed(runs),
-        run_charts.curve_chart(
-            runs,
-            "memory",
-            "Peak memory",
-            "bytes",
-            "peak_memory_bytes",
-            "Highest so far on rank 0: allocated on the GPU, or resident in memory without one.",
-        ),
-        run_charts.skew(runs),
-        *run_charts.machine_charts(runs),
-        *evaluation_charts.source_charts(runs),
-        *evaluation_charts.score_charts(runs),
-    ]
-    vertical_lines = markers(runs[0].incidents) if len(runs) == 1 else []
-    return [
-        replace(_name_runs_without(chart, runs), markers=vertical_lines)
-        for chart in charts
-        if chart is not None
-    ]
+    charts = [*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)]
+    if len(runs) == 1:
+        vertical_lines = markers(runs[0].incidents)
+        return [replace(chart, markers=vertical_lines) for chart in charts]
+    return [_name_runs_without(chart, runs) for chart in charts]
 
 
 def _name_runs_without(chart: Chart, runs: Runs) -> Chart:
     """Return the chart with a sentence that names the runs which have nothing to draw in it."""
     drawn = {line.run for line in chart.lines}
-    missing = [name for index, name in enumerate(run_charts.labels(runs)) if index not in drawn]
-    if not missing or len(runs) == 1:
+    missing = [name for index, name in enumerate(labels(runs)) if index not in drawn]
+    if not missing:
         return chart
     sentence = f"Not recorded: {', '.join(missing)}."
     return replace(chart, about=f"{chart.about} {sentence}".strip())

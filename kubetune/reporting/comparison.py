@@ -13,8 +13,8 @@ from kubetune.reporting.run_charts import labels, letter
 from kubetune.reporting.run_page import MOST_ANSWERS, sentence
 from kubetune.reporting.search import SearchFacts
 
+# Colours of lines and runs in the style sheet. Further runs are told apart by their letters alone.
 COLOURS = 12
-"""Colours of lines and runs in the style sheet. Further runs are told apart by their letters alone."""
 
 
 def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> dict[str, Any]:
@@ -23,6 +23,8 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
     `search`: the search whose trials these runs are, if they are any.
     """
     names = labels(runs)
+
+    # A table with a row for each run. Its columns are the cards of all runs, since not every run has each.
     cards_of_runs = []
     headings: dict[str, None] = {}
     damage = []
@@ -30,11 +32,16 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
         by_label = {card.label: card for card in (*cards.cards(run), *cards.judged_cards(run))}
         cards_of_runs.append(by_label)
         headings |= dict.fromkeys(by_label)
-        damage += [(name, problem) for problem in cards.damage(run)]
+        for problem in cards.damage(run):
+            damage.append((name, problem))
+
     different, common = differences([resolved(run.config) for run in runs])
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
+    title = " · ".join(names)
+    if search is not None:
+        title = f"Search of {search.name}"
     return {
-        "title": " · ".join(names) if search is None else f"Search of {search.name}",
+        "title": title,
         "search": search,
         "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
         "headings": list(headings),
@@ -49,6 +56,7 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
 
 
 def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
+    """Return what the page shows above its charts of one of the runs."""
     return {
         "name": name,
         "path": run.path,
@@ -81,6 +89,8 @@ def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
 
 def _answers(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Return requests with the answer of each run. Those that most runs answered come first."""
+    # A run without an answer to a request keeps its place, so that columns are runs:
+    #     {"2 + 2 =": {"answers": ["4", None, "5"]}}
     by_prompt: dict[str, dict[str, Any]] = {}
     for index, run in enumerate(runs):
         for line in run.answers:

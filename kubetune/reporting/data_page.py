@@ -14,6 +14,7 @@ from kubetune.base.logs import scrub
 from kubetune.reporting.histogram import DrawnBar, drawn_bars, fold
 from kubetune.reporting.rendering import render
 
+# Names of the languages that a survey tells apart, by their code of ISO 639-1.
 LANGUAGES = {
     "ar": "Arabic", "cs": "Czech", "da": "Danish", "de": "German", "el": "Greek", "en": "English", "es": "Spanish",
     "fa": "Persian", "fi": "Finnish", "fr": "French", "he": "Hebrew", "hi": "Hindi", "hu": "Hungarian",
@@ -36,6 +37,7 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
     check = facts["check"]
     settings = facts["settings"]
     splits = [_split(name, stats, facts) for name, stats in check["splits"].items()]
+    # base.html, which all pages share, asks for charts and their data. This page has none.
     text = render(
         "data.html",
         title=f"Data of {settings['title']}",
@@ -54,6 +56,7 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
 
 
 def _split(name: str, stats: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a split with its histograms as bars. Without a model it has no profile of tokens."""
     profile = facts["profiles"].get(name)
     lengths = facts["lengths"].get(name, [])
     split = {
@@ -69,16 +72,19 @@ def _split(name: str, stats: Mapping[str, Any], facts: Mapping[str, Any]) -> dic
 
 
 def _bars(histogram: Sequence[Sequence[int]], limit: int | None = None) -> list[DrawnBar]:
+    """Return a histogram as bars. Those above `limit` are marked."""
     return drawn_bars(fold(histogram, limit), limit)
 
 
 def _survey(survey: Mapping[str, Any]) -> dict[str, Any]:
     """Return the survey of a source, with languages by name and histograms as bars."""
-    languages = {}
+    languages: dict[str, list[tuple[str, float]]] = {}
     for role, counts in survey["languages"].items():
-        total = max(1, sum(count for _, count in counts))
-        if counts:
-            languages[role] = [(LANGUAGES.get(code, code), count / total) for code, count in counts]
+        total = sum(count for _, count in counts)
+        for code, count in counts:
+            shares = languages.setdefault(role, [])
+            shares.append((LANGUAGES.get(code, code), count / max(1, total)))
+    # A source without images has no sizes.
     sizes = survey["image_sizes"]
     return {
         **survey,

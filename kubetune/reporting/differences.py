@@ -12,9 +12,11 @@ from kubetune.config.schema import SourceConfig
 Row = tuple[str, list[str]]
 Values = dict[str, Any]
 
+# The value of a key that a run does not have. None is a value.
 _ABSENT = object()
+
+# These differ in nearly all runs, and do not change how a run trains.
 _OF_PLACES = ("name", "output")
-"""These differ in nearly all runs, and do not change how a run trains."""
 
 
 def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[tuple[str, str]]]:
@@ -22,7 +24,7 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[
 
     `settings`: the `resolved` config of each run.
     """
-    runs = _joined_sections([_flat(one_run) for one_run in settings])
+    runs = _joined_sections([_flat(of_run) for of_run in settings])
     different: list[Row] = []
     common: list[tuple[str, str]] = []
     for key in _keys_of(runs):
@@ -31,6 +33,7 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[
         values = [run.get(key, _ABSENT) for run in runs]
         if _are_equal(values):
             common.append((key, _text(values[0])))
+        # A section or a source of all runs: a row for each of its settings that differs.
         elif all(isinstance(value, dict) for value in values):
             for name in _keys_of(values):
                 parts = [value.get(name, _ABSENT) for value in values]
@@ -66,6 +69,7 @@ def _flat(settings: Mapping[str, Any]) -> Values:
             flat[key] = value
             continue
         for source in value:
+            # The same file may be a source twice, with other settings.
             name = f"{key}: {source['path']}"
             count = 1
             while name in flat:
@@ -87,12 +91,14 @@ def _joined_sections(runs: Sequence[Values]) -> list[Values]:
     Example: a run with `lora: null` beside one with `lora.r: 8` and `lora.alpha: 16`. The second
     becomes `lora` = {r: 8, alpha: 16}.
     """
+    # Sections that are off in some run and on in another.
     keys = _keys_of(runs)
     sections = []
     for run in runs:
         for section, value in run.items():
             if value is None and any(key.startswith(f"{section}.") for key in keys):
                 sections.append(section)
+
     joined = []
     for run in runs:
         values: Values = {}
@@ -115,14 +121,20 @@ def _split_key(key: str, sections: Sequence[str]) -> tuple[str, str]:
 
 
 def _text(value: Any) -> str:
+    """Return a value as a cell of the table."""
     if value is _ABSENT:
         return "–"
     if value is None:
         return "not set"
     if isinstance(value, dict):
-        parts = [f"{name} {_text(part)}" for name, part in value.items() if _is_set(name, part)]
+        parts = []
+        for name, part in value.items():
+            if _is_set(name, part):
+                parts.append(f"{name} {_text(part)}")
         return ", ".join(parts) or "set"
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 def _is_set(name: str, value: Any) -> bool:

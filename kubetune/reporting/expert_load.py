@@ -6,19 +6,17 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
+# Loads of experts, as multiples of the mean of their layer.
 EDGES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
 HEADINGS: Final = ("none", "< ¼", "¼–½", "½–1", "1–2", "2–4", "≥ 4")
-"""Loads of experts, as multiples of the mean of their layer."""
 
 
 class LayerLoad(NamedTuple):
     """The load of one layer's experts."""
 
     name: str
-    # The number of experts under each of HEADINGS.
-    counts: list[int]
-    # Expert, and its load as a multiple of the mean.
-    fullest: tuple[int, float]
+    counts: list[int]  # of experts under each of HEADINGS
+    fullest: tuple[int, float]  # expert, and its load as a multiple of the mean
     emptiest: tuple[int, float]
 
 
@@ -27,8 +25,9 @@ class ExpertLoad(NamedTuple):
 
     steps: tuple[int, int]
     rows: list[LayerLoad]
-    # Tokens, over all layers, that an expert had no room for. None if nobody counted them.
-    dropped: int | None = None
+    dropped: int | None = (
+        None  # tokens of all layers that an expert had no room for; None: not counted
+    )
     headings: tuple[str, ...] = HEADINGS
 
 
@@ -51,7 +50,9 @@ def _layer_load(name: str, tokens: list[int]) -> LayerLoad:
     loads = [count / mean for count in tokens]
     counts = [0] * len(HEADINGS)
     for load in loads:
-        heading = 1 + bisect_right(EDGES, load) if load else 0
+        heading = 0
+        if load:
+            heading = 1 + bisect_right(EDGES, load)
         counts[heading] += 1
     # The first of the emptiest and the last of the fullest, where several have the same load.
     by_load = sorted(range(len(loads)), key=loads.__getitem__)

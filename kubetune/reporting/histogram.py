@@ -12,6 +12,7 @@ DrawnBar = tuple[int, int, int, float, bool]
 
 def drawn_bars(bars: Sequence[Bar], limit: int | None = None) -> list[DrawnBar]:
     """Return the bars as templates draw them."""
+    # At least 1, since all bars may be empty.
     most = max([1, *(count for _, _, count in bars)])
     drawn = []
     for low, high, count in bars:
@@ -27,7 +28,7 @@ def fold(bars: Sequence[Bar], limit: int | None = None) -> list[Bar]:
     folded  0–8: 5   8–32: 0                         32–40: 2
     """
     folded: list[Bar] = []
-    empty: list[Bar] = []
+    empty: list[Bar] = []  # the empty bars since the last one that is not
     for bar in bars:
         is_empty = not bar[2]
         ends_at_limit = bool(empty) and limit is not None and empty[-1][1] == limit
@@ -42,6 +43,7 @@ def fold(bars: Sequence[Bar], limit: int | None = None) -> list[Bar]:
 
 
 def _joined(empty: list[Bar]) -> list[Bar]:
+    """Return neighbouring empty bars as one, or as they are where they are few."""
     if len(empty) < 3:
         return list(empty)
     return [[empty[0][0], empty[-1][1], 0]]

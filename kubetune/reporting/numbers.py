@@ -21,9 +21,14 @@ from kubetune.rundir.totals import Totals
 
 Lines = list[dict[str, Any]]
 
+# Keys of lines of metrics.jsonl and of timings.jsonl that become curves.
 OF_STEPS = ("loss", "learning_rate", "grad_norm")
-OF_TIMINGS = ("tokens_per_second", "trained_tokens_per_second", "peak_memory_bytes")
+OF_TIMINGS = ("tokens_per_second", "peak_memory_bytes")
+
+# The curve of how unequal the ranks were. It is no key of a line, but computed from `rank_seconds`.
 SKEW = "skew"
+
+# Lines between two looks at the clock.
 _LINES_AT_ONCE = 400
 
 
@@ -31,12 +36,9 @@ _LINES_AT_ONCE = 400
 class RankTimes:
     """How long the ranks computed."""
 
-    # Mean seconds of each rank.
-    means: Sequence[float]
-    # Share of the steps in which each rank was the slowest.
-    slowest: Sequence[float]
-    # Share of the time that ranks waited for the slowest one.
-    lost: float
+    means: Sequence[float]  # mean seconds of each rank
+    slowest: Sequence[float]  # of each rank, the share of the steps in which it was the slowest
+    lost: float  # share of the time that ranks waited for the slowest one
 
 
 @dataclass(frozen=True)
@@ -45,14 +47,12 @@ class Numbers:
 
     totals: Totals
     evaluations: Lines
-    # By the name of their key, and `skew`.
-    curves: Mapping[str, Series]
+    curves: Mapping[str, Series]  # by the name of their key, and `skew`
     peak_memory_bytes: int | None
     ranks: RankTimes | None
     # For `epoch`, `tokens` and `hours`: some steps, and what had been reached after each.
     axes: Mapping[str, tuple[Sequence[int], Sequence[float]]] = field(default_factory=dict)
-    # Bytes that are not read yet.
-    unread: int = 0
+    unread: int = 0  # bytes that are not read yet
 
 
 def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -> Numbers:
@@ -90,6 +90,7 @@ class NumbersReader:
                 next(lines, None)  # opens and closes the file; else it would stay open
                 self._begin_anew()
                 return self.read(seconds)
+            # At least one chunk a look, so that a slow disk holds nothing up forever.
             while chunk := list(islice(lines, _LINES_AT_ONCE)):
                 if follower is self._metrics:
                     self._collected.add_metrics(chunk)
@@ -111,6 +112,7 @@ class NumbersReader:
         return {follower.path.name: follower.damaged for follower in followers}
 
     def _begin_anew(self) -> None:
+        """Forget what was read, and read both files from their start."""
         self._metrics = metrics.follower(self._metrics.path)
         self._timings = metrics.follower(self._timings.path)
         self._collected = _Collected(self._points)
@@ -129,7 +131,7 @@ class _Collected:
             "tokens": _Milestones(),
             "hours": _Milestones(unit=3600),
         }
-        self._peak: int | None = None
+        self._peak = 0  # bytes, 0 if unknown
         self._waits = _Waits()
 
     def add_metrics(self, chunk: Lines) -> None:
@@ -142,11 +144,15 @@ class _Collected:
                 steps.append(line)
         if not steps:
             return
+
+        # Either all lines of steps have the measures of a task, or none has.
         keys = [*OF_STEPS]
         if "accuracy" in steps[0]:
             keys += PREFERENCE_MEASURES
         if "expert_load_max" in steps[0]:
             keys += EXPERT_MEASURES
+
+        # Tokens add up from where the lines before ended, so the axis comes before the totals.
         self._axes["epoch"].extend(steps, "epoch")
         self._axes["tokens"].extend(steps, "tokens", self._totals.tokens)
         self._totals.add(steps)
@@ -157,10 +163,9 @@ class _Collected:
         self._axes["hours"].extend(chunk, "seconds", self._totals.seconds)
         self._totals.seconds += math.fsum([line["seconds"] for line in chunk])
         self._thin(OF_TIMINGS, chunk)
-        peaks = [line.get("peak_memory_bytes") for line in chunk]
-        known_peaks = [peak for peak in peaks if peak is not None]
-        if known_peaks:
-            self._peak = max(self._peak or 0, *known_peaks)
+        for line in chunk:
+            self._peak = max(self._peak, line.get("peak_memory_bytes") or 0)
+
         # A lone rank waits for nobody. A run may have had one rank for a while.
         steps = []
         rank_seconds: list[list[float]] = []
@@ -175,6 +180,7 @@ class _Collected:
         """Add the values of these keys to their curves. Lines may lack a key."""
         all_steps = [line["step"] for line in lines]
         for key in keys:
+            # Nearly always all lines have the key, so that the list of steps is made once.
             having = [line for line in lines if key in line]
             steps = all_steps
             if len(having) < len(lines):
@@ -194,16 +200,18 @@ class _Collected:
             reached = milestones.reached()
             if reached is not None:
                 axes[name] = reached
+
         return Numbers(
             totals=replace(self._totals, evaluation=last),
             evaluations=list(self._evaluations),
             curves=curves,
-            peak_memory_bytes=self._peak,
+            peak_memory_bytes=self._peak or None,
             ranks=self._waits.summary(),
             axes=axes,
         )
 
 
+# More of them are thinned out. A chart draws straight lines between them.
 _MILESTONES = 256
 
 
@@ -229,12 +237,15 @@ class _Milestones:
                 return value
             return total + math.fsum([line.get(key) or 0 for line in lines[: index + 1]])
 
+        # The first line here whose number in the file is a multiple of the stride.
+        #     5 lines before, stride 4: numbers 5 6 7 8 → index 3
         first = -self._lines % self._stride
         for index in range(first, len(lines), self._stride):
             self._milestones.append((lines[index]["step"], value_after(index)))
         self._lines += len(lines)
         if lines:
             self._last = (lines[-1]["step"], value_after(len(lines) - 1))
+
         while len(self._milestones) > _MILESTONES:
             self._milestones = self._milestones[::2]
             self._stride *= 2
@@ -260,12 +271,9 @@ class _Milestones:
 class _WaitsOfWorld:
     """Sums over the steps that a run took with one number of ranks."""
 
-    # Seconds that each rank computed.
-    seconds: list[float]
-    # How often each rank was the slowest.
-    slowest: Counter[int] = field(default_factory=Counter)
-    # Seconds of the slowest rank of each step.
-    longest: float = 0.0
+    seconds: list[float]  # that each rank computed
+    slowest: Counter[int] = field(default_factory=Counter)  # how often each rank was the slowest
+    longest: float = 0.0  # seconds of the slowest rank of each step
     steps: int = 0
 
 
@@ -290,6 +298,8 @@ class _Waits:
             longest = max(row)
             skews.append(1 - min(row) / longest if longest > 0 else None)
             self._world = len(row)
+
+        # Sums of whole columns are much faster than of one row after the other.
         for world, rows_of_world in by_world.items():
             sums = self._by_world.setdefault(world, _WaitsOfWorld([0.0] * world))
             for rank, seconds in enumerate(zip(*rows_of_world, strict=True)):

@@ -21,22 +21,23 @@ from kubetune.reporting.run_charts import points_of
 from kubetune.reporting.run_page import run_facts
 from kubetune.reporting.search import SearchFacts
 
+# Axes that charts can be drawn over, other than steps: name in `Numbers.axes`, and title.
 AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
-"""Axes that charts can be drawn over, other than steps."""
 
+# A function that writes a number of a chart as text.
 Writer = Callable[[Any], str]
-"""A function that writes a number of a chart as text."""
 
 
 def write_report(run_dirs: Sequence[Path], output: Path, search: SearchFacts | None = None) -> Path:
     """Write the page of one run, or of several compared, and return its path.
 
-    `search`: the search whose trials the runs are; its page may have no run. Raises ConfigError for
+    `search`: the search whose trials the runs are; its page may have no run. Raise ConfigError for
     a folder that is no run directory.
     """
     points = points_of(len(run_dirs))
     runs = [read_run(folder, points) for folder in run_dirs]
     template, facts = page_of(runs, search)
+    # A run may have printed or recorded a secret, such as the command that started it.
     write_atomic(output, scrub(render(template, **facts)))
     return output
 
@@ -50,14 +51,17 @@ def page_of(
         "charts": [chart.to_json() for chart in charts],
         "axes": [run.numbers.axes for run in runs],
     }
+    # Runs laid over each other need the axis of all of them.
     axes = {}
     for name, title in AXES.items():
         if all(name in run.numbers.axes for run in runs):
             axes[name] = title
+    # Inside of a script element, "</script>" in a label would end it.
+    text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     common = {
         "charts": [_chart_facts(chart) for chart in charts],
         "axes": axes,
-        "data": Markup(json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")),
+        "data": Markup(text),
         "has_charts": bool(charts),
     }
     if search is not None and len(runs) < 2:
@@ -69,10 +73,13 @@ def page_of(
 
 
 def _chart_facts(chart: Chart) -> dict[str, Any]:
+    """Return what the page shows around a chart, and in its place where no script runs."""
     heading, table = chart.table()
     writers: dict[str, Writer] = {"bytes": size, "percent": share}
     write = writers.get(chart.unit, number)
-    rows = [[number(step), *map(write, values)] for step, *values in table]
+    rows = []
+    for step, *values in table:
+        rows.append([number(step), *(write(value) for value in values)])
     return {
         "name": chart.name,
         "title": chart.title,
@@ -113,11 +120,12 @@ def _summary(chart: Chart, write: Writer) -> str:
 
 
 def _line_summary(line: Line, write: Writer) -> str:
+    """Return a line's first, last and lowest value in words; "" for one that is drawn smoothed too."""
     points = []
     for step, value in zip(line.series.steps, line.shown(), strict=True):
         if value is not None:
             points.append((step, value))
-    if line.kind in ("raw", "rule") or not points:
+    if line.kind == "raw" or not points:
         return ""
     first_step, first = points[0]
     last_step, last = points[-1]

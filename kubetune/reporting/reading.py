@@ -30,9 +30,11 @@ from kubetune.rundir.totals import runaway_line
 
 Lines = list[dict[str, Any]]
 
-OF_SOURCE = "eval_loss/"  # start of the key of the evaluation loss of one source
+# Start of the key of the evaluation loss of one source: eval_loss/questions.jsonl
+OF_SOURCE = "eval_loss/"
 
-POINTS = 600  # of a curve on a page
+# Points of a curve on a page: about as many as it has pixels.
+POINTS = 600
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class RunRecord:
     @property
     def machine(self) -> dict[str, Any]:
         """The machine of rank 0, as the last start described it; empty if none did."""
+        # A later start may be on another machine.
         for event in reversed(self.events):
             machine = event.get("machine")
             if event["event"] in ("start", "resume"):
@@ -121,6 +124,7 @@ def read_run(
     else:
         numbers = reader.read(seconds)
         damaged = reader.damaged
+
     files = _Files(run_dir)
     for name, line_numbers in damaged.items():
         files.note_damaged_lines(name, line_numbers)
@@ -192,17 +196,20 @@ class _Files:
         """Return the load of a mixture's experts."""
         try:
             return expert_load(self.object(metrics.EXPERTS))
+        # The file is JSON, but may be of any shape.
         except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
             self.damage.append(f"{metrics.EXPERTS}: not what a run writes, and left out")
             return None
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the committed checkpoints."""
+        # `best` and `last` are links to the folders of steps, and may lead to the same one.
         root = self._run_dir / "checkpoints"
         links: dict[str, list[str]] = {}
         for name in ("best", "last"):
             if (root / name).is_symlink():
                 links.setdefault((root / name).resolve().name, []).append(name)
+
         checkpoints = []
         for step in steps(self._run_dir):
             folder = folder_of(self._run_dir, step)
@@ -211,6 +218,7 @@ class _Files:
                 files = read_object(folder / MANIFEST)["files"].values()
                 size = sum(file["bytes"] for file in files)
                 checkpoints.append(Checkpoint(step, size, tuple(links.get(folder.name, ()))))
+            # A folder without a manifest was never committed: it is no damage.
             elif (folder / MANIFEST).exists():
                 self.damage.append(f"checkpoint {folder.name} {problem}")
         return checkpoints
@@ -249,6 +257,7 @@ def _incidents(events: Lines, hang: Mapping[str, Any]) -> list[Incident]:
         # Each node launches and exits; node 0 stands for all.
         of_node_0 = event.get("node", 0) == 0
         if kind == "launch" and of_node_0:
+            # Two launches without an exit between them: the machine went down, or the agent was killed.
             if is_running:
                 detail = "the start before was cut off without a word"
                 incidents.append(Incident(time, "started again", detail, is_error=True))
@@ -261,11 +270,14 @@ def _incidents(events: Lines, hang: Mapping[str, Any]) -> list[Incident]:
         elif kind == "exit" and of_node_0:
             is_running = False
             code = event.get("code")
+            # A run that ended well (0) was not interrupted; one that was preempted has not failed.
             if code:
                 has_failed = code != errors.PREEMPTED
                 what = f"ended with exit code {code}" if has_failed else "stopped"
                 detail = event.get("reason", "")
                 incidents.append(Incident(time, what, detail, event.get("step"), has_failed))
+
+    # hang.json is written before the rank is ended, and may be of an older version of kubetune.
     if hang.keys() >= {"rank", "phase", "seconds", "time", "step"}:
         detail = f"rank {hang['rank']} in {hang['phase']} for {hang['seconds']:.0f} s"
         incidents.append(Incident(hang["time"], "hung", detail, hang["step"], True))

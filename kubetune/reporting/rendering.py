@@ -27,8 +27,8 @@ def percent(part: float) -> int:
     return max(least, min(100, round(100 * part)))
 
 
+# Functions that templates call by their names.
 FILTERS = (counted, duration, mfu_sentence, number, percent, place, readable, share, size)
-"""Functions that templates call by their names."""
 
 
 @lru_cache(maxsize=1)
@@ -37,7 +37,7 @@ def environment(*first: BaseLoader) -> Environment:
     made = Environment(
         loader=ChoiceLoader([*first, PackageLoader("kubetune.reporting", "templates")]),
         autoescape=True,
-        undefined=StrictUndefined,
+        undefined=StrictUndefined,  # a misspelt name is an error, not an empty place
         trim_blocks=True,
         lstrip_blocks=True,
         auto_reload=False,  # a server that runs while kubetune is upgraded keeps its own templates
@@ -52,8 +52,9 @@ def style() -> str:
 
     The length of a bar is a class (`part-37`), since pages that are served may have no inline styles.
     """
-    parts = "".join(f".part-{n}{{--part:{n / 100:g}}}" for n in range(101))
-    return _text("templates/style.css") + parts
+    # .part-37{--part:0.37}
+    parts = [f".part-{n}{{--part:{n / 100:g}}}" for n in range(101)]
+    return _text("templates/style.css") + "".join(parts)
 
 
 def render(template: str, **facts: Any) -> str:

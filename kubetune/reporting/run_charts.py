@@ -1,9 +1,9 @@
-"""Charts of the steps of runs: loss, learning rate, speed, memory, the load of the machine."""
+"""Charts of the steps of runs: loss, measures of tasks, learning rate, speed, memory, load of the machine."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,8 @@ from kubetune.reporting.numbers import SKEW
 from kubetune.reporting.reading import POINTS, Lines, RunRecord
 from kubetune.reporting.series import Series, shorten
 
+# The runs of a page. Where there are several, they are laid over each other.
 Runs = Sequence[RunRecord]
-"""The runs of a page. Where there are several, they are laid over each other."""
 
 
 def points_of(runs: int) -> int:
@@ -21,22 +21,21 @@ def points_of(runs: int) -> int:
     return max(100, POINTS // max(1, runs))
 
 
-def column(lines: Lines, key: str, points: int, scale: float = 1.0) -> Series | None:
+def column(lines: Lines, key: str, points: int) -> Series | None:
     """Return one key of all lines that have it, or None where none has a value."""
-    steps = []
-    values = []
-    for line in lines:
-        if key in line:
-            value = line[key]
-            steps.append(line["step"])
-            values.append(None if value is None else value * scale)
+    having = [line for line in lines if key in line]
+    steps = [line["step"] for line in having]
+    values = [line[key] for line in having]
     if all(value is None for value in values):
         return None
     return shorten(steps, values, points)
 
 
 def labels(runs: Runs) -> list[str]:
-    """Return names that tell runs apart: their own, or as much of their paths as is needed."""
+    """Return names that tell runs apart: their own, or as much of their paths as is needed.
+
+    a/b/run, a/c/run  →  b/run, c/run
+    """
     names = [run.name for run in runs]
     for depth in range(1, 8):
         if len(set(names)) == len(names):
@@ -44,6 +43,7 @@ def labels(runs: Runs) -> list[str]:
         names = [str(Path(*run.path.absolute().parts[-depth:])) for run in runs]
     if len(set(names)) == len(names):
         return names
+    # The same folder twice, or paths that differ only near the root.
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
@@ -56,7 +56,11 @@ def letter(number: int) -> str:
 
 
 def line_of(runs: Runs, run: int, name: str, series: Series, metric: int = 0, **look: Any) -> Line:
-    """Return a line of one run. Of several runs each has a colour and a letter; metrics differ by dash."""
+    """Return a line of one run. `run` is its index, `metric` the index of the line in its chart.
+
+    A lone run's lines differ by colour. Of several runs each has a colour and a letter, and its lines
+    differ by their dashes.
+    """
     if len(runs) == 1:
         return Line(name, series, metric, dash=metric, **look)
     mark = letter(run)
@@ -64,28 +68,110 @@ def line_of(runs: Runs, run: int, name: str, series: Series, metric: int = 0, **
     return Line(label, series, run, dash=metric, run=run, mark=mark, **look)
 
 
-def loss(runs: Runs) -> Chart | None:
-    """Return training and evaluation loss, or None where neither is known."""
-    is_alone = len(runs) == 1
+@dataclass(frozen=True)
+class Curves:
+    """A chart of what a run records of each step."""
+
+    name: str
+    title: str
+    keys: tuple[str, ...]  # of `Numbers.curves`, one for each line
+    about: str = ""
+    smoothed: bool = False
+    unit: str = "fixed"
+    axis: str = ""
+    label: str = ""  # of the line; the key in words where it is empty
+
+
+_CHOSEN = "Share of the answers that are told apart rightly."
+_LOAD = (
+    "Of the fullest, as a multiple of the mean, in the worst layer; "
+    "and standard deviation over mean."
+)
+_VISITS = "Number of experts a token visits, where all are equal."
+_LOGITS = "Square of the logarithm of their logits' summed exponentials."
+_KL = "How far the model has moved from what it was, by answers to other questions."
+_MARGIN = "The margin is that of the chosen over the rejected."
+_SPEED = "Tokens of the data, without padding."
+_MEMORY = "Highest so far on rank 0: allocated on the GPU, or resident in memory without one."
+_SKEW = "How much shorter the fastest rank computed than the slowest, for which all others wait."
+_REWARDS = ("margin", "reward_chosen", "reward_rejected")
+
+CURVES = (
+    Curves("loss", "Loss", ("loss",), smoothed=True, label="training loss"),
+    Curves("accuracy", "Accuracy", ("accuracy",), _CHOSEN, smoothed=True),
+    Curves("rewards", "Rewards", _REWARDS, _MARGIN, smoothed=True),
+    Curves("logp", "Log-probabilities of answers", ("logp_chosen", "logp_rejected"), smoothed=True),
+    Curves("experts", "Load of the experts", ("expert_load_max", "expert_load_cv"), _LOAD, True),
+    Curves("aux", "Balance loss of the routers", ("router_aux_loss",), _VISITS, smoothed=True),
+    Curves("z", "z-loss of the routers", ("router_z_loss",), _LOGITS, smoothed=True),
+    Curves("kl", "KL", ("kl",), _KL, smoothed=True),
+    Curves("rate", "Learning rate", ("learning_rate",), unit="exponent"),
+    Curves("norm", "Gradient norm", ("grad_norm",), "Before clipping."),
+    Curves("speed", "Tokens per second", ("tokens_per_second",), _SPEED, unit="short"),
+    Curves("memory", "Peak memory", ("peak_memory_bytes",), _MEMORY, unit="bytes"),
+    Curves("skew", "Skew between ranks", (SKEW,), _SKEW, unit="percent", axis="share of the step"),
+)
+
+
+def curve_charts(runs: Runs) -> list[Chart]:
+    """Return the charts of CURVES for which some run has numbers."""
+    charts = []
+    for curves in CURVES:
+        lines: list[Line] = []
+        for number, key in enumerate(curves.keys):
+            label = curves.label or key.replace("_", " ")
+            for index in range(len(runs)):
+                if curves.smoothed:
+                    # Raw values of several lines would hide each other.
+                    shows_raw = len(runs) == 1 and len(curves.keys) == 1
+                    lines += _smoothed_lines(runs, index, key, label, number, shows_raw)
+                else:
+                    lines += _plain_lines(runs, index, key, label)
+        if not lines:
+            continue
+        about = curves.about
+        if curves.smoothed and lines[0].kind != "raw":
+            about = f"{about} Training smoothed.".strip()
+        axis = loss_axis(runs) if curves.name == "loss" else curves.axis
+        charts.append(Chart(curves.name, curves.title, curves.unit, lines, about, axis))
+    return charts
+
+
+def _plain_lines(runs: Runs, index: int, key: str, label: str) -> list[Line]:
+    """Return the line of a run, with its band where no other run's would cover it; none without numbers."""
+    series = runs[index].numbers.curves.get(key)
+    if series is None:
+        return []
+    return [line_of(runs, index, label, series, band=len(runs) == 1)]
+
+
+def _smoothed_lines(
+    runs: Runs, index: int, key: str, label: str, number: int, shows_raw: bool
+) -> list[Line]:
+    """Return the smoothed line of a run's training, and its evaluations as points.
+
+    `number`: index of the key in its chart. With `shows_raw`, what was smoothed is drawn behind the line.
+    """
+    run = runs[index]
+    series = run.numbers.curves.get(key)
+    if series is None:
+        return []
     lines = []
-    for index, run in enumerate(runs):
-        raw = run.numbers.curves.get("loss")
-        if raw is not None and is_alone:
-            lines.append(Line("training loss", raw, kind="raw"))
-            lines.append(Line("smoothed", raw, kind="smooth", band=False))
-        elif raw is not None:
-            lines.append(line_of(runs, index, "training loss", raw, kind="smooth", band=False))
-        evaluated = column(run.evaluations, "eval_loss", points_of(len(runs)))
-        if evaluated is not None:
-            lines.append(line_of(runs, index, "evaluation loss", evaluated, 1, kind="points"))
-    if not lines:
-        return None
-    about = "" if is_alone else "Training loss smoothed."
-    return Chart("loss", "Loss", "fixed", lines, about, loss_axis(runs))
+    # Training and evaluations look different, so each key takes two looks.
+    metric = 2 * number
+    if shows_raw:
+        lines.append(Line(label, series, kind="raw"))
+        label = "smoothed"
+    lines.append(line_of(runs, index, label, series, metric, kind="smooth", band=False))
+    evaluated = column(run.evaluations, f"eval_{key}", points_of(len(runs)))
+    if evaluated is not None:
+        label = f"evaluation {key.replace('_', ' ')}"
+        lines.append(line_of(runs, index, label, evaluated, metric + 1, kind="points"))
+    return lines
 
 
+# What one loss belongs to, by kind of record. Of all other kinds it is a token.
 _LOSS_PER = {"labelled": "a sample", "pair": "a pair", "graded": "a pair", "judged": "an answer"}
-"""What one loss belongs to, by kind of record. Of all other kinds it is a token."""
 
 
 def loss_axis(runs: Runs) -> str:
@@ -96,93 +182,35 @@ def loss_axis(runs: Runs) -> str:
     return "loss"
 
 
-def curve_chart(
-    runs: Runs, name: str, title: str, unit: str, key: str, about: str = ""
-) -> Chart | None:
-    """Return the chart of one number of every step, or None where no run has it."""
-    lines = []
-    for index, run in enumerate(runs):
-        series = run.numbers.curves.get(key)
-        if series is not None:
-            lines.append(line_of(runs, index, title.lower(), series, band=len(runs) == 1))
-    return Chart(name, title, unit, lines, about) if lines else None
-
-
-def gradient_norm(runs: Runs) -> Chart | None:
-    """Return the gradient norm, of a lone run with the limit that it is clipped to."""
-    chart = curve_chart(runs, "norm", "Gradient norm", "fixed", "grad_norm", "Before clipping.")
-    limit = runs[0].config.training.max_grad_norm
-    if chart is None or len(runs) > 1 or not limit:
-        return chart
-    steps = chart.lines[0].series.steps
-    ends = Series([steps[0], steps[-1]], [limit, limit])
-    rule = Line(f"clipped to {limit:g}", ends, colour=2, kind="rule")
-    return replace(chart, lines=[*chart.lines, rule])
-
-
-def speed(runs: Runs) -> Chart | None:
-    """Return tokens per second, of a lone run those with a loss too."""
-    is_alone = len(runs) == 1
-    lines = []
-    shows_trained = False
-    for index, run in enumerate(runs):
-        speed = run.numbers.curves.get("tokens_per_second")
-        if speed is not None:
-            lines.append(line_of(runs, index, "tokens/s", speed, band=is_alone))
-        trained = run.numbers.curves.get("trained_tokens_per_second")
-        is_classifier = run.config.task == "sequence_classification"
-        if trained is not None and is_alone and not is_classifier:
-            lines.append(line_of(runs, index, "trained tokens/s", trained, 1, band=False))
-            shows_trained = True
-    if not lines:
-        return None
-    about = "Tokens of the data, without padding"
-    about += "; trained ones are those with a loss." if shows_trained else "."
-    return Chart("speed", "Tokens per second", "short", lines, about, "tokens/s")
-
-
-def skew(runs: Runs) -> Chart | None:
-    """Return how unequal the ranks of a lone run were."""
-    series = runs[0].numbers.curves.get(SKEW)
-    if len(runs) > 1 or series is None:
-        return None
-    about = (
-        "How much shorter the fastest rank computed than the slowest, for which all others wait."
-    )
-    lines = [Line("skew", series)]
-    return Chart("skew", "Skew between ranks", "percent", lines, about, "share of the step")
-
-
 def machine_charts(runs: Runs) -> list[Chart]:
-    """Return the load of a lone run's machine: processors, memory, disk."""
+    """Return the load of a lone run's machine: processors and memory."""
+    if len(runs) > 1:
+        return []
     about = "Of the whole machine of rank 0, other work on it included."
-    busy = _machine_lines(runs, "CPU", "cpu_percent", "percent", scale=0.01)
-    memory = _machine_lines(runs, "machine", "memory_bytes", "memory_bytes")
-    disk = _machine_lines(runs, "read and written", "disk_bytes_per_second")
-    title = "CPU and GPU in use" if len(busy) > 1 else "CPU in use"
-    charts = [
-        Chart("busy", title, "percent", busy, about, "in use"),
-        Chart("machine-memory", "Memory of the machine in use", "bytes", memory, about, "in use"),
-        Chart("disk", "Disk traffic", "bytes", disk, about, "a second"),
-    ]
-    return [chart for chart in charts if chart.lines]
+    charts = []
+    busy = _machine_lines(runs[0], "CPU", "cpu_percent", "percent", scale=0.01)
+    if busy:
+        title = "CPU and GPU in use" if len(busy) > 1 else "CPU in use"
+        charts.append(Chart("busy", title, "percent", busy, about, "in use"))
+    memory = _machine_lines(runs[0], "machine", "memory_bytes", "memory_bytes")
+    if memory:
+        title = "Memory of the machine in use"
+        charts.append(Chart("machine-memory", title, "bytes", memory, about, "in use"))
+    return charts
 
 
 def _machine_lines(
-    runs: Runs, label: str, key: str, gpu_key: str | None = None, scale: float = 1.0
+    run: RunRecord, label: str, key: str, gpu_key: str, scale: float = 1.0
 ) -> list[Line]:
-    """Return the load of a lone run's machine, with a line for each of its GPUs.
+    """Return one number of a run's machine over the steps, and a line for each of its GPUs.
 
     The load is sampled by time, so several samples may share a step: a line has their mean.
     """
-    if len(runs) > 1:
-        return []
     samples: dict[str, dict[int, list[float]]] = {}  # by label, then by step
-    for sample in runs[0].load:
+    for sample in run.load:
         values = {label: sample.get(key)}
-        if gpu_key is not None:
-            for gpu in sample.get("gpus", ()):
-                values[f"GPU {gpu['index']}"] = gpu.get(gpu_key)
+        for gpu in sample.get("gpus", ()):
+            values[f"GPU {gpu['index']}"] = gpu.get(gpu_key)
         for name, value in values.items():
             if isinstance(value, int | float):
                 by_step = samples.setdefault(name, {})

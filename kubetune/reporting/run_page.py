@@ -18,12 +18,13 @@ from kubetune.reporting.histogram import drawn_bars, fold
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.verdict import verdict
 
+# What a page shows at most, so that it can still be read.
 MOST_EVALUATIONS = 24  # rows of the table of evaluations
 MOST_ANSWERS = 12  # answers before and after training
 MOST_CLASSES = 40  # rows of a confusion matrix
 
+# Forecast and actual of one quantity: label, both as text, relative error, a remark.
 Row = tuple[str, str, str, float | None, str]
-"""Forecast and actual of one quantity: label, both as text, relative error, a word on it."""
 
 
 def run_facts(run: RunRecord) -> dict[str, Any]:
@@ -31,6 +32,15 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     state, reason = cards.status(run)
     best = cards.best_evaluation(run)
     method = run.plan.method if run.plan else "fine-tuning"
+
+    # A run that still writes events has no end.
+    began = None
+    ended = None
+    if run.events:
+        began = _moment(run.events[0]["time"])
+        if run.exit_status:
+            ended = _moment(run.events[-1]["time"])
+
     return {
         "run": run,
         "title": f"{run.name}: {run.model}, {method}",
@@ -54,8 +64,8 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "throughput": run.report.get("throughput") or {},
         "machine": _machine(run),
         "actuals": _actuals(run),
-        "began": _moment(run.events[0]["time"]) if run.events else None,
-        "ended": _moment(run.events[-1]["time"]) if run.events and run.exit_status else None,
+        "began": began,
+        "ended": ended,
     }
 
 
@@ -63,19 +73,26 @@ def sentence(run: RunRecord) -> str:
     """Return model, method, data and batch of the run in a sentence."""
     config = run.config
     plan = run.plan
-    method = f"LoRA of rank {config.lora.r}" if config.lora else "full fine-tuning"
+
+    method = "full fine-tuning"
+    if config.lora:
+        method = f"LoRA of rank {config.lora.r}"
     quantization: str = config.quantization
     if plan is not None:
+        # `auto` is decided by the device and the number of ranks.
         quantization = quantization_of(config.quantization, config.lora, plan)
     if quantization != "none":
         method += f" on a base in {quantization}"
+
     sources = ", ".join(Path(source.path).name for source in config.data.train)
     text = f"{run.model}, {method}, on {sources}."
     if plan is None:
         return text
+
     device = "GPU" if plan.device == "cuda" else "CPU"
     processes = counted(plan.world_size, "process")
     samples = counted(plan.global_batch_size, "sample")
+    # Batches that are cut by tokens have a mean number of samples.
     about = "about " if plan.global_batch_tokens else ""
     return f"{text} {processes} on {device}, {about}{samples} a step."
 
@@ -85,6 +102,7 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
     lines = run.evaluations
     if not lines:
         return None
+
     shown = lines
     if len(lines) > MOST_EVALUATIONS:
         best = cards.best_evaluation(run)
@@ -93,8 +111,12 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
         for index, line in enumerate(lines):
             if index % every == 0 or line is best or line is lines[-1]:
                 shown.append(line)
+
     keys = metric_keys(lines)
-    rows = [(line["step"], line.get("epoch"), [line.get(key) for key in keys]) for line in shown]
+    rows = []
+    for line in shown:
+        values = [line.get(key) for key in keys]
+        rows.append((line["step"], line.get("epoch"), values))
     return {
         "names": [_metric_name(key) for key in keys],
         "rows": rows,
@@ -110,22 +132,33 @@ def _metric_name(key: str) -> str:
 
 
 def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the confusion matrix with each count's share of its row, for shading."""
+    """Return the confusion matrix with each count's share of its row, for shading.
+
+    A row is a true class, a column a predicted one:
+
+        counts      rows
+        8 2         (8, 0.8) (2, 0.2)   8 of 10 are right
+        1 3         (1, 0.25) (3, 0.75) 3 of 4 are right
+    """
     counts = evaluation.get("confusion")
     names = evaluation.get("names", [])
     if not counts or len(counts) > MOST_CLASSES:
         return None
+
     rows = []
     right = 0
+    total = 0
     for index, (name, row) in enumerate(zip(names, counts, strict=True)):
-        total = max(1, sum(row))
+        of_class = max(1, sum(row))  # a class may have no samples
+        shaded = [(count, count / of_class) for count in row]
+        rows.append((name, shaded, row[index] / of_class))
         right += row[index]
-        rows.append((name, [(count, count / total) for count in row], row[index] / total))
+        total += sum(row)
     return {
         "names": names,
         "rows": rows,
         "right": right,
-        "total": sum(sum(row) for row in counts),
+        "total": total,
         "checkpoint": evaluation.get("checkpoint"),
         "data": evaluation.get("data"),
     }
@@ -157,12 +190,14 @@ def _actuals(run: RunRecord) -> list[Row]:
 
 
 def _memory_row(memory: Mapping[str, Any]) -> Row:
+    """Return the highest memory of the training."""
     forecast = size(memory["forecast_bytes"])
     measured = size(memory["measured_bytes"])
     return "Peak memory", forecast, measured, memory["relative_error"], "of the largest rank"
 
 
 def _preflight_row(preflight: Mapping[str, Any]) -> Row:
+    """Return the memory of the trial before the first step."""
     forecast = preflight["forecast_bytes"]
     measured = preflight["measured_bytes"]
     tokens = number(preflight["tokens"])
@@ -172,6 +207,7 @@ def _preflight_row(preflight: Mapping[str, Any]) -> Row:
 
 
 def _hours_rows(hours: Mapping[str, Any]) -> list[Row]:
+    """Return the hours of steps, which are forecast, and those of the whole run, which are not."""
     source = hours["source"]
     steps = duration(hours["step_hours"] * 3600)
     total = duration(hours["total_hours"] * 3600)
@@ -188,6 +224,7 @@ def _hours_rows(hours: Mapping[str, Any]) -> list[Row]:
 
 
 def _price_row(price: Mapping[str, Any]) -> Row:
+    """Return the price of the steps, and in the remark that of the whole run."""
     rate = f"{price['per_device_hour']:g} a device and hour"
     about = f"for the steps, at {rate}; {price['total']:,.2f} in all"
     forecast = "–" if price["forecast"] is None else f"{price['forecast']:,.2f}"
@@ -199,6 +236,7 @@ def _ranks(run: RunRecord) -> dict[str, Any] | None:
     ranks = run.numbers.ranks
     if ranks is None:
         return None
+    # The length of a rank's bar is its share of the slowest rank's.
     longest = max(*ranks.means, 1e-12)
     rows = []
     for rank, (mean, slowest) in enumerate(zip(ranks.means, ranks.slowest, strict=True)):
@@ -211,6 +249,8 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
     machine = run.machine
     if not machine:
         return []
+
+    # Eight GPUs of one kind are a line "8 × NVIDIA H100".
     gpu_counts = Counter(str(name) for name in machine.get("gpus") or ())
     gpus = ", ".join(f"{count} × {name}" for name, count in gpu_counts.items())
     cores = counted(machine.get("cores") or 0, "usable core")
@@ -218,6 +258,7 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
     commit = machine.get("git_commit")
     if commit and machine.get("git_dirty"):
         commit += ", with changes that are not committed"
+
     rows = [
         ("host", machine.get("host")),
         ("system", machine.get("system")),
@@ -233,6 +274,7 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
 
 
 def _config_values(run: RunRecord) -> list[tuple[str, str]]:
+    """Return every setting with its value as JSON, also those that the run file does not name."""
     values = dotted_values(resolved(run.config))
     return [(key, json.dumps(value, ensure_ascii=False)) for key, value in values]
 

@@ -15,11 +15,14 @@ from markupsafe import Markup
 
 from kubetune.base.humanize import number
 
+# Of the figure, in pixels.
 _WIDTH = 960
 _HEIGHT = 340
 _MARGIN = 70  # left of the first axis, and right of the last
 _TOP = 46  # of all axes
 _BOTTOM = 300
+
+# Texts beside an axis. More would lie on top of each other.
 _CHOICES_SHOWN = 12
 
 
@@ -76,6 +79,7 @@ class SearchFacts:
             trial 1     top             bottom  top
             bottom      1e-5            8       1.4
         """
+        # An axis for each setting, and one for the metric on the right.
         distance = (_WIDTH - 2 * _MARGIN) / max(1, len(self.settings))
         axes = []
         for index, setting in enumerate(self.settings):
@@ -85,9 +89,11 @@ class SearchFacts:
         values = [_text(attempt.value) for attempt in self.attempts]
         x = _MARGIN + len(axes) * distance
         axes.append(_Axis.over(values, self.metric, x, log=False))
+
         # What is drawn last is seen best: the best trial is on top, trials that were given up below.
         drawn = [self._line(index, axes) for index in reversed(range(len(self.attempts)))]
         drawn += [axis.draw() for axis in axes]
+
         names = ", ".join(axis.name for axis in axes)
         about = f"{len(self.attempts)} trials over {names}; the table below says the same"
         return Markup(
@@ -96,11 +102,13 @@ class SearchFacts:
         )
 
     def _line(self, index: int, axes: Sequence[_Axis]) -> str:
+        """Return the line of a trial. One without a value of the metric ends before the last axis."""
         attempt = self.attempts[index]
         points = []
         for axis, text in zip(axes, (*attempt.values, _text(attempt.value)), strict=True):
             if text:
                 points.append(f"{axis.x:.1f},{axis.y(text):.1f}")
+        # The style sheet has a class for each state.
         look = attempt.state.replace(" ", "-")
         if index == 0 and attempt.state == "done":
             look = "best"
@@ -112,7 +120,10 @@ class SearchFacts:
 
 
 def _text(value: float | None) -> str:
-    return "" if value is None else repr(value)
+    """Return a value such that `float` reads it again, and "" for none."""
+    if value is None:
+        return ""
+    return repr(value)
 
 
 @dataclass(frozen=True)
@@ -131,20 +142,21 @@ class _Axis:
         """Return the axis on which all values have a place. An empty value is none."""
         texts = sorted({value for value in values if value})
         numbers = [value for value in map(_number, texts) if value is not None]
+        # One text among numbers makes all of them texts.
         if len(numbers) < len(texts) or not texts:
             return cls(name, x, tuple(texts))
         low = min(numbers)
         return cls(name, x, low=low, high=max(numbers), log=log and low > 0)
 
     def y(self, text: str) -> float:
-        """Return the place of a value."""
+        """Return where a value lies, in pixels from the top."""
         if self.texts:
             place: float = self.texts.index(text)
             last: float = len(self.texts) - 1
         else:
             place = self._scaled(float(text)) - self._scaled(self.low)
             last = self._scaled(self.high) - self._scaled(self.low)
-        share = place / last if last else 0.5
+        share = place / last if last else 0.5  # a lone value is in the middle
         return _BOTTOM - share * (_BOTTOM - _TOP)
 
     def _scaled(self, value: float) -> float:
@@ -152,10 +164,12 @@ class _Axis:
 
     def draw(self) -> str:
         """Return the axis with its name above it and its values beside it."""
+        # Labels by the value that they stand beside.
         if self.texts:
             ticks = {text: text[:24] for text in self.texts[:_CHOICES_SHOWN]}
         else:
             ticks = {repr(value): number(value) for value in (self.low, self.high)}
+
         parts = [
             f'<line x1="{self.x:.1f}" x2="{self.x:.1f}" y1="{_TOP}" y2="{_BOTTOM}"/>',
             f'<text class="name" x="{self.x:.1f}" y="20" text-anchor="middle">'
@@ -178,6 +192,7 @@ def readable(text: str) -> str:
 
 
 def _number(text: str) -> float | None:
+    """Return a text as a finite number, or None if it is none."""
     try:
         value = float(text)
     except ValueError:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# None stands for a value that is not finite.
 Number = float | int | None
 
 
@@ -18,16 +19,15 @@ class Series:
     """Values over steps."""
 
     steps: list[int]
-    values: list[Number]
-    # Only where `values` are means of several values each.
-    low: list[Number] | None = None
+    values: list[Number]  # as many as steps
+    low: list[Number] | None = None  # only where `values` are means of several values each
     high: list[Number] | None = None
 
 
 def shorten(steps: Sequence[int], values: Sequence[Number], points: int) -> Series:
-    """Return at most `points` points: all values, or buckets of several.
+    """Return at most `points` points: all values, or the means of buckets of several.
 
-    None stands for a value that is not finite. A bucket is None only if all its values are.
+    A bucket is None only if all its values are.
     """
     if len(steps) <= points:
         return Series(list(steps), [_rounded(value) for value in values])
@@ -58,6 +58,7 @@ class Thinner:
         """Add values with their steps. None stands for a value that is not finite."""
         begin = 0
         while begin < len(steps):
+            # As many values as the open bucket still takes.
             end = begin + self._size - self._open.count
             self._open.add(steps[begin:end], values[begin:end])
             begin = min(end, len(steps))
@@ -68,6 +69,7 @@ class Thinner:
                     self._halve()
 
     def _halve(self) -> None:
+        """Join neighbouring buckets two by two."""
         self._size *= 2
         if len(self._buckets) % 2:
             self._open = self._buckets.pop()  # half of a bucket of the new size
@@ -90,11 +92,9 @@ class Thinner:
 class _Bucket:
     """Values of neighbouring steps, as their number, sum, lowest and highest."""
 
-    # The last step.
-    step: int = 0
+    step: int = 0  # the last one
     count: int = 0
-    # How many of the values are finite. The sum and the extremes are of these.
-    finite: int = 0
+    finite: int = 0  # how many of the values are finite; the sum and the extremes are of these
     total: float = 0
     low: Number = None
     high: Number = None
@@ -117,13 +117,17 @@ class _Bucket:
             self._add_finite(later.finite, later.total, later.low, later.high)
 
     def _add_finite(self, count: int, total: float, low: float, high: float) -> None:
+        """Add so many finite values by their sum, lowest and highest."""
         self.finite += count
         self.total += total
-        self.low = low if self.low is None else min(self.low, low)
-        self.high = high if self.high is None else max(self.high, high)
+        if self.low is None or low < self.low:
+            self.low = low
+        if self.high is None or high > self.high:
+            self.high = high
 
     @property
     def mean(self) -> Number:
+        """The mean of the finite values, or None if there are none."""
         if self.finite == 0:
             return None
         if self.finite == 1:
@@ -149,8 +153,9 @@ def smooth(values: Sequence[Number], span: float) -> list[Number]:
 
         average = Σ kept^age · value / Σ kept^age,  where kept = 1 - 1 / span
     """
-    kept = 1 - 1 / max(1.0, span)
-    new = 1 - kept or 1
+    kept = 1 - 1 / max(1.0, span)  # weight of the average before, one value later
+    new = 1 - kept or 1  # weight of a value
+    # The sum starts at 0, which is no value: dividing by the weights so far takes it out again.
     total = 0.0
     weight = 0.0
     result: list[Number] = []
@@ -172,6 +177,7 @@ def merge(parts: Sequence[Series], columns: Sequence[Sequence[Number]]) -> list[
     for part in parts:
         all_steps.update(part.steps)
     axis = sorted(all_steps)
+
     result: list[list[Number]] = [list(axis)]
     for part, column in zip(parts, columns, strict=True):
         value_at = dict(zip(part.steps, column, strict=True))

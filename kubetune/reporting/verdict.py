@@ -22,6 +22,8 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     compared_benchmarks = lines_of(judged, benchmarks)
     if not judged and not compared_benchmarks:
         return None
+
+    # Metrics of answers have an interval and a test beside their values, losses have none.
     compared_answers = {full_name(line["metric"]): line for line in judged.get("answers") or ()}
     best = judged.get("best") or {}
     rows = []
@@ -29,9 +31,16 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
         comparison = compared_answers.get(name, {})
         rows.append({"name": name, "base": value, "best": best.get(name), **comparison})
     for line in compared_benchmarks:
-        rows.append({"name": line["metric"], "base": line["before"], "best": line["after"], **line})
-    # A dict keeps the order and drops repetitions.
-    tests = dict.fromkeys(row["test"] for row in rows if "test" in row)
+        name = line["metric"]
+        rows.append({"name": name, "base": line["before"], "best": line["after"], **line})
+
+    # The tests of significance that the page explains, each once, in the order of the rows.
+    tests: list[str] = []
+    for row in rows:
+        if "test" in row and row["test"] not in tests:
+            tests.append(row["test"])
+
+    # Answers of many metrics would be too long a page; the first that has any is shown.
     metric = None
     turned = {}
     for name, sides in (judged.get("turned") or {}).items():
@@ -39,14 +48,18 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
             metric = name
             turned = sides
             break
-    lengths = judged.get("lengths") or {}
+
+    lengths = {}
+    for name, bars in (judged.get("lengths") or {}).items():
+        if bars:
+            lengths[name] = drawn_bars(bars)
     return {
         "step": judged.get("step", benchmarks.get("step")),
         "rows": rows,
         "tests": ", ".join(tests),
         "metric": metric,
         "turned": turned,
-        "lengths": {name: drawn_bars(bars) for name, bars in lengths.items() if bars},
+        "lengths": lengths,
         "gate": judged.get("gate"),
     }
 

@@ -77,7 +77,6 @@
       case "edge": return { ...common, stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
       case "points": return { ...common, spanGaps: true,
         points: { show: column.filter((v) => v != null).length <= mostPoints, size: 7, fill: stroke, stroke } };
-      case "rule": return { ...common, width: 1.5, dash: [4, 4], spanGaps: true, points: { show: false } };
       default: return { ...common, spanGaps: true, points: { show: column.filter((v) => v != null).length === 1, size: 7 } };
     }
   };
@@ -135,7 +134,7 @@
     if (at === null || at === undefined) { out.textContent = ""; return; }
     const value = (i) => plot.data[i + 1][at];
     const parts = chart.lines.map((line, i) => {
-      if (line.kind === "rule" || line.kind === "edge" || value(i) == null || !plot.series[i + 1].show) return null;
+      if (line.kind === "edge" || value(i) == null || !plot.series[i + 1].show) return null;
       const band = chart.bands.find(([high]) => high === i + 2);
       const range = band ? ` (${write[chart.unit](value(band[1] - 1))} to ${write[chart.unit](value(band[0] - 1))})` : "";
       return `${line.label} ${write[chart.unit](value(i))}${range}`;
@@ -210,7 +209,7 @@
       stroke.setAttribute("d", "M0 5H30");
       stroke.setAttribute("stroke", ofLine(line));
       stroke.setAttribute("stroke-width", line.kind === "raw" ? "1.2" : "2.4");
-      stroke.setAttribute("stroke-dasharray", (line.kind === "rule" ? [4, 4] : dashes[line.dash % dashes.length]).join(" "));
+      stroke.setAttribute("stroke-dasharray", dashes[line.dash % dashes.length].join(" "));
       sample.append(stroke);
       button.append(sample, line.label);
       button.addEventListener("click", () => {
@@ -269,7 +268,7 @@
     shown.forEach((line, row) => {
       const y = source.height + (2.6 + 1.4 * row) * one;
       ctx.strokeStyle = ofLine(line);
-      ctx.setLineDash((line.kind === "rule" ? [4, 4] : dashes[line.dash % dashes.length]).map((part) => part * devicePixelRatio));
+      ctx.setLineDash(dashes[line.dash % dashes.length].map((part) => part * devicePixelRatio));
       ctx.beginPath();
       ctx.moveTo(one, y);
       ctx.lineTo(3.5 * one, y);
