@@ -25,6 +25,7 @@ from kubetune.supervisor.local import launch_run
 def main(argv: Sequence[str]) -> int:
     """Run to the end. Return the exit code; the answer has it too, and errors from before the start."""
     answer_fd = int(argv[0])
+    # The caller waits for the end of this pipe. Ranks that outlive this process must not hold it open.
     os.set_inheritable(answer_fd, False)
     processes.die_with_parent(signal.SIGTERM)
     with Relay() as relay:
@@ -42,6 +43,7 @@ def _launch(request: Mapping[str, Any], relay: Relay) -> dict[str, Any]:
         plan = Plan.from_json(request["plan"])
         code = launch_run(config, plan, request["run_dir"], source=request["source"], relay=relay)
     except Exception as error:
+        # A bug is raised, so that its traceback is printed.
         known_error = files.known(error)
         if known_error is None:
             raise

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, SourceConfig
 from kubetune.errors import ConfigError, DataError
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests import local_files
@@ -34,12 +34,14 @@ def render(config: ConfigLike) -> list[Manifest]:
 
 
 def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
+    """Return the objects of a run, after the checks that `kubetune render` makes too."""
     plan = plan_without_data(config)
     objects = make_manifests(config, plan, files)
     findings = lint(config, plan, objects, files)
     fatal = [f"{finding.key}: {finding.text}" for finding in findings if finding.fatal]
     if fatal:
         raise ConfigError(fatal)
+    # At stacklevel 3, the warning points to the caller of `render` or `submit`.
     for finding in findings:
         warnings.warn(f"{finding.key}: {finding.text}", stacklevel=3)
     return objects
@@ -65,7 +67,7 @@ def submit(
     files = local_files(config)
     _rendered(config, files)
     if check:
-        check_data(config, files, skip_option="check=False")
+        check_data(chain(*config.sources.values()), files, skip_option="check=False")
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
     from kubetune.k8s.cluster.submit import submit as apply_all
@@ -78,7 +80,9 @@ def submit(
     return apply_all(cluster, config, files, confirm=confirm, dry_run=dry_run)
 
 
-def check_data(config: Config, files: Mapping[str, str], *, skip_option: str) -> None:
+def check_data(
+    sources: Iterable[SourceConfig], files: Mapping[str, str], *, skip_option: str
+) -> None:
     """Read all records of the data files in the ConfigMap. Raise DataError with the bad ones.
 
     Pods would raise the same, minutes later. What needs a tokenizer, such as lengths, only they see.
@@ -86,7 +90,8 @@ def check_data(config: Config, files: Mapping[str, str], *, skip_option: str) ->
     """
     from kubetune.data.inspect.check import check_shapes
 
-    for source in chain(*config.sources.values()):
+    for source in sources:
+        # A path may have a number of records behind a #.
         if source.path.partition("#")[0] not in files:
             continue
         shapes = check_shapes(source)

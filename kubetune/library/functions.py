@@ -19,10 +19,11 @@ from kubetune.errors import ConfigError
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.rundir.metrics import EVENTS, METRICS, follower
 
+# `function(prompt, answer, reference, record)`.
 Metric = Callable[[str, str, str, dict[str, Any]], float]
-"""`function(prompt, answer, reference, record)`."""
 
-BEGINNINGS: Final = {"start", "resume"}  # events that say from which step a run continues
+# Events that say from which step a run continues.
+BEGINNINGS: Final = {"start", "resume"}
 
 
 def with_metrics(config: ConfigLike | FileText, functions: Sequence[Metric]) -> Config:
@@ -33,6 +34,7 @@ def with_metrics(config: ConfigLike | FileText, functions: Sequence[Metric]) -> 
     if not functions:
         return config_of(config)
     section = _named(functions)
+    # A file or a mapping is read with the functions in it, so that one error names all problems.
     if not isinstance(config, Config):
         return load_config(config, flags={"evaluation.generate": {}, "evaluation.metrics": section})
     values = resolved(config)
@@ -55,6 +57,8 @@ def _named(functions: Sequence[Metric]) -> dict[str, Any]:
         name = getattr(function, "__name__", "")
         module = sys.modules.get(getattr(function, "__module__", None) or "")
         file = getattr(module, "__file__", None)
+        # A lambda has no identifier as a name, a notebook no file, and a method or an inner function
+        # is not what the module has under its name.
         if not name.isidentifier() or file is None or getattr(module, name, None) is not function:
             problems.append(
                 f"metrics: found {name or function!r}; the run has processes of its own, which find a function by its "
@@ -86,6 +90,7 @@ class RunFollower:
     def __init__(self, run_dir: Path) -> None:
         self._metrics = follower(run_dir / METRICS)
         self._events = follower(run_dir / EVENTS)
+        # Lines of an earlier start are no news.
         self._seen = {_key(line) for line in self._metrics.read()}
         for _ in self._events.read():
             pass  # only new events count
@@ -101,6 +106,7 @@ class RunFollower:
                 after_start = number
         for event in events[:after_start]:
             if event["event"] in BEGINNINGS:
+                # Later steps come again.
                 first_step = event.get("step", 0)
                 self._seen = {key for key in self._seen if key[0] <= first_step}
             yield event

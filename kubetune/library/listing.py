@@ -64,6 +64,9 @@ def facts(run_dir: Path) -> dict[str, Any]:
     except KubetuneError as error:
         unknown = dict.fromkeys(_UNKNOWN_IF_DAMAGED)
         return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}
+
+    is_over = status["exit_status"] is not None
+    cost = _cost(config.compute.price_per_gpu_hour, events, is_over=is_over)
     return {
         "path": str(run_dir),
         "name": config.name or run_dir.absolute().name,
@@ -78,9 +81,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "tags": _tags(config.tracking),
         "started": events[0]["time"] if events else None,
         "seconds_left": status["seconds_left"],
-        **_cost(
-            config.compute.price_per_gpu_hour, events, is_over=status["exit_status"] is not None
-        ),
+        **cost,
         "state": state,
         "why": why,
     }
@@ -102,11 +103,15 @@ def _cost(
     """Return the hours for which devices were held so far, and their price if one is given."""
     if not events:
         return {"hours": None, "price": None}
+    # A run that goes on holds its devices until now.
     until = events[-1]["time"] if is_over else metrics.now()
     hours = held_seconds(events, until) / 3600
     if price_per_hour is None:
         return {"hours": hours, "price": None}
-    devices = max(event.get("nodes", 1) * event.get("processes", 1) for event in events)
+    # Only some events name the devices, and a later start may have other ones.
+    devices = 1
+    for event in events:
+        devices = max(devices, event.get("nodes", 1) * event.get("processes", 1))
     return {"hours": hours, "price": hours * devices * price_per_hour}
 
 
@@ -117,7 +122,7 @@ SEARCHED = ("path", "name", "model", "method", "state", "why")
 
 
 def is_like(run: Mapping[str, Any], text: str, state: str = "") -> bool:
-    """Return True if a run has this state (any, if empty) and holds every word of the text in its facts."""
+    """True if a run has this state (any, if empty) and holds every word of the text in its facts."""
     if state not in ("", run["state"]):
         return False
     searched = [run[key] or "" for key in SEARCHED]
@@ -146,14 +151,19 @@ def metric_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
 def in_order(runs: list[dict[str, Any]], key: str, *, reverse: bool) -> list[dict[str, Any]]:
     """Return the runs in the order of a fact or of a metric. Runs without it come last.
 
-    Raises ConfigError for a metric that no run has.
+    Raise ConfigError for a metric that no run has.
     """
-    valued = [run for run in runs if value_of(run, key) is not None]
+    valued = []
+    without = []
+    for run in runs:
+        if value_of(run, key) is None:
+            without.append(run)
+        else:
+            valued.append(run)
     if runs and not valued and key not in SORTS:
         raise ConfigError(
             f"--sort {key}: none of {counted(len(runs), 'run')} has that; "
             f"expected {', '.join((*SORTS, *metric_names(runs)))}"
         )
-    without = [run for run in runs if value_of(run, key) is None]
     valued.sort(key=lambda run: value_of(run, key), reverse=reverse)
     return [*valued, *without]

@@ -11,30 +11,18 @@ from typing import Any
 from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
-from kubetune.config.schema import (
-    Config,
-    LoraConfig,
-    ModelConfig,
-    SourceConfig,
-    TrainingConfig,
-)
+from kubetune.config.schema import Config, LoraConfig, ModelConfig, TrainingConfig
 from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
+from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.data.findings.finding import Finding
-from kubetune.data.inspect.estimate import (
-    estimate_lengths,
-    estimate_rows,
-    is_upper_bound,
-    load_here,
-    makes_data,
-    taken_by,
-)
+from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data, taken_by
 from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
-from kubetune.data.spec import DataSpec
 from kubetune.errors import ConfigError
 from kubetune.library import plan_text
+from kubetune.library.plans import measure_data
 from kubetune.plan import earlier_runs, measured
-from kubetune.plan.base_model import may_lack_targets, positions_of, require_kind
+from kubetune.plan.base_model import may_lack_targets
 from kubetune.plan.cost import (
     Bill,
     bill,
@@ -58,23 +46,20 @@ from kubetune.plan.rank_work import RankWork, quantization_of
 from kubetune.rundir.starts import day_of
 from kubetune.scoring.own_functions import require_file
 
+# A label and a text for each line. A line with an empty label belongs to the one above it.
 LabelledLines = Iterator[tuple[str, str]]
-"""A label and a text for each line. A line with an empty label belongs to the one above it."""
 
 
 @dataclass(frozen=True)
 class PlanForecast:
     """A plan with all that is known about the run before it starts."""
 
-    # With the values that measurements on this machine choose for keys that are `auto`.
-    config: Config
+    config: Config  # with the values that this machine chooses for keys that are `auto`
     plan: Plan
     lengths: Lengths | None
-    # Each of those choices, as a sentence.
-    choices: Sequence[str]
+    choices: Sequence[str]  # each of those values, as a sentence
     ahead: Ahead
-    # About the data. None if some rows were not read.
-    findings: tuple[Finding, ...] | None
+    findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
 
     def describe(self) -> LabelledLines:
         """Yield everything as labelled lines."""
@@ -86,7 +71,9 @@ class PlanForecast:
             )
         for text in self.choices:
             yield "measured here", text
-        yield from describe(self.config, self.plan, self.ahead)
+        yield from _trained_lines(self.config, self.plan, self.ahead.weights)
+        yield from _memory_lines(self.config, self.plan, self.ahead)
+        yield from _time_lines(self.config.evaluation, self.config.compute, self.ahead)
         for text in plan_text.on_data(self.lengths, self.findings):
             yield "data", text
 
@@ -95,14 +82,15 @@ class PlanForecast:
         findings = None
         if self.findings is not None:
             findings = [finding.to_json() for finding in self.findings]
+        rows_at_most = is_upper_bound(
+            self.config.data.train, made_by_pod=makes_data(self.config.kubernetes)
+        )
         return {
             **self.plan.model_dump(mode="json"),
             "measured": self.choices,
-            "rows_at_most": is_upper_bound(
-                self.config.data.train, made_by_pod=makes_data(self.config.kubernetes)
-            ),
+            "rows_at_most": rows_at_most,
             "findings": findings,
-            **as_json(self.config, self.plan, self.ahead),
+            **self.ahead.to_json(Trainable(self.config.lora, self.config.sight)),
         }
 
 
@@ -114,43 +102,36 @@ def forecast_run(
     `builds`: if it is not clear that the model has the target modules, build the model without weights
     to find out. This imports torch.
 
-    Raises ConfigError for a run that cannot work, DataError for data that do not exist.
+    Raise ConfigError for a run that cannot work, DataError for data that do not exist.
     """
-    require_kind(config.task, config.model.path, environ)
     if config.evaluation.metrics is not None:
         require_file(config.evaluation.metrics)
-    rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
-    lengths = estimate_lengths(
-        DataSpec.of(config),
-        config.training,
-        environ,
-        load_tokenizer,
-        made_by_pod=makes_data(config.kubernetes),
-    )
-    positions = positions_of(config.task, config.model.path, environ)
-    if positions is not None and lengths is not None:
-        positions.require(lengths.longest)
+    data = measure_data(config, environ, load_tokenizer)
     _require_experts(config.training, config.model.path)
     if builds:
         _require_targets(config.lora, config.model, config.task_name)
-    tokens = None
+
     longest = None
     spared_share = 0.0
-    if lengths is not None:
-        tokens = lengths.tokens(rows)
-        spared_share = lengths.spared
-        rows = lengths.rows(rows)
-        eval_rows = lengths.rows(eval_rows)
-        longest = lengths.longest_of(rows)
+    if data.lengths is not None:
+        spared_share = data.lengths.spared
+        longest = data.lengths.longest_of(data.rows)
     plan = make_plan(
-        config, rows, eval_rows, visible_gpus(environ), tokens=tokens, spared_share=spared_share
+        config,
+        data.rows,
+        data.eval_rows,
+        visible_gpus(environ),
+        tokens=data.tokens,
+        spared_share=spared_share,
     )
-    config, choices = _with_measured_choices(config, plan, tokens)
-    ahead = look_ahead(config, plan, tokens, environ, longest)
+
+    # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
+    config, choices = _with_measured_choices(config, plan, data.tokens)
+    ahead = look_ahead(config, plan, data.tokens, environ, longest)
     findings = known_findings(config, environ, load_tokenizer)
-    return PlanForecast(config, plan, lengths, choices, ahead, findings)
+    return PlanForecast(config, plan, data.lengths, choices, ahead, findings)
 
 
 def _with_measured_choices(
@@ -162,12 +143,18 @@ def _with_measured_choices(
     """
     weights = read_weights(config.model.path, os.environ)
     texts = []
+
+    # The processors of a cluster are not known here.
     if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
-        shape = None if weights is None else shape_of(weights)
+        shape = None
+        if weights is not None:
+            shape = shape_of(weights)
         dtype, reason = cpu.dtype_for(None if shape is None else shape.hidden)
         texts.append(f"model.dtype: auto -> {dtype}, because {reason}")
         model = config.model.model_copy(update={"dtype": dtype})
         config = config.model_copy(update={"model": model})
+
+    # torch.compile pays only if what it saves in all steps is more than what it takes at the start.
     gpu = gpu_here() if plan.device == "cuda" else None
     runs_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
     if weights is None or config.training.compile != "auto" or runs_elsewhere:
@@ -190,6 +177,7 @@ def _with_measured_choices(
 def _require_experts(training: TrainingConfig, model_path: str) -> None:
     """Raise ConfigError if a loss of routers is set for a model that has no experts."""
     weights = read_weights(model_path, os.environ)
+    # Shapes that were computed from config.json need not have every part.
     if weights is None or not weights.stated:
         return
     parts = {part_of(name) for name in weights.shapes}
@@ -213,6 +201,8 @@ def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> 
         return
     if not may_lack_targets(lora, weights):
         return
+
+    # torch takes seconds to import, and most plans need it not.
     import transformers
 
     from kubetune.models.adapters.lora import add_lora
@@ -228,11 +218,34 @@ class Ahead:
     """What is known about a run before it starts. None for what is not known."""
 
     weights: Weights | None
-    memory: Forecast | None
-    bill: Bill | None
-    # Tokens of the longest row.
-    longest: int | None = None
-    forget_rows: int = 0
+    memory: Forecast | None  # of one device
+    bill: Bill | None  # time and price of the steps
+    longest: int | None  # tokens of the longest row
+    evaluation_hours: float | None  # of all evaluations
+    reference_hours: float | None  # of scoring every answer with the model before training
+
+    def to_json(self, trainable: Trainable) -> dict[str, Any]:
+        """Return the same facts as numbers, and how much is trained of each part of the model."""
+        memory = None
+        if self.memory is not None:
+            memory = {
+                "peak_bytes": self.memory.peak_bytes,
+                "parts": dict(self.memory.parts),
+                "device_bytes": self.memory.device_bytes,
+                "fits": self.memory.fits,
+                "parameters": self.memory.parameters,
+                "trained_parameters": self.memory.trained_parameters,
+            }
+        trained = None
+        if self.weights is not None:
+            trained = trained_by_part(trainable, self.weights)
+        return {
+            "memory": memory,
+            "trained_by_part": trained,
+            "evaluation_hours": self.evaluation_hours,
+            "reference_hours": self.reference_hours,
+            "bill": None if self.bill is None else asdict(self.bill),
+        }
 
 
 def look_ahead(
@@ -246,12 +259,14 @@ def look_ahead(
 
     `longest`: tokens of the longest row.
     """
+    # Memory depends on the longest row, time on the mean one.
     weights = read_weights(config.model.path, environ)
     memory = None
     if weights is not None:
         of_rows = RankWork.of(config, plan, longest)
         memory = forecast(of_rows, weights, device_bytes(config.compute, plan))
-    tokens = None
+
+    tokens = None  # of all steps
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
     gpu = gpu_here() if plan.device == "cuda" else None
@@ -265,16 +280,23 @@ def look_ahead(
         earlier_runs.read(),
         plan.spared_share,
     )
+
+    # Evaluations also read what must not be forgotten.
     made_by_pod = makes_data(config.kubernetes)
-    forget_rows = _rows_to_forget(config.sources["forget"], made_by_pod=made_by_pod)
-    return Ahead(weights, memory, of_run, longest, forget_rows)
-
-
-def _rows_to_forget(sources: Sequence[SourceConfig], *, made_by_pod: bool) -> int:
-    rows = 0
-    for source in sources:
-        rows += taken_by(source, made_by_pod=made_by_pod) or 0
-    return rows
+    forget_rows = 0
+    for source in config.sources["forget"]:
+        forget_rows += taken_by(source, made_by_pod=made_by_pod) or 0
+    rate = None
+    if of_run is not None:
+        rate = of_run.tokens_per_second
+    return Ahead(
+        weights,
+        memory,
+        of_run,
+        longest,
+        evaluation_hours(config.evaluation, config.lora, plan, rate, forget_rows),
+        reference_hours(config.task, config.preference, config.lora, plan, rate),
+    )
 
 
 def gpu_here() -> str | None:
@@ -295,29 +317,20 @@ def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
         return quantity_bytes(compute.memory) // plan.processes_per_node
     if compute.gpu_memory:
         return quantity_bytes(compute.gpu_memory)
-    sizes = [gpu["memory_total_mib"] for gpu in gpu_use() if gpu.get("memory_total_mib")]
-    return min((int(size_mib) * MIB for size_mib in sizes), default=None)
+    # A GPU that does not tell its memory is left out.
+    sizes = []
+    for gpu in gpu_use():
+        if gpu.get("memory_total_mib"):
+            sizes.append(int(gpu["memory_total_mib"]) * MIB)
+    return min(sizes, default=None)
 
 
-def describe(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
-    """Yield the facts as labelled lines."""
-    if ahead.weights is not None:
-        trainable = Trainable(config.lora, config.sight)
-        base = quantization_of(config.quantization, config.lora, plan)
-        yield from _trained_lines(trainable, base, ahead.weights)
-    if ahead.weights is not None and ahead.memory is not None:
-        yield from _memory_lines(config, plan, ahead.weights, ahead.memory, ahead.longest)
-    else:
-        yield (
-            "memory",
-            "unknown: the model is not on this machine, or its config.json does not name its sizes",
-        )
-    if ahead.bill is not None:
-        yield from _time_lines(config, plan, ahead.bill, ahead.forget_rows)
-
-
-def _trained_lines(trainable: Trainable, base: str, weights: Weights) -> LabelledLines:
-    """Yield how much of each part of the model is trained. `base`: how the frozen base is quantised."""
+def _trained_lines(config: Config, plan: Plan, weights: Weights | None) -> LabelledLines:
+    """Yield how much of each part of the model is trained."""
+    if weights is None:
+        return
+    trainable = Trainable(config.lora, config.sight)
+    base = quantization_of(config.quantization, config.lora, plan)
     held = trained_by_part(Trainable(lora=None, vision=None), weights)
     yield "trained", parts_line(trained_by_part(trainable, weights), held)
     if held["experts"] and base != "none":
@@ -325,10 +338,15 @@ def _trained_lines(trainable: Trainable, base: str, weights: Weights) -> Labelle
         yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
 
 
-def _memory_lines(
-    config: Config, plan: Plan, weights: Weights, memory: Forecast, longest: int | None
-) -> LabelledLines:
+def _memory_lines(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
     """Yield the peak memory of a device, part by part, and what would make the run fit."""
+    weights = ahead.weights
+    memory = ahead.memory
+    if weights is None or memory is None:
+        reason = "the model is not on this machine, or its config.json does not name its sizes"
+        yield "memory", f"unknown: {reason}"
+        return
+
     device = "GPU" if plan.device == "cuda" else "process"
     peak = f"about {size(memory.peak_bytes)} at the peak of each {device}"
     if memory.device_bytes is not None:
@@ -338,76 +356,39 @@ def _memory_lines(
     for name, part_bytes in memory.parts.items():
         yield "", f"{size(part_bytes):>10}  {name}"
     if plan.device == "cpu" and config.model.dtype == "auto":
-        yield (
-            "",
-            "in float32; less where the processor has instructions for bfloat16 "
-            "(model.dtype: auto)",
-        )
+        condition = "where the processor has instructions for bfloat16 (model.dtype: auto)"
+        yield "", f"in float32; less {condition}"
     if not weights.stated:
         yield "", "from config.json alone: the weights are not on this machine"
+
+    # `fits` is None where the memory of the device is unknown.
     if memory.fits is not False or memory.device_bytes is None:
         return
-    changes = remedies(config, plan, weights, memory.device_bytes, longest)
+    changes = remedies(config, plan, weights, memory.device_bytes, ahead.longest)
     for change, changed in changes:
         yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"
     if not changes:
         yield "would fit with", "no single change; several together may do, or a larger device"
 
 
-def _time_lines(config: Config, plan: Plan, bill: Bill, forget_rows: int) -> LabelledLines:
+def _time_lines(
+    evaluation: EvaluationConfig, compute: ComputeConfig, ahead: Ahead
+) -> LabelledLines:
     """Yield how long the run takes, what is added to that, and the price."""
-    yield "time", time_line(bill)
-    hours = evaluation_hours(
-        config.evaluation, config.lora, plan, bill.tokens_per_second, forget_rows
-    )
-    if hours:
-        text = f"evaluations add about {duration(hours * 3600)}"
-        if config.evaluation.generate is not None:
+    if ahead.bill is None:
+        return
+    yield "time", time_line(ahead.bill)
+    if ahead.evaluation_hours:
+        text = f"evaluations add about {duration(ahead.evaluation_hours * 3600)}"
+        if evaluation.generate is not None:
             text += ", if every answer is as long as it may be"
         yield "", text
-    hours = reference_hours(
-        config.task, config.preference, config.lora, plan, bill.tokens_per_second
-    )
-    if hours:
-        yield (
-            "",
-            f"scoring every answer with the model before training adds about {duration(hours * 3600)}, once",
-        )
-    benchmarks = config.evaluation.benchmarks
-    if benchmarks is not None:
-        names = ", ".join(benchmarks.tasks)
+    if ahead.reference_hours:
+        hours = duration(ahead.reference_hours * 3600)
+        yield "", f"scoring every answer with the model before training adds about {hours}, once"
+    if evaluation.benchmarks is not None:
+        names = ", ".join(evaluation.benchmarks.tasks)
         yield "", f"not counted: {names} at the end, on the base model and the tuned one"
-    price = price_line(bill, config.compute.price_per_gpu_hour)
+    price = price_line(ahead.bill, compute.price_per_gpu_hour)
     if price:
         yield "price", price
-
-
-def as_json(config: Config, plan: Plan, ahead: Ahead) -> dict[str, Any]:
-    """Return the same facts as numbers."""
-    memory = None
-    if ahead.memory is not None:
-        memory = {
-            "peak_bytes": ahead.memory.peak_bytes,
-            "parts": dict(ahead.memory.parts),
-            "device_bytes": ahead.memory.device_bytes,
-            "fits": ahead.memory.fits,
-            "parameters": ahead.memory.parameters,
-            "trained_parameters": ahead.memory.trained_parameters,
-        }
-    trained = None
-    if ahead.weights is not None:
-        trained = trained_by_part(Trainable(config.lora, config.sight), ahead.weights)
-    rate = None
-    bill_as_json = None
-    if ahead.bill is not None:
-        rate = ahead.bill.tokens_per_second
-        bill_as_json = asdict(ahead.bill)
-    return {
-        "memory": memory,
-        "trained_by_part": trained,
-        "evaluation_hours": evaluation_hours(
-            config.evaluation, config.lora, plan, rate, ahead.forget_rows
-        ),
-        "reference_hours": reference_hours(config.task, config.preference, config.lora, plan, rate),
-        "bill": bill_as_json,
-    }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +24,44 @@ from kubetune.plan.plan import Plan
 from kubetune.rundir.report import require_place_of_report
 
 if TYPE_CHECKING:
+    from kubetune.data.inspect.lengths import Lengths
     from kubetune.data.prepared.prepare import Prepared
+    from kubetune.data.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class DataSize:
+    """How much data a run has, as far as this machine can tell. None for what is unknown."""
+
+    rows: int | None
+    eval_rows: int | None
+    tokens: int | None  # of one epoch
+    lengths: Lengths | None  # of the first rows
+
+
+def measure_data(
+    config: Config,
+    environ: Mapping[str, str],
+    load_tokenizer: Callable[[], Tokenizer] | None = None,
+) -> DataSize:
+    """Return the size of a run's data, estimated from the first rows.
+
+    Raise ConfigError for a model that the task cannot train, or rows that are too long for it.
+    """
+    require_kind(config.task, config.model.path, environ)
+    made_by_pod = makes_data(config.kubernetes)
+    rows, eval_rows = estimate_rows(config.data, made_by_pod=made_by_pod)
+    lengths = estimate_lengths(
+        DataSpec.of(config), config.training, environ, load_tokenizer, made_by_pod=made_by_pod
+    )
+    if lengths is None:
+        return DataSize(rows, eval_rows, None, None)
+    positions = positions_of(config.task, config.model.path, environ)
+    if positions is not None:
+        positions.require(lengths.longest)
+    # A record may make several rows, if long texts are split. Its tokens stay the same.
+    tokens = lengths.tokens(rows)
+    return DataSize(lengths.rows(rows), lengths.rows(eval_rows), tokens, lengths)
 
 
 def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
@@ -38,26 +76,10 @@ def make_plan(config: ConfigLike, *, gpus: int | None = None) -> Plan:
         ModelError: a tokenizer that cannot be used.
     """
     config = config_of(config)
-    require_kind(config.task, config.model.path, os.environ)
-    rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
-    lengths = estimate_lengths(
-        DataSpec.of(config),
-        config.training,
-        os.environ,
-        made_by_pod=makes_data(config.kubernetes),
-    )
-    positions = positions_of(config.task, config.model.path, os.environ)
-    if positions is not None and lengths is not None:
-        positions.require(lengths.longest)
-    tokens = None
-    if lengths is not None:
-        tokens = lengths.tokens(rows)
-        # A record may make several rows, if long texts are split.
-        rows = lengths.rows(rows)
-        eval_rows = lengths.rows(eval_rows)
+    size = measure_data(config, os.environ)
     if gpus is None:
         gpus = visible_gpus(os.environ)
-    return plan.make_plan(config, rows, eval_rows, gpus, tokens=tokens)
+    return plan.make_plan(config, size.rows, size.eval_rows, gpus, tokens=size.tokens)
 
 
 def prepare(config: ConfigLike, *, progress: Callable[[int], None] | None = None) -> Prepared:
@@ -85,6 +107,8 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     require_kind(config.task, config.model.path, os.environ)
     if config.logging.report_json is not None:
         _require_writable(Path(config.logging.report_json).absolute())
+
+    # Without `output`, the name of the run directory has model, method and minute in it.
     if config.output:
         run_dir = Path(config.output)
     else:
@@ -92,12 +116,15 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
         name = default_output(config.model.path, config.lora, length, datetime.now())
         run_dir = _new_run_dir(Path(name))
     config = config.model_copy(update={"output": str(run_dir)})
+
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     gpus = visible_gpus(os.environ)
     run_plan = plan.make_plan(config, rows, eval_rows, gpus)
     if run_plan.device == "cuda" and run_plan.processes_per_node > gpus:
         wanted = counted(run_plan.processes_per_node, "GPU")
-        fewer = f"compute.gpus_per_node={gpus}, or " if gpus else ""
+        fewer = ""
+        if gpus:
+            fewer = f"compute.gpus_per_node={gpus}, or "
         raise EnvironmentFault(
             f"the run wants {wanted} on this machine, which has {gpus}; set {fewer}"
             "compute.gpus_per_node=0 and compute.processes to train on the CPU"

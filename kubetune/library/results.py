@@ -104,6 +104,7 @@ def generate(
         raise ConfigError(
             f"{folder} is a classifier, which writes no answers; kubetune.classify asks it"
         )
+    # torch is imported only after everything that can be wrong without it.
     from kubetune.result.inference.generate import Sampling, answer, load_run
 
     loaded = load_run(folder, str(checkpoint), model=_text(model), trust_code=trust_code)
@@ -117,6 +118,7 @@ def generate(
         images=paths,
         batch_size=batch_size,
     )
+    # One warning for each prompt, however many parts of it the model does not see.
     for number, prompt in enumerate(prompts, 1):
         for unseen in loaded.left_out(prompt)[:1]:
             warnings.warn(f"prompt:{number}: {unseen}, which the model does not see", stacklevel=2)
@@ -173,9 +175,12 @@ def classify(
         )
     from kubetune.result.inference.classify import answer_record, classify_texts, score_answers
 
+    # A classifier takes texts, or pairs of them.
     if config.task == "sequence_classification":
         pairs = [_pair(text) for text in texts]
         return classify_texts(folder, str(checkpoint), pairs, _text(model), trust_code)
+
+    # A reward model takes an answer with its prompt, as a record of the data that it was trained on.
     records = []
     for number, answer in enumerate(texts, 1):
         if isinstance(answer, str):
@@ -188,11 +193,13 @@ def classify(
             source = config.data.train[0]
             record = answer_record(folder, source, config.record_kind, *answer)
         records.append((f"texts:{number}", record))
+
     rewards = score_answers(folder, str(checkpoint), records, _text(model), trust_code)
     return [{"reward": reward} for reward in rewards]
 
 
 def _pair(text: str | tuple[str, str] | Mapping[str, Any]) -> tuple[str, str | None]:
+    """Return what a classifier reads: a text and None, or a pair. Raise ConfigError for a record."""
     if isinstance(text, Mapping):
         raise ConfigError("texts: found a record; expected texts, or pairs of them, as in training")
     if isinstance(text, str):
@@ -237,7 +244,7 @@ def export(
         max_shard_size=max_shard_size,
         model=_text(model),
         trust_code=trust_code,
-        tell=(lambda _: None) if quiet else _print_progress,
+        tell=_print_nothing if quiet else _print_progress,
     )
 
 
@@ -256,14 +263,22 @@ def report(runs: RunLike | Sequence[RunLike], out: StrPath | None = None) -> Pat
     folders = folders_of(runs)
     if not folders:
         raise ConfigError("report of which run? Nothing was written.")
-    if out is None:
-        out = folders[0] / "report.html" if len(folders) == 1 else "comparison.html"
+    if out is None and len(folders) == 1:
+        out = folders[0] / "report.html"
+    elif out is None:
+        out = "comparison.html"
     return write_report(folders, Path(out))
 
 
 def _text(path: StrPath | None) -> str | None:
+    """Return a path as a text, and None as None."""
     return None if path is None else str(path)
 
 
+def _print_nothing(text: str) -> None:
+    """Take a line of progress, and leave it at that."""
+
+
 def _print_progress(text: str) -> None:
+    """Print a line of progress."""
     print(f"… {text}", flush=True)

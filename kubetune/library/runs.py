@@ -63,6 +63,7 @@ class Run:
                 value = line[key]
                 values.append(math.nan if value is None else value)
         if not steps:
+            # A misspelt name is the likely reason, so say what there is.
             known = ", ".join(sorted(metric_names)) or "none yet"
             raise ConfigError(f"{self.path}: no metric {key!r}; there are {known}")
         return steps, values
@@ -98,6 +99,7 @@ def folder_of(run: RunLike) -> Path:
 
 def folders_of(runs: RunLike | Sequence[RunLike]) -> list[Path]:
     """Return the run directories of one run, or of several."""
+    # A text is a sequence of texts too, so it is asked for first.
     if isinstance(runs, (Run, str, os.PathLike)):
         return [folder_of(runs)]
     return [folder_of(run) for run in runs]

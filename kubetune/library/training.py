@@ -38,6 +38,7 @@ from kubetune.supervisor.local import check_run_dir
 CHILD = "kubetune.library.child"
 _POLL_SECONDS = 0.2  # how often new events are looked for while nothing is printed
 
+# The error for an exit code, where exit.json names none.
 _BY_CODE = {
     errors.USER: "ConfigError",
     errors.ENVIRONMENT: "EnvironmentFault",
@@ -82,6 +83,7 @@ def train(
         KubetuneError: a bug in kubetune; the log in the run directory has the traceback.
     """
     _require_caller()
+    # The file is read once, and its text kept in the run directory with its comments.
     file = None
     if not isinstance(config, (Config, Mapping)):
         file = read_file(Path(config))
@@ -97,8 +99,12 @@ def train(
     try:
         answer = _in_child(request, _event_caller(on_event, run_dir), quiet=quiet)
     except KeyboardInterrupt as interrupt:
+        # The run has ended by now; its exit.json says up to which step it is saved.
+        reason = "nothing was begun"
         status = exit_status.read_exit_status(run_dir) if run_dir.is_dir() else None
-        interrupt.add_note(f"{run_dir}: {status.reason if status else 'nothing was begun'}")
+        if status is not None:
+            reason = status.reason
+        interrupt.add_note(f"{run_dir}: {reason}")
         raise
     if answer["code"] != errors.OK:
         raise _error(answer, run_dir)
@@ -139,6 +145,7 @@ def start_child(
     environ: Mapping[str, str] | None = None,
 ) -> tuple[subprocess.Popen[bytes], IO[str]]:
     """Start the process of a run. Return it and its answer, which is empty if it dies without one."""
+    # Closing the child's end here makes the end of the child the end of the answer.
     read_end, write_end = os.pipe()
     answer = open(read_end, encoding="utf-8")  # noqa: SIM115 - the caller closes it
     try:
@@ -176,15 +183,18 @@ def _in_child(
     """Run in a child and return its answer. Whatever ends the wait, such as Ctrl-C, stops it first."""
     if quiet:
         child, answer_file = start_child(request, subprocess.DEVNULL, subprocess.PIPE)
-        lines, out = child.stderr, sys.stderr
+        lines = child.stderr
+        out = sys.stderr
     else:
         child, answer_file = start_child(request, subprocess.PIPE, subprocess.STDOUT)
-        lines, out = child.stdout, sys.stdout
+        lines = child.stdout
+        out = sys.stdout
     assert lines is not None
     with answer_file, lines:
         try:
             _print_lines(lines, out, call_on_event)
             child.wait()
+            # The last events may have been written after the last line was printed.
             call_on_event()
         except BaseException:
             _stop(child, lines, out)

@@ -19,6 +19,7 @@ from kubetune.library.results import require_sampling
 from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
 from kubetune.ui.talkers import MOST_MODELS
 
+# Limits of a question, which comes from a browser.
 _MOST_TURNS = 400
 _MOST_NEW_TOKENS = 4096
 
@@ -28,6 +29,8 @@ def chat(request: Request) -> Response:
     site = site_of(request)
     name = request.query_params.get("dir", "")
     beside = request.query_params.get("beside", "")
+
+    # The command line that does the same. Until a run is chosen, it says where its name goes.
     words = ["kubetune", "chat", "RUN"]
     chosen = ""
     if name:
@@ -38,9 +41,12 @@ def chat(request: Request) -> Response:
         words.append("--compare")
     elif beside:
         words += ["--beside", str(find_run(site, beside))]
+
+    # A run without a checkpoint has no model.
+    listed = [run for run in site.records.listed() if run["saved_step"] is not None]
     facts = {
         "title": "Chat",
-        "listed": [run for run in site.records.listed() if run["saved_step"] is not None],
+        "listed": listed,
         "chosen": chosen,
         "beside": beside,
     }
@@ -75,6 +81,7 @@ async def say(request: Request) -> Response:
 
 
 def _messages(turns: Any) -> list[dict[str, str]]:
+    """Return the conversation of a question. Raise ConfigError if it is none."""
     if not isinstance(turns, list) or not 1 <= len(turns) <= _MOST_TURNS:
         raise ConfigError(f"messages: expected a list of turns, from 1 to {_MOST_TURNS}")
     if not all(_is_turn(turn) for turn in turns):
@@ -85,12 +92,14 @@ def _messages(turns: Any) -> list[dict[str, str]]:
 
 
 def _is_turn(turn: Any) -> bool:
+    """True for a message that a chat template can take."""
     if not isinstance(turn, dict) or turn.keys() != {"role", "content"}:
         return False
     return isinstance(turn["content"], str) and turn["role"] in ("system", "user", "assistant")
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the answer is to be sampled. Raise ConfigError for numbers that make no sense."""
     try:
         tokens = int(body.get("max_new_tokens", 256))
         temperature = float(body.get("temperature", 0))

@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base import files, logs, processes
@@ -27,6 +27,7 @@ from kubetune.errors import KubetuneError
 if TYPE_CHECKING:
     from kubetune.result.inference.generate import LoadedModel
 
+# Writes a line of JSON with these facts.
 Send = Callable[..., None]
 
 
@@ -34,6 +35,7 @@ def main(argv: Sequence[str]) -> int:
     """Load the model, report that, and answer until the input ends."""
     processes.die_with_parent(signal.SIGTERM)
     logs.scrub_tracebacks()
+    # Only while an answer is generated does SIGINT mean something.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print goes to stderr, not among the answers
@@ -43,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
         out.flush()
 
     run_dir, checkpoint = argv
+    # A bug is raised, for the terminal. What the user can mend goes to the page.
     try:
         from kubetune.result.inference.generate import load_run
 
@@ -63,13 +66,17 @@ def _answer(loaded: LoadedModel, question: Mapping[str, Any], send: Send) -> Non
     """Send an answer piece by piece, then its end, with an error if there is one."""
     from kubetune.result.inference.generate import Sampling, stream_answer
 
+    # A model without a chat template goes on from the text that was typed last.
     messages = question["messages"]
     prompt = messages if loaded.is_chat else messages[-1]["content"]
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         left_out = loaded.left_out(prompt)
         sampling = Sampling(**question["sampling"])
-        with loaded.as_base() if question["base"] else nullcontext(loaded) as model:
+        speaker: AbstractContextManager[LoadedModel] = nullcontext(loaded)
+        if question["base"]:
+            speaker = loaded.as_base()
+        with speaker as model:
             stream_answer(model, prompt, sampling, lambda piece: send(piece=piece))
         send(end=True, left_out=left_out)
     except KeyboardInterrupt:

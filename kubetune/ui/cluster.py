@@ -19,7 +19,7 @@ from kubetune.config.schema.cluster import DNS_LABEL
 from kubetune.errors import ConfigError
 from kubetune.ui.site import html, page, site_of
 
-_SECONDS = 60.0
+_SECONDS = 60.0  # in which the cluster has to answer
 
 
 def cluster(request: Request) -> Response:
@@ -33,11 +33,13 @@ def cluster(request: Request) -> Response:
 def part(request: Request) -> Response:
     """Show the part of the page that changes, as the cluster answers now."""
     name = _name(request)
-    found, problem = _ask([*_words(request, name), "--json"])
-    return html("cluster_part.html", {"found": found, "problem": problem, "name": name})
+    status, problem = _ask([*_words(request, name), "--json"])
+    return html("cluster_part.html", {"status": status, "problem": problem, "name": name})
 
 
 def _name(request: Request) -> str:
+    """Return the run that the address names, or "". Raise ConfigError for what is no name of a run."""
+    # It becomes a word of a command line, so it must not begin with a dash.
     name = request.query_params.get("name", "")
     if name and not re.fullmatch(DNS_LABEL, name):
         raise ConfigError(f"{name}: no name of a run on a cluster")
@@ -45,6 +47,7 @@ def _name(request: Request) -> str:
 
 
 def _words(request: Request, name: str) -> list[str]:
+    """Return the command of kubetune that shows the run, or all runs without a name."""
     namespace = site_of(request).namespace
     if namespace is None:
         raise ConfigError(
@@ -63,6 +66,7 @@ def _ask(words: Sequence[str]) -> tuple[Any, str]:
         )
     except subprocess.TimeoutExpired:
         return None, f"The cluster has not answered in {_SECONDS:g} s."
+    # What is no JSON is an error: the command has said it on stderr.
     try:
         return json.loads(done.stdout), ""
     except ValueError:

@@ -33,9 +33,11 @@ def job(request: Request) -> Response:
     `held` is true when the run's process has started.
     """
     site = site_of(request)
+    # A name becomes part of a path, so it must not lead out of the folder.
     name = request.query_params.get("name", "")
     if not re.fullmatch(f"{_PART}(/{_PART})*", name):
         raise ConfigError(f"{name!r}: nothing of this name was begun here")
+
     run_dir = site.records.find(name)
     facts = site.jobs.look(name)
     facts["run"] = None
@@ -49,6 +51,7 @@ def job(request: Request) -> Response:
 def launchers(site: Site, run_dir: Path) -> list[psutil.Process]:
     """Return the processes of this machine that train a run: its command, and those that hold it."""
     processes = {process.pid: process for process in holders(run_dir)}
+    # The command holds nothing yet while it prepares data.
     started_here = site.jobs.process(site.records.name_of(run_dir))
     if started_here is not None:
         processes[started_here.pid] = started_here
@@ -61,6 +64,7 @@ async def stop(request: Request) -> Response:
 
 
 def _stop(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Send SIGTERM to all processes of a run. Raise ConfigError if there are none."""
     run_dir = find_run(site, str(body.get("dir", "")))
     processes = launchers(site, run_dir)
     if not processes:
@@ -78,6 +82,7 @@ async def go_on(request: Request) -> Response:
 
 
 def _go_on(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Start a run again. Return the name of its job, and the command line."""
     run_dir = find_run(site, str(body.get("dir", "")))
     words = train_again(run_dir)
     name = site.records.name_of(run_dir)

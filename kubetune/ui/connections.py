@@ -11,12 +11,14 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-REQUEST_SECONDS = 10.0  # for the head of a request to arrive, and for what follows an answer
+# For the head of a request to arrive, and for what follows an answer.
+REQUEST_SECONDS = 10.0
 
 
 class ImpatientProtocol(H11Protocol):
     """uvicorn's HTTP. A connection on which nothing is being answered is closed after a while."""
 
+    # The clock of this connection: None while a request is being answered.
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
@@ -42,13 +44,16 @@ class ImpatientProtocol(H11Protocol):
         super().connection_lost(exc)
 
     def _is_answering(self) -> bool:
+        """True from the end of a request's head to the end of its answer."""
         return self.cycle is not None and not self.cycle.response_complete
 
     def _set_deadline(self) -> None:
+        """Start the clock anew."""
         self._drop_deadline()
         self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
     def _drop_deadline(self) -> None:
+        """Stop the clock, if it runs."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

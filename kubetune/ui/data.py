@@ -33,7 +33,7 @@ from kubetune.ui.rows import ORDERS, PAGE, PROBLEMS, Query, open_rows
 from kubetune.ui.site import Missing, Site, act, find_run, page, site_of
 
 MOST_BAD = 50  # bad records of a page
-_MOST_FILES = 200
+_MOST_FILES = 200  # run files to choose from
 
 
 def data(request: Request) -> Response:
@@ -54,6 +54,7 @@ def data(request: Request) -> Response:
     }
     if not run and not file:
         return page(request, "rows.html", "kubetune data check RUN.yaml --html data.html", facts)
+
     config, prepared, target = _chosen(site, run, file)
     query = _query(params)
     opened = open_rows(config, prepared)
@@ -66,6 +67,8 @@ def data(request: Request) -> Response:
     if opened is None:
         facts["absent"] = True
         return page(request, "rows.html", f"kubetune data prepare {quote(str(target))}", facts)
+
+    # Links to the pages around this one, which keep all filters.
     rows = opened.look(query)
     filters = {key: value for key, value in params.items() if key != "at" and value}
     after = ""
@@ -100,21 +103,22 @@ def _files(site: Site) -> list[str]:
 def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
     """Return the config, the fingerprint of its rows, and the file that the command line takes."""
     target = _target(site, run, file)
+    # A run has recorded which rows it was trained on. They may have been deleted since.
     if run:
         config = read_config(target.parent)
         path = target.parent / metrics.DATA
         prepared = read_object(path) if path.is_file() else {}
         return config, str(prepared.get("fingerprint", "")), target
+    # Of a run file, the rows are those that a run would prepare now.
     config = load_config(target, environ=os.environ)
     require_sources(config.sources)
-    tokenizer = load_tokenizer(
-        config.model, cache_folder(config.data.cache), date=day_of(config.data)
-    )
+    cache = cache_folder(config.data.cache)
+    tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
     return config, fingerprint(DataSpec.of(config), tokenizer), site.folder / file
 
 
 def _target(site: Site, run: str, file: str) -> Path:
-    """Return the run file of a run, or one beside the runs. Raises Missing."""
+    """Return the run file of a run, or one beside the runs. Raise Missing."""
     if run:
         return find_run(site, run) / metrics.CONFIG
     if file not in _files(site):
@@ -123,13 +127,15 @@ def _target(site: Site, run: str, file: str) -> Path:
 
 
 def _query(params: Mapping[str, str]) -> Query:
-    """Return the filters of an address. Raises ConfigError for a filter that does not exist."""
-    numbers = {}
-    for key in ("source", "low", "high", "at"):
+    """Return the filters of an address. Raise ConfigError for a filter that does not exist."""
+    numbers: dict[str, int | None] = dict.fromkeys(("source", "low", "high", "at"))
+    for key in numbers:
         text = params.get(key, "").strip()
-        if text and not (text.isdecimal() and len(text) < 12):
+        if not text:
+            continue
+        if not text.isdecimal() or len(text) > 11:
             raise ConfigError(f"{key}: found {text!r}; expected a whole number")
-        numbers[key] = int(text) if text else None
+        numbers[key] = int(text)
     problem = params.get("problem", "")
     order = params.get("order") or "file"
     if problem not in ("", *PROBLEMS) or order not in ORDERS:
@@ -156,13 +162,25 @@ def bad(request: Request) -> Response:
     file = params.get("file", "")
     target = _target(site, run, file)
     at = _query(params).at
+
+    # The answer of the last check that was begun here, once it has ended.
     name = _job_of("check", run or file)
     job = site.jobs.look(name)
     result = site.jobs.result(name)
     total = None
+    checked = None
+    after = None
+    before = None
     records: list[tuple[str, str, str]] = []
     if result.is_file() and not job["running"]:
         total, records = bad_records(result, at)
+    if total is not None:
+        checked = result.stat().st_mtime
+        if at + MOST_BAD < total:
+            after = at + MOST_BAD
+    if at:
+        before = max(0, at - MOST_BAD)
+
     facts = {
         "title": "Bad records",
         "run": run,
@@ -173,9 +191,9 @@ def bad(request: Request) -> Response:
         "at": at,
         "total": total,
         "found": records,
-        "checked": result.stat().st_mtime if total is not None else None,
-        "after": at + MOST_BAD if total is not None and at + MOST_BAD < total else None,
-        "before": max(0, at - MOST_BAD) if at else None,
+        "checked": checked,
+        "after": after,
+        "before": before,
     }
     return page(request, "bad.html", f"kubetune data check {quote(str(target))} --json", facts)
 
@@ -195,8 +213,12 @@ def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, s
     records = []
     for line in of_page:
         text = json.loads(line.strip().rstrip(","))
+        # data/train.jsonl:12: messages: expected a list. A problem of all data has no place.
         parts = re.fullmatch(r"(.*?):(\d+): (.*)", text, re.DOTALL)
-        records.append((parts[1], parts[2], parts[3]) if parts else ("", "", text))
+        if parts is None:
+            records.append(("", "", text))
+        else:
+            records.append((parts[1], parts[2], parts[3]))
     return total, records
 
 
@@ -211,6 +233,8 @@ async def check(request: Request) -> Response:
 
 
 async def _begin(request: Request, kind: str, words: list[str]) -> Response:
+    """Start a command for a run or a run file, as a job of a kind. Answer with the job's name."""
+
     def begin(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         run = str(body.get("dir") or "")
         file = str(body.get("file") or "")

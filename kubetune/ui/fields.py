@@ -24,6 +24,8 @@ LABELS = {
     "training.global_batch_size": "Samples a step",
     "data.max_length": "Longest row, in tokens",
 }
+
+# What stands in an empty field, where the default says too little.
 HINTS = {
     "name": "support-bot",
     "model.path": "Qwen/Qwen3-0.6B, or a folder",
@@ -63,12 +65,16 @@ def form() -> tuple[list[Field], list[Group]]:
     groups: dict[str, Group] = {}
     first: dict[str, Field] = {}
     for setting in _leaves(schema, schema["$defs"], ""):
+        # The page never starts code that a browser names.
         if setting.key.startswith(CODE):
-            continue  # the page never starts code that a browser names
+            continue
         if setting.key in LABELS:
             first[setting.key] = setting
             continue
-        section = setting.key.partition(".")[0] if "." in setting.key else "run"
+        # A key without a section, such as `seed`, is one of the run as a whole.
+        section = "run"
+        if "." in setting.key:
+            section = setting.key.partition(".")[0]
         about = schema["properties"].get(section, {}).get("description", "The run as a whole.")
         groups.setdefault(section, Group(section, about)).fields.append(setting)
     return [first[key] for key in LABELS], list(groups.values())
@@ -82,11 +88,14 @@ def _leaves(
     A section that may be left out, such as `lora`, is a setting too: it is set or not.
     """
     for name, node in schema["properties"].items():
+        # The kinds of values that the key takes: {"anyOf": [{"type": "integer"}, {"$ref": "#/$defs/Lora"}]}
         key = prefix + name
         kinds = []
         for kind in node.get("anyOf", [node]):
             definition = kind.get("$ref", "").rpartition("/")[2]
             kinds.append(definitions[definition] if definition else kind)
+
+        # A list of sections, such as sources, is typed as a whole.
         types = {kind.get("type") for kind in kinds}
         sections = []
         if "array" not in types:
@@ -110,6 +119,7 @@ def _choices(key: str, kinds: list[Mapping[str, Any]]) -> tuple[tuple[str, str],
             values.append(kind["const"])
         elif kind.get("type") == "boolean":
             values += [True, False]
+        # A kind with values without end.
         elif kind.get("type") != "null" and "properties" not in kind:
             return ()
     if not values:
@@ -119,10 +129,16 @@ def _choices(key: str, kinds: list[Mapping[str, Any]]) -> tuple[tuple[str, str],
 
 
 def _hint(key: str, default: Any) -> str:
+    """Return what stands in an empty field."""
     if key in HINTS:
         return HINTS[key]
-    return "" if default is None else _text(default)
+    if default is None:
+        return ""
+    return _text(default)
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    """Return a value as one types it."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)

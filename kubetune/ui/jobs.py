@@ -20,6 +20,8 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.rundir.status import last_lines
 
 FOLDER = ".kubetune-ui"
+
+# The server's token. A command that it starts does not get it.
 TOKEN = "KUBETUNE_UI_TOKEN"
 
 
@@ -37,6 +39,7 @@ class Jobs:
         self._require_plain()
         for child in self._children.values():
             child.poll()  # so that none of those that have ended stays a zombie
+
         self._log(name).parent.mkdir(parents=True, exist_ok=True)
         environ = {key: value for key, value in os.environ.items() if key != TOKEN}
         with self._log(name).open("wb") as log, self.result(name).open("wb") as result:
@@ -49,6 +52,8 @@ class Jobs:
                 start_new_session=True,  # so that Ctrl-C ends the server alone
             )
         self._children[name] = child
+
+        # A number of a process is given again after its end, but not with the same time.
         record = {
             "pid": child.pid,
             "created": psutil.Process(child.pid).create_time(),
@@ -100,20 +105,26 @@ class Jobs:
 
     def process(self, name: str) -> psutil.Process | None:
         """Return the process of a command that has not ended."""
-        return self._process(name) if self.is_running(name) else None
+        if not self.is_running(name):
+            return None
+        return self._process(name)
 
     def _process(self, name: str) -> psutil.Process | None:
         """Return the process of a record, unless another process has its number by now."""
         record = self._read_record(name)
+        # The record may be damaged, and the process may end at any line.
         try:
             process = psutil.Process(record["pid"])
             is_same = process.create_time() == record["created"]
             has_ended = process.status() == psutil.STATUS_ZOMBIE
         except (KeyError, psutil.Error):
             return None
-        return process if is_same and not has_ended else None
+        if not is_same or has_ended:
+            return None
+        return process
 
     def _read_record(self, name: str) -> dict[str, Any]:
+        """Return the record of a command, or {} if there is none that can be read."""
         try:
             return read_object(self._record(name))
         except (FileNotFoundError, EnvironmentFault):
@@ -124,7 +135,9 @@ class Jobs:
         return self._folder / f"{name}.out"
 
     def _log(self, name: str) -> Path:
+        """Return the file to which a command prints its messages."""
         return self._folder / f"{name}.log"
 
     def _record(self, name: str) -> Path:
+        """Return the file that says which process a command is."""
         return self._folder / f"{name}.json"

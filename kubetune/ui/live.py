@@ -18,7 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from kubetune.ui.records import signature
 from kubetune.ui.site import runs_of, site_of
 
-_POLL_SECONDS = 1.0
+_POLL_SECONDS = 1.0  # between two looks, if they are quick
 _QUIET_SECONDS = 15.0  # after which a line is sent so that the connection stays open
 
 
@@ -31,6 +31,7 @@ def run_news(request: Request) -> Response:
     site = site_of(request)
 
     def look() -> int:
+        # Any change of any part gives another checksum.
         state: list[Any] = [site.records.read_on(run_dirs)]
         for run_dir in run_dirs:
             state += [signature(run_dir), site.jobs.is_running(site.records.name_of(run_dir))]

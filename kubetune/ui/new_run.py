@@ -6,7 +6,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from kubetune.library.plan_forecast import forecast_run
 from kubetune.ui.fields import LABELS, form
 from kubetune.ui.site import Site, act, page, run_of, site_of
 
+# What somebody may do instead of what the page refuses.
 _IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
 
 
@@ -35,6 +36,8 @@ def new_run(request: Request) -> Response:
         run_dir = run_of(request)
         base = site.records.name_of(run_dir)
         values = _texts_of(site, read_config(run_dir))
+
+    # Settings without a field, such as those of a list of sources, are kept as they are.
     first, groups = form()
     in_form = {field.key for field in first}
     for group in groups:
@@ -58,6 +61,8 @@ def _texts_of(site: Site, config: Config) -> dict[str, str]:
     texts = {key: _text(value) for key, value in dotted_values(settings)}
     if config.lora is not None:
         texts["lora"] = "true"
+
+    # support-bot becomes support-bot-2, or the next number that is free.
     stem = (config.name or "run")[:36].rstrip("-")
     texts["name"] = ""
     for number in range(2, 1000):
@@ -73,10 +78,13 @@ def _text(value: Any) -> str:
     if _is_list_of_paths(value):
         paths = [source["path"] for source in value]
         value = paths if len(paths) > 1 else paths[0]
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def _is_list_of_paths(value: Any) -> bool:
+    """True for sources that have no settings."""
     if not isinstance(value, list) or not value:
         return False
     return all(isinstance(item, dict) and item.keys() == {"path"} for item in value)
@@ -88,6 +96,7 @@ async def plan(request: Request) -> Response:
 
 
 def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the run file and the plan of what is typed, as far as they can be made."""
     planned: dict[str, Any] = {
         "problems": [],
         "needed": [],
@@ -100,12 +109,14 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         config = _config(site, body)
     except KubetuneError as error:
         for line in _lines_of(error):
+            # A field that nobody has filled in yet is no mistake.
             key = _missing_key(line)
-            if key:  # a field that nobody has filled in yet is no mistake
+            if key:
                 planned["needed"].append(LABELS.get(key, key))
             else:
                 planned["problems"].append(line)
         return planned
+
     planned["yaml"] = as_yaml(config)
     planned["command"] = _command(site, config.name, "train")
     planned["on_cluster"] = bool(config.kubernetes)
@@ -116,6 +127,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     except KubetuneError as error:
         planned["problems"] = _lines_of(error)
         return planned
+
     planned["facts"] = list(forecast.describe())
     if forecast.lengths is not None:
         planned["bad"] = list(forecast.lengths.bad)
@@ -141,17 +153,21 @@ def _lines_of(error: KubetuneError) -> list[str]:
 
 
 def _config(site: Site, body: Mapping[str, Any]) -> Config:
-    """Return the config of what is typed. Raises ConfigError, also for settings that run code."""
+    """Return the config of what is typed. Raise ConfigError, also for settings that run code."""
     typed = body.get("values")
     if not isinstance(typed, dict) or not all(isinstance(text, str) for text in typed.values()):
         raise ConfigError("values: expected texts by key")
     typed = {key: text for key, text in typed.items() if text.strip()}
+
+    # The method is a field of its own. "true" stands for a section with defaults, which any of its keys makes too.
     of_lora = [key for key in typed if key.startswith("lora.")]
     if of_lora and not typed.pop("lora", ""):
         raise ConfigError(
             f"{', '.join(of_lora)}: for LoRA only, and the method is full fine-tuning; empty them or change it"
         )
-    config = load_config(None, overrides=[f"{key}={text}" for key, text in typed.items()])
+    overrides = [f"{key}={text}" for key, text in typed.items()]
+    config = load_config(None, overrides=overrides)
+
     base = body.get("base")
     run_dir = site.records.find(str(base)) if base else None
     _require_allowed(config, run_dir)
@@ -166,20 +182,24 @@ def _require_allowed(config: Config, run_dir: Path | None) -> None:
 
     `run_dir`: the run that is repeated. It may be somebody else's, though its settings stand in the form.
     """
-    base = None if run_dir is None else read_config(run_dir)
-    typed = consent.EFFECTS if base is None else consent.changed(config, base)
+    typed: Sequence[str] = consent.EFFECTS
+    if run_dir is not None:
+        typed = consent.changed(config, read_config(run_dir))
     for code in consent.effects_of(config, [key for key in consent.CODE if key in typed]):
         raise ConfigError(f"{code.key} has code run ({code.what}): {_IN_A_TERMINAL}")
+    # What was not typed stands in the repeated run.
     if run_dir is not None:
         brought = [key for key in consent.EFFECTS if key not in typed]
         consent.require(consent.effects_of(config, brought), run_dir, instead=_IN_A_TERMINAL)
 
 
 def _command(site: Site, name: str | None, verb: str) -> str:
+    """Return the command line that does with the run file what the page does."""
     return shlex.join(["kubetune", verb, str(_file(site, name))])
 
 
 def _file(site: Site, name: str | None) -> Path:
+    """Return the run file of a new run, which is beside the runs."""
     return site.folder / f"{name or 'run'}.yaml"
 
 
@@ -198,9 +218,11 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 "name: left out; a run that is begun here needs one, such as support-bot"
             )
+        # What the cluster would get from this machine.
         if verb == "submit":
             sent = sent_from_outside(config, Path.cwd())
             consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
+        # Refuse a run that cannot work before anything is written.
         forecast_run(config, os.environ, builds=False)
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":

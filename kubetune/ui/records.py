@@ -22,17 +22,22 @@ from kubetune.reporting.run_charts import points_of
 from kubetune.rundir import exit_status, heartbeat, metrics
 from kubetune.rundir.status import ranks, state_of
 
+# Inode, size and time of each of _FILES; zeros for a file that is missing.
 Signature = tuple[tuple[int, int, int], ...]
 
+# The files of a run that pages are made of.
 _FILES = (
     RESOLVED, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, metrics.LOAD, metrics.VERDICT, metrics.EVALUATION,
     metrics.REPORT, metrics.PLAN, exit_status.EXIT, "checkpoints", metrics.ANSWERS, metrics.BEFORE_AFTER,
     metrics.BENCHMARKS, metrics.DATA, heartbeat.HANG,
 )  # fmt: skip
-_MOST_KEPT = 24
+_MOST_KEPT = 24  # records in memory
+
+# The small curve of the list: values, and its size in pixels.
 _SPARK_POINTS = 40
 _SPARK_WIDTH = 120
 _SPARK_HEIGHT = 28
+
 # How long a page, and the news of an open page, read the numbers of a long run.
 _PAGE_SECONDS = 0.05
 _NEWS_SECONDS = 0.5
@@ -55,8 +60,11 @@ class Records:
             real = run_dir.resolve()
         except ValueError:  # no file can have such a name
             return None
+        # The real path decides, since a link in the folder may lead out of it.
         is_inside = real == self._real or self._real in real.parents
-        return run_dir if is_inside and (real / RESOLVED).is_file() else None
+        if not is_inside or not (real / RESOLVED).is_file():
+            return None
+        return run_dir
 
     def name_of(self, run_dir: Path) -> str:
         """Return the path of a run relative to the folder, which is its name on pages."""
@@ -92,12 +100,14 @@ class Records:
 
         Otherwise, return a number that changes with every call.
         """
+        # A page reads a run with as many points as the number of its runs allows.
         points = points_of(len(run_dirs))
         shown = []
         for run_dir in run_dirs:
             kept = self._kept.get((run_dir, points))
             if kept is not None:
                 shown.append(kept)
+
         unread = 0
         for kept in shown:
             if kept.record is not None and kept.record.numbers.unread:
@@ -107,6 +117,8 @@ class Records:
         return unread
 
     def _read(self, run_dir: Path, points: int, seconds: float) -> RunRecord:
+        """Return the record of a run, read again if its files have changed."""
+        # The lock of all is held only to find the run, so that one long run blocks no other page.
         with self._lock:
             kept = self._kept.setdefault((run_dir, points), _Kept(NumbersReader(run_dir, points)))
             self._kept.move_to_end((run_dir, points))
@@ -133,14 +145,18 @@ class _Kept:
 def spark(run_dir: Path) -> str:
     """Return the training loss as points of a polyline that is as small as a word; "" if it has none."""
     lines = jsonl.sample(run_dir / metrics.METRICS, _SPARK_POINTS)
-    losses = [line["loss"] for line in lines if isinstance(line.get("loss"), (int, float))]
+    losses = [line["loss"] for line in lines if isinstance(line.get("loss"), int | float)]
     if len(losses) < 2:
         return ""
+
+    # Two pixels above and below stay free for the width of the line.
     low = min(losses)
     high = max(losses)
     x_step = _SPARK_WIDTH / (len(losses) - 1)
     y_scale = (_SPARK_HEIGHT - 4) / ((high - low) or 1)
-    points = [f"{i * x_step:.1f},{2 + (high - y) * y_scale:.1f}" for i, y in enumerate(losses)]
+    points = []
+    for index, loss in enumerate(losses):
+        points.append(f"{index * x_step:.1f},{2 + (high - loss) * y_scale:.1f}")
     return " ".join(points)
 
 

@@ -33,7 +33,9 @@ from kubetune.rundir.starts import day_of
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-PAGE = 20
+PAGE = 20  # rows
+
+# What a page offers, by its name in an address.
 ORDERS = {
     "file": "as in the files",
     "longest": "longest first",
@@ -66,7 +68,7 @@ class Query:
 
 
 @dataclass(frozen=True)
-class Found:
+class RowPage:
     """A page of rows."""
 
     rows: list[dict[str, Any]]  # as the template draws them
@@ -82,20 +84,21 @@ class Opened:
     folder: Path
     spec: DataSpec
     tokenizer: Tokenizer
-    sources: dict[str, list[str]]
-    counts: dict[str, int]
-    labels: Labels | None
+    sources: dict[str, list[str]]  # paths, by split
+    counts: dict[str, int]  # rows, by split
+    labels: Labels | None  # of a classifier
 
     def findings(self) -> list[dict[str, Any]]:
         """Return what a person should know about these data."""
         stats = kept_stats(self.folder, self.spec)
         return [finding.to_json() for finding in find(self.spec, stats, self.tokenizer)]
 
-    def look(self, query: Query) -> Found:
+    def look(self, query: Query) -> RowPage:
         """Return a page of rows. An unknown split has none."""
         if query.split not in self.counts:
-            return Found([], 0, 0, None)
+            return RowPage([], 0, 0, None)
         rows = Rows(self.folder / query.split, ())
+        # Without text and place, all pages of one list have the same filters, which are computed once.
         filters = replace(query, text="", at=0)
         fitting = _fitting(rows.folder, filters, self.spec.data.max_length)
         if query.text:
@@ -103,7 +106,7 @@ class Opened:
         else:
             after = query.at + PAGE
             page = [int(index) for index in fitting[query.at : after]]
-        return Found(
+        return RowPage(
             rows=[self._show(rows, query.split, index) for index in page],
             total=len(fitting),
             of=len(rows),
@@ -114,6 +117,7 @@ class Opened:
         self, rows: Rows, fitting: NDArray[np.uint32], query: Query
     ) -> tuple[list[int], int]:
         """Return the next rows that hold all words, and where to go on."""
+        # Without a hit in this time, the page is empty, and its link to the next one goes on from here.
         words = query.text.lower().split()
         until = time.monotonic() + _SEARCH_SECONDS
         page: list[int] = []
@@ -136,15 +140,21 @@ class Opened:
     def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
         """Return a row as the template draws it."""
         tokens, trained = rows.row(index)
+        images = []
+        if self.spec.vision is not None:
+            images = [image.path for image in rows.images(index)]
+        rejected_begins_at = 0  # in a pair of answers
+        if rows.splits is not None:
+            rejected_begins_at = int(rows.splits[index])
         row = Picked(
             split,
             int(rows.source[index]),
             int(rows.record[index]),
             tokens.tolist(),
             bytes(trained.view(np.uint8)),
-            [] if self.spec.vision is None else [image.path for image in rows.images(index)],
+            images,
             self._target(rows, index),
-            int(rows.splits[index]) if rows.splits is not None else 0,
+            rejected_begins_at,
         )
         return shown(f"row {index + 1:,}", row, self.tokenizer, self.sources[split][row.source])
 
@@ -158,10 +168,12 @@ class Opened:
         names = self.labels.names
         if self.labels.problem_type == "single_label_classification":
             return [names[int(target[0])]]
+        # Several labels: 1 where the row has one, else 0.
         return [name for name, value in zip(names, target, strict=True) if value > 0]
 
 
 def _read_tokens(file: BinaryIO, rows: Rows, index: int) -> list[int]:
+    """Return the tokens of a row. They are 4 bytes each, and rows follow each other in the file."""
     begin = int(rows.offsets[index])
     end = int(rows.offsets[index + 1])
     content = os.pread(file.fileno(), 4 * (end - begin), 4 * begin)
@@ -179,6 +191,8 @@ def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
         batches.append(_fitting_batch(rows, slice(begin, begin + _FILTER_BATCH), query, limit))
     if batches:
         indexes = np.concatenate(batches)
+
+    # Order. All sorts are stable, so that equal rows stay as they are in the file.
     if query.problem == "repeated":
         return _repeated(indexes, _hashes(split)[indexes])
     if query.order == "file":
@@ -187,6 +201,7 @@ def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
     if query.order == "least":
         trained_share = (rows.trained_counts[indexes] / lengths).astype(np.float32)
         return indexes[np.argsort(trained_share, kind="stable")]
+    # Of unsigned numbers, the largest minus the length is smallest for the longest row.
     if query.order == "longest":
         np.subtract(np.uint32(0xFFFFFFFF), lengths, out=lengths)
     return indexes[np.argsort(lengths, kind="stable")]
@@ -209,6 +224,7 @@ def _repeated(indexes: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> NDArra
 
 def _fitting_batch(rows: Rows, batch: slice, query: Query, limit: int) -> NDArray[np.uint32]:
     """Return the indexes of the rows of a batch that fit. Memory is taken for the batch alone."""
+    # n rows have n + 1 offsets.
     lengths = np.diff(rows.offsets[batch.start : batch.stop + 1])
     fits = lengths >= query.low
     if query.high is not None:
@@ -217,6 +233,7 @@ def _fitting_batch(rows: Rows, batch: slice, query: Query, limit: int) -> NDArra
         fits &= rows.source[batch] == query.source
     if query.problem == "limit":
         fits &= lengths >= limit
+    # Less than 5 %, in integers: 1 of 20 tokens is enough.
     elif query.problem == "little":
         fits &= rows.trained_counts[batch] * 20 < lengths
     indexes: NDArray[np.uint32] = (np.flatnonzero(fits) + batch.start).astype(np.uint32)
@@ -240,6 +257,7 @@ def _hashes(split: Path) -> NDArray[np.uint64]:
             tokens = np.fromfile(file, "u4", int(ends[-1]))
             if not len(tokens):
                 continue
+            # The position of each token in its row: 1 2 3 | 1 2 | 1 …
             starts = np.repeat(ends[:-1], np.diff(ends))
             positions = np.arange(1, len(tokens) + 1, dtype=np.int64) - starts
             # The constants of Splitmix64 spread the positions; unsigned numbers wrap around.
@@ -247,6 +265,7 @@ def _hashes(split: Path) -> NDArray[np.uint64]:
             mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
             odd = mixed | np.uint64(1)
             products = (tokens + np.uint64(1)) * odd
+            # The sum of each row's products.
             hashes[begin : begin + _HASH_BATCH] = np.add.reduceat(products, ends[:-1])
     return hashes
 
@@ -262,6 +281,7 @@ def open_rows(config: Config, fingerprint: str) -> Opened | None:
 
 @lru_cache(maxsize=3)
 def _opened(folder: Path, settings: str, cache: Path) -> Opened:
+    """Return rows whose folder is whole. `settings`: the config as JSON, which a cache can compare."""
     config = load_resolved(json.loads(settings))
     labels = None
     if (folder / LABELS).is_file():

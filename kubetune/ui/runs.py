@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -31,11 +31,13 @@ def all_runs(request: Request) -> Response:
     descends = params.get("order", "desc") == "desc"
     text = params.get("text", "").strip()
     state = params.get("state", "")
+
     runs = site.records.listed()
     sorts = [*SORTS, *metric_names(runs)]
     if sort not in sorts:
         raise ConfigError(f"sort: found {sort!r}; expected {', '.join(sorts)}")
     shown = [run for run in runs if is_like(run, text, state)]
+    # A metric that only filtered out runs have sorts nothing.
     if any(value_of(run, sort) is not None for run in shown):
         shown = in_order(shown, sort, reverse=descends)
     facts = {
@@ -50,6 +52,7 @@ def all_runs(request: Request) -> Response:
         "sorts": sorts,
         "most": MOST_COMPARED,
     }
+
     words = ["kubetune", "runs", str(site.folder), "--sort", sort]
     if descends:
         words.append("--reverse")
@@ -69,14 +72,25 @@ def one_run(request: Request) -> Response:
     template, facts = page_of([record])
     status = read_status(run_dir, _number(request.query_params.get("rank")))
     progress = status["progress"]
+
+    # Of a run that goes on, heartbeats say the state; of one that has ended, the record does.
     state, reason = state_of(progress["exit_status"], status["ranks"])
     is_live = state in ("running", "waiting")
+    if is_live:
+        facts["state"] = state
+        facts["reason"] = reason
+
+    # A run can be stopped where its processes are, and continued where nothing runs it.
+    stop_words = ""
+    continue_words = ""
     is_running_here = bool(launchers(site, run_dir))
     is_over = _is_over(progress["exit_status"])
     can_continue = not is_running_here and state != "running" and not is_over
-    if is_live:  # else the state at the end, which the record has
-        facts["state"] = state
-        facts["reason"] = reason
+    if is_running_here:
+        stop_words = shlex.join(["kubetune", "stop", str(run_dir)])
+    if can_continue:
+        continue_words = _continue_words(run_dir)
+
     facts |= {
         "run_dir": site.records.name_of(run_dir),
         "now": status,
@@ -84,8 +98,8 @@ def one_run(request: Request) -> Response:
         "left": brief(progress["seconds_left"]),
         "can_stop": is_running_here,
         "can_continue": can_continue,
-        "stop_words": shlex.join(["kubetune", "stop", str(run_dir)]) if is_running_here else "",
-        "continue_words": _continue_words(run_dir) if can_continue else "",
+        "stop_words": stop_words,
+        "continue_words": continue_words,
         "is_live": is_live,
         "unread": record.numbers.unread,
     }
@@ -111,7 +125,10 @@ def _is_over(ended: Mapping[str, Any] | None) -> bool:
 
 
 def _number(text: str | None) -> int:
-    return int(text) if text is not None and text.isdecimal() and len(text) < 7 else 0
+    """Return the number that an address has as a rank, or 0 for anything else."""
+    if text is None or not text.isdecimal() or len(text) > 6:
+        return 0
+    return int(text)
 
 
 def compare(request: Request) -> Response:
@@ -131,21 +148,21 @@ def compare(request: Request) -> Response:
         raise ConfigError(
             f"found {len(run_dirs)} runs to compare; expected at most {MOST_COMPARED}"
         )
+
+    # The template of a report, with what keeps an open page up to date.
     records = site.records.read(run_dirs)
     template, facts = page_of(records)
     facts["unread"] = sum(record.numbers.unread for record in records)
     facts["is_live"] = any(record.exit_status is None for record in records)
     facts["query"] = urlencode([("dir", site.records.name_of(run_dir)) for run_dir in run_dirs])
     facts["addresses"] = [address(site, run_dir) for run_dir in run_dirs]
-    verb = shlex.join(
-        ["kubetune", "report", str(run_dirs[0]), "--compare", *map(str, run_dirs[1:])]
-    )
+
+    first, *others = map(str, run_dirs)
+    verb = shlex.join(["kubetune", "report", first, "--compare", *others])
     return page(request, f"live_{template}", verb, facts)
 
 
 def address(site: Site, *run_dirs: Path, path: str = "/run") -> str:
     """Return the address of a page about these runs."""
-    return f"{path}?{urlencode([('dir', site.records.name_of(run_dir)) for run_dir in run_dirs])}"
-
-
-__all__: Sequence[str] = ("address", "all_runs", "compare", "one_run")
+    names = [("dir", site.records.name_of(run_dir)) for run_dir in run_dirs]
+    return f"{path}?{urlencode(names)}"

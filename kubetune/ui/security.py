@@ -24,7 +24,10 @@ from starlette.requests import HTTPConnection
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+# Methods that change nothing.
 SAFE = {"GET", "HEAD"}
+
+# No script, style or picture of another server, and nothing inline.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -70,7 +73,8 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
         request = HTTPConnection(scope)
-        answer = self._refusal(scope["method"], request) or self._entry(scope["method"], request)
+        method = scope["method"]
+        answer = self._refusal(method, request) or self._entry(method, request)
 
         async def guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -124,8 +128,11 @@ class Guard:
         path = request.scope["path"]
         if method in SAFE and self._is_open(path):
             return None
+        # Cookies do not tell ports apart, so two servers need two names.
+        port = _HTTP_PORT
         host = _HOST.fullmatch(request.headers.get("host", ""))
-        port = int(host[3] or _HTTP_PORT) if host is not None else _HTTP_PORT
+        if host is not None and host[3]:
+            port = int(host[3])
         cookie = f"kubetune-{port}"
         token = request.query_params.get("token")
         if token is not None and path == "/" and method in SAFE:
@@ -141,6 +148,7 @@ class Guard:
         return None
 
     def _is_token(self, text: str) -> bool:
+        """True if a text is the token."""
         # In constant time, so that the time says nothing about the token.
         return hmac.compare_digest(text.encode(errors="replace"), self._token.encode())
 
@@ -150,6 +158,7 @@ _NO_TOKEN = "Open the address that kubetune ui has printed: it has the token wit
 
 
 def _refused(status: int, text: str) -> Response:
+    """Return a refusal: a page for people without a token, else a line of text."""
     if status != 401:
         return PlainTextResponse(f"{text}\n", status)
     title = HTTPStatus(status).phrase

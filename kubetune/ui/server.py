@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 _SCRIPT = "text/javascript; charset=utf-8"
 _STYLE = "text/css; charset=utf-8"
+
 # Files that the pages link, each with its package. No name in a request becomes a path on the disk.
 _STATIC = {
     "charts.js": ("kubetune.reporting", "templates/charts.js", _SCRIPT),
@@ -88,6 +89,7 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
 
 
 def _static(request: Request) -> Response:
+    """Return a file that pages link."""
     name = request.path_params["name"]
     if name == _COMMON_STYLE:
         return _file(style(), _STYLE)
@@ -97,20 +99,24 @@ def _static(request: Request) -> Response:
 
 
 def _file(text: str, media_type: str) -> Response:
+    """Return a file. It may change with the next version, so that it is kept for a minute only."""
     return Response(text, media_type=media_type, headers={"cache-control": "max-age=60"})
 
 
 @cache
 def _content(name: str) -> tuple[str, str]:
+    """Return the text of a file and its media type."""
     package, path, media_type = _STATIC[name]
     return resources.files(package).joinpath(path).read_text("utf-8"), media_type
 
 
 def _no_page(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    return problem(
-        request, f"There is no page {request.scope['path']} for {request.method}.", status
-    )
+    """Answer a request for a page that does not exist, or with a method that it does not take."""
+    status = 500
+    if isinstance(error, HTTPException):
+        status = error.status_code
+    text = f"There is no page {request.scope['path']} for {request.method}."
+    return problem(request, text, status)
 
 
 def _gone(request: Request, error: Exception) -> Response:
@@ -119,16 +125,18 @@ def _gone(request: Request, error: Exception) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
+    """Answer with what the user can mend. Another error of the system is a bug, and raised again."""
     known_error = known(error)
     if known_error is None:
         raise error
-    return problem(request, known_error, 404 if isinstance(error, Missing) else 400)
+    status = 404 if isinstance(error, Missing) else 400
+    return problem(request, known_error, status)
 
 
 def _unknown(request: Request, error: Exception) -> Response:
-    return problem(
-        request, "This is a bug in kubetune; the terminal of kubetune ui has the details.", 500
-    )
+    """Answer a request in which kubetune itself failed."""
+    text = "This is a bug in kubetune; the terminal of kubetune ui has the details."
+    return problem(request, text, 500)
 
 
 def serve(
@@ -143,15 +151,17 @@ def serve(
     import uvicorn
 
     cpu.give_back()
+    # The port is taken before anything is printed, so that the address is true.
     listening = _listening(host, port)
     site = Site.of(folder, namespace)
     app = application(site, token, [*names, host])
     config = server_settings(app)
     shown = f"[{host}]" if ":" in host else host
-    print(
-        f"{folder} at http://{shown}:{listening.getsockname()[1]}/?token={quote(token)}", flush=True
-    )
+    port_of_address = listening.getsockname()[1]  # with --port 0, the one that was free
+    address = f"http://{shown}:{port_of_address}/?token={quote(token)}"
+    print(f"{folder} at {address}", flush=True)
     print("Ctrl-C ends it; runs go on.", flush=True)
+
     threading.Thread(target=_warm, args=(site,), daemon=True).start()
     server = uvicorn.Server(config)
     # At the end, the streams of open pages are cut. That is no error to report.
@@ -185,6 +195,7 @@ def _warm(site: Site) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
+    """Return a socket that takes connections. Raise EnvironmentFault if the port cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)

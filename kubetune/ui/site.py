@@ -27,7 +27,7 @@ from kubetune.ui.jobs import Jobs
 from kubetune.ui.records import Records
 from kubetune.ui.talkers import Talkers
 
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 20  # of the body of a request
 BODY_SECONDS = 30.0  # for the body of a request to arrive
 
 
@@ -137,6 +137,8 @@ async def body_of(request: Request) -> dict[str, Any]:
     """Return the object that a script of the site sends. Raise ConfigError for anything else."""
     if request.headers.get("content-type", "").partition(";")[0] != JSONResponse.media_type:
         raise ConfigError(f"content-type: expected {JSONResponse.media_type}")
+
+    # Whoever sends without end, or not to the end, is cut off.
     content = b""
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -146,6 +148,7 @@ async def body_of(request: Request) -> dict[str, Any]:
                     raise ConfigError(f"the request has more than {_MOST_BYTES:,} bytes")
     except TimeoutError:
         raise ConfigError(f"the request did not arrive within {BODY_SECONDS:.0f} s") from None
+
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):

@@ -16,7 +16,7 @@ from typing import Any
 from kubetune.base import logs, processes
 
 MOST_MODELS = 2  # held at once; a further one ends the one that was used longest ago
-_LINE_BYTES = 1 << 20
+_LINE_BYTES = 1 << 20  # of an answer's longest line
 _BEAT_SECONDS = 10.0  # between lines that keep a stream open
 _PATIENCE_SECONDS = 5.0  # for which a model stays after its last page, which may be loading again
 
@@ -57,6 +57,7 @@ class Talker:
         async with self._lock:
             assert self._process is not None
             assert self._process.stdin is not None
+            # A caller that stops reading closes this generator, which runs `finally`.
             is_over = False
             try:
                 self._process.stdin.write(json.dumps(question).encode() + b"\n")
@@ -69,10 +70,8 @@ class Talker:
                     yield piece
             except (BrokenPipeError, ConnectionResetError):
                 is_over = True
-                yield {
-                    "end": True,
-                    "error": "the process of the model ended; ask again to load it anew",
-                }
+                reason = "the process of the model ended; ask again to load it anew"
+                yield {"end": True, "error": reason}
             finally:
                 if not is_over:
                     await asyncio.shield(self._drain())
@@ -86,6 +85,7 @@ class Talker:
             pass
 
     async def _next(self) -> dict[str, Any]:
+        """Return the next line of the process, or an error if it has ended."""
         assert self._process is not None
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()
@@ -110,6 +110,7 @@ class Talkers:
 
     def get(self, run_dir: Path, keep: Sequence[Path] = ()) -> Talker:
         """Return the model of a run. If there are too many, one that is not in `keep` ends."""
+        # Taken out and put back, so that it is last.
         talker = self._open.pop(run_dir, None) or Talker(run_dir)
         while len(self._open) >= MOST_MODELS:
             candidates = [other for other in self._open if other not in keep] or list(self._open)
@@ -139,6 +140,7 @@ class Talkers:
                 )
 
     def _leave(self, run_dir: Path, talker: Talker) -> None:
+        """End a model on which no page is open any more."""
         if not talker.pages:
             talker.end()
             if self._open.get(run_dir) is talker:
@@ -151,4 +153,5 @@ class Talkers:
 
 
 def _event(name: str, facts: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event. JSON has no line breaks, which would end it early."""
     return f"event: {name}\ndata: {logs.scrub(json.dumps(facts))}\n\n".encode()

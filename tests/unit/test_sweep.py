@@ -577,11 +577,11 @@ def test_gpus_are_shared_out_among_trials(
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     if isinstance(parts, str):
         with pytest.raises(ConfigError, match=parts):
-            slots_of(load([]), parallel, environ)
+            slots_of(load([]).compute, parallel, environ)
         return
-    config, slots = slots_of(load([]), parallel, environ)
+    compute, slots = slots_of(load([]).compute, parallel, environ)
     assert [slot.get("CUDA_VISIBLE_DEVICES") for slot in slots] == parts
-    assert config.compute.gpus_per_node == (len(parts[0].split(",")) if parts[0] else None)
+    assert compute.gpus_per_node == (len(parts[0].split(",")) if parts[0] else None)
 
 
 def test_a_process_that_dies_before_its_request_gives_no_answer(

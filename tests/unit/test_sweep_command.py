@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from kubetune import cli, errors
 from kubetune.base.files import lock
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.local.sweep import _limit_trials, add_arguments
+from kubetune.config.load import resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep import ranges
@@ -176,7 +178,8 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
         ),
         ([], None),
     ):
-        _print_head(tmp_path, search, wishes, Functions(search), load(more))
+        searched = replace(search, config=resolved(load(more)))
+        _print_head(tmp_path, searched, wishes, Functions(search))
         stdout = capsys.readouterr().out
         assert "at most 2 trials, for these ranges hold no more settings" in stdout
         assert (f"not used   {message}: each trial has a directory below {tmp_path}" in stdout) is (

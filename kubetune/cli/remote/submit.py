@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from kubetune import errors
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         print(dump(objects), end="")
         return errors.OK
     if not (args.no_check or args.smoke):
-        check_data(config, files, skip_option="--no-check")
+        check_data(chain(*config.sources.values()), files, skip_option="--no-check")
     assert config.kubernetes is not None
     cluster = open_cluster(config.kubernetes.namespace)
     return submit_config(cluster, config, files, args)

@@ -13,7 +13,10 @@ from kubetune.library.sweep.record import Record
 
 Unit = Literal["hours", "gpu-hours", "money"]
 
+# A number and a unit: `12gpu-hours`, `1.5 h`.
 _BUDGET = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([a-z][a-z-]*)", re.IGNORECASE)
+
+# Units as they may be typed; of time, with their length in hours.
 _HOURS = {"h": 1.0, "hour": 1.0, "hours": 1.0, "min": 1 / 60, "minutes": 1 / 60}
 _GPU_HOURS = ("gpu-hours", "gpu-hour", "gpuh")
 _MONEY = ("money", "usd", "eur", "chf", "gbp")
@@ -41,7 +44,9 @@ class Budget:
     def cost(self, seconds: float, devices: int) -> float:
         """Return what it costs to hold that many devices for that long."""
         hours = seconds / 3600
-        return hours if self.unit == "hours" else hours * devices * self.price
+        if self.unit == "hours":
+            return hours
+        return hours * devices * self.price
 
     def share(self, amount: float) -> str:
         """Return an amount beside the whole: `3.2 of 12 gpu-hours`, `12 min of 3 h`."""
@@ -74,6 +79,7 @@ def parse(texts: Sequence[str], price: float | None) -> list[Budget]:
 
 def _budget(text: str, price: float | None) -> Budget:
     """Return the budget that a text stands for. Raise ValueError, saying what is wrong."""
+    # What is no amount above 0 falls through to the last line, as an unknown unit does.
     match = _BUDGET.fullmatch(text.strip())
     if match and float(match[1]) > 0:
         amount = float(match[1])

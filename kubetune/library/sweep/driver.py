@@ -43,7 +43,9 @@ if TYPE_CHECKING:
     from kubetune.library.sweep.study import Study
 
 _MOST_STARTS = 4  # of a run that makes no progress
-_SAME_FAILURES = 3  # trials that fail in one way before the sweep ends
+
+# Trials that fail in one way before the sweep ends. Mistakes in the run file are the same in all.
+_SAME_FAILURES = 3
 _SAME_USER_ERRORS = 2
 
 # Exit codes that say something about a trial's values: they are bad.
@@ -128,20 +130,25 @@ class Driver:
         """
         self._recover()
         while True:
+            # What has happened since the last look.
             for run in self.record.running:
                 self._observe(run)
             for trial in self._open_trials():
                 self._judge(trial)
+
+            # Whether the sweep has to stop. It then still waits for runs to save and end.
             failure = self._common_failure()
             if failure:
                 self._stopping = f"trials fail with the same error: {failure.reason}"
             self._stopping = self._stopping or self._fault
             self._stop_if_due()
+
             has_started = not self._stopping and self._start_runs()
             self._write()
             if not has_started and not any(self.record.running):
                 break
             self._runner.wait()
+
         self.record.reason = self._stopping
         if not self._stopping and (self._open_trials() or self._has_more_trials()):
             self.record.reason = self._over_budget
@@ -154,10 +161,8 @@ class Driver:
         """Raise the error that ended the sweep, or the last trial's if none succeeded."""
         failure = self._common_failure()
         if failure:
-            raise _error(
-                failure.code,
-                f"every trial so far ended in this way, so the sweep did too: {failure.reason}",
-            )
+            reason = f"every trial so far ended in this way, so the sweep did too: {failure.reason}"
+            raise _error(failure.code, reason)
         if self._fault:
             raise errors.EnvironmentFault(
                 f"{self._fault}\nOther trials would meet the same whatever their values, so the "
@@ -167,19 +172,20 @@ class Driver:
         has_best = bool(self.record.ranked(greater=self.search.greater))
         if failed and not has_best and not self.record.reason:
             last = failed[-1]
-            raise _error(
-                last.code,
-                f"no trial is done, so there is no best one; the last to fail: {last.reason}",
-            )
+            reason = f"no trial is done, so there is no best one; the last to fail: {last.reason}"
+            raise _error(last.code, reason)
 
     def _open_trials(self) -> list[Trial]:
+        """Return the trials that have no outcome yet."""
         return [trial for trial in self.record.trials if trial.state == "open"]
 
     def _has_more_trials(self) -> bool:
+        """True if the sweep may begin another trial."""
         return len(self.record.trials) < self._total
 
     def _recover(self) -> None:
         """Make record and study agree: a driver may have been killed between writing the two."""
+        # The study is written first, so it may know trials and outcomes that the record lacks.
         recorded = {trial.number for trial in self.record.trials}
         self._study.require_trials(recorded)
         for number, values in self._study.open_trials().items():
@@ -189,6 +195,7 @@ class Driver:
             outcome = self._study.outcome(trial.number)
             if outcome:
                 self._end(trial, outcome, trial.reason)
+
         # Starting again what may still run costs little: runners leave alone what runs or is done.
         for run in at_rest(self.record).runs:
             run.starts = 0
@@ -198,6 +205,7 @@ class Driver:
     def _runs_of(self, number: int) -> list[TrialRun]:
         """Return the runs of a new trial, one for each seed."""
         first = int(self.search.config["training"]["seed"])
+        # How many devices a run takes is known when one was planned.
         devices = max((run.devices for run in self.record.runs), default=1)
         runs = []
         for seed in range(first, first + self.search.repeat):
@@ -211,22 +219,27 @@ class Driver:
         """Note how far a run is and, if it has ended, how."""
         seen = self._runner.observe(run)
         if (seen.step or 0) > run.step:
-            run.starts = 0
+            run.starts = 0  # it makes progress, so it may be started again as often
+        # What is unknown now stays as it was seen last.
         run.step = seen.step or run.step
         run.steps = seen.steps or run.steps
-        run.value = run.value if seen.value is None else seen.value
+        if seen.value is not None:
+            run.value = seen.value
         run.seconds = max(run.seconds, seen.seconds or 0.0)
         if seen.status is None:
             return
+
         run.code = seen.status.code
         run.reason = seen.status.reason
         lacks_memory = seen.status.error == errors.OutOfMemory.__name__
         if seen.status.error == "Paused":
             run.state = "paused"
+        # A failed gate is about the result, and says nothing against the run.
         elif run.code in (errors.OK, errors.GATE):
             run.state = "done"
         elif run.code >= errors.PREEMPTED and (self._stopping or run.starts < _MOST_STARTS):
             run.state = "waiting"  # it continues from its newest checkpoint
+        # A lack of memory comes from the trial's values, such as its batch size.
         elif run.code == errors.ENVIRONMENT and not lacks_memory:
             self._meet_fault(run)
         else:
@@ -252,6 +265,8 @@ class Driver:
             return
         if "waiting" in states:
             return
+
+        # All runs are paused at the rung, or done. A trial's value is the mean over its seeds.
         trial.value = mean([run.value for run in trial.runs])
         if trial.value is None:
             self._finish(trial, "failed", f"no evaluation gave a finite {self.search.metric}")
@@ -262,19 +277,26 @@ class Driver:
         else:
             trial.rung += 1
             self._say(f"trial {trial.number:<4} {self._result(trial)}, goes on")
+            # One run may be done where another pauses, if they have different numbers of steps.
             for run in trial.runs:
                 if run.state == "paused":
                     run.state = "waiting"
 
     def _finish(self, trial: Trial, outcome: Outcome, reason: str) -> None:
         """End a trial in study and record, and print how it ended."""
-        code = next((run.code for run in trial.runs if run.state == "failed"), None)
+        code = None
+        for run in trial.runs:
+            if run.state == "failed":
+                code = run.code
+                break
+
         # Samplers keep away from the values of pruned trials, and learn nothing from failed ones.
         # An ENVIRONMENT here is a lack of memory: _observe lets all others wait.
         outcome_for_sampler: Outcome = "pruned" if code in _BAD_VALUES else outcome
         value = trial.value if outcome == "done" else None
         self._study.tell(trial.number, outcome_for_sampler, value, reason)
         self._end(trial, outcome, reason)
+
         if outcome == "failed":
             result = f"failed (exit code {code}): {reason}"
         elif outcome == "done":
@@ -284,6 +306,7 @@ class Driver:
         self._say(f"trial {trial.number:<4} {result}")
 
     def _end(self, trial: Trial, outcome: Outcome, reason: str) -> None:
+        """Note the outcome of a trial. If it is the best one now, its run file is written."""
         trial.state = outcome
         trial.reason = reason
         trial.value = mean([run.value for run in trial.runs])
@@ -291,9 +314,12 @@ class Driver:
             self._on_new_best()
 
     def _result(self, trial: Trial) -> str:
-        spread = "" if trial.spread is None else f" ± {trial.spread:.3g}"
-        steps = max(run.step for run in trial.runs)
-        return f"{self.search.metric} {trial.value:.5g}{spread} at step {steps:,}"
+        """Return the value of a trial in words: `eval_loss 1.234 ± 0.02 at step 90`."""
+        text = f"{self.search.metric} {trial.value:.5g}"
+        if trial.spread is not None:
+            text += f" ± {trial.spread:.3g}"
+        step = max(run.step for run in trial.runs)
+        return f"{text} at step {step:,}"
 
     def _common_failure(self) -> ExitStatus | None:
         """Return how the first trials failed, if all so far failed in the same way, else None."""
@@ -303,6 +329,8 @@ class Driver:
                 failed.append(trial)
             elif trial.state != "open" or trial.rung > 0:
                 return None  # this one has come to a rung
+
+        # The name of a run in the reason, such as that of its folder, makes no difference.
         failures: dict[tuple[int | None, str], TrialRun] = {}
         for trial in failed:
             for run in trial.runs:
@@ -311,6 +339,7 @@ class Driver:
                     failures.setdefault((run.code, reason), run)
         if len(failures) != 1:
             return None
+
         (first,) = failures.values()
         code = first.code or errors.BUG
         enough = _SAME_USER_ERRORS if code == errors.USER else _SAME_FAILURES
@@ -331,6 +360,7 @@ class Driver:
             for budget in self._budgets:
                 spent = budget.spent(self.record)
                 if spent >= budget.amount:
+                    # The runs save a checkpoint, so that a larger budget goes on with them.
                     self._stopping = f"the budget is spent: {budget.share(spent)}"
                     break
         self._asked = asked
@@ -345,21 +375,34 @@ class Driver:
         while len(list(self.record.running)) < self._runner.slots and not self._common_failure():
             waiting = self._runs_in("waiting")
             waiting.sort(key=lambda pair: (-pair[0].rung, pair[0].number))
-            affordable = next((pair for pair in waiting if self._fits(pair[0], pair[1:])), None)
-            if affordable is not None:
-                trial, run = affordable
-                self._start(trial, run)
-                self._write()
-                has_started = True
-                if run.state == "waiting":
-                    break  # it could not start now, and others could not either
-            elif waiting or not self._has_more_trials() or not self._fits_new():
-                break
-            else:
+            if not waiting:
+                if not self._has_more_trials() or not self._fits_new():
+                    break
+                # The next round of the loop starts its runs.
                 number, values = self._study.ask()
                 self.record.trials.append(Trial(number, values, self._runs_of(number)))
                 self._say(f"trial {number:<4} {short_text(values)}")
+                continue
+
+            affordable = self._first_affordable(waiting)
+            if affordable is None:
+                break
+            trial, run = affordable
+            self._start(trial, run)
+            self._write()
+            has_started = True
+            if run.state == "waiting":
+                break  # it could not start now, and others could not either
         return has_started
+
+    def _first_affordable(
+        self, pairs: Sequence[tuple[Trial, TrialRun]]
+    ) -> tuple[Trial, TrialRun] | None:
+        """Return the first of these runs that passes no budget, or None if all do."""
+        for trial, run in pairs:
+            if self._fits(trial, [run]):
+                return trial, run
+        return None
 
     def _runs_in(self, state: str) -> list[tuple[Trial, TrialRun]]:
         """Return the runs of open trials in a state, each with its trial."""
@@ -369,6 +412,7 @@ class Driver:
         return pairs
 
     def _start(self, trial: Trial, run: TrialRun) -> None:
+        """Start or continue a run. If it cannot start now it waits; if it never can, its trial fails."""
         run.state = "running"
         run.starts += 1
         # Written before it starts: if this driver dies now, the next one finds the run.
@@ -393,26 +437,27 @@ class Driver:
 
     def _fits(self, trial: Trial, runs: Sequence[TrialRun]) -> bool:
         """True if no budget is passed by what these runs will take, judging by earlier ones."""
-        expected = []
+        expected = []  # seconds of each run
         for run in runs:
             seconds = self._expected_seconds(trial, run)
             if seconds is None:
                 return True
             expected.append(seconds)
+        # Runs of one trial share the slots: 3 runs of an hour in 2 slots take an hour and a half.
         elapsed = sum(expected) / min(len(runs), self._runner.slots)
+
         for budget in self._budgets:
             spent = budget.spent(self.record)
             if budget.unit == "hours":
                 cost = budget.cost(elapsed, devices=1)
                 need = ""
             else:
+                # Devices are paid for each run, and those that run now will take their share too.
                 for other, run in self._runs_in("running"):
                     spent += budget.cost(self._expected_seconds(other, run) or 0.0, run.devices)
-                costs = [
-                    budget.cost(seconds, run.devices)
-                    for run, seconds in zip(runs, expected, strict=True)
-                ]
-                cost = sum(costs)
+                cost = 0.0
+                for run, seconds in zip(runs, expected, strict=True):
+                    cost += budget.cost(seconds, run.devices)
                 need = f"{cost:.3g}, "
             if spent + cost > budget.amount:
                 what = "the next run"
@@ -436,10 +481,11 @@ class Driver:
         measured = [other for other in self.record.runs if other.step and other.seconds]
         if not measured:
             return None
-        seconds_a_step = sum(other.seconds for other in measured) / sum(
-            other.step for other in measured
-        )
+        seconds = sum(other.seconds for other in measured)
+        seconds_a_step = seconds / sum(other.step for other in measured)
         steps = run.steps or max(other.steps for other in measured)
+
+        # The part of a run up to the trial's rung, less what the run has trained already.
         share = 1.0
         rungs = self.search.rungs
         if rungs:
@@ -447,6 +493,7 @@ class Driver:
         return max(0.0, steps * share - run.step) * seconds_a_step
 
     def _write(self) -> None:
+        """Write the record, with the time since it was written last if any run goes on."""
         now = time.monotonic()
         if any(self.record.running):
             self.record.seconds += now - self._clock
@@ -455,6 +502,7 @@ class Driver:
 
 
 def _error(code: int | None, message: str) -> errors.KubetuneError:
+    """Return an error that ends the sweep with the exit code of a run."""
     error = errors.KubetuneError(message)
     error.exit_code = code or errors.BUG
     return error

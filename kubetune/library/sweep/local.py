@@ -16,7 +16,7 @@ from kubetune.base import processes
 from kubetune.base.files import lock
 from kubetune.base.gpus import visible_gpus
 from kubetune.config.load import resolved
-from kubetune.config.schema import Config
+from kubetune.config.schema.cluster import ComputeConfig
 from kubetune.errors import ConfigError
 from kubetune.library.plans import plan_here
 from kubetune.library.sweep.driver import Observation
@@ -31,19 +31,18 @@ from kubetune.supervisor.local import check_run_dir
 
 _WAIT_SECONDS = 2.0
 
+# Environment variables that give a run its part of the machine.
 Slot = Mapping[str, str]
-"""Environment variables that give a run its part of the machine."""
 
 
 def slots_of(
-    config: Config, parallel: int | None, environ: Mapping[str, str]
-) -> tuple[Config, list[Slot]]:
-    """Return the config with the devices of one run, and one part of the machine for each slot.
+    compute: ComputeConfig, parallel: int | None, environ: Mapping[str, str]
+) -> tuple[ComputeConfig, list[Slot]]:
+    """Return the section with the devices of one run, and one part of the machine for each slot.
 
     Raise ConfigError if there are not enough devices. Example: with 4 GPUs and --parallel 2,
     the runs have 2 GPUs each, `CUDA_VISIBLE_DEVICES=0,1` and `CUDA_VISIBLE_DEVICES=2,3`.
     """
-    compute = config.compute
     if compute.nodes > 1:
         raise ConfigError(
             f"compute.nodes: found {compute.nodes}; expected 1 for trials on this machine, or "
@@ -51,24 +50,28 @@ def slots_of(
         )
     gpus = 0 if compute.gpus_per_node == 0 else visible_gpus(environ)
     if not gpus:
-        return config, _core_slots(parallel or 1, environ)
-    gpus_each = compute.processes or compute.gpus_per_node
-    if not gpus_each:
-        gpus_each = max(1, gpus // parallel) if parallel else 1
+        return compute, _core_slots(parallel or 1, environ)
+
+    # What the run file leaves open is shared out: the GPUs to `parallel` runs, or one to each run.
+    gpus_each = compute.processes or compute.gpus_per_node or 0
+    if not gpus_each and parallel:
+        gpus_each = gpus // parallel
+    gpus_each = max(1, gpus_each)
     count = parallel or max(1, gpus // gpus_each)
     if count * gpus_each > gpus:
         raise ConfigError(
             f"--parallel: found {count} trials of {gpus_each} GPUs, and {gpus} GPUs here; expected "
             f"at most {gpus // gpus_each}. Nothing was written."
         )
+
+    # The user may have hidden some GPUs, or named them by their UUIDs.
     names = [str(index) for index in range(gpus)]
     if "CUDA_VISIBLE_DEVICES" in environ:
         names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",")]
     slots: list[Slot] = []
     for first in range(0, count * gpus_each, gpus_each):
         slots.append({"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + gpus_each])})
-    compute = compute.model_copy(update={"gpus_per_node": gpus_each})
-    return config.model_copy(update={"compute": compute}), slots
+    return compute.model_copy(update={"gpus_per_node": gpus_each}), slots
 
 
 def _core_slots(count: int, environ: Mapping[str, str]) -> list[Slot]:
@@ -81,6 +84,8 @@ def _core_slots(count: int, environ: Mapping[str, str]) -> list[Slot]:
 
 @dataclass
 class _Child:
+    """The process of a run."""
+
     process: subprocess.Popen[bytes]
     answer: IO[str]  # a pipe with how the run ended, which closes when the process ends
     slot: Slot
@@ -98,6 +103,7 @@ class LocalRunner:
         self._children: dict[str, _Child] = {}  # by the run's name
 
     def _folder(self, run: TrialRun) -> Path:
+        """Return the directory of a run."""
         return self._recipe.folder / "trials" / run.name
 
     def start(self, trial: Trial, run: TrialRun) -> None:
@@ -105,6 +111,7 @@ class LocalRunner:
         config = self._recipe.config(trial, run)
         compute = config.compute.model_copy(update={"gpus_per_node": self._gpus})
         config = config.model_copy(update={"compute": compute, "kubernetes": None})
+        # The plan says how many steps a run has, and that where its rung is.
         config, plan = plan_here(config)
         config = self._recipe.pausing(config, plan, trial)
         run.steps = plan.num_steps
@@ -113,6 +120,7 @@ class LocalRunner:
         check_run_dir(config, run_dir, plan)
         with lock(run_dir / "logs" / "node-0.lock", wait=True):
             pass  # a run whose driver was killed saves a checkpoint first
+
         request = {
             "config": resolved(config),
             "plan": plan.to_json(),
@@ -132,6 +140,7 @@ class LocalRunner:
         child = self._children[run.name]
         run_dir = self._folder(run)
         status: ExitStatus | None = None
+        # The pipe can be read when the process has answered, or when it has ended without a word.
         has_ended, _, _ = select.select([child.answer], [], [], 0)
         if has_ended:
             answer = child.answer.read()
@@ -140,6 +149,8 @@ class LocalRunner:
             self._free.append(child.slot)
             del self._children[run.name]
             status = _status(run_dir, json.loads(answer) if answer else None, code)
+
+        # A run that failed before its first event has no numbers.
         if not (run_dir / metrics.EVENTS).is_file():
             return Observation(status)
         facts = progress(run_dir)

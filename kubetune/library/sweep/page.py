@@ -25,6 +25,7 @@ def write_page(folder: Path, output: Path | None = None) -> Path:
     """Write the page of a sweep to `output`, or to report.html in its folder."""
     search = read_search(folder)
     record = read_record(folder)
+    # The best trial comes first, then those that failed or were given up.
     ranked = record.ranked(greater=search.greater)
     trials = ranked + [trial for trial in record.trials if trial not in ranked]
     run_dirs = []
@@ -33,6 +34,7 @@ def write_page(folder: Path, output: Path | None = None) -> Path:
             run_dir = folder / "trials" / run.name
             if _is_readable(run_dir):
                 run_dirs.append(run_dir)
+
     lines = [f"{summary(record)}; {record.device_hours:.3g} device hours."]
     if ranked:
         lines += result_lines(record, search)
@@ -50,6 +52,7 @@ def _is_readable(run_dir: Path) -> bool:
 
 
 def _facts(search: Search, record: Record, trials: list[Trial], lines: list[str]) -> SearchFacts:
+    """Return the search as the page shows it. `lines` are sentences on the result."""
     settings = []
     for searched in search.ranges:
         importance = record.importances.get(searched.key)

@@ -17,6 +17,7 @@ from kubetune.config.aliases import canonical
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 
+# The three forms of a range besides a list, and what an override begins with.
 _NUMBER = r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?"
 _LOG = re.compile(rf"log\(\s*({_NUMBER})\s*,\s*({_NUMBER})\s*\)")
 _BETWEEN = re.compile(rf"({_NUMBER})\s*\.\.\s*({_NUMBER})")
@@ -33,9 +34,11 @@ _NOT_SEARCHED = {
     "it makes no other run": ("logging", "tracking", "hooks"),
 }  # fmt: skip
 
-Values = dict[str, str]  # values of a trial by key, each as the text of an override
+# Values of a trial by key, each as the text of an override.
+Values = dict[str, str]
 
-ENDLESS = 1_000_000  # number of trials if only a budget ends the search
+# Number of trials if only a budget ends the search.
+ENDLESS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,7 @@ class Range:
         """Return a value as an override has it."""
         if self.kind == "int":
             return str(int(value))
+        # All digits, so that the run trains with exactly the value that the study chose.
         return repr(float(value)).removesuffix(".0")
 
     def __str__(self) -> str:
@@ -77,6 +81,7 @@ def short_text(values: Values) -> str:
     """Return the values as people read them, long numbers with four digits."""
     words = []
     for key, text in values.items():
+        # 3.1415926e-05 becomes 3.142e-05; 4096000 stays.
         is_number = re.fullmatch(_NUMBER, text) is not None
         if is_number and len(text) > 6 and not text.isdigit():
             text = f"{float(text):.4g}"
@@ -108,6 +113,7 @@ def split(
         if value_range is not None:
             ranges.append(value_range)
             continue
+        # The path of the run file, or a key with one value.
         others.append(word)
         if _OVERRIDE.match(word):
             fixed.append(key)
@@ -117,6 +123,7 @@ def split(
 def _doubled(fixed: Sequence[str], searched: Sequence[str]) -> list[str]:
     """Return problems of keys that have a range and a value, or two ranges."""
     problems = []
+    # By their canonical names, since `lr` and `training.learning_rate` are one key.
     searched = [_canonical_name(key) for key in searched]
     for key in map(_canonical_name, fixed):
         for place in searched:
@@ -144,7 +151,8 @@ def _range(key: str, text: str) -> Range | None:
     Raise ValueError, saying why, if it tries to be a range and is none.
     """
     is_log = text.startswith("log(")
-    interval = (_LOG if is_log else _BETWEEN).fullmatch(text)
+    pattern = _LOG if is_log else _BETWEEN
+    interval = pattern.fullmatch(text)
     if interval is not None:
         value_range = _interval(key, text, interval[1], interval[2], is_log=is_log)
     elif is_log:
@@ -155,6 +163,8 @@ def _range(key: str, text: str) -> Range | None:
             return None
         _require_different(key, text, choices)
         value_range = Range(key, "choice", choices=tuple(choices))
+
+    # Only now, since every key may have one value.
     name = _canonical_name(key)
     for reason, keys in _NOT_SEARCHED.items():
         if any(_is_within(name, other) for other in keys):
@@ -167,10 +177,11 @@ def _interval(key: str, text: str, low_text: str, high_text: str, *, is_log: boo
     low = float(low_text)
     high = float(high_text)
     if not low < high or not math.isfinite(high) or (is_log and low <= 0):
-        numbers = (
-            "a lower and a higher number, both above 0" if is_log else "a lower and a higher number"
-        )
+        numbers = "a lower and a higher number"
+        if is_log:
+            numbers += ", both above 0"
         raise ValueError(f"found {text}; expected {numbers}")
+    # 0..1 of a probability are fractions, 8..64 of a rank are integers.
     is_whole = all(re.fullmatch(r"[-+]?\d+", part) for part in (low_text, high_text))
     if is_whole and "number" not in _types(key):
         return Range(key, "int", low, high, is_log)
@@ -191,6 +202,7 @@ def _require_different(key: str, text: str, choices: list[str]) -> None:
 
 
 def _is_within(key: str, section: str) -> bool:
+    """True if a key is a section, or in it: `data.train[0].weight` is in `data.train`."""
     return key == section or key.startswith((f"{section}.", f"{section}["))
 
 
@@ -201,6 +213,7 @@ def _canonical(key: str) -> KeyPath:
 
 
 def _canonical_name(key: str) -> str:
+    """Return the name of a key whose name may be an alias."""
     return dotted(_canonical(key))
 
 
@@ -213,8 +226,8 @@ def _types(key: str) -> set[str]:
 def _choices(text: str) -> list[str]:
     """Return the parts between commas, except commas in brackets or quotes: `[a,b],c` has two."""
     parts = [""]
-    depth = 0
-    quote = ""
+    depth = 0  # of brackets
+    quote = ""  # the quote that is open
     for letter in text:
         if letter == "," and not depth and not quote:
             parts.append("")

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from kubetune.config.load import dotted_values, resolved
+from kubetune.config.load import dotted_values
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.ranges import overrides
 from kubetune.library.sweep.record import Search, Trial, TrialRun
 from kubetune.plan.plan import Plan
 
+# Returns the config of the command line's run file with more overrides.
 Load = Callable[[list[str]], Config]
-"""Return the config of the command line's run file with more overrides."""
 
 _FACTOR = 3  # of successive halving: a third of the trials continues at each rung
-_MOST_RUNGS = 3
+_MOST_RUNGS = 3  # besides the end of a run
 _QUARTERS = 4
+
+# Keys of the run file that `Recipe` replaces in every trial.
 _NOT_USED: Final = (
     "output",
     "push",
@@ -28,16 +30,18 @@ _NOT_USED: Final = (
     "logging.report_json",
     "training.pause_at_step",
 )
-"""Keys of the run file that `Recipe` replaces in every trial."""
 
 
-def not_used(config: Config) -> list[str]:
-    """Return the keys that a run file sets and that no trial uses."""
-    used: set[str] = set()
-    for key, value in dotted_values(resolved(config)):
-        if value:
-            used.update(name for name in _NOT_USED if f"{key}.".startswith(f"{name}."))
-    return [name for name in _NOT_USED if name in used]
+def not_used(values: Mapping[str, Any]) -> list[str]:
+    """Return the keys that a run file sets and that no trial uses. `values`: its whole config."""
+    names = []
+    for name in _NOT_USED:
+        # `push` is a section, whose keys begin with it.
+        for key, value in dotted_values(values):
+            if value and f"{key}.".startswith(f"{name}."):
+                names.append(name)
+                break
+    return names
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class Recipe:
             "greater_is_better": self.search.greater,
         }
         logging = {"report_json": None, "before_after": 0}
+        # Each run has a folder of its own in the bucket too.
         mirror = None
         if config.mirror:
             mirror = f"{config.mirror.rstrip('/')}/{run.name}"
@@ -81,6 +86,7 @@ class Recipe:
         share = 1.0
         if trial.rung < len(rungs):
             share = rungs[trial.rung] / rungs[-1]
+        # At its last step a run is done, and does not pause.
         step = rung_step(plan, share)
         pause = step if step < plan.num_steps else None
         training = config.training.model_copy(update={"pause_at_step": pause})
@@ -117,11 +123,15 @@ def rungs_of(pruner: str, plan: Plan) -> tuple[int, ...]:
             f"--pruner {pruner}: how many steps a run has is not known before its data are read; "
             "set training.max_steps"
         )
+
+    # Candidates, those with the most rungs first: asha 1-3-9-27, 1-3-9, 1-3.
     if pruner == "median":
         ladders = [tuple(range(1, parts + 1)) for parts in (_QUARTERS, 2)]
     else:
         powers = [_FACTOR**exponent for exponent in range(_MOST_RUNGS + 1)]
         ladders = [tuple(powers[:length]) for length in range(len(powers), 1, -1)]
+
+    # A ladder fits if each of its rungs is another evaluation.
     for rungs in ladders:
         steps = [rung_step(plan, resource / rungs[-1]) for resource in rungs]
         if len(set(steps)) == len(steps):

@@ -19,6 +19,7 @@ from kubetune.base.humanize import counted
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.sweep.ranges import Range, Values
 
+# Names in the folder.
 SWEEP: Final = "sweep.json"
 TRIALS: Final = "trials.json"
 BEST: Final = "best.yaml"
@@ -81,7 +82,9 @@ class Trial:
     def spread(self) -> float | None:
         """Standard deviation of the values of its runs; None for one run."""
         values = [run.value for run in self.runs if run.value is not None]
-        return statistics.stdev(values) if len(values) > 1 else None
+        if len(values) < 2:
+            return None
+        return statistics.stdev(values)
 
     @property
     def progress(self) -> str:
@@ -123,6 +126,7 @@ class Record:
         for trial in self.trials:
             if trial.state == "done" and trial.value is not None:
                 done.append((sign * trial.value, trial))
+        # By the value alone: of equal trials the earlier one is better.
         done.sort(key=lambda pair: pair[0])
         return [trial for _, trial in done]
 
@@ -139,6 +143,7 @@ def read_search(folder: Path) -> Search:
             f"{folder}: no sweep is there (it has no {SWEEP}); give the folder of one"
         )
     fields = read_object(folder / SWEEP)
+    # JSON has lists where the fields are tuples. A key too many or too few is a TypeError.
     try:
         ranges = []
         for range_fields in fields["ranges"]:
@@ -170,6 +175,7 @@ def read_record(folder: Path) -> Record:
 
 
 def _damaged(path: Path, error: Exception) -> EnvironmentFault:
+    """Return the error for a file that is no record of a sweep."""
     return EnvironmentFault(
         f"{path} is damaged, or another version of kubetune wrote it ({error}); put it back"
     )
@@ -192,10 +198,13 @@ def mean(values: Sequence[float | None]) -> float | None:
 
 def state_of(trial: Trial) -> str:
     """Return the state of a trial in words."""
-    if trial.state == "open":
-        is_running = any(run.state == "running" for run in trial.runs)
-        return "running" if is_running else "waiting"
-    return "given up" if trial.state == "pruned" else trial.state
+    if trial.state == "pruned":
+        return "given up"
+    if trial.state != "open":
+        return trial.state
+    if any(run.state == "running" for run in trial.runs):
+        return "running"
+    return "waiting"
 
 
 def summary(record: Record) -> str:
@@ -204,5 +213,8 @@ def summary(record: Record) -> str:
         return "no trial yet"
     states = [trial.state for trial in record.trials]
     words = {"done": "done", "pruned": "given up", "failed": "failed", "open": "open"}
-    counts = [f"{states.count(state)} {word}" for state, word in words.items() if state in states]
+    counts = []
+    for state, word in words.items():
+        if state in states:
+            counts.append(f"{states.count(state)} {word}")
     return f"{counted(len(states), 'trial')}: {', '.join(counts)}"

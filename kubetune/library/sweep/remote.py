@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster, Object
     from kubetune.k8s.manifests.spec import RunSpec
 
+# Labels of all objects of a trial's run, by which `sweep stop` finds them.
 SWEEP_LABEL = "kubetune/sweep"
 TRIAL_LABEL = "kubetune/trial"
 _WAIT_SECONDS = 2.0
@@ -80,6 +81,8 @@ def check(config: Config) -> None:
             f"kubernetes.kind: found {kind}, whose pods stay and hold their GPUs when a run has "
             f"ended; expected {', '.join(kinds[:-1])} or {kinds[-1]} for trials. Nothing was changed."
         )
+
+    # The first values of all ranges stand for all trials.
     plan = plan_there(config)
     files = local_files(config)
     findings = lint(config, plan, render(config, plan, files), files)
@@ -127,6 +130,8 @@ class ClusterRunner:
         config = self._recipe.config(trial, run)
         kubernetes = config.kubernetes
         assert kubernetes is not None
+
+        # In place of volumes of its own, a run mounts those of `make_claims`.
         volumes = {}
         for volume_name in _shared(kubernetes.storage):
             volumes[volume_name] = VolumeConfig(claim=f"{self._recipe.name}-{volume_name}")
@@ -138,6 +143,7 @@ class ClusterRunner:
         storage = kubernetes.storage.model_copy(update=volumes)
         kubernetes = kubernetes.model_copy(update={"labels": labels, "storage": storage})
         config = config.model_copy(update={"kubernetes": kubernetes, "output": None})
+
         plan = plan_there(config)
         run.steps = plan.num_steps or run.steps
         run.devices = plan.world_size
@@ -162,6 +168,7 @@ class ClusterRunner:
         Thread(target=_complete, args=(submission, work), daemon=True).start()
 
     def _submit(self, config: Config, files: dict[str, str], run: TrialRun) -> None:
+        """Submit a run; resume it if it is on the cluster already, and stopped."""
         job = submit(
             self._cluster,
             config,
@@ -192,6 +199,7 @@ class ClusterRunner:
 
         Raise EnvironmentFault only if the API server does not answer for long.
         """
+        # The driver ends only when no run goes on, so runs that are left to the cluster count as stopped.
         if self._was_killed:
             return Observation(ExitStatus(errors.PREEMPTED, "left to the cluster"))
         if time.monotonic() < self._next_try:
@@ -215,6 +223,8 @@ class ClusterRunner:
         return seen
 
     def _ask_cluster(self, run: TrialRun) -> Observation:
+        """Return the run as the API server knows it, or how its submission failed."""
+        # A run that a Job prepares has no workload yet.
         if run.name in self._preparing:
             submission = self._preparing[run.name]
             if not submission.done():
@@ -226,10 +236,12 @@ class ClusterRunner:
                 is_temporary = isinstance(error, Unreachable)
                 code = errors.LOST_PEER if is_temporary else error.exit_code
                 return Observation(ExitStatus(code, str(error)))
+
         spec = self._specs[run.name]
         observed = observe(self._cluster, spec)
         progress = observed.progress or {}
         best = progress.get("best") or {}
+        # Node 0 stands for all nodes, which are held as long.
         seconds = run.earlier_seconds
         for pod in observed.pods:
             if pods.node_number(pod) == 0:
@@ -258,6 +270,7 @@ class ClusterRunner:
         self._stopped.add(run.name)
 
     def _say_once(self, text: str) -> None:
+        """Print a message, unless it was printed before."""
         if text not in self._messages:
             self._messages.add(text)
             say(text)
@@ -301,6 +314,7 @@ def stop_all(cluster: Cluster, name: str) -> list[str]:
         spec = find_run(cluster, run_name)
         if spec.kubernetes.labels.get(SWEEP_LABEL) != name:
             continue
+        # A run that cannot be stopped must not keep the others from being stopped.
         workload = cluster.get(workload_kind(spec), run_name)
         if pods.state_of(workload, [])[0] in ("waiting", "running"):
             try:
@@ -337,6 +351,7 @@ def _status(observed: ObservedRun, *, pauses: bool) -> ExitStatus | None:
         return ExitStatus(errors.LOST_PEER, "its workload was deleted")
     if observed.state != "done":
         return _failure(observed)
+
     # If its pods are gone, nothing says whether it paused or was done; it was to pause.
     message: Mapping[str, Any] = {
         "reason": observed.reason or "done",

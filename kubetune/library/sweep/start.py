@@ -16,7 +16,7 @@ from kubetune.base.files import lock
 from kubetune.base.humanize import counted
 from kubetune.base.signals import Relay
 from kubetune.config.load import dotted_values, resolved
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, KubernetesConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
@@ -40,8 +40,8 @@ from kubetune.library.sweep.study import Study, explained
 from kubetune.library.sweep.winner import best_of, result_lines, write_best
 from kubetune.rundir.starts import moved_numbers
 
-_AT_ONCE = 4
-_MARGIN_SECONDS = 30
+_AT_ONCE = 4  # runs on a cluster, without --parallel
+_MARGIN_SECONDS = 30  # in which the sweep itself ends, after its runs
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class Wishes:
 
     ranges: tuple[Range, ...]
     metric: str
-    greater: bool
+    greater: bool  # True if more of the metric is better
     sampler: str
     pruner: str
-    repeat: int
-    seed: int
-    trials: int
-    parallel: int | None
+    repeat: int  # runs of a trial, each with a seed of its own
+    seed: int  # of the search itself
+    trials: int  # at most
+    parallel: int | None  # runs at once; None leaves it to the machine
     budgets: Sequence[Budget]
     on_cluster: bool = False
 
@@ -64,9 +64,10 @@ class Wishes:
 def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, relay: Relay) -> int:
     """Search to the end, or until the sweep is told to stop. Return the exit code.
 
-    `config` has the first value of each range. Raises ConfigError if the folder holds another sweep,
+    `config` has the first value of each range. Raise ConfigError if the folder holds another sweep,
     EnvironmentFault if another process drives this one already.
     """
+    # The plan of a run, which says at which steps it is judged.
     slots: list[Slot] = []
     base = None
     namespace = None
@@ -75,12 +76,14 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
 
         remote.check(config)
         plan = remote.plan_there(config)
-        namespace = config.kubernetes.namespace if config.kubernetes is not None else None
+        assert config.kubernetes is not None
+        namespace = config.kubernetes.namespace
     else:
-        config, slots = slots_of(config, wishes.parallel, os.environ)
-        base, plan = plan_here(
-            config.model_copy(update={"output": str(folder / "base"), "kubernetes": None})
-        )
+        compute, slots = slots_of(config.compute, wishes.parallel, os.environ)
+        config = config.model_copy(update={"compute": compute})
+        here = {"output": str(folder / "base"), "kubernetes": None}
+        base, plan = plan_here(config.model_copy(update=here))
+
     search = Search(
         config=resolved(config),
         ranges=wishes.ranges,
@@ -95,18 +98,19 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         namespace=namespace,
     )
     _require_same(folder, search)
+
     # Each run has its own grace period within that of the sweep.
     relay.grace_seconds = plan.grace_seconds + _MARGIN_SECONDS
     recipe = Recipe(load, search, folder, name)
     with lock(folder / LOCK, wait=False), explained(folder):
         runner: Runner
-        if wishes.on_cluster:
-            runner = _cluster(recipe, config, wishes)
+        if config.kubernetes is not None and wishes.on_cluster:
+            runner = _cluster(recipe, config.kubernetes, wishes)
         else:
             runner = LocalRunner(recipe, slots, config.compute.gpus_per_node)
         if not (folder / SWEEP).exists():
             write_search(folder, search)
-        _print_head(folder, search, wishes, runner, config)
+        _print_head(folder, search, wishes, runner)
         if base is not None:
             prepare(base)  # once, before several runs would do it at the same time
         study = Study(folder, search)
@@ -157,14 +161,14 @@ def _drive(
         study.close()
 
 
-def _cluster(recipe: Recipe, config: Config, wishes: Wishes) -> Runner:
+def _cluster(recipe: Recipe, kubernetes: KubernetesConfig, wishes: Wishes) -> Runner:
     """Return the cluster of the kubeconfig as a runner, with the volumes that all trials share."""
     from kubetune.library.sweep import remote
 
-    assert config.kubernetes is not None
-    cluster = open_cluster(config.kubernetes.namespace)
-    runner = remote.ClusterRunner(recipe, cluster, wishes.parallel or min(_AT_ONCE, wishes.trials))
-    shared = runner.make_claims(config.kubernetes.storage)
+    cluster = open_cluster(kubernetes.namespace)
+    slots = wishes.parallel or min(_AT_ONCE, wishes.trials)
+    runner = remote.ClusterRunner(recipe, cluster, slots)
+    shared = runner.make_claims(kubernetes.storage)
     if shared:
         print(f"{'volumes':<10} {', '.join(shared)}, of all trials")
     return runner
@@ -178,6 +182,8 @@ def _require_same(folder: Path, search: Search) -> None:
                 f"{folder} holds files, but no sweep; choose another -o. Nothing was written."
             )
         return
+
+    # The config has too many keys for one line, so that its changes are named key by key.
     before = asdict(read_search(folder))
     now = asdict(search)
     values_before = dict(dotted_values(before.pop("config")))
@@ -187,6 +193,7 @@ def _require_same(folder: Path, search: Search) -> None:
         searched = tuple(a_range["key"] for a_range in (*before["ranges"], *now["ranges"]))
         values_before = _without(values_before, searched)
         values_now = _without(values_now, searched)
+
     changes = []
     for key, old, new in moved_numbers(values_before, values_now):
         changes.append(f"{key} was {old}, now is {new}")
@@ -209,14 +216,13 @@ def _without(values: dict[str, Any], searched: tuple[str, ...]) -> dict[str, Any
 
 
 def _text(value: object) -> str:
+    """Return a field of a search as the command line has it."""
     if isinstance(value, tuple) and value and isinstance(value[0], dict):
         return " ".join(f"{fields['key']}={Range(**fields)}" for fields in value)
     return str(value)
 
 
-def _print_head(
-    folder: Path, search: Search, wishes: Wishes, runner: Runner, config: Config
-) -> None:
+def _print_head(folder: Path, search: Search, wishes: Wishes, runner: Runner) -> None:
     """Print what is searched, how, and where."""
     limit = "as long as the budget lasts"
     if wishes.trials < ENDLESS:
@@ -224,15 +230,16 @@ def _print_head(
     if wishes.trials == settings_in(search.ranges):
         limit += ", for these ranges hold no more settings"
     ranges = " ".join(f"{a_range.key}={a_range}" for a_range in search.ranges)
+    better = "highest" if search.greater else "lowest"
     lines = [
         ("sweep", ranges),
-        ("by", f"{search.metric}, {'highest' if search.greater else 'lowest'} is best"),
+        ("by", f"{search.metric}, {better} is best"),
         ("search", f"{search.sampler}, pruner {search.pruner}, {limit}"),
         ("at once", counted(runner.slots, "run")),
         ("budget", ", ".join(map(str, wishes.budgets)) or "none"),
         ("folder", str(folder)),
     ]
-    unused = not_used(config)
+    unused = not_used(search.config)
     if unused:
         reason = f"each trial has a directory below {folder / 'trials'}"
         lines.append(("not used", f"{', '.join(unused)} of the run file: {reason}"))
@@ -261,6 +268,7 @@ def _conclude(
     print(f"\n{'trials':<10} {result}; {record.device_hours:.3g} device hours")
     if record.ranked(greater=search.greater):
         path = write_winner()
+        # Only the first line of the result has a label.
         label = "best"
         for text in islice(result_lines(record, search), 10):
             print(f"{label:<10} {text}")

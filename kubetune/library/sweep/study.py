@@ -38,7 +38,7 @@ from kubetune.library.sweep.ranges import Range, Values, settings_in
 from kubetune.library.sweep.record import TRIALS, Outcome, Search
 
 FILE: Final = "study.db"
-_DRAWS: Final = 20
+_DRAWS: Final = 20  # of a setting from the sampler, before chance decides
 _NAME: Final = "sweep"
 _STATES: Final[dict[Outcome, TrialState]] = {
     "done": TrialState.COMPLETE,
@@ -76,6 +76,7 @@ class _Untried(BaseSampler):
         self._tried = tried
         self._space = distributions(ranges)
         self._random = RandomSampler(seed=len(tried))
+        # Trials of a killed driver may lack values; they count for nothing.
         settings = set()
         for params in tried:
             if params.keys() == self._space.keys():
@@ -94,7 +95,7 @@ class _Untried(BaseSampler):
         """Return a setting that was not tried; any if all were."""
         draws = 0
         while True:
-            # TPE may insist on its best setting, so after some draws chance decides.
+            # TPE may insist on its best setting.
             sampler = self._inner if draws < _DRAWS else self._random
             params = {}
             for key, values in search_space.items():
@@ -140,6 +141,7 @@ def make_sampler(
 
 
 def _grid(searched: Range) -> list[str] | list[int]:
+    """Return all values of a range, which is of choices or of integers."""
     if searched.choices:
         return list(searched.choices)
     return list(range(int(searched.low), int(searched.high) + 1))
@@ -207,10 +209,13 @@ class Study:
         return trial.number, self._values(trial.params)
 
     def _values(self, params: Mapping[str, Any]) -> Values:
+        """Return the values of a trial as texts of overrides."""
         values = {}
         for searched in self._search.ranges:
             value = params[searched.key]
-            values[searched.key] = value if searched.kind == "choice" else searched.text(value)
+            if searched.kind != "choice":
+                value = searched.text(value)
+            values[searched.key] = value
         return values
 
     def require_trials(self, recorded: Set[int]) -> None:
@@ -269,11 +274,9 @@ class Study:
     def importances(self) -> dict[str, float]:
         """Return how much each key mattered, in sum 1; {} if too few trials are done to say."""
         done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if (
-            len(self._search.ranges) < 2
-            or len(done) < 4
-            or len({trial.value for trial in done}) < 2
-        ):
+        # A lone key has all the importance, and equal values have no reason.
+        has_several_values = len({trial.value for trial in done}) > 1
+        if len(self._search.ranges) < 2 or len(done) < 4 or not has_several_values:
             return {}
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=self._search.seed)
         importances: dict[str, float] = optuna.importance.get_param_importances(

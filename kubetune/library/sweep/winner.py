@@ -41,6 +41,7 @@ def noise(first: Trial, second: Trial) -> str | None:
 
         margin = t x standard error = 4.30 x 0.02 = 0.086, which is more than 0.03: noise
     """
+    # A run without a value failed, and so has no pair.
     differences = []
     for run, other in zip(first.runs, second.runs, strict=False):
         if run.value is not None and other.value is not None:
@@ -48,6 +49,7 @@ def noise(first: Trial, second: Trial) -> str | None:
     count = len(differences)
     if count < 2:
         return None
+
     difference = statistics.fmean(differences)
     standard_error = statistics.stdev(differences) / math.sqrt(count)
     # Above ten degrees of freedom, t hardly changes.
@@ -82,6 +84,7 @@ def write_best(folder: Path, config: Config, base: Config, record: Record, searc
 
     `base` is the config of the run file that was searched.
     """
+    # `greater_is_better` is written only where it is not what the metric's name says.
     training = config.training.model_copy(update={"pause_at_step": None, "greater_is_better": None})
     if prefers_greater(training) != search.greater:
         training = training.model_copy(update={"greater_is_better": search.greater})
@@ -96,6 +99,8 @@ def write_best(folder: Path, config: Config, base: Config, record: Record, searc
             "training": training,
         }
     )
+
+    # The file begins with the result, and with every setting that is not as in the run file.
     lines = [f"Written by kubetune sweep, of {summary(record)}.", *result_lines(record, search)]
     before = dict(_leaves(resolved(base)))
     for key, value in _leaves(resolved(winner)):
