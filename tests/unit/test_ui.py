@@ -487,9 +487,9 @@ def test_what_would_let_strangers_in_is_refused(
 
 def test_a_run_of_a_cluster_without_a_step_says_so() -> None:
     part = templates().get_template("cluster_part.html")
-    listed = part.render(problem="", name="", found=[{"name": "far", "state": "failed"}])
-    shown = part.render(problem="", name="far", found={"state": "failed", "why": "exit code 3"})
+    listed = part.render(problem="", name="", status=[{"name": "far", "state": "failed"}])
+    shown = part.render(problem="", name="far", status={"state": "failed", "why": "exit code 3"})
     assert "– of –" not in listed + shown
     assert "no step yet" in shown
     run = {"state": "running", "why": "", "progress": {"step": 3, "steps": 9, "loss": 0.5}}
-    assert "3 of 9 steps, loss 0.5" in part.render(problem="", name="far", found=run)
+    assert "3 of 9 steps, loss 0.5" in part.render(problem="", name="far", status=run)
