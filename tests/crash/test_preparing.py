@@ -135,3 +135,22 @@ def test_a_rank_whose_data_are_long_in_coming_says_so(
     with preparation.Preparation(config, run_dir) as prepared:
         assert prepared.result()[0].train
     assert any("the data have been in preparation for " in message for message in caplog.messages)
+
+
+def stopped_as_it_forks(run_dir: str) -> int:
+    """Be a rank that is asked to stop in the moment in which it has forked the process that prepares."""
+    submit = preparation.ProcessPoolExecutor.submit
+
+    def submit_and_stop(self: Any, *args: Any) -> Any:
+        future = submit(self, *args)
+        os.kill(os.getpid(), signal.SIGTERM)
+        return future
+
+    preparation.ProcessPoolExecutor.submit = submit_and_stop  # type: ignore[method-assign]
+    return worker.main([run_dir])
+
+
+def test_a_stop_while_the_process_that_prepares_is_forked_waits_for_nobody(run_dir: Path) -> None:
+    environ = {"KUBETUNE_FAULT": "hang:prepare"}
+    with started(stopped_as_it_forks, 1, str(run_dir), environ=environ) as ranks:
+        assert wait_all(ranks, 60) == [errors.PREEMPTED]

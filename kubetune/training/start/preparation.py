@@ -31,14 +31,22 @@ class Preparation:
     """
 
     def __init__(self, config: Config, run_dir: Path) -> None:
+        self._config = config
+        self._run_dir = run_dir
         self._pool = ProcessPoolExecutor(
             1,
             mp_context=multiprocessing.get_context("fork"),
             initializer=processes.work_for_parent,
         )
-        self._folder = self._pool.submit(_prepare_folder, config, run_dir)
 
     def __enter__(self) -> Self:
+        # A stop may be asked for while the process is forked. Nobody would leave the block then, and Python would wait
+        # at its end until all is prepared.
+        try:
+            self._folder = self._pool.submit(_prepare_folder, self._config, self._run_dir)
+        except BaseException:
+            processes.kill_children()
+            raise
         return self
 
     def __exit__(
