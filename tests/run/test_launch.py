@@ -131,11 +131,11 @@ def test_a_run_leaves_its_numbers(finished: tuple[Path, subprocess.CompletedProc
     assert metrics.read_events(run_dir)[0]["event"] == "launch"
 
 
-def test_every_file_that_a_run_leaves_is_on_the_page_on_design(
+def test_every_file_that_a_run_leaves_is_on_the_page_on_files(
     finished: tuple[Path, subprocess.CompletedProcess[str]],
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "design.md").read_text("utf-8")
-    table = page.partition("**Run directory**")[2].partition("**Metrics line**")[0]
+    page = (Path(__file__).parents[2] / "docs" / "run-directory.md").read_text("utf-8")
+    table = page.partition("## Run directory")[2].partition("## In a pod")[0]
     named = [
         name
         for row in re.findall(r"^\| (`.+?`) \|", table, re.M)
