@@ -1,7 +1,13 @@
-"""Decides what makes a loaded model fast or small: recomputation, cheaper forwards, compiled kernels.
+"""Decide what makes a loaded model fast or small: recomputation, cheaper forwards, compiled kernels.
 
-Decisions follow from the work planned and the memory of the device, never from a clock, so that a resumed run decides
-alike.
+    what                                 decided by
+    fused forwards                       training.fused_forwards
+    their kernels compiled               training.compile, the number of parameters and of tokens ahead
+    layers compiled                      training.compile: layers
+    activations recomputed               training.gradient_checkpointing, the memory of the GPU
+    gradients summed once a step         the memory of the device; of a sharded model only
+
+Nothing is decided by a clock, so that a resumed run decides alike.
 """
 
 from __future__ import annotations
@@ -30,13 +36,13 @@ from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.rank_work import RankWork
 
-# Of the device's memory, what whole gradients may take where a sharded model would otherwise sum them more than once.
+# Share of the device's memory that whole gradients of a sharded model may take, to be summed only once a step.
 WHOLE_GRADIENT_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Work ahead of a model."""
+    """What a model is about to learn from."""
 
     total_tokens: int  # from the first step to the last
     labels: Labels | None = None  # what a classifier is to tell apart
@@ -54,15 +60,18 @@ def tune(
     model = learner.model
     route = learner.route
     learner = replace(learner, routing=routing.watch(learner.lm, training))
-    # Compiled forwards are proved on the modules at hand, whose weights are only slices when they are sharded.
+
+    # Compiled forwards are proved on the modules at hand. Of a sharded model these have only slices of their weights.
     fused = (
         not is_sharded(model)
         and wants_compile(training.compile, model, workload, device)
         and route.padding_free
     )
+
     if sums_once_per_step(model, device):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         learner = replace(learner, sums_once_per_step=True)
+
     layers = recomputed_layers(
         training.gradient_checkpointing,
         workload,
@@ -74,6 +83,7 @@ def tune(
         some = "all" if layers is None else f"the first {layers}"
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
         recompute_activations(model, layers)
+
     if training.fused_forwards:
         learner.kernels.is_planned = fused
         kernels = learner.kernels if fused else None
@@ -105,7 +115,7 @@ def _compile_layers(model: nn.Module, *, fused: bool) -> CompiledLayers | None:
 
 
 def without_compiler(training: TrainingConfig) -> TrainingConfig:
-    """Return the section with `compile: false` where that is left to us."""
+    """Return the section with `compile: false` in place of `auto`."""
     if training.compile != "auto":
         return training
     return training.model_copy(update={"compile": False})
@@ -167,16 +177,18 @@ def recomputed_layers(
     if weights is None:
         return 0
     memory = forecast(work, weights, device_bytes, compiled=compiled)
-    return 0 if memory is None else memory.recomputed_layers
+    if memory is None:
+        return 0
+    return memory.recomputed_layers
 
 
 def recompute_activations(model: nn.Module, layers: int | None = None) -> None:
     """Keep only the input of the first `layers` layers (None: of all) and run them again in the backward."""
     lm: Any = unwrap(model)
     # transformers 5.2x renamed it and warns about the old name.
-    enable = (
-        getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
-    )
+    enable = getattr(lm, "activation_checkpointing_enable", None)
+    if enable is None:
+        enable = lm.gradient_checkpointing_enable
     enable({"use_reentrant": False})
     if layers is None:
         return

@@ -4,6 +4,15 @@ A packed batch is several sequences laid end to end; each must attend to itself 
 attention function ("padding_free") that works sequence by sequence, and a mask function that *probes* the rule the
 model asks for (causal, sliding window) instead of building a `[tokens, tokens]` tensor. What it cannot do exactly it
 refuses with `CannotRunPaddingFree`; `padding_free.py` then falls back to one sequence at a time.
+
+The sequences a a a and b b, with `cu_seqlens` (0, 3, 5), and who sees whom:
+
+               a0 a1 a2 b0 b1
+    a0          x
+    a1          x  x                 nothing of it is ever a tensor: `attend` cuts q, k and v at 3
+    a2          x  x  x
+    b0                   x
+    b1                   x  x
 """
 
 from __future__ import annotations
@@ -28,10 +37,10 @@ from kubetune.kernels.attention.padded import padded_attention
 from kubetune.kernels.attention.varlen import varlen_attention, varlen_fits
 from kubetune.models import patches
 
-LONG = 1024  # beyond this many tokens the quadratic memory of BlockAttention costs more than SDPA's slower kernel
-LONG_SHARED = (
-    2 * LONG
-)  # of rows with shared beginnings, whose own parts alone meet all of their keys
+# Beyond this many tokens the quadratic memory of block attention costs more than SDPA's slower kernel.
+LONG = 1024
+# The same of rows with shared beginnings: there only what each row has by itself meets all of the row's keys.
+LONG_SHARED = 2 * LONG
 
 
 class CannotRunPaddingFree(RuntimeError):
@@ -40,13 +49,14 @@ class CannotRunPaddingFree(RuntimeError):
 
 @dataclass
 class Packing:
-    """The packed batch being run: its `cu_seqlens`, the rows whose output is wanted (None: all), and which sequences go
-    on from which others (`parents` of a PrefixTree)."""
+    """The packed batch that is being run."""
 
-    cu_seqlens: tuple[int, ...] | None = None
-    rows: Tensor | None = None
-    causal: bool = True
-    parents: tuple[int, ...] = ()
+    cu_seqlens: tuple[int, ...] | None = (
+        None  # where its sequences begin and end; None: no batch is run
+    )
+    rows: Tensor | None = None  # int64 [rows] the tokens whose output is wanted, None: all
+    causal: bool = True  # False for an encoder
+    parents: tuple[int, ...] = ()  # which sequences go on from which others (PrefixTree)
 
 
 # One per process, not thread-local: activation checkpointing runs the forward again in autograd's own threads.
@@ -60,45 +70,60 @@ def packed(
     causal: bool = True,
     parents: tuple[int, ...] = (),
 ) -> Iterator[None]:
-    """Say what is being run. Must enclose the backward too; without it "padding_free" attention refuses to run."""
-    CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = (
-        cu_seqlens,
-        rows,
-        causal,
-        parents,
-    )
+    """Within, the packed batch of `CURRENT` is this one, without which "padding_free" attention refuses to run.
+
+    It must enclose the backward too: recomputed layers attend again there.
+    """
+    _set_current(Packing(cu_seqlens, rows, causal, parents))
     try:
         with patches.packing_by(_packing_in_positions):
             yield
     finally:
-        CURRENT.cu_seqlens, CURRENT.rows, CURRENT.causal, CURRENT.parents = None, None, True, ()
+        _set_current(Packing())
+
+
+def _set_current(packing: Packing) -> None:
+    # In place: other modules have imported the object.
+    CURRENT.cu_seqlens = packing.cu_seqlens
+    CURRENT.rows = packing.rows
+    CURRENT.causal = packing.causal
+    CURRENT.parents = packing.parents
 
 
 def _packing_in_positions(find: patches.Find, position_ids: Tensor) -> Any:
-    """Sequences that restarting positions tell apart: on a GPU none, which would be waited for to look at them."""
-    return find(position_ids) if position_ids.device.type == "cpu" else None
+    """Return the sequences that restarting positions tell apart; on a GPU None, as to look at them is to wait."""
+    if position_ids.device.type != "cpu":
+        return None
+    return find(position_ids)
 
 
 @lru_cache(maxsize=2)
 def longest_path(cu_seqlens: tuple[int, ...], parents: tuple[int, ...]) -> tuple[int, int]:
-    """Place of the longest sequence of a packed batch, with its shared beginnings, right behind which a PrefixTree puts
-    it."""
-    spans = max(
-        paths(cu_seqlens, parents), key=lambda path: sum(span.stop - span.start for span in path)
-    )
-    if any(before.stop != after.start for before, after in pairwise(spans)):
-        raise CannotRunPaddingFree("a shared beginning is not followed by its longest sequence")
-    return spans[0].start, spans[-1].stop
+    """Return where the longest sequence of a packed batch starts and stops, with its shared beginnings.
+
+    A PrefixTree puts it right behind them. Of "s s a" and "s s b b", with s s shared:
+
+        place      0 1 2 3 4
+        token      s s b b a        longest: 0 to 4
+    """
+
+    def length(path: tuple[slice, ...]) -> int:
+        return sum(span.stop - span.start for span in path)
+
+    longest = max(paths(cu_seqlens, parents), key=length)
+    for before, after in pairwise(longest):
+        if before.stop != after.start:
+            raise CannotRunPaddingFree("a shared beginning is not followed by its longest sequence")
+    return longest[0].start, longest[-1].stop
 
 
 class MaskRule:
-    """Rule that layers get in place of a mask tensor. A model that computes with its mask fails loudly.
-
-    `unknown`: what is wrong with it, said where a layer uses it; some models make masks that none of theirs does.
-    """
+    """What layers get in place of a mask tensor. A model that computes with its mask itself fails loudly."""
 
     def __init__(self, window: int, unknown: str = "") -> None:
-        self.window, self.unknown = window, unknown
+        self.window = window  # how many keys a query sees, 0: all before it
+        # Why the rule cannot be run. It is raised only where a layer uses it: some models make masks that no layer does.
+        self.unknown = unknown
 
     def __getattr__(self, name: str) -> Any:
         raise CannotRunPaddingFree(f"{_module_at_work()} computes with the attention mask itself")
@@ -107,11 +132,14 @@ class MaskRule:
 
 
 def _module_at_work() -> str:
-    """Class of the innermost module whose code runs just now."""
+    """Return the class name of the innermost module whose code runs just now."""
     frame = inspect.currentframe()
-    while frame is not None and not isinstance(frame.f_locals.get("self"), nn.Module):
+    while frame is not None:
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            return type(module).__name__
         frame = frame.f_back
-    return "the model" if frame is None else type(frame.f_locals["self"]).__name__
+    return "the model"
 
 
 def probe_mask(
@@ -121,50 +149,64 @@ def probe_mask(
     attention_mask: Tensor | None = None,
     **settings: Any,
 ) -> MaskRule:
-    """Rule of the model's mask, found by asking it about three rows of the longest sequence.
+    """Return the rule of the model's mask, by asking about three queries of the longest sequence.
 
     On a CPU the positions, which restart in each sequence, are in `mask_function` as transformers' own packing rule,
-    and `cu_seqlens` that disagree with them are caught here too. On a GPU they are not, and where the rule is of places
-    alone it is asked here: nothing waits for the GPU.
+    so that `cu_seqlens` which disagree with them are caught here too. On a GPU they are not, and a rule that goes by
+    places alone is asked on the CPU: nothing waits for the GPU.
     """
-    cu_seqlens, device = CURRENT.cu_seqlens, settings.get("device", "cpu")
+    cu_seqlens = CURRENT.cu_seqlens
     if cu_seqlens is None or q_length != cu_seqlens[-1]:
         raise CannotRunPaddingFree("a mask is made outside a packed batch")
-    if attention_mask is not None and not bool(
-        attention_mask.all()
-    ):  # some models make one of ones
+    # Some models make one of ones.
+    if attention_mask is not None and not bool(attention_mask.all()):
         raise CannotRunPaddingFree("a packed batch with padding")
+    # The longest sequence, as a window shows only in what is longer than the window.
     start, stop = longest_path(cu_seqlens, CURRENT.parents)
-    length = stop - start
+    device = settings.get("device", "cpu")
     if torch.device(device).type != "cpu" and not _holds_tensors(mask_function):
-        start, stop, device = 0, length, "cpu"
+        device = "cpu"
+        start, stop = 0, stop - start
     zero = torch.zeros((), dtype=torch.long, device=device)
     keys = torch.arange(start, stop, device=device)
 
-    def row(query: int) -> Tensor:
-        return mask_function(zero, zero, torch.tensor(query, device=device), keys).expand(length)
+    def sees(query: int) -> Tensor:
+        """Return which keys of the sequence a query sees, bool `[length]`."""
+        of_query = torch.tensor(query, device=device)
+        return mask_function(zero, zero, of_query, keys).expand(len(keys))
 
-    # A mask function says of a query and keys which of them the query sees. Asked of all pairs it would fill
-    # `[tokens, tokens]`; three queries tell the rules apart that we can run, and refuse the others:
-    #   the first of the sequence must see itself alone, or the model is not causal (an encoder is asked otherwise);
-    #   the last sees `seen` keys, which must be the nearest ones, itself included: all of them, or a window;
-    #   the last but one must then see as many, one place further left: a window slides. One that does not (chunks, as
-    #   in Llama 4) gives itself away here, unless the sequence fits into it, where it is the same as no window.
-    # The longest sequence is asked, as a window shows only where it is shorter than what it is laid over; in others it
-    # cuts nothing off. That no query sees another sequence is not asked here: keys are those of one sequence, and
-    # `attend` never leaves it. The self-check on the whole model stands behind all this.
     # In one copy: a GPU is waited for in each.
-    first, middle, last = torch.stack([row(start), row(max(start, stop - 2)), row(stop - 1)]).cpu()
+    rows = torch.stack([sees(start), sees(max(start, stop - 2)), sees(stop - 1)]).cpu()
+    return _rule_of(*rows)
+
+
+def _rule_of(first: Tensor, last_but_one: Tensor, last: Tensor) -> MaskRule:
+    """Return the rule by which the first and the last two queries of a sequence see its keys, bool `[length]` each.
+
+    Of a sequence of 6 tokens:
+
+                     causal         window of 3    chunks of 4: refused
+        first        x . . . . .    x . . . . .    x . . . . .
+        last but one x x x x x .    . . x x x .    . . . . x .
+        last         x x x x x x    . . . x x x    . . . . x x
+
+    So the first must see itself alone, the last the nearest keys with itself, and the last but one as many, one place
+    further left: a window slides. A chunk does not, unless the sequence fits into it; then it is the same as none.
+    """
+    # That no query sees another sequence is not asked: `attend` never leaves the sequence. Behind all this stands the
+    # self-check on the whole model.
+    length = len(last)
     seen = int(last.sum())
     if not CURRENT.causal:
         if bool(first.all()) and bool(last.all()):
             return MaskRule(0)
         return MaskRule(0, "the model wants neither full nor causal attention")
-    ends_with_itself = (
-        bool(last[length - seen :].all()) and int(first.sum()) == 1 and bool(first[0])
-    )
-    slides = seen == length or (int(middle.sum()) == seen and bool(middle[length - seen - 1]))
-    if not (ends_with_itself and slides):
+    first_sees_itself = int(first.sum()) == 1 and bool(first[0])
+    last_sees_nearest = bool(last[length - seen :].all())
+    slides = seen == length
+    if not slides:
+        slides = int(last_but_one.sum()) == seen and bool(last_but_one[length - seen - 1])
+    if not (first_sees_itself and last_sees_nearest and slides):
         return MaskRule(
             0, "attention that is neither causal nor a sliding window, but of chunks or the like"
         )
@@ -172,14 +214,15 @@ def probe_mask(
 
 
 def _holds_tensors(function: Callable[..., Any]) -> bool:
-    """A function made of others goes by numbers of some tensor, and not only by places."""
-    held = (cell.cell_contents for cell in function.__closure__ or ())
-    parts = [
-        each for content in held for each in (content if isinstance(content, tuple) else (content,))
-    ]
-    return any(
-        isinstance(part, Tensor) or (callable(part) and _holds_tensors(part)) for part in parts
-    )
+    """True if a mask function, or one that it is made of, looks at a tensor, and not only at places."""
+    for cell in function.__closure__ or ():
+        content = cell.cell_contents
+        for part in content if isinstance(content, tuple) else (content,):
+            if isinstance(part, Tensor):
+                return True
+            if callable(part) and _holds_tensors(part):
+                return True
+    return False
 
 
 UNSUPPORTED = ("position_bias", "alibi", "head_mask", "indexer_mask")
@@ -199,39 +242,72 @@ def packed_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature: q, k, v `[1, heads, tokens, dim]` -> `[1, tokens, heads, dim]`."""
+    """Return the attention of the packed batch, `[1, tokens, heads, dim]`, and no probabilities.
+
+    The signature is transformers' for attention functions. q, k and v are `[1, heads, tokens, dim]`.
+    """
+    # Whatever is not exactly what `attend` computes is refused, before anything is computed.
+    cu_seqlens = _require_batch(query, key)
+    unsupported = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
+    is_plain = not softcap and s_aux is None
+    if dropout and not (is_plain and attention_mask is not None and not attention_mask.window):
+        unsupported.append("attention dropout")
+    if unsupported:
+        raise CannotRunPaddingFree(f"attention with {', '.join(unsupported)}")
+    window = _require_window(attention_mask, sliding_window, cu_seqlens)
+    if CURRENT.causal and not getattr(module, "is_causal", True):
+        raise CannotRunPaddingFree("attention that is not causal")
+
+    q = query[0].transpose(0, 1)
+    k = key[0].transpose(0, 1)
+    v = value[0].transpose(0, 1)
+    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
+    rule = Rule(scale, CURRENT.causal, window, softcap or 0.0, dropout)
+    if CURRENT.parents:
+        output = shared_attention(q, k, v, s_aux, (cu_seqlens, CURRENT.parents), rule)
+    else:
+        output = attend(q, k, v, s_aux, cu_seqlens, rule)
+    return output[None], None
+
+
+def _require_batch(query: Tensor, key: Tensor) -> tuple[int, ...]:
+    """Return the `cu_seqlens` of the batch that is run. Raise CannotRunPaddingFree for tokens of anything else."""
     cu_seqlens = CURRENT.cu_seqlens
     if cu_seqlens is None or query.shape[0] != 1 or cu_seqlens[-1] != query.shape[2]:
         raise CannotRunPaddingFree("attention outside a packed batch")
     if key.shape[2] != query.shape[2]:
         raise CannotRunPaddingFree("attention to keys that are not the tokens of the batch")
-    odd = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
-    if dropout and (
-        softcap or s_aux is not None or attention_mask is None or attention_mask.window
-    ):
-        odd.append("attention dropout")
-    if odd or not isinstance(attention_mask, MaskRule):
-        raise CannotRunPaddingFree(f"attention with {', '.join(odd) or 'a mask of its own'}")
+    return cu_seqlens
+
+
+def _require_window(
+    attention_mask: MaskRule | None, sliding_window: int | None, cu_seqlens: tuple[int, ...]
+) -> int:
+    """Return the window of a layer, 0 for none. Raise CannotRunPaddingFree if its mask is no rule that can be run."""
+    if not isinstance(attention_mask, MaskRule):
+        raise CannotRunPaddingFree("attention with a mask of its own")
     if attention_mask.unknown:
         raise CannotRunPaddingFree(attention_mask.unknown)
-    if CURRENT.causal and not getattr(module, "is_causal", True):
-        raise CannotRunPaddingFree("attention that is not causal")
-    window = attention_mask.window
     start, stop = longest_path(cu_seqlens, CURRENT.parents)
-    if sliding_window and sliding_window < stop - start and window != sliding_window:
+    # The mask's rule was read off this sequence. A window that is as long as it does not show there.
+    length = stop - start
+    if sliding_window and sliding_window < length and sliding_window != attention_mask.window:
         raise CannotRunPaddingFree("mask and sliding_window disagree")
-    q, k, v = (t[0].transpose(0, 1) for t in (query, key, value))
-    scale = scaling if scaling is not None else q.shape[-1] ** -0.5
-    rule = Rule(scale, CURRENT.causal, window, softcap or 0.0, dropout)
-    if CURRENT.parents:
-        return shared_attention(q, k, v, s_aux, (cu_seqlens, CURRENT.parents), rule)[None], None
-    return attend(q, k, v, s_aux, cu_seqlens, rule)[None], None
+    return attention_mask.window
 
 
 def attend(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cu_seqlens: tuple[int, ...], rule: Rule
 ) -> Tensor:
-    """Attention within each sequence, by the best kernel at hand. q `[tokens, heads, dim]` -> the same shape."""
+    """Return the attention within each sequence, by the best kernel at hand. It has the shape of q.
+
+    q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`. The kernels:
+
+        dropout, or every token sees all others    padded_attention
+        on a GPU                                   torch's own for packed batches, where it fits
+        window, soft cap, sinks                    block_attention
+        else causal                                block_attention of short sequences, SDPA of each long one
+    """
     plain = not rule.softcap and sinks is None
     if rule.dropout:
         return padded_attention(q, k, v, cu_seqlens, rule)
@@ -242,13 +318,13 @@ def attend(
     if not plain or rule.window:
         return block_attention(q, k, v, sinks, cu_seqlens, rule)
     parts = []
-    for run, long in _runs(cu_seqlens):
+    for run in _runs(cu_seqlens):
         span = slice(run[0], run[-1])
-        if long:
+        if len(run) == 2 and run[1] - run[0] > LONG:
             parts.append(_sdpa(q[span], k[span], v[span], rule))
         else:
-            local = tuple(end - run[0] for end in run)
-            parts.append(block_attention(q[span], k[span], v[span], None, local, rule))
+            ends = tuple(end - run[0] for end in run)
+            parts.append(block_attention(q[span], k[span], v[span], None, ends, rule))
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -260,41 +336,53 @@ def shared_attention(
     layout: tuple[tuple[int, ...], tuple[int, ...]],
     rule: Rule,
 ) -> Tensor:
-    """The same where sequences go on from others: `layout` is `cu_seqlens` and `parents`."""
+    """Return what `attend` does where sequences go on from others. `layout` is `cu_seqlens` and `parents`."""
     if rule.dropout or not rule.causal:
         raise CannotRunPaddingFree(
             "shared beginnings with attention dropout, or without a causal mask"
         )
     cu_seqlens, parents = layout
-    if sinks is None and not rule.softcap and not rule.window and q.shape[-1] == v.shape[-1]:
-        start, stop = longest_path(cu_seqlens, parents)
-        if varlen_fits(q, v) if q.is_cuda else stop - start > LONG_SHARED:
+    plain = sinks is None and not rule.softcap and not rule.window
+    if plain and q.shape[-1] == v.shape[-1]:
+        if q.is_cuda:
+            keeps_no_scores = varlen_fits(q, v)
+        else:
+            start, stop = longest_path(cu_seqlens, parents)
+            keeps_no_scores = stop - start > LONG_SHARED
+        if keeps_no_scores:
             return joined_attention(q, k, v, cu_seqlens, parents, rule.scale)
     return block_attention(q, k, v, sinks, cu_seqlens, rule, parents)
 
 
-def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Stretches of short sequences together, long ones alone."""
+def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the ends of neighbouring short sequences together, and those of each long one alone.
+
+    With LONG = 1024: (0, 5, 9, 2000, 2003) is (0, 5, 9), (9, 2000) and (2000, 2003).
+    """
     run = [cu_seqlens[0]]
     for start, stop in pairwise(cu_seqlens):
-        if stop - start > LONG:
-            if len(run) > 1:
-                yield tuple(run), False
-            yield (start, stop), True
-            run = [stop]
-        else:
+        if stop - start <= LONG:
             run.append(stop)
+            continue
+        if len(run) > 1:
+            yield tuple(run)
+        yield start, stop
+        run = [stop]
     if len(run) > 1:
-        yield tuple(run), False
+        yield tuple(run)
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
-    q, k, v = (t.transpose(0, 1)[None] for t in (q, k, v))
-    grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=rule.causal, scale=rule.scale, enable_gqa=grouped
+    """Return torch's attention of one sequence. q, k and v are `[tokens, heads, dim]`."""
+    output = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None],
+        k.transpose(0, 1)[None],
+        v.transpose(0, 1)[None],
+        is_causal=rule.causal,
+        scale=rule.scale,
+        enable_gqa=q.shape[1] != k.shape[1],
     )
-    return out[0].transpose(0, 1)
+    return output[0].transpose(0, 1)
 
 
 AttentionInterface.register("padding_free", packed_attention)

@@ -1,8 +1,14 @@
-"""Running an unmodified Hugging Face classifier on packed batches, and proving on the model at hand that this is exact.
+"""Run an unmodified Hugging Face classifier on packed batches, and prove on the model at hand that this is exact.
 
-An encoder's head looks at the first token of each sequence, a decoder's at the last. In a packed batch those stand
-anywhere, so hooks hand the head exactly these rows as a batch of sequences of one token. What pools otherwise (means,
-the end of an encoder-decoder) does not pass the self-check and runs one sequence at a time.
+An encoder's head looks at the first token of each sequence, a decoder's at the last. In a packed batch these stand
+anywhere, so hooks hand the head exactly these rows, as a batch of sequences of one token. Sequences a a a and b b:
+
+    packed batch        a0 a1 a2 b0 b1
+    encoder's head      a0 and b0, as [2 sequences, 1 token, hidden]
+    decoder's head      a2 and b1
+
+What pools otherwise (means, the end of an encoder-decoder) does not pass the self-check, and runs one sequence at a
+time.
 """
 
 from __future__ import annotations
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
 def prepare_pooling(model: nn.Module, wanted: str) -> Route:
     """Set a classifier's attention, padding-free where it is proved exact. `wanted` is `model.attention`.
 
-    Raises ModelError for a model that cannot be run on a text alone.
+    Raise ModelError for a model that cannot be run on a text alone.
     """
     lm = unwrap(model)
     if not pools_last(lm):
@@ -53,103 +59,119 @@ def prepare_pooling(model: nn.Module, wanted: str) -> Route:
 
 @torch.no_grad()
 def _require_runs(lm: Any) -> None:
-    """Some want more than a text (pictures, boxes), or texts of one length: said now, not as a bug at step 1."""
+    """Raise ModelError for a model that wants more than a text (pictures, boxes), or texts of one length.
+
+    Without this check it would fail at step 1, as if by a bug of ours.
+    """
     if lm.config.model_type == "big_bird":
         return  # BigBird gives up its sparse attention for good at the first text that is too short for it
-    facts, wanted = lm.config.get_text_config(), (1, lm.config.num_labels)
-    ids = examples(facts.vocab_size)[1]
-    if isinstance(end := getattr(facts, "eos_token_id", None), int) and 0 <= end < facts.vocab_size:
-        ids[-1] = end  # where those with a decoder look
+    config = lm.config.get_text_config()
+    ids = examples(config.vocab_size)[1]
+    end_id = getattr(config, "eos_token_id", None)
+    if isinstance(end_id, int) and 0 <= end_id < config.vocab_size:
+        ids[-1] = end_id  # heads of encoder-decoders look for it
     batch = _lay([ids]).to(next(lm.parameters()).device)
+
+    problem = ""
     try:
-        found = tuple(lone_logits(lm, batch).shape)
+        shape = list(lone_logits(lm, batch).shape)
     except torch.OutOfMemoryError:
         raise
     except FOREIGN_ERRORS as error:
-        said = errors.first_line(error)
+        problem = errors.first_line(error)
     else:
         fsdp.close(lm)
-        said = (
-            ""
-            if found == wanted
-            else f"it gives {list(found)} for one text, expected {list(wanted)}"
-        )
-    if said:
+        expected = [1, lm.config.num_labels]
+        if shape != expected:
+            problem = f"it gives {shape} for one text, expected {expected}"
+    if problem:
         raise errors.ModelError(
             f"model {lm.name_or_path}: {type(lm).__name__} cannot classify a text of {batch.num_tokens} tokens by "
-            f"itself ({said}); choose a model that takes texts alone, of any length"
+            f"itself ({problem}); choose a model that takes texts alone, of any length"
         )
 
 
 def name_padding(model: nn.Module, pad_id: int) -> None:
-    """Tell a decoder what fills up batches, as without it transformers would refuse to run it on several texts."""
-    facts = unwrap(model).config.get_text_config()
-    if pools_last(unwrap(model)) and getattr(facts, "pad_token_id", None) is None:
-        facts.pad_token_id = pad_id
+    """Tell a decoder which token is padding. Without one transformers refuses to run it on several texts."""
+    lm = unwrap(model)
+    config = lm.config.get_text_config()
+    if pools_last(lm) and getattr(config, "pad_token_id", None) is None:
+        config.pad_token_id = pad_id
 
 
 def read_at_end(model: nn.Module, end_id: int) -> None:
-    """Have a decoder read its output at `end_id`, which ends all texts, where that stands in for padding too.
+    """Let a decoder read its output at `end_id`, the last token of every text, also if that is its padding token.
 
-    transformers takes it for padding then, and reads the output one token before. Without a token for padding it reads
-    the last one, and takes texts one by one.
+    transformers looks for the last token that is no padding, here one token too early:
+
+        text                       the answer </s>
+        padding is </s>                ^ read here
+        no padding token                      ^ read here; texts go one by one
     """
-    facts = unwrap(model).config.get_text_config()
-    if pools_last(unwrap(model)) and getattr(facts, "pad_token_id", None) == end_id:
-        facts.pad_token_id = None
+    lm = unwrap(model)
+    config = lm.config.get_text_config()
+    if pools_last(lm) and getattr(config, "pad_token_id", None) == end_id:
+        config.pad_token_id = None
 
 
 def heads(lm: Any) -> list[str]:
-    """Names of the modules behind the backbone, which are new when a pretrained model learns to classify."""
-    children = (
-        (name, child) for name, child in lm.named_children() if name != lm.base_model_prefix
-    )
-    return [name for name, child in children if next(child.parameters(), None) is not None]
+    """Return the names of the modules behind the backbone. They are new when a pretrained model learns to classify."""
+    names = []
+    for name, child in lm.named_children():
+        has_parameters = next(child.parameters(), None) is not None
+        if name != lm.base_model_prefix and has_parameters:
+            names.append(name)
+    return names
 
 
 def pools_last(lm: Any) -> bool:
-    """Pooling at the last token, as of decoders, which know all of a text only there."""
+    """True if a classifier reads the last token, as decoders do: only there they know all of a text."""
     return "score" in dict(lm.named_children())
 
 
 def flow(lm: Any, batch: Batch) -> AbstractContextManager[None]:
-    """Declaration of a packed batch, to stand around its forward and backward."""
+    """Return the context in which a packed batch goes forward and backward."""
     cu_seqlens = torch.tensor(batch.cu_seqlens, device=batch.input_ids.device)
-    ends = cu_seqlens[1:] - 1 if batch.tree is None else batch.tree.ends
-    rows = ends if pools_last(lm) else cu_seqlens[:-1]
+    if not pools_last(lm):
+        rows = cu_seqlens[:-1]
+    elif batch.tree is not None:
+        rows = batch.tree.ends
+    else:
+        rows = cu_seqlens[1:] - 1
     return packed(batch.cu_seqlens, rows, pools_last(lm), batch.parents)
 
 
 def packed_logits(lm: Any, batch: Batch) -> Tensor:
-    """Logits `[sequences, labels]` of a packed batch. Call inside `flow`."""
+    """Return logits `[sequences, labels]` of a packed batch. Call inside `flow`."""
     if pools_last(lm):
         return cast(Tensor, lm.score(hidden_states(lm, batch)[CURRENT.rows]))
     positions = batch.position_ids + _first_position(lm)
-    return cast(
-        Tensor,
-        lm(
-            input_ids=batch.input_ids[None], position_ids=positions[None], **_types(lm, batch)
-        ).logits,
-    )
+    types = _token_types(lm, batch)
+    output = lm(input_ids=batch.input_ids[None], position_ids=positions[None], **types)
+    return cast(Tensor, output.logits)
 
 
 def lone_logits(lm: Any, batch: Batch) -> Tensor:
-    """Logits `[1, labels]` of a single sequence, by the model's own code."""
-    return cast(Tensor, lm(input_ids=batch.input_ids[None], **_types(lm, batch)).logits)
+    """Return logits `[1, labels]` of a single sequence, by the model's own code."""
+    output = lm(input_ids=batch.input_ids[None], **_token_types(lm, batch))
+    return cast(Tensor, output.logits)
 
 
-def _types(lm: Any, batch: Batch) -> dict[str, Tensor]:
-    """Token types for a model that has a table of them; one with a single row (RoBERTa) calls all tokens alike."""
+def _token_types(lm: Any, batch: Batch) -> dict[str, Tensor]:
+    """Return `token_type_ids` for a model that tells two texts of a pair apart by them; else nothing."""
     if batch.segments is None or "token_type_ids" not in _parameters(type(lm).forward):
         return {}
-    facts = lm.config.get_text_config()
-    # XLNet compares types and needs no table. What else has none (GPT-2, CTRL, XLM) takes them for words.
-    kinds = 2 if facts.model_type == "xlnet" else getattr(facts, "type_vocab_size", 0)
-    if pools_last(lm) or not kinds:
+    config = lm.config.get_text_config()
+    number_of_types = getattr(config, "type_vocab_size", 0)
+    if config.model_type == "xlnet":
+        number_of_types = 2  # XLNet compares types and needs no table
+    # What else has no table (GPT-2, CTRL, XLM) would take types for words.
+    if pools_last(lm) or not number_of_types:
         return {}
-    return {
-        "token_type_ids": (batch.segments if kinds > 1 else torch.zeros_like(batch.segments))[None]
-    }
+    types = batch.segments
+    if number_of_types == 1:
+        types = torch.zeros_like(types)  # RoBERTa has a table of one row
+    return {"token_type_ids": types[None]}
 
 
 @lru_cache(maxsize=8)
@@ -158,25 +180,35 @@ def _parameters(function: Callable[..., Any]) -> frozenset[str]:
 
 
 def _first_position(lm: Any) -> int:
-    """RoBERTa and its kin count positions from behind the padding's."""
-    embeddings = getattr(backbone(lm), "embeddings", None)
-    counts_from_padding = hasattr(embeddings, "create_position_ids_from_input_ids")
-    return int(cast(Any, embeddings).padding_idx) + 1 if counts_from_padding else 0
+    """Return the position of the first token: RoBERTa and its kin count from behind the padding's."""
+    embeddings: Any = getattr(backbone(lm), "embeddings", None)
+    if hasattr(embeddings, "create_position_ids_from_input_ids"):
+        return int(embeddings.padding_idx) + 1
+    return 0
 
 
 def _hook_pooling(lm: Any) -> None:
+    """Hand an encoder's pooler and head the first token of each sequence while a packed batch is run."""
+
     def pick(hidden: Tensor) -> Tensor:
-        """`[1, tokens, hidden]` -> `[sequences, 1, hidden]` while a packed batch is run."""
-        rows, tokens = CURRENT.rows, (CURRENT.cu_seqlens or (0,))[-1]
-        return hidden if rows is None or hidden.shape[1] != tokens else hidden[0, rows][:, None]
+        """Return `[sequences, 1, hidden]` of `[1, tokens, hidden]`."""
+        rows = CURRENT.rows
+        if rows is None or CURRENT.cu_seqlens is None or hidden.shape[1] != CURRENT.cu_seqlens[-1]:
+            return hidden
+        return hidden[0, rows][:, None]
+
+    def pick_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return pick(args[0]), *args[1:]
 
     def pick_output(_: nn.Module, __: Any, output: Any) -> Any:
         output["last_hidden_state"] = pick(output[0])
         return output
 
     trunk = backbone(lm)
-    if isinstance(pooler := getattr(trunk, "pooler", None), nn.Module):
-        pooler.register_forward_pre_hook(lambda _, args: (pick(args[0]), *args[1:]))
+    pooler = getattr(trunk, "pooler", None)
+    if isinstance(pooler, nn.Module):
+        pooler.register_forward_pre_hook(pick_input)
+    # Whichever of the two gives the hidden states first: what was picked is too short to be picked from again.
     for module in {getattr(trunk, "encoder", trunk), trunk}:
         module.register_forward_hook(pick_output)
 
@@ -184,35 +216,38 @@ def _hook_pooling(lm: Any) -> None:
 def self_check(model: nn.Module) -> float:
     """Compare the padding-free run of a classifier with its own code, as `padding_free.check_padding_free` does.
 
-    What is compared is what the head is given: a head that is new gives numbers near zero, which half precision rounds
-    too much to tell right from wrong.
+    The inputs of the head are compared, not its outputs: a new head gives numbers near zero, which half precision
+    rounds too much to tell right from wrong.
     """
     lm = unwrap(model)
-    given: list[Tensor] = []
     if not heads(lm):
         raise CannotRunPaddingFree("nothing stands behind its backbone")
+    head_inputs: list[Tensor] = []
     hook = lm.get_submodule(heads(lm)[0]).register_forward_pre_hook(
-        lambda _, args: given.append(args[0]), prepend=True
+        lambda _, args: head_inputs.append(args[0]), prepend=True
     )
 
     def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
         with flow(lm, batch):
-            said = fsdp.inside(lm, packed_logits, lm, batch)
-        sequences = len(batch.cu_seqlens) - 1
-        if said.shape[0] != sequences or given[-1].numel() != sequences * given[-1].shape[-1]:
+            logits = fsdp.inside(lm, packed_logits, lm, batch)
+        pooled = head_inputs[-1]
+        number = len(batch.cu_seqlens) - 1
+        # One row of logits and one state a sequence, or the head pools in another way.
+        if logits.shape[0] != number or pooled.numel() != number * pooled.shape[-1]:
             raise CannotRunPaddingFree(
-                f"its head gives {tuple(said.shape)} for {sequences} packed sequences"
+                f"its head gives {tuple(logits.shape)} for {number} packed sequences"
             )
-        return list(given[-1].reshape(sequences, -1).split(1))
+        return list(pooled.reshape(number, -1).split(1))
 
     def run_lone(lm: Any, batch: Batch) -> Tensor:
-        said = lone_logits(lm, batch)
-        states, row = given[-1], -1 if pools_last(lm) else 0
-        if states.dim() == 2:
+        logits = lone_logits(lm, batch)
+        states = head_inputs[-1]
+        if states.dim() == 2:  # [1, hidden], pooled in front of the head
             return states
+        row = -1 if pools_last(lm) else 0
         with _only_row(backbone(lm), row):
-            again = lone_logits(lm, batch)
-        if not (again - said).norm() <= LEAK * said.norm():
+            logits_of_row = lone_logits(lm, batch)
+        if not (logits_of_row - logits).norm() <= LEAK * logits.norm():
             raise CannotRunPaddingFree("its head looks at all tokens of a sequence")
         return states[:, row]
 
@@ -224,12 +259,12 @@ def self_check(model: nn.Module) -> float:
 
 @contextmanager
 def _only_row(trunk: nn.Module, row: int) -> Iterator[None]:
-    """Within, the trunk hands on its final hidden states with zeros for all tokens but one."""
+    """Within, the final hidden states of the trunk are zero for all tokens but one."""
 
     def blank(_: nn.Module, __: Any, output: Any) -> Any:
-        kept = torch.zeros_like(output[0])
-        kept[:, row] = output[0][:, row]
-        output["last_hidden_state"] = kept
+        states = torch.zeros_like(output[0])
+        states[:, row] = output[0][:, row]
+        output["last_hidden_state"] = states
         return output
 
     hook = trunk.register_forward_hook(blank)
@@ -240,5 +275,10 @@ def _only_row(trunk: nn.Module, row: int) -> Iterator[None]:
 
 
 def _lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
-    segments = [(np.arange(len(ids)) > len(ids) // 2).astype(np.uint8) for ids in sequences]
-    return collate_labelled(sequences, segments, np.zeros((len(sequences), 1), np.float32))
+    """Return a packed batch of sequences of ids, the second half of each marked as the second text of a pair."""
+    segments = []
+    for ids in sequences:
+        is_second = np.arange(len(ids)) > len(ids) // 2
+        segments.append(is_second.astype(np.uint8))
+    labels = np.zeros((len(sequences), 1), np.float32)
+    return collate_labelled(sequences, segments, labels)

@@ -1,8 +1,11 @@
 """Whole decoder layers through torch.compile: `training.compile: layers`.
 
-One set of kernels serves all layers of a kind, with the number of tokens left open. Attention stays outside of what is
-compiled: it goes by `cu_seqlens`, which are others in every micro-batch, and so does the evaluation,
-which would be compiled once more for little. What cannot be compiled is said once, and the layers then run as they are.
+One set of kernels serves all layers of a class, with the number of tokens left open. Two things stay outside of it:
+
+    attention      needs `cu_seqlens`, which differ from micro-batch to micro-batch
+    evaluation     would have to be compiled once more, for little gain
+
+If the compiler fails, that is logged once, and the layers run as they are from then on.
 """
 
 from __future__ import annotations
@@ -25,23 +28,28 @@ from kubetune.kernels import pointwise
 from kubetune.models.attention_hooks import packed_attention
 from kubetune.models.padding_free import TOLERANCE, language_model, recomputable_layers, unwrap
 
+Forward = Callable[..., Any]
+
 
 class CompiledLayers:
-    """The layers of a model that are compiled, from `warm_up` on and until something stands in the way."""
+    """The layers of a model that are compiled. They run compiled from `warm_up` on, until the compiler fails."""
 
     def __init__(self, layers: Sequence[nn.Module], dtype: torch.dtype) -> None:
         from transformers import AttentionInterface
 
         AttentionInterface.register("padding_free", torch.compiler.disable(packed_attention))
-        self.layers, self.dtype = layers, dtype
-        self.is_planned, self.is_on = True, False
-        compiled: dict[type, Callable[..., Any]] = {}
+        self.layers = layers
+        self.dtype = dtype  # of the model's parameters
+        self.is_planned = True  # until `warm_up`
+        self.is_on = False
+        compiled: dict[type, Forward] = {}
         for layer in layers:
-            if type(layer) not in compiled:
-                compiled[type(layer)] = torch.compile(_forward_itself(type(layer)), dynamic=True)
-            layer.forward = MethodType(self._forward_by(compiled[type(layer)]), layer)
+            kind = type(layer)
+            if kind not in compiled:
+                compiled[kind] = torch.compile(_undecorated_forward(kind), dynamic=True)
+            layer.forward = MethodType(self._forward_by(compiled[kind]), layer)
 
-    def _forward_by(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+    def _forward_by(self, compiled: Forward) -> Forward:
         recomputes_here = _checkpoints_in_forward()
 
         def run(layer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -50,82 +58,97 @@ class CompiledLayers:
                     return compiled(layer, *args, **kwargs)
             except pointwise.compiler_errors() as error:
                 self.give_up(error)
-                return _forward_itself(type(layer))(layer, *args, **kwargs)
+                return _undecorated_forward(type(layer))(layer, *args, **kwargs)
 
         def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if not (self.is_on and layer.training and torch.is_grad_enabled()):
                 return type(layer).forward(layer, *args, **kwargs)
             if recomputes_here and layer.gradient_checkpointing:
-                # As transformers does it; around what is compiled, since nothing within could be taken apart.
+                # As transformers does it. Inside the compiled function there are no layers left to recompute.
                 return layer._gradient_checkpointing_func(partial(run, layer, **kwargs), *args)
             return run(layer, *args, **kwargs)
 
         return forward
 
     def give_up(self, error: BaseException) -> None:
-        """Run the layers as they are from now on, and say why."""
+        """Run the layers as they are from now on, and log why."""
         pointwise.compile_no_more(error)
         if self.is_on:
-            said = pointwise.reason_of(error.__cause__ or error)
+            reason = pointwise.reason_of(error.__cause__ or error)
             logs.MODEL.warning(
-                "layers run without torch.compile from now on (%s): %s", type(error).__name__, said
+                "layers run without torch.compile from now on (%s): %s",
+                type(error).__name__,
+                reason,
             )
         self.is_on = False
 
 
 def compile_layers(model: nn.Module) -> CompiledLayers | None:
-    """Decoder layers of a model whose forward in training is compiled from `warm_up` on; None where none can be."""
-    lm = unwrap(model)
-    found: list[Any] = recomputable_layers(language_model(lm))
-    layers = [layer for layer in found if not _changes_itself(layer)]
-    if left := len(found) - len(layers):
+    """Return the decoder layers of a model, to be compiled in `warm_up`; None if none can be."""
+    all_layers: list[Any] = recomputable_layers(language_model(unwrap(model)))
+    layers = [layer for layer in all_layers if not _changes_its_weights(layer)]
+    num_skipped = len(all_layers) - len(layers)
+    if num_skipped:
         logs.MODEL.warning(
-            "%d of %d layers have adapters on stacked experts: not compiled", left, len(found)
+            "%d of %d layers have adapters on stacked experts: not compiled",
+            num_skipped,
+            len(all_layers),
         )
-    return CompiledLayers(layers, next(model.parameters()).dtype) if layers else None
+    if not layers:
+        return None
+    return CompiledLayers(layers, next(model.parameters()).dtype)
 
 
 def warm_up(
     compiled: CompiledLayers, learn: Callable[[], tuple[float, float]], *, may_leave: bool = True
 ) -> None:
-    """Compile the layers, once, by `learn`: loss and norm of the gradient of one micro-batch, and nothing left.
+    """Compile the layers, once, and keep that only if it gives what the plain layers give.
 
-    Kernels are laid out for the sizes they first meet. A resumed run gives bit for bit what the uninterrupted one does
-    only where these are the same, so `learn` must not depend on the step. What it gives must be as without compiling,
-    where it is at all the same from one seed to the next.
+    `learn` returns the loss of one micro-batch and the norm of its gradient, and leaves no gradient behind. Kernels are
+    laid out for the sizes that they first meet, and a resumed run is bit for bit the uninterrupted one only if these
+    are the same: the micro-batch must not depend on the step.
 
-    `may_leave`: a stop may break `learn` off. Not where other ranks wait for this one's part of it.
+    `may_leave`: a request to stop may interrupt `learn`. It may not where other ranks wait for this one's part of it.
     """
     if not compiled.is_planned:
         return
-    # The same micro-batch is trained on up to three times, and its gradient thrown away:
-    #   1. as it is, with seed 0: what compiling has to reproduce;
-    #   2. as it is, with seed 1: where that differs (dropout), masks are drawn in another order by fused kernels, so
-    #      numbers cannot be compared, and the layers are trusted as far as the compiler is;
-    #   3. compiled, with seed 0: traces, compiles and measures in one. Beyond rounding it must equal the first.
-    # The order matters: the plain passes come first, so that a failure of theirs is the run's own and shows as such;
-    # errors of the compiler alone lead back to the plain form, which every later step then takes without asking.
+    # The same micro-batch is learned up to three times:
+    #
+    #     plain,    seed 0    loss 2.31, norm 1.70      what compiling has to reproduce
+    #     plain,    seed 1    loss 2.29, norm 1.68      differs: the model has dropout
+    #     compiled, seed 0    loss 2.28, norm 1.69      traces, compiles and measures in one
+    #
+    # Fused kernels draw the masks of dropout in another order. So with dropout numbers cannot be compared, and the
+    # layers are trusted as far as the compiler is. The plain passes come first: an error in them is one of the run
+    # itself, and is raised. Only errors of the compiler lead back to the plain layers.
     plain = _with_seed(0, learn)
     is_random = not _agree(_with_seed(1, learn), plain, 1e-6)
-    began, before = time.perf_counter(), graphs()
-    compiled.is_planned, compiled.is_on = False, True
+
+    start = time.perf_counter()
+    graphs_before = graphs()
+    compiled.is_planned = False
+    compiled.is_on = True
     try:
         with compiling() if may_leave else nullcontext(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what the tracer itself looks at and makes
-            found = _with_seed(0, learn)
+            warnings.simplefilter("ignore")  # the tracer looks at deprecated attributes
+            result = _with_seed(0, learn)
     except pointwise.compiler_errors() as error:
         compiled.give_up(error)
     else:
-        # What is computed with, where the first weights are integers or 8-bit floats.
+        # Weights may be integers or 8-bit floats. Then the arithmetic is in bf16.
         tolerance = TOLERANCE.get(compiled.dtype, TOLERANCE[torch.bfloat16])
-        if not (is_random or _agree(found, plain, tolerance)):
+        if not (is_random or _agree(result, plain, tolerance)):
             compiled.give_up(
-                ValueError(f"(loss, norm of the gradient) became {found}, without it {plain}")
+                ValueError(f"(loss, norm of the gradient) became {result}, without it {plain}")
             )
+
     if compiled.is_on:
-        seconds = time.perf_counter() - began
-        layers, made = counted(len(compiled.layers), "layer"), counted(graphs() - before, "graph")
-        logs.MODEL.info("%s compiled: %s, %.0f s", layers, made, seconds)
+        logs.MODEL.info(
+            "%s compiled: %s, %.0f s",
+            counted(len(compiled.layers), "layer"),
+            counted(graphs() - graphs_before, "graph"),
+            time.perf_counter() - start,
+        )
 
 
 def _with_seed(seed: int, learn: Callable[[], tuple[float, float]]) -> tuple[float, float]:
@@ -133,15 +156,18 @@ def _with_seed(seed: int, learn: Callable[[], tuple[float, float]]) -> tuple[flo
     return learn()
 
 
-def _agree(found: tuple[float, float], expected: tuple[float, float], tolerance: float) -> bool:
-    return all(abs(a - b) <= tolerance * abs(b) for a, b in zip(found, expected, strict=True))
+def _agree(result: tuple[float, float], expected: tuple[float, float], tolerance: float) -> bool:
+    for number, expected_number in zip(result, expected, strict=True):
+        if not abs(number - expected_number) <= tolerance * abs(expected_number):
+            return False
+    return True
 
 
-def _changes_itself(layer: nn.Module) -> bool:
-    """Presence of adapters on stacked experts in a layer: where nothing else runs them, PEFT puts these in and out of
-    the weights in every forward.
+def _changes_its_weights(layer: nn.Module) -> bool:
+    """True if a layer has adapters that PEFT adds to the weights in every forward, and takes out again.
 
-    That is no work for a compiler, and a forward given up halfway could not be run again.
+    So it does for stacked experts, where nothing else runs them. A compiler cannot do that, and a forward that was
+    given up halfway could not be run again.
     """
     from peft.tuners.lora.layer import ParamWrapper
 
@@ -149,7 +175,7 @@ def _changes_itself(layer: nn.Module) -> bool:
 
 
 def graphs() -> int:
-    """Number of graphs that torch.compile has made in this process."""
+    """Return how many graphs torch.compile has made in this process."""
     from torch._dynamo.utils import counters
 
     return int(counters["stats"]["unique_graphs"])
@@ -157,13 +183,14 @@ def graphs() -> int:
 
 @contextmanager
 def _failing_at_the_limit() -> Iterator[None]:
-    # Such settings belong to a thread, and layers are run again in autograd's own.
+    """Let the compiler raise at its limit of variants, instead of running a layer plainly without a word."""
+    # Set in each forward: the setting belongs to a thread, and layers are run again in autograd's own threads.
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
         yield
 
 
 def _checkpoints_in_forward() -> bool:
-    """Recomputation stands around the forward of layers, as in transformers of late, and not in `__call__`."""
+    """True if transformers recomputes around the `forward` of layers, as new versions do, and not in `__call__`."""
     try:
         from transformers.modeling_layers import GradientCheckpointingLayer
     except ImportError:
@@ -171,9 +198,9 @@ def _checkpoints_in_forward() -> bool:
     return "__call__" not in vars(GradientCheckpointingLayer)
 
 
-def _forward_itself(layer: Any) -> Callable[..., Any]:
-    """The forward of a class of layers without recomputation around it."""
-    forward: Callable[..., Any] = (
-        layer.forward.__wrapped__ if _checkpoints_in_forward() else layer.forward
-    )
+def _undecorated_forward(layer: Any) -> Forward:
+    """Return the forward of a class of layers without the recomputation that transformers puts around it."""
+    forward: Forward = layer.forward
+    if _checkpoints_in_forward():
+        forward = forward.__wrapped__  # type: ignore[attr-defined]
     return forward

@@ -1,15 +1,21 @@
 """One model over all ranks: each holds a slice of every weight and borrows the rest while a layer runs (FSDP2).
 
-Layers are cut by `torch.distributed.fsdp.fully_shard`; reading only one's own slices is left to transformers. LoRA
-adapters stay whole on every rank: they are small, and so their gradient, optimizer and checkpoint are those of DDP.
-How slices are saved and put together is in optimizer/shards.
+Layers are cut by `torch.distributed.fsdp.fully_shard`; transformers reads only a rank's slices. Two ranks, LoRA:
+
+                          rank 0                     rank 1
+    layer 0, q_proj       rows of the first half     rows of the second half
+    while layer 0 runs    all rows                   all rows
+    adapters              whole                      whole
+
+Adapters are small. Whole, their gradient, optimizer and checkpoint are those of DDP. How slices are saved and put
+together is in optimizer/shards.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -34,10 +40,13 @@ from kubetune.models.spec import ModelSpec
 from kubetune.plan.model_shapes import TOWERS
 
 Result = TypeVar("Result")
+
+# Name of a decoder's head that classifies. An adapter trains a copy of it, which no slices are borrowed for.
 SCORE = "score"
-"""Name of a decoder's head that classifies. An adapter trains a copy of it, which no slices are borrowed for."""
+# Names of what stays whole on every rank beside adapters: a rank that has no image in its share never runs a tower.
 ADAPTED = rf"{SCORE}\..*|(.*\.)?({'|'.join(TOWERS)})\..*"
-"""Names of what stays whole on every rank beside adapters: a rank that has no image in its share never runs a tower."""
+# Matches no name.
+NOTHING = "$^"
 
 
 def is_wanted(parallelism: str, world: World) -> bool:
@@ -58,7 +67,9 @@ def load(
     frozen: Callable[[Any], str | None] = lambda _: None,
     **labels: Any,
 ) -> nn.Module:
-    """Return `loading.load_pretrained`, sharded where training asks for it; then no rank ever holds the whole model.
+    """Return the model of `loading.load_pretrained`, sharded if training asks for it.
+
+    Sharded, it is on no rank ever whole, if the version of transformers is known (patches.py).
 
     `frozen`: an expression for the names of what does not learn of a model trained in full, which every rank has whole.
     `labels`: settings of a classifier.
@@ -90,7 +101,7 @@ def load(
         model = cut_by(read())
     if trained:
         for parameter in model.parameters():
-            # What is whole does not learn, but was read in fp32 as what does.
+            # What is whole does not learn, but was read in fp32 like what does.
             if not isinstance(parameter, DTensor):
                 parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
     # What is saved says what is computed with, and nothing of how many ranks there were.
@@ -126,63 +137,76 @@ def _cut_for(
         )
     whole = ADAPTED
     if trained:
-        whole = frozen(lm) or "$^"
+        whole = frozen(lm) or NOTHING
     return cut(lm, policy, whole)
 
 
 def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
-    """Shard every decoder layer that shares no weight with others, and the rest of the model (embeddings, last norm,
-    head) as one group around them.
+    """Shard each decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
 
-    Parameters whose names match `whole` stay so on every rank: what adapters may lie in, as these are whole, and what
-    does not learn of a vision tower. The rest of a tower belongs to the group around the layers, which all ranks borrow
-    whether they have an image or not.
+    A layer that shares a weight with others belongs to that group too. Parameters whose names match `whole` stay whole
+    on every rank: what adapters may lie in, as these are whole, and what does not learn of a vision tower. The rest of
+    a tower belongs to the group around the layers, which all ranks borrow whether they have an image or not.
     """
     lm.tie_weights()
     if hasattr(lm, SCORE):
-        lm.score._is_hf_initialized = (
-            True  # for transformers to leave alone, where it is new: `_draw` does that
-        )
-    towers = [m for name, m in lm.named_modules() if name.rpartition(".")[2] in TOWERS]
-    in_towers = {id(module) for tower in towers for module in tower.modules()}
-    lists = (m for m in lm.modules() if isinstance(m, nn.ModuleList) and id(m) not in in_towers)
-    layers = max(lists, key=len, default=())
-    holders = Counter(parameter for layer in layers for parameter in layer.parameters())
+        # If it is new, `_draw` gives it its values, and transformers leaves it alone.
+        lm.score._is_hf_initialized = True
+    layers = _decoder_layers(lm)
+    holders: Counter[nn.Parameter] = (
+        Counter()
+    )  # how many layers have a parameter; Zamba's share some
     for layer in layers:
-        if all(
-            holders[parameter] == 1 for parameter in layer.parameters()
-        ):  # Zamba's share some of theirs
+        holders.update(layer.parameters())
+    for layer in layers:
+        if all(holders[parameter] == 1 for parameter in layer.parameters()):
             fully_shard(layer, mp_policy=policy)
-    is_whole = re.compile(whole).fullmatch
-    still = {p for name, p in lm.named_parameters() if is_whole(name) or not p.requires_grad}
-    fully_shard(lm, mp_policy=policy, ignored_params=still)
+    whole_parameters = set()
+    for name, parameter in lm.named_parameters():
+        if re.fullmatch(whole, name) or not parameter.requires_grad:
+            whole_parameters.add(parameter)
+    fully_shard(lm, mp_policy=policy, ignored_params=whole_parameters)
     for module in lm.modules():
         if isinstance(module, FSDPModule):
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    # FSDP wants a method to wrap, by name; it is the one thing that is hung on a model here.
+    # FSDP wraps a method by its name. Nothing else is hung on a model here.
     lm.call_inside = MethodType(_call, lm)
     register_fsdp_forward_method(lm, "call_inside")
     return lm
 
 
+def _decoder_layers(lm: nn.Module) -> Sequence[nn.Module]:
+    """Return the layers of a model's text: the longest list of modules outside of its towers."""
+    in_towers: set[nn.Module] = set()
+    for name, module in lm.named_modules():
+        if name.rpartition(".")[2] in TOWERS:
+            in_towers.update(module.modules())
+    lists: list[Any] = []
+    for module in lm.modules():
+        if isinstance(module, nn.ModuleList) and module not in in_towers:
+            lists.append(module)
+    return max(lists, key=len, default=())
+
+
 def _draw(seed: int, model: Any, names: Collection[str]) -> None:
-    """Draw what is new of a classifier as a rank that has it whole does: alike, however many share the model."""
+    """Draw the weights of a new head as one rank without others does, however many share the model."""
     head = getattr(model, SCORE, None)
     if head is None or f"{SCORE}.weight" not in names:
         return
+    # Built without a device, as nn.Linear's own values would be drawn from the generator first.
     with torch.device("meta"):
-        drawn = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
-    drawn.to_empty(device="cpu")
+        whole_head = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
+    whole_head.to_empty(device="cpu")
     torch.manual_seed(seed)
-    model._init_weights(drawn)
+    model._init_weights(whole_head)
     with torch.no_grad():
-        for ours, new in zip(head.parameters(), drawn.parameters(), strict=True):
-            value = new.to(ours.device, ours.dtype)
-            if isinstance(ours, DTensor):
-                value = distribute_tensor(value, ours.device_mesh, ours.placements)
-            ours.copy_(value)
+        for parameter, drawn in zip(head.parameters(), whole_head.parameters(), strict=True):
+            value = drawn.to(parameter.device, parameter.dtype)
+            if isinstance(parameter, DTensor):
+                value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+            parameter.copy_(value)
 
 
 def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
@@ -190,7 +214,7 @@ def _call(_: nn.Module, function: Callable[..., Result], *args: Any) -> Result:
 
 
 class _Reaching(torch.autograd.Function):
-    """A tensor as it is, of which parameters that it was not computed from have gradients of zero."""
+    """Return a tensor as it is, and give parameters that it was not computed from gradients of zero."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, *parameters: Tensor) -> Tensor:
@@ -199,52 +223,53 @@ class _Reaching(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
-        return gradient, *(
-            torch.zeros(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.forms
-        )
+        zeros = []
+        for shape, dtype, device in ctx.forms:
+            zeros.append(torch.zeros(shape, dtype=dtype, device=device))
+        return gradient, *zeros
 
 
 def reaching(lm: Any, tensor: Tensor) -> Tensor:
-    """`tensor`, with gradients for all that learns outside of the text of a sharded model, if only zeros.
+    """Return `tensor`, from which all that learns in a sharded model gets a gradient, if only zeros.
 
-    FSDP sums the gradients that a rank has: one without an image in its share would sum other ones than the others.
+    Ranks sum the gradients that they have. A vision tower has none on a rank without an image in its share, and that
+    rank would sum others than the rest does:
+
+        rank 0, with an image       tower: its gradient      decoder: its gradient
+        rank 1, without             tower: zeros, by this    decoder: its gradient
     """
     if not isinstance(lm, FSDPModule) or not torch.is_grad_enabled():
         return tensor
     model = cast(Any, lm)
-    text = {
-        id(p)
-        for part in (model.get_decoder(), model.get_output_embeddings())
-        for p in part.parameters()
-    }
-    others = [
-        p
-        for p in model.parameters()
-        if p.requires_grad and id(p) not in text and not isinstance(p, DTensor)
-    ]
+    of_text: set[nn.Parameter] = set()
+    for part in (model.get_decoder(), model.get_output_embeddings()):
+        of_text.update(part.parameters())
+    others = []
+    for parameter in model.parameters():
+        is_whole = not isinstance(parameter, DTensor)
+        if is_whole and parameter.requires_grad and parameter not in of_text:
+            others.append(parameter)
     return _Reaching.apply(tensor, *others)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
-    """Buffers and frozen parameters, which a saved model has besides what is trained, whole on every rank."""
-    frozen = {
-        name: parameter for name, parameter in lm.named_parameters() if not parameter.requires_grad
-    }
-    return frozen | {
-        f"{path}.{name}".removeprefix("."): buffer
-        for path, module in lm.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name not in module._non_persistent_buffers_set
-    }
+    """Return what a saved model has besides what is trained: frozen parameters and buffers, whole on every rank."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in lm.named_parameters():
+        if not parameter.requires_grad:
+            tensors[name] = parameter
+    for path, module in lm.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                tensors[f"{path}.{name}".removeprefix(".")] = buffer
+    return tensors
 
 
 def inside(lm: Any, function: Callable[..., Result], *args: Any) -> Result:
-    """`function(*args)` as if it were the model's forward: with embeddings and head whole. Plain where not sharded."""
-    result: Result = (
-        cast(Any, lm).call_inside(function, *args)
-        if isinstance(lm, FSDPModule)
-        else function(*args)
-    )
+    """Return `function(*args)`, run as if it were the model's forward: with embeddings and head whole."""
+    if not isinstance(lm, FSDPModule):
+        return function(*args)
+    result: Result = cast(Any, lm).call_inside(function, *args)
     return result
 
 

@@ -1,18 +1,21 @@
 """Fused forwards for modules of an unmodified Hugging Face + PEFT model. Names, parameters and saving stay.
 
-LoRA layers are known by their class, and tests hold them to PEFT's own; norms, SwiGLU and rotary embeddings are
-recognised by their structure and proved equal on the model at hand before they are swapped. Anything else stays as it
-is. LoRA layers and dropped rows pay everywhere; the others pay when their kernels are compiled.
+    what is swapped          how it is recognised                       pays
+    LoRA layers              by class; tests compare them with PEFT's   always
+    RMSNorm, SwiGLU, rotary  by structure, then tried on random input   once their kernels are compiled
+    the last layer's MLP     by name, computes only rows with a label   always
+
+Anything else stays as it is.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from types import MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,71 +31,70 @@ from kubetune.models.padding_free import decoder_layers, unwrap
 Forward = Callable[..., Tensor]
 
 
+class NormForm(NamedTuple):
+    """How a class computes RMSNorm: `x / rms(x) * (weight + offset)`."""
+
+    offset: float  # Gemma and its kin store the weight minus 1
+    late_cast: bool  # True if the product with the weight is in fp32 too, and rounded once
+
+
+# Llama's, OLMo 2's and Gemma's.
+NORM_FORMS = (NormForm(0.0, False), NormForm(0.0, True), NormForm(1.0, True))
+
+
 def swap_forwards(
     model: nn.Module, kernels: Kernels | None, undo: ExitStack, *, packed: bool = True
 ) -> Counter[str]:
-    """Swap what can be swapped; with `kernels` also what pays only when compiled. Returns how many of each kind.
+    """Swap what can be swapped. Return how many forwards of each kind were.
 
-    `packed`: sequences go through in packed batches, whose rows are known. `undo` takes back what was swapped for all
-    models of an architecture.
+    `kernels`: also swap what pays only when it is compiled, to run by these. `packed`: sequences go through in packed
+    batches, whose labels are known. `undo` takes back what was swapped for all models of an architecture.
     """
-    done: Counter[str] = Counter()
-    norms: dict[type, Forward | None] = {}
-    done["lora"] += shared_input.swap(model)
-    for module in model.modules():
-        for kind, forward in _candidates(module, norms, kernels):
-            module.forward = MethodType(forward, module)
-            done[kind] += 1
+    swapped: Counter[str] = Counter()
+    swapped["lora"] += shared_input.swap(model)
+    swapped["lora"] += _swap_quantized_lora(model)
     if kernels is not None:
-        done["rotary"] += _swap_rotary(unwrap(model), kernels, undo)
+        swapped["norm"] += _swap_norms(model, kernels)
+        swapped["swiglu"] += _swap_swiglu(model, kernels)
+        swapped["rotary"] += _swap_rotary(unwrap(model), kernels, undo)
     if packed:
-        done["rows"] += _skip_unlabelled_rows(model)
-    done["embeddings"] += _leave_out_absent_tokens(model)
-    return +done
+        swapped["rows"] += _skip_unlabelled_rows(model)
+    swapped["embeddings"] += _make_embedding_gradients_sparse(model)
+    return +swapped  # without the kinds that there are none of
 
 
-def _candidates(
-    module: Any, norms: dict[type, Forward | None], kernels: Kernels | None
-) -> Iterator[tuple[str, Forward]]:
-    if (quantized := _quantized_lora(module)) is not None:
-        yield "lora", quantized
-    elif kernels is None:
-        return
-    elif _is_rms_norm(module):
-        if type(module) not in norms:
-            norms[type(module)] = _prove_norm(module, kernels)
-        if (forward := norms[type(module)]) is not None:
-            yield "norm", forward
-    elif _is_swiglu(module):
-
-        def forward(self: Any, x: Tensor) -> Tensor:
-            gated = pointwise.swiglu(kernels, self.gate_proj(x), self.up_proj(x))
-            return self.down_proj(gated)  # type: ignore[no-any-return]
-
-        if _is_same(module, forward, module.gate_proj.in_features):
-            yield "swiglu", forward
+def _swap_quantized_lora(model: nn.Module) -> int:
+    number = 0
+    for module in model.modules():
+        forward = _quantized_lora_forward(module)
+        if forward is not None:
+            module.forward = MethodType(forward, module)
+            number += 1
+    return number
 
 
-def _quantized_lora(module: Any) -> Forward | None:
-    """Forward of PEFT's LoRA around a layer in 4 or 8 bits of bitsandbytes, laid out for gradients to pass through."""
-    layers = sys.modules.get("peft.tuners.lora.bnb")
-    kinds = getattr(layers, "Linear4bit", None), getattr(layers, "Linear8bitLt", None)
-    if layers is None or type(module) not in kinds or not shared_input.is_simple(module):
+def _quantized_lora_forward(module: Any) -> Forward | None:
+    """Return the forward of PEFT's LoRA around a layer of bitsandbytes; None for another module."""
+    # Not imported for this: where nobody has, there is no such layer.
+    peft_layers = sys.modules.get("peft.tuners.lora.bnb")
+    if peft_layers is None:
+        return None
+    is_four_bit = type(module) is getattr(peft_layers, "Linear4bit", None)
+    is_eight_bit = type(module) is getattr(peft_layers, "Linear8bitLt", None)
+    if not (is_four_bit or is_eight_bit) or not shared_input.is_simple(module):
         return None
     base = module.base_layer
-    if type(module) is kinds[1]:
-        # On a GPU inputs are rounded to 8 bits as well, and products made of those.
-        return (
-            _eight_bit_forward
-            if type(base).__name__ == "Linear8bitLt" and _is_on_cpu(base.weight)
-            else None
-        )
+    if is_eight_bit:
+        # On a GPU inputs are rounded to 8 bits as well, and multiplied in these.
+        is_known = type(base).__name__ == "Linear8bitLt" and _is_on_cpu(base.weight)
+        return _eight_bit_forward if is_known else None
     state = getattr(base.weight, "quant_state", None)
-    may_be_packed = getattr(state, "packing_format_for_cpu", False) or getattr(
-        base, "support_avx512bf16_for_cpu", False
-    )
-    is_known = type(base).__name__ == "Linear4bit" and state is not None and not may_be_packed
-    return _four_bit_forward if is_known else None
+    # Weights that are packed for inference on a CPU let no gradient through.
+    is_packed = getattr(state, "packing_format_for_cpu", False)
+    will_be_packed = getattr(base, "support_avx512bf16_for_cpu", False)
+    if type(base).__name__ != "Linear4bit" or state is None or is_packed or will_be_packed:
+        return None
+    return _four_bit_forward
 
 
 def _four_bit_forward(module: Any, x: Tensor) -> Tensor:
@@ -105,16 +107,11 @@ def _four_bit_forward(module: Any, x: Tensor) -> Tensor:
 
 
 def _eight_bit_forward(module: Any, x: Tensor) -> Tensor:
-    """Out of training, and before its first product, the layer is bitsandbytes' own: it rounds its inputs there."""
     base = module.base_layer
-    state = getattr(base, "state", None)
-    if (
-        state is None
-        or state.CB is None
-        or not base.training
-        or module.disable_adapters
-        or module.merged
-    ):
+    state: Any = getattr(base, "state", None)
+    # The codes exist from the layer's first product on. In evaluation bitsandbytes rounds the inputs too.
+    can_train = state is not None and state.CB is not None and base.training
+    if not can_train or module.disable_adapters or module.merged:
         return type(module).forward(module, x)  # type: ignore[no-any-return]
     return _in_few_bits(module, x, few_bits.EightBits(state.CB, state.SCB))
 
@@ -124,139 +121,196 @@ def _in_few_bits(module: Any, x: Tensor, bits: few_bits.Bits) -> Tensor:
     return few_bits.lora_linear(x, layer, adapters, bits)
 
 
+def _swap_norms(model: nn.Module, kernels: Kernels) -> int:
+    number = 0
+    forwards: dict[type, Forward | None] = {}  # of each class, proved at its first module
+    for module in model.modules():
+        if not _is_rms_norm(module):
+            continue
+        if type(module) not in forwards:
+            forwards[type(module)] = _proved_norm_forward(module, kernels)
+        forward = forwards[type(module)]
+        if forward is not None:
+            module.forward = MethodType(forward, module)
+            number += 1
+    return number
+
+
 def _is_rms_norm(module: nn.Module) -> bool:
+    if not type(module).__name__.endswith("RMSNorm"):
+        return False
     weight = getattr(module, "weight", None)
-    return (
-        type(module).__name__.endswith("RMSNorm")
-        and isinstance(weight, nn.Parameter)
-        and weight.dim() == 1
-    )
+    return isinstance(weight, nn.Parameter) and weight.dim() == 1
 
 
-def _prove_norm(module: Any, kernels: Kernels) -> Forward | None:
-    """Form of RMSNorm that this class has, of those known, tried with a random weight; None for another."""
-    if _eps(module) is None:
+def _proved_norm_forward(module: Any, kernels: Kernels) -> Forward | None:
+    """Return the forward in the one of NORM_FORMS that gives what the module does; None if none of them does."""
+    if _epsilon(module) is None:
         return None
-    kept = module.weight.data.clone()
-    module.weight.data.normal_(generator=torch.Generator(module.weight.device).manual_seed(0))
+    weight = module.weight.data
+    original = weight.clone()
+    # Of weights that are all 1, two of the forms would give the same.
+    weight.normal_(generator=torch.Generator(weight.device).manual_seed(0))
     try:
-        for offset, late_cast in ((0.0, False), (0.0, True), (1.0, True)):
-
-            def forward(
-                self: Any, x: Tensor, offset: float = offset, late_cast: bool = late_cast
-            ) -> Tensor:
-                # Its own: vision tower and language model may share the class and differ in this.
-                return pointwise.rms_norm(kernels, x, self.weight, _eps(self), offset, late_cast)
-
-            if _is_same(module, forward, module.weight.numel()):
+        for form in NORM_FORMS:
+            forward = _norm_forward(form, kernels)
+            if _gives_the_same(module, forward, weight.numel()):
                 return forward
     finally:
-        module.weight.data.copy_(kept)
+        weight.copy_(original)
     return None
 
 
-def _eps(norm: Any) -> Any:
+def _norm_forward(form: NormForm, kernels: Kernels) -> Forward:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        # The module's own epsilon: vision tower and language model may share the class and differ in it.
+        epsilon = _epsilon(self)
+        return pointwise.rms_norm(kernels, x, self.weight, epsilon, form.offset, form.late_cast)
+
+    return forward
+
+
+def _epsilon(norm: Any) -> Any:
     return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
 
 
+def _swap_swiglu(model: nn.Module, kernels: Kernels) -> int:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        gated = pointwise.swiglu(kernels, self.gate_proj(x), self.up_proj(x))
+        return self.down_proj(gated)  # type: ignore[no-any-return]
+
+    number = 0
+    module: Any
+    for module in model.modules():
+        if _is_swiglu(module) and _gives_the_same(module, forward, module.gate_proj.in_features):
+            module.forward = MethodType(forward, module)
+            number += 1
+    return number
+
+
 def _is_swiglu(module: nn.Module) -> bool:
-    parts = dict(module.named_children())
-    if not {"gate_proj", "up_proj", "down_proj", "act_fn"} <= parts.keys():
+    children = dict(module.named_children())
+    if not {"gate_proj", "up_proj", "down_proj", "act_fn"} <= children.keys():
         return False
-    is_linear = isinstance(getattr(parts["gate_proj"], "in_features", None), int)
-    return is_linear and "silu" in type(parts["act_fn"]).__name__.lower()
+    is_linear = isinstance(getattr(children["gate_proj"], "in_features", None), int)
+    return is_linear and "silu" in type(children["act_fn"]).__name__.lower()
 
 
 @torch.no_grad()
-def _is_same(module: Any, forward: Forward, features: int) -> bool:
-    """Equality of `forward` and the module, on random input."""
+def _gives_the_same(module: Any, forward: Forward, features: int) -> bool:
+    """True if `forward` gives what the module does, up to rounding, for random input."""
     parameter = next(module.parameters())
     x = torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(parameter)
-    theirs, ours = module(x).float(), forward(module, x).float()
+    expected = module(x).float()
+    result = forward(module, x).float()
     tolerance = 1e-6 if parameter.dtype == torch.float32 else 4e-3
-    return bool((theirs - ours).norm() <= tolerance * theirs.norm())
+    return bool((expected - result).norm() <= tolerance * expected.norm())
 
 
 def _swap_rotary(lm: Any, kernels: Kernels, undo: ExitStack) -> int:
-    """Rotary embedding is a function of the model's source file, so one swap serves all its layers."""
+    """Swap the rotary embedding of a model's source file, which all layers of the model call. Return 1 if it was."""
     source = sys.modules[type(lm).__module__]
     stock = getattr(source, "apply_rotary_pos_emb", None)
     if stock is None or stock.__module__ == __name__ or not patches.ROTARY.is_known():
         return 0
 
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:
+        # Partial embeddings, other axes and the like are left to the model.
         if args or kwargs or cos.shape[-1] != q.shape[-1] or cos.dim() != 3:
             return stock(q, k, cos, sin, *args, **kwargs)
         return pointwise.rotary(kernels, q, k, cos.unsqueeze(1), sin.unsqueeze(1))
 
+    if not _rotates_alike(stock, apply):
+        return 0
+    undo.enter_context(patches.rotary_by(source, apply))
+    return 1
+
+
+def _rotates_alike(stock: Callable[..., Any], apply: Callable[..., Any]) -> bool:
+    """True if two rotary embeddings give the same for random queries and keys."""
     generator = torch.Generator().manual_seed(0)
-    q, k, cos, sin = (
-        torch.randn(*s, generator=generator)
-        for s in ((1, 4, 5, 8), (1, 2, 5, 8), (1, 5, 8), (1, 5, 8))
-    )
+    q = torch.randn(1, 4, 5, 8, generator=generator)  # [batch, heads, tokens, dim]
+    k = torch.randn(1, 2, 5, 8, generator=generator)
+    cos = torch.randn(1, 5, 8, generator=generator)
+    sin = torch.randn(1, 5, 8, generator=generator)
     try:
-        pairs = list(zip(stock(q, k, cos, sin), apply(q, k, cos, sin), strict=True))
-        equal = all(torch.allclose(theirs, ours, atol=1e-5) for theirs, ours in pairs)
+        expected_q, expected_k = stock(q, k, cos, sin)
+        rotated_q, rotated_k = apply(q, k, cos, sin)
+        is_same_q = torch.allclose(expected_q, rotated_q, atol=1e-5)
+        return is_same_q and torch.allclose(expected_k, rotated_k, atol=1e-5)
     except (TypeError, ValueError, RuntimeError, IndexError):
-        return 0  # another signature or layout than the common one: leave it alone
-    if equal:
-        undo.enter_context(patches.rotary_by(source, apply))
-    return int(equal)
-
-
-def _leave_out_absent_tokens(model: nn.Module) -> int:
-    """Give embeddings a gradient of the tokens that occur alone, where FlatAdamW collects it (adamw.Collected)."""
-    tables = [
-        m for m in model.modules() if isinstance(m, nn.Embedding) and not m.scale_grad_by_freq
-    ]
-    # Not on a GPU, where adding up rows takes them in no fixed order; nor in fp32, which is not collected.
-    found = [
-        m
-        for m in tables
-        if m.weight.requires_grad and m.weight.element_size() < 4 and _is_on_cpu(m.weight)
-    ]
-    for table in found:
-        table.sparse = True
-    return len(found)
-
-
-def _is_on_cpu(weight: Tensor) -> bool:
-    return type(weight.data) is Tensor and weight.device.type == "cpu"
+        return False  # another signature or layout than the common one
 
 
 def _skip_unlabelled_rows(model: nn.Module) -> int:
-    """After the last attention only rows that predict a label matter: leave the others out of what follows.
+    """Leave out, behind the last attention, the rows that predict no label. Return how many forwards were swapped.
 
-    The self-check runs without rows, so this is exact by construction: nothing after attention mixes rows.
+    Nothing behind it mixes rows, so this is exact by construction. Of 5 tokens, 2 predict a label:
+
+        last attention     0 1 2 3 4      all tokens: others look at their keys and values
+        its output, MLP    . . 2 . 4      zeros elsewhere, which nobody reads
     """
     layers = decoder_layers(model)
     if not layers:
         return 0
     last: Any = layers[-1]
     if routers_of(last):
-        return 0  # a router balances over all rows it sees
-    attention = next((m for n, m in last.named_children() if "att" in n and "norm" not in n), None)
-    outputs = (getattr(attention, name, None) for name in ("o_proj", "dense", "c_proj"))
-    swapped = 0
-    feeds: Iterator[Any] = (getattr(last, name, None) for name in ("mlp", "ffn"))
-    for module in (*feeds, next((m for m in outputs if m is not None), None)):
-        if module is None:
-            continue
-        module.forward = _rows_only(module.forward)
-        swapped += 1
-    if hasattr(
-        last, "feed_forward_chunk"
-    ):  # BERT and its kin: feed-forward, residual and norm in a method
-        last.feed_forward_chunk = _rows_only(last.feed_forward_chunk)
-        swapped += 1
-    return swapped
+        return 0  # a router balances over all rows that it sees
+    modules = [getattr(last, name, None) for name in ("mlp", "ffn")]
+    modules.append(_output_projection(last))
+    number = 0
+    for module in modules:
+        if module is not None:
+            module.forward = _of_labelled_rows(module.forward)
+            number += 1
+    # BERT and its kin have feed-forward, residual and norm in a method.
+    if hasattr(last, "feed_forward_chunk"):
+        last.feed_forward_chunk = _of_labelled_rows(last.feed_forward_chunk)
+        number += 1
+    return number
 
 
-def _rows_only(stock: Forward) -> Forward:
+def _output_projection(layer: nn.Module) -> Any:
+    """Return the module that makes a layer's attention into hidden states; None if it has another name."""
+    for name, child in layer.named_children():
+        if "att" in name and "norm" not in name:
+            for projection in ("o_proj", "dense", "c_proj"):
+                module = getattr(child, projection, None)
+                if module is not None:
+                    return module
+            return None
+    return None
+
+
+def _of_labelled_rows(stock: Forward) -> Forward:
     def forward(x: Tensor) -> Tensor:
-        if CURRENT.rows is None or x.dim() != 3:
+        rows = CURRENT.rows
+        # The self-check of padding-free attention runs without rows.
+        if rows is None or x.dim() != 3:
             return stock(x)
-        y = stock(x[:, CURRENT.rows])
-        return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, CURRENT.rows, y)
+        y = stock(x[:, rows])
+        return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, rows, y)
 
     return forward
+
+
+def _make_embedding_gradients_sparse(model: nn.Module) -> int:
+    """Give embeddings a gradient of the tokens that occur alone, for FlatAdamW to add up. Return how many have it."""
+    number = 0
+    for module in model.modules():
+        if isinstance(module, nn.Embedding) and _is_collected_sparse(module):
+            module.sparse = True
+            number += 1
+    return number
+
+
+def _is_collected_sparse(table: nn.Embedding) -> bool:
+    weight = table.weight
+    if table.scale_grad_by_freq or not weight.requires_grad:
+        return False
+    # A GPU adds up rows in no fixed order. FlatAdamW collects no gradients of fp32 weights.
+    return weight.element_size() < 4 and _is_on_cpu(weight)
+
+
+def _is_on_cpu(weight: Tensor) -> bool:
+    return type(weight.data) is Tensor and weight.device.type == "cpu"

@@ -1,4 +1,4 @@
-"""A model ready to train, and all that is known of it: what tasks build, and the rest of a run is handed."""
+"""A model that is ready to train, with all that is known of it. Tasks build it; the rest of a run works with it."""
 
 from __future__ import annotations
 
@@ -28,21 +28,27 @@ if TYPE_CHECKING:
 
 
 def _hidden(learner: Learner, batch: Batch) -> Tensor:
+    """Return the final hidden states `[tokens, hidden]` of a batch of a causal language model."""
     if not learner.route.padding_free and len(batch.cu_seqlens) > 2:
-        return torch.cat([hidden_states(learner.lm, one) for one in lone_sequences(batch)])
-    # Packed batches of one sequence would lack some arguments of the layers, which makes another kind of them.
+        sequences = lone_sequences(batch)
+        return torch.cat([hidden_states(learner.lm, sequence) for sequence in sequences])
+    # Without the arguments of packed batches, compiled layers would have to be compiled once more.
     return hidden_states(learner.lm, batch, always_packed=learner.compiled_layers is not None)
 
 
 def lone_sequences(batch: Batch) -> Iterator[Batch]:
-    """The sequences of a batch each alone, for a model that takes one at a time; without their labels."""
+    """Yield each sequence of a batch alone, for a model that takes one at a time.
+
+    Labels are left as they are, those of the whole batch: hidden states alone are computed of these.
+    """
     for number, (start, stop) in enumerate(pairwise(batch.cu_seqlens)):
-        ids, positions = batch.input_ids[start:stop], batch.position_ids[start:stop]
-        pictures = batch.pictures and batch.pictures.of([number], batch.cu_seqlens)
+        pictures = None
+        if batch.pictures is not None:
+            pictures = batch.pictures.of([number], batch.cu_seqlens)
         yield replace(
             batch,
-            input_ids=ids,
-            position_ids=positions,
+            input_ids=batch.input_ids[start:stop],
+            position_ids=batch.position_ids[start:stop],
             cu_seqlens=(0, stop - start),
             pictures=pictures,
         )
@@ -50,7 +56,7 @@ def lone_sequences(batch: Batch) -> Iterator[Batch]:
 
 @dataclass(frozen=True)
 class Learner:
-    """A model, with what is known of it written here and not on its modules, which are others'."""
+    """A model with what is known of it. It is kept here, and not hung on the model's modules, which are others'."""
 
     model: nn.Module
     route: Route  # how sequences go through it
@@ -58,35 +64,30 @@ class Learner:
     preference: PreferenceConfig | None = None  # which answers are to be preferred, and how
     # Computes the final hidden states [tokens, hidden] of a packed batch.
     hidden: Callable[[Learner, Batch], Tensor] = _hidden
-    sums_once_per_step: bool = (
-        False  # a sharded model keeps whole gradients until the last micro-batch of a step
-    )
-    compiled_layers: CompiledLayers | None = (
-        None  # decoder layers, compiled once the first step is done
-    )
+    # True if a sharded model keeps whole gradients until the last micro-batch of a step.
+    sums_once_per_step: bool = False
+    compiled_layers: CompiledLayers | None = None  # compiled when the first step is done
     kernels: Kernels = field(default_factory=Kernels)  # pointwise functions, plain or compiled
     # Where the optimizer adds up the gradients of parameters.
     gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
-    undo: ExitStack = field(
-        default_factory=ExitStack
-    )  # takes back what was changed in transformers for this model
-    routing: Routing = field(
-        default_factory=Routing
-    )  # how the routers of a mixture load its experts
+    # Takes back what was changed in transformers for this model.
+    undo: ExitStack = field(default_factory=ExitStack)
+    # How the routers of a mixture load its experts.
+    routing: Routing = field(default_factory=Routing)
 
     @property
     def lm(self) -> Any:
-        """The transformers model inside a PEFT model, or the model itself."""
+        """Return the transformers model inside a PEFT model, or the model itself."""
         return unwrap(self.model)
 
     def begin_step(
         self, work: Work, world: World, evaluate: Callable[[Learner, Batch], Any]
     ) -> None:
-        """Begin a step of micro-batches, which some parts of the loss must have seen all of."""
+        """Begin a step. The balance loss of routers looks at all of its micro-batches first."""
         if self.routing.begin(work, world, partial(evaluate, self)):
             fsdp.close(self.lm)
 
     def expect_backward(self, *, is_last: bool) -> None:
-        """Say before each micro-batch of a step whether it is the last one, after which whole gradients are summed."""
+        """Prepare for a backward. Behind the last micro-batch of a step whole gradients are summed over the ranks."""
         if self.sums_once_per_step:
             cast(Any, self.model).set_requires_gradient_sync(is_last)

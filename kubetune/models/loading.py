@@ -1,4 +1,4 @@
-"""Loading a causal LM from the hub, the cache or a folder, with an error for each way it can fail.
+"""Load a model from the hub, the cache or a folder, with an error for each way it can fail.
 
 Weights are read from safetensors only, and code that comes with a model runs only when the config says so.
 """
@@ -45,28 +45,32 @@ if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.models.spec import ModelSpec
 
-# Libraries telling each other about renamed functions is nothing a user of ours can mend.
+# Of functions that transformers and PEFT have renamed. A user of ours can change nothing about it.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+# What transformers raises for a model that its class for the task has no form of: the model's config, and that class.
 _OTHER_KIND = re.compile(
     r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)"
 )
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-
-
+# Errors of transformers where a file says something that nobody thought of.
 _OF_ODD_FILES = (
-    LookupError, TypeError, AttributeError, ArithmeticError, AssertionError, ImportError, NotImplementedError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    ImportError,
+    NotImplementedError,
     RecursionError,
-)  # fmt: skip
-"""Errors of transformers where a file says something that nobody thought of."""
-
-
+)
+# Settings of PEFT by which an adapter imports modules, or takes in other adapters.
 _FOREIGN_TO_ADAPTERS = ("megatron_config", "arrow_config", "layer_replication")
-"""Settings of PEFT by which an adapter imports modules, or takes in others."""
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """`model.dtype` for a device: auto is bf16 or fp16 on a GPU, fp32 on a CPU."""
+    """Return what `model.dtype` is on a device: auto is bf16 or fp16 on a GPU, fp32 on a CPU."""
     if wanted != "auto":
         return DTYPES[wanted]
     if device.type != "cuda":
@@ -85,16 +89,18 @@ def load_pretrained(
 ) -> nn.Module:
     """Return `auto_class.from_pretrained` of a model, on `device`, in its dtype, quantised if asked.
 
-    `code_from`: the model of the hub that a checkpoint of it has its code from, and its pin. `draw` may draw anew the
-    weights that the checkpoint lacks, which it is given the names of. `settings` go to `from_pretrained`.
+    `code_from`: the model of the hub whose code a checkpoint runs, with its pin. `draw` gets the names of weights that
+    the checkpoint lacks, and may draw them anew. `settings` go to `from_pretrained`.
 
-    Raises ModelError when the model is missing, gated, of another architecture, not in safetensors, or its weights
-    have other shapes than its config.json asks for; only the head of a classifier may have.
+    Raise ModelError if the model is missing, gated, of another architecture, not in safetensors, or if its weights have
+    other shapes than its config.json asks for; only the head of a classifier may have.
     """
+    # What the files say is checked before transformers reads them.
     model = spec.model
     check_model_folder(model)
     _require_plain(model)
     settings |= _pinned_code(model, code_from)
+
     arithmetic = choose_dtype(model.dtype, device)
     quantised = quantization.settings(spec.quantization, spec.lora, arithmetic)
     if quantised is not None:
@@ -113,30 +119,36 @@ def load_pretrained(
             output_loading_info=True,
             **settings,
         )
+
     classifies = "num_labels" in settings
     # Only the head of a classifier may have other shapes than the file: it is drawn anew.
     prefix = f"{loaded.base_model_prefix}." if classifies else ""
     _require_shapes(model, differences["mismatched_keys"], prefix)
-    draw(loaded, _tell_new(differences, is_expected=classifies))
+    draw(loaded, _log_new_weights(differences, is_expected=classifies))
+
     experts = [parameter for name, parameter in loaded.named_parameters() if is_expert(name)]
     if quantised is not None or experts:
-        # Stacks of experts come last: files that hold each expert alone are gone by then, and both never add up.
-        named = sorted(loaded.named_parameters(), key=lambda item: is_expert(item[0]))
-        let_go_of_files(parameter for _, parameter in named)
+        others = [weight for name, weight in loaded.named_parameters() if not is_expert(name)]
+        # Stacks of experts come last. By then files that hold each expert alone are unmapped: never both in memory.
+        let_go_of_files([*others, *experts])
     if quantised is None:
         return loaded.to(device)  # type: ignore[no-any-return]
     quantization.keep_layout(loaded)
     logs.MODEL.info("%s", quantization.describe(spec.quantization, arithmetic, device))
-    kept = sum(parameter.numel() for parameter in experts if parameter.is_floating_point())
-    if kept:
-        logs.MODEL.warning(
-            "%s parameters of experts keep their dtype: %s", f"{kept:,}", UNQUANTISED
-        )
+    _warn_of_experts(experts)
     return loaded  # type: ignore[no-any-return]
 
 
+def _warn_of_experts(experts: Iterable[nn.Parameter]) -> None:
+    unquantised = sum(expert.numel() for expert in experts if expert.is_floating_point())
+    if unquantised:
+        logs.MODEL.warning(
+            "%s parameters of experts keep their dtype: %s", f"{unquantised:,}", UNQUANTISED
+        )
+
+
 def let_go_of_files(parameters: Iterable[nn.Parameter]) -> None:
-    """Copy what still lies in the file of the weights on a CPU: all of it stays mapped for any part."""
+    """Copy weights that are still a mapped file on a CPU. While one of them is, all of the file stays mapped."""
     for parameter in parameters:
         if parameter.device.type == "cpu" and parameter.is_floating_point():
             parameter.data = parameter.data.clone()
@@ -166,7 +178,7 @@ def load_trained(
 
 
 def with_adapter(base: Any, folder: Path) -> nn.Module:
-    """PEFT's model of a base with the adapter of a folder. Raises ModelError as `require_plain_adapter` does."""
+    """Return PEFT's model of a base with the adapter of a folder. Raise ModelError as `require_plain_adapter` does."""
     from peft import PeftModel
 
     require_plain_adapter(folder)
@@ -175,10 +187,11 @@ def with_adapter(base: Any, folder: Path) -> nn.Module:
 
 
 def require_plain_adapter(folder: Path) -> None:
-    """Raise ModelError for an adapter whose settings would have other weights, pickles or modules loaded.
+    """Raise ModelError for an adapter with which PEFT would load other weights, pickles or modules.
 
-    PEFT imports the module that `megatron_core` names, adapters of other types load further ones from anywhere, and
-    where adapter_model.safetensors is missing it reads a pickle, or asks the hub.
+    megatron_core                                PEFT imports the module that it names
+    another peft_type                            loads further adapters, from anywhere
+    no adapter_model.safetensors                 PEFT reads a pickle, or asks the hub
     """
     try:
         require_plain(folder)
@@ -195,7 +208,8 @@ def require_plain_adapter(folder: Path) -> None:
             f"adapter {folder}: its adapter_config.json has peft_type: {facts.get('peft_type')!r}; expected LORA. "
             "Nothing was loaded."
         )
-    if foreign := sorted(key for key in _FOREIGN_TO_ADAPTERS if facts.get(key)):
+    foreign = sorted(key for key in _FOREIGN_TO_ADAPTERS if facts.get(key))
+    if foreign:
         raise errors.ModelError(
             f"adapter {folder}: its adapter_config.json has {foreign[0]}, which no run writes, and by which other code "
             "or weights would be loaded; take that key out. Nothing was loaded."
@@ -203,7 +217,7 @@ def require_plain_adapter(folder: Path) -> None:
 
 
 def _require_plain(model: ModelConfig) -> None:
-    """Raise ModelError for a config.json or an index that would have code or weights fetched from anywhere else."""
+    """Raise ModelError for a config.json or an index with which code or weights would come from anywhere else."""
     files = find_files(model, model.path, ("config.json", model_shapes.INDEX))
     if "config.json" not in files:
         return  # transformers says what is missing
@@ -215,16 +229,15 @@ def _require_plain(model: ModelConfig) -> None:
             f"model {model.path}: its config.json has num_hidden_layers: {layers}; expected 1 to "
             f"{model_shapes.MOST_LAYERS}; put the file back as it was published. Nothing was loaded."
         )
-    named = facts.get("transformers_weights")
-    if named is not None and "/" in str(named).replace("\\", "/"):
+    weights_file = facts.get("transformers_weights")
+    if weights_file is not None and "/" in str(weights_file).replace("\\", "/"):
         raise errors.ModelError(
-            f"model {model.path}: its config.json has transformers_weights: {named!r}; expected the name of a file "
+            f"model {model.path}: its config.json has transformers_weights: {weights_file!r}; expected the name of a file "
             "beside it. Nothing was loaded."
         )
     for key, value in _implementations(facts):
-        if not value.replace(
-            "_", ""
-        ).isalnum():  # transformers takes `owner/name` for a kernel of the hub, and runs it
+        # transformers takes `owner/name` for a kernel of the hub, and runs it.
+        if not value.replace("_", "").isalnum():
             raise errors.ModelError(
                 f"model {model.path}: its config.json has {key}: {value!r}, code from elsewhere; take that key "
                 "out of it, and choose with model.attention. Nothing was loaded."
@@ -232,17 +245,20 @@ def _require_plain(model: ModelConfig) -> None:
 
 
 def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str, str | None]:
-    """Return the settings by which a model's code is the pinned one: none where it lies beside the weights.
+    """Return the settings by which a model's code is the pinned one; none if the code lies beside the weights.
 
-    Raises ModelError for code of another repository than `code_from`.
+    Raise ModelError for code of another repository than `code_from`.
     """
     if not model.trust_remote_code:
         return {}
     config = find_files(model, model.path, ["config.json"]).get("config.json")
-    named = read_json(config).get("auto_map")
-    known = f"{code_from.path}--" if code_from is not None else None
-    for value in named.values() if isinstance(named, dict) else ():
-        if "--" in str(value) and not (known is not None and str(value).startswith(known)):
+    auto_map = read_json(config).get("auto_map")
+    classes = auto_map.values() if isinstance(auto_map, dict) else ()
+    for value in classes:
+        # "owner/name--modeling_x.Model" names a class in another repository.
+        is_elsewhere = "--" in str(value)
+        is_known = code_from is not None and str(value).startswith(f"{code_from.path}--")
+        if is_elsewhere and not is_known:
             raise errors.ModelError(
                 f"model {model.path}: its config.json has auto_map: {value!r}, code of another repository, which "
                 "model.revision does not pin; copy that code beside config.json. Nothing was run."
@@ -251,12 +267,17 @@ def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str,
 
 
 def _implementations(facts: Any) -> Iterator[tuple[str, str]]:
-    """Every text, at any depth of a config.json, that names how something is computed."""
+    """Yield key and value of every setting, at any depth of a config.json, that names how something is computed.
+
+    Of {"attn_implementation": {"text_config": "sdpa"}, "layers": {"_attn_implementation": "eager"}} both "sdpa" and
+    "eager".
+    """
     for key, value in facts.items():
         if isinstance(value, dict):
-            yield from (
-                (key, name) for name in value.values() if _chooses(key) and isinstance(name, str)
-            )
+            if _chooses(key):
+                for name in value.values():
+                    if isinstance(name, str):
+                        yield key, name
             yield from _implementations(value)
         elif isinstance(value, str) and value and _chooses(key):
             yield key, value
@@ -269,7 +290,10 @@ def _chooses(key: str) -> bool:
 def _require_shapes(
     model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str
 ) -> None:
-    """Raise ModelError when weights whose names begin with `prefix` have other shapes than the model."""
+    """Raise ModelError if weights whose names begin with `prefix` have other shapes than the model.
+
+    `mismatched` has the name, the shape in the file and the shape in the model of each weight where these differ.
+    """
     wrong = sorted(weight for weight in mismatched if weight[0].startswith(prefix))
     if wrong:
         shown = "; ".join(
@@ -283,8 +307,8 @@ def _require_shapes(
         )
 
 
-def _tell_new(differences: Mapping[str, Any], *, is_expected: bool) -> set[str]:
-    """Log the weights that the checkpoint lacks or holds in another shape: a head, or a mistake. Return their names."""
+def _log_new_weights(differences: Mapping[str, Any], *, is_expected: bool) -> set[str]:
+    """Log the weights that the checkpoint lacks or has in another shape: a head, or a mistake. Return their names."""
     names = set(differences["missing_keys"])
     names.update(name for name, *_ in differences["mismatched_keys"])
     if names:
@@ -320,28 +344,28 @@ def explain(model: ModelConfig) -> Iterator[None]:
                 f"model {model.path} needs code from its repository: set model.trust_remote_code and pin "
                 "model.revision to a commit you have read"
             ) from error
-        # transformers wraps what the hub said in an OSError of its own, with other advice.
-        cause_in_hub = next(
-            (cause for cause in errors.causes(error, hidden=True) if isinstance(cause, kinds)), None
-        )
-        if cause_in_hub is not None:
-            with explained_hub_errors(model.path, model.revision):
-                raise cause_in_hub from error
-        if found := _OTHER_KIND.search(str(error)):
+        # transformers wraps errors of the hub in an OSError of its own, with other advice.
+        for cause in errors.causes(error, hidden=True):
+            if isinstance(cause, kinds):
+                with explained_hub_errors(model.path, model.revision):
+                    raise cause from error
+        other_kind = _OTHER_KIND.search(str(error))
+        if other_kind is not None:
             # What follows lists each of the hundreds of classes that would do.
+            kind = other_kind[1].removesuffix("Config")
             raise errors.ModelError(
-                f"model {model.path}: is a {found[1].removesuffix('Config')}, which {found[2]} has no form of; choose "
+                f"model {model.path}: is a {kind}, which {other_kind[2]} has no form of; choose "
                 "a model of another kind, or another `task`"
             ) from error
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
     except (*_OF_ODD_FILES, RuntimeError, strict) as error:
-        # A lack of memory, a lost rank and a broken device have kinds, or words, of their own.
-        is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
         words = " ".join(str(error).split())[:300]
-        if isinstance(error, RuntimeError) and (
-            not is_odd or re.search(r"alloc|memory|CUDA", words)
-        ):
-            raise
+        if isinstance(error, RuntimeError):
+            # A lack of memory, a lost rank and a broken device are no fault of the files. They have classes of their
+            # own, or these words.
+            is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
+            if not is_odd or re.search(r"alloc|memory|CUDA", words):
+                raise
         raise errors.ModelError(
             f"model {model.path}: transformers cannot make a model of its config.json and weights "
             f"({type(error).__name__}: {words}); fetch it again, or mend config.json"
@@ -351,8 +375,8 @@ def explain(model: ModelConfig) -> Iterator[None]:
 def check_rows(auto_class: Any, model: ModelConfig, data: Prepared) -> None:
     """Raise ConfigError for rows that the model has no place for, or impossible heads, before its weights are read.
 
-    `auto_class` is transformers' class for the task. Of a model that brings its own code only `check_positions` is
-    left, once it is loaded.
+    `auto_class` is transformers' class for the task. A model that brings its own code is not checked here, only by
+    `check_positions` once it is loaded.
     """
     if model.trust_remote_code:
         return
@@ -365,32 +389,36 @@ def check_rows(auto_class: Any, model: ModelConfig, data: Prepared) -> None:
             trust_remote_code=False,
         )
     _require_whole_groups(facts.get_text_config(), model)
-    known = getattr(facts.get_text_config(), "vocab_size", None)
-    for rows in filter(None, (data.train, data.eval, data.forget)):
-        if known and rows.largest_id >= known:
-            token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
-            holding = f"{rows.count_holding(known):,} of {counted(len(rows), 'row')}"
-            problem = Embeddings(known, model.path, model.tokenizer).say(
-                rows.largest_id, token, holding
-            )
-            raise errors.ConfigError(f"{problem}. Nothing was trained")
+    vocabulary = getattr(facts.get_text_config(), "vocab_size", None)
+    if vocabulary:
+        _require_known_ids(vocabulary, model, data)
     if _stated_positions(facts) < data.longest:
+        # Whether its positions are a table that ends there only its modules tell. A model that cannot be built without
+        # weights is checked once it is loaded.
         with suppress(RuntimeError, ValueError, TypeError, AttributeError), torch.device("meta"):
             built = auto_class.from_config(facts, trust_remote_code=False)
             check_positions(built, data.longest, warn=False)
 
 
+def _require_known_ids(vocabulary: int, model: ModelConfig, data: Prepared) -> None:
+    """Raise ConfigError if the tokenizer has ids that the model has no embedding for, and rows have such."""
+    for rows in (data.train, data.eval, data.forget):
+        if not rows or rows.largest_id < vocabulary:
+            continue
+        token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
+        holding = f"{rows.count_holding(vocabulary):,} of {counted(len(rows), 'row')}"
+        embeddings = Embeddings(vocabulary, model.path, model.tokenizer)
+        problem = embeddings.say(rows.largest_id, token, holding)
+        raise errors.ConfigError(f"{problem}. Nothing was trained")
+
+
 def _require_whole_groups(facts: Any, model: ModelConfig) -> None:
-    """Raise ConfigError unless as many heads of queries share each head of keys and values."""
-    heads, shared = (
-        getattr(facts, name, None) for name in ("num_attention_heads", "num_key_value_heads")
-    )
-    if (
-        isinstance(heads, int)
-        and isinstance(shared, int)
-        and heads > 0
-        and (shared < 1 or heads % shared)
-    ):
+    """Raise ConfigError unless each head of keys and values is shared by as many heads of queries as the others."""
+    heads = getattr(facts, "num_attention_heads", None)
+    shared = getattr(facts, "num_key_value_heads", None)
+    if not isinstance(heads, int) or not isinstance(shared, int) or heads <= 0:
+        return
+    if shared < 1 or heads % shared:
         raise errors.ConfigError(
             f"model {model.path}: config.json has num_attention_heads {heads} and num_key_value_heads {shared}; "
             "expected the first to be a multiple of the second. Take the config.json that belongs to the weights. "
@@ -399,16 +427,17 @@ def _require_whole_groups(facts: Any, model: ModelConfig) -> None:
 
 
 def _stated_positions(facts: Any) -> float:
+    """Return how many positions a config says that its model has."""
     config = facts.get_text_config()
-    return (
-        getattr(config, "n_positions", None)
-        or getattr(config, "max_position_embeddings", None)
-        or math.inf
-    )
+    for name in ("n_positions", "max_position_embeddings"):
+        positions: float | None = getattr(config, name, None)
+        if positions:
+            return positions
+    return math.inf
 
 
 def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
-    """A model on this machine without its weights: its modules alone, on no device."""
+    """Return a model that is on this machine without its weights: its modules, on no device."""
     with explain(model), torch.device("meta"):
         config = AutoConfig.from_pretrained(
             model.path,
@@ -421,21 +450,31 @@ def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
 
 
 def check_positions(lm: Any, longest: int, *, warn: bool = True) -> None:
-    """Raise ConfigError when a sequence of `longest` tokens has no place in a learned table of positions.
+    """Raise ConfigError if a sequence of `longest` tokens has no place in a learned table of positions.
 
     Rotary models compute any position; beyond what they were trained on they only get a warning.
+
+        family     max_position_embeddings    rows of the table    positions for tokens
+        GPT-2      1,024                      1,024                1,024
+        OPT        2,048                      2,050                2,048
+        RoBERTa    514                        514                  512: they begin behind the padding, at 2
     """
-    limit = _stated_positions(lm.config)
-    # OPT's table is two longer than it says; RoBERTa's and its kin's begins behind the padding.
-    words = lm.get_input_embeddings()
-    tables = [m for m in lm.modules() if isinstance(m, nn.Embedding) and m is not words]
-    learned = [m for m in tables if limit <= m.num_embeddings <= limit + 2]
-    if learned:
-        limit -= max(0 if m.padding_idx is None else m.padding_idx + 1 for m in learned)
+    stated = _stated_positions(lm.config)
+    token_table = lm.get_input_embeddings()
+    is_learned = False
+    skipped = 0  # the first positions, which no token gets
+    for module in lm.modules():
+        if not isinstance(module, nn.Embedding) or module is token_table:
+            continue
+        if stated <= module.num_embeddings <= stated + 2:
+            is_learned = True
+            if module.padding_idx is not None:
+                skipped = max(skipped, module.padding_idx + 1)
+    limit = stated - skipped
     if longest <= limit:
         return
     problem = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
-    if learned:
+    if is_learned:
         raise errors.ConfigError(
             f"{problem}; set data.max_length to {limit} or less (`overlong` says what happens then)"
         )

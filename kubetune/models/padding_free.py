@@ -1,9 +1,11 @@
-"""Running an unmodified Hugging Face causal LM on packed batches, and proving on the model at hand that this is exact.
+"""Run an unmodified Hugging Face causal LM on packed batches, and prove on the model at hand that this is exact.
 
-`choose_attention` tries the padding-free route and checks it against the model's own code on short sequences. Where the
-result differs, recurrent modules get the sequences as rows (`recurrences`) and it is checked again. Where it
-differs still (ALiBi, chunked attention …) the model keeps its own attention and gets one sequence per micro-batch:
-still without padding, still exact, only slower.
+`choose_attention` takes the first of these that gives what the model's own code gives for three short sequences:
+
+    1. packed batches, by the attention of attention_hooks.py
+    2. the same, and recurrent modules get the sequences as rows (recurrences.py)
+    3. the model's own attention, one sequence per micro-batch (ALiBi, chunked attention …): no padding either, exact
+       too, only slower
 """
 
 from __future__ import annotations
@@ -29,9 +31,11 @@ from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree, packe
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Largest allowed norm of a difference of outputs, relative to them, by the dtype of the weights.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}
-"""Largest allowed norm of a difference of outputs, relative to them, by the dtype of the weights."""
+# Largest relative change of what one sequence gives when another one changes. It should be none at all.
 LEAK = 1e-6
+# Errors of a model that others wrote, at inputs that it was not made for.
 FOREIGN_ERRORS = (
     RuntimeError,
     ValueError,
@@ -41,7 +45,6 @@ FOREIGN_ERRORS = (
     IndexError,
     AssertionError,
 )
-"""Errors of a model that others wrote at inputs that it was not made for."""
 
 
 @dataclass(frozen=True)
@@ -55,48 +58,57 @@ class Route:
 
 
 def unwrap(model: nn.Module) -> Any:
-    """The transformers model inside a PEFT model, or the model itself."""
-    inner = getattr(
-        model, "get_base_model", None
-    )  # PEFT's: where nobody has imported it, there is none
-    return model if inner is None else inner()
+    """Return the transformers model inside a PEFT model, or the model itself."""
+    get_base_model = getattr(model, "get_base_model", None)
+    return model if get_base_model is None else get_base_model()
 
 
 def backbone(lm: Any) -> nn.Module:
-    """The causal LM without its head. Some classes name a prefix that does not exist (Llama 4)."""
-    found = (
-        getattr(lm, lm.base_model_prefix, None) or getattr(lm, "model", None) or lm.get_decoder()
-    )
-    return cast(nn.Module, found)
+    """Return the causal LM without its head."""
+    # Some classes name a prefix that does not exist (Llama 4).
+    for name in (lm.base_model_prefix, "model"):
+        module = getattr(lm, name, None)
+        if module:
+            return cast(nn.Module, module)
+    return cast(nn.Module, lm.get_decoder())
 
 
 def language_model(lm: Any) -> nn.Module:
-    """The part of a model that makes text, without the vision tower, where it has one."""
+    """Return the part of a model that makes text: if it has a vision tower, without that."""
     return cast(nn.Module, getattr(backbone(lm), "language_model", lm))
 
 
 def logit_rule(lm: Any) -> LogitRule:
-    """Read the rule from the config, by the names that families have for it; `require_head` refuses any other."""
+    """Return what a model does with its raw logits, by the names that families have for it in their configs.
+
+    A rule under a name that is not known here is noticed by `require_head` and `self_check`.
+    """
     config = lm.config.get_text_config()
 
-    def stated(*names: str) -> float:
-        return float(next((value for name in names if (value := getattr(config, name, None))), 0.0))
+    def first_stated(*names: str) -> float:
+        for name in names:
+            value = getattr(config, name, None)
+            if value:
+                return float(value)
+        return 0.0
 
-    scale = stated("logit_scale", "lm_head_multiplier") or 1.0  # Cohere; Falcon-H1
-    divisor = stated("logits_scaling", "logits_mup_width_multiplier") or 1.0  # Granite; Inkling
-    return LogitRule(
-        scale / divisor,
-        stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
-    )
+    factor = first_stated("logit_scale", "lm_head_multiplier") or 1.0  # Cohere; Falcon-H1
+    divisor = (
+        first_stated("logits_scaling", "logits_mup_width_multiplier") or 1.0
+    )  # Granite; Inkling
+    cap = first_stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    return LogitRule(factor / divisor, cap)
 
 
 def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tensor:
-    """Final hidden states `[tokens, hidden]` of one packed batch. Call inside `attention.packed(...)`.
+    """Return the final hidden states `[tokens, hidden]` of one packed batch. Call inside `packed(...)`.
 
-    A lone sequence is packed only where it is `always_packed`: without kernels, linear attention refuses packed input.
+    `always_packed`: also tell kernels where a lone sequence begins and ends, as compiled layers want it.
     """
-    packs = len(batch.cu_seqlens) > 2 or always_packed
-    kwargs = varlen_kwargs(batch.cu_seqlens, batch.input_ids.device) if packs else {}
+    kwargs: dict[str, Any] = {}
+    # Without these kernels, linear attention refuses the arguments; a lone sequence it can run.
+    if len(batch.cu_seqlens) > 2 or always_packed:
+        kwargs = varlen_kwargs(batch.cu_seqlens, batch.input_ids.device)
     out = backbone(lm)(
         input_ids=batch.input_ids[None],
         position_ids=batch.position_ids[None],
@@ -108,18 +120,20 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
 
 @lru_cache(maxsize=2)
 def varlen_kwargs(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
-    """Arguments by which kernels of others know where the sequences of a packed batch begin and end."""
+    """Return the arguments by which kernels of others know the sequences of a packed batch.
+
+    Of a a a | b b: `cu_seq_lens_q` is (0, 3, 5), `max_length_q` 3, `seq_idx` [[0, 0, 0, 1, 1]].
+    """
     cu = on_device(cu_seqlens, device)
-    numbers = torch.from_numpy(
-        np.repeat(np.arange(len(cu) - 1, dtype=np.int32), np.diff(cu_seqlens))
-    )
+    number_of_sequences = len(cu_seqlens) - 1
+    numbers = np.repeat(np.arange(number_of_sequences, dtype=np.int32), np.diff(cu_seqlens))
     length = longest(cu_seqlens)
     return {
         "cu_seq_lens_q": cu,
         "cu_seq_lens_k": cu,
         "max_length_q": length,
         "max_length_k": length,
-        "seq_idx": numbers[None].to(device),
+        "seq_idx": torch.from_numpy(numbers)[None].to(device),
     }
 
 
@@ -130,7 +144,7 @@ def self_check(model: nn.Module) -> float:
     def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
         with packed(batch.cu_seqlens):
             logits = rule.apply(fsdp.inside(lm, raw_logits, lm, batch).float())
-        return list(logits.split([stop - start for start, stop in pairwise(batch.cu_seqlens)]))
+        return [logits[start:stop] for start, stop in pairwise(batch.cu_seqlens)]
 
     def raw_logits(lm: Any, batch: Batch) -> Tensor:
         return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
@@ -139,12 +153,12 @@ def self_check(model: nn.Module) -> float:
 
 
 def plain_logits(lm: Any, batch: Batch) -> Tensor:
-    """Logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
+    """Return the logits `[tokens, vocabulary]` of a single sequence, by the model's own code."""
     return cast(Tensor, lm(input_ids=batch.input_ids[None], use_cache=False).logits[0])
 
 
 def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
-    """A packed batch of sequences of ids."""
+    """Return the packed batch of sequences of ids, of which all are trained."""
     return collate([(ids, np.ones(len(ids), bool)) for ids in sequences])
 
 
@@ -154,12 +168,14 @@ def require_head(
     hidden: Callable[[Any, Batch], Tensor] = hidden_states,
     plain: Callable[[Any, Batch], Tensor] = plain_logits,
 ) -> None:
-    """Raise ModelError where hidden states, head and rule do not give the logits of the model's own code.
+    """Raise ModelError if hidden states, head and rule do not give the logits of the model's own code.
 
-    `batch`: one sequence, of which `hidden` and `plain` give both; left out, one of random ids.
+    The loss is computed of the former. `batch`: one sequence, of which `hidden` gives the hidden states and `plain` the
+    logits; without it, one of random ids.
     """
     lm = unwrap(model)
-    batch = batch or lay(examples(lm.config.get_text_config().vocab_size)[1:2])
+    if batch is None:
+        batch = lay(examples(lm.config.get_text_config().vocab_size)[1:2])
     batch = batch.to(next(lm.parameters()).device)
 
     def logits() -> Tensor:
@@ -170,14 +186,15 @@ def require_head(
     try:
         with torch.no_grad():
             ours = logit_rule(lm).apply(fsdp.inside(lm, logits).float())
-            theirs = plain(lm, batch)
+            expected = plain(lm, batch)
     finally:
         fsdp.close(lm)
         lm.train(was_training)
-    if (
-        ours.shape != theirs.shape
-        or not (ours - theirs.float()).norm() <= TOLERANCE[theirs.dtype] * theirs.norm()
-    ):
+    is_same = ours.shape == expected.shape
+    if is_same:
+        difference = (ours - expected.float()).norm()
+        is_same = bool(difference <= TOLERANCE[expected.dtype] * expected.norm())
+    if not is_same:
         raise errors.ModelError(
             f"model {lm.name_or_path}: {type(lm).__name__} makes its logits of its hidden states by a rule that is not "
             "known here, so its loss would be another one. Nothing was trained; choose another model"
@@ -191,54 +208,65 @@ def check_padding_free(
     run_packed: Callable[[Any, Batch], Sequence[Tensor]],
     run_lone: Callable[[Any, Batch], Tensor],
 ) -> float:
-    """Run three short sequences in one packed batch and one by one; return the largest relative difference.
+    """Run three short sequences in packed batches and one by one; return the largest relative difference.
 
-    `lay` puts ids end to end; `run_packed` gives an output for each sequence of a packed batch, `run_lone` that of a
-    single one by the model's own code, from which the dtype of the arithmetic is taken. Raises CannotRunPaddingFree
-    where they differ, where tokens of the first sequence change the others, or on NaN.
+    With the sequences a, b and c, of 7, 19 and 12 tokens:
+
+        packed     a b c            must give what a, b and c give alone, by the model's own code
+        changed    reversed(a) b c  must give the very same for b and c as before, or they see a
+
+    `lay` puts ids end to end; `run_packed` returns an output for each sequence of a packed batch, `run_lone` that of a
+    single one, whose dtype is that of the arithmetic. Raise CannotRunPaddingFree for differences, and for NaN.
     """
     lm = unwrap(model)
-    was_training, device = lm.training, next(lm.parameters()).device
+    was_training = lm.training
+    device = next(lm.parameters()).device
     sequences = examples(lm.config.get_text_config().vocab_size)
-    changed = [sequences[0][::-1], *sequences[1:]]
+    changed_sequences = [sequences[0][::-1], *sequences[1:]]
     lm.eval()
     try:
         set_attention(lm, "padding_free")
-        if implementation(lm) != "padding_free" and not getattr(
-            lm, "_is_stateful", False
-        ):  # what is recurrent alone attends to nothing
+        # A model that is only recurrent attends to nothing.
+        is_recurrent = getattr(lm, "_is_stateful", False)
+        if implementation(lm) != "padding_free" and not is_recurrent:
             raise CannotRunPaddingFree("its attention is code of its own that takes no other")
-        together, other = (
-            [t.float() for t in run_packed(lm, lay(parts).to(device))]
-            for parts in (sequences, changed)
-        )
+        packed_outputs = [t.float() for t in run_packed(lm, lay(sequences).to(device))]
+        changed_outputs = [t.float() for t in run_packed(lm, lay(changed_sequences).to(device))]
         set_attention(lm, "eager")
-        alone = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]
+        lone_outputs = [run_lone(lm, lay([ids]).to(device)) for ids in sequences]
     finally:
         fsdp.close(lm)
         lm.train(was_training)
-    if [t.shape for t in together] != [t.shape for t in alone]:
-        raise CannotRunPaddingFree(
-            f"a packed batch gives {tuple(together[0].shape)} where one sequence gives {tuple(alone[0].shape)}"
-        )
-    differences = [
-        float((a - b.float()).norm() / b.float().norm())
-        for a, b in zip(together, alone, strict=True)
-    ]
-    leak = torch.cat(other[1:]).sub(torch.cat(together[1:])).norm() / torch.cat(together).norm()
-    return require_exact(differences, float(leak), alone[0].dtype)
+
+    differences = []
+    for packed_output, lone_output in zip(packed_outputs, lone_outputs, strict=True):
+        if packed_output.shape != lone_output.shape:
+            raise CannotRunPaddingFree(
+                f"a packed batch gives {tuple(packed_output.shape)} where one sequence gives {tuple(lone_output.shape)}"
+            )
+        expected = lone_output.float()
+        differences.append(float((packed_output - expected).norm() / expected.norm()))
+    change = torch.cat(changed_outputs[1:]) - torch.cat(packed_outputs[1:])
+    leak = change.norm() / torch.cat(packed_outputs).norm()
+    return require_exact(differences, float(leak), lone_outputs[0].dtype)
 
 
 def examples(vocabulary: int) -> list[NDArray[np.uint32]]:
-    """Ids of three short sequences drawn from a vocabulary, the same each time."""
+    """Return ids of three short sequences drawn from a vocabulary, the same each time."""
     generator = torch.Generator().manual_seed(0)
-    low = min(5, vocabulary - 2)
-    drawn = [torch.randint(low, vocabulary, (n,), generator=generator) for n in (7, 19, 12)]
-    return [ids.numpy().astype(np.uint32) for ids in drawn]
+    lowest = min(5, vocabulary - 2)  # the first ids are mostly special tokens
+    sequences = []
+    for length in (7, 19, 12):
+        ids = torch.randint(lowest, vocabulary, (length,), generator=generator)
+        sequences.append(ids.numpy().astype(np.uint32))
+    return sequences
 
 
 def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype) -> float:
-    """Largest of the relative differences; CannotRunPaddingFree when one, or the leak, is too large or NaN."""
+    """Return the largest of some relative differences.
+
+    Raise CannotRunPaddingFree if one of them, or the leak, is too large or NaN.
+    """
     # `not (<=)` instead of `>`: NaN must refuse too.
     if not leak <= LEAK:
         raise CannotRunPaddingFree(f"sequences see each other (relative change {leak:.0e})")
@@ -250,16 +278,18 @@ def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype)
 
 
 def set_attention(lm: Any, name: str) -> None:
-    """Set the attention of a model; the vision tower, where it has one, keeps transformers' own."""
-    towers = [key for key in getattr(lm.config, "sub_configs", {}) if key != "text_config"]
+    """Set the attention of a model by its name in transformers. A vision tower keeps transformers' own."""
     if getattr(lm.config, "vision_config", None) is None:
         lm.set_attn_implementation(name)
-    else:
-        lm.set_attn_implementation({"text_config": name, **dict.fromkeys(towers, "sdpa")})
+        return
+    names = {"text_config": name}
+    for part in getattr(lm.config, "sub_configs", {}):
+        names.setdefault(part, "sdpa")
+    lm.set_attn_implementation(names)
 
 
 def implementation(lm: Any) -> str | None:
-    """Name of the attention that a language model runs by; None where it has no choice."""
+    """Return the name of the attention that a language model runs by; None if it has no choice."""
     # Old models only warn in set_attn_implementation and keep what they had.
     return cast("str | None", getattr(lm.config.get_text_config(), "_attn_implementation", None))
 
@@ -267,9 +297,9 @@ def implementation(lm: Any) -> str | None:
 def choose_attention(
     model: nn.Module, wanted: str = "auto", check: Callable[[nn.Module], float] = self_check
 ) -> Route:
-    """Set the model's attention: padding-free where `check` proves it exact, else its own.
+    """Set the model's attention: padding-free if `check` proves it exact, else its own.
 
-    `wanted` is `model.attention`. Raises CannotRunPaddingFree only when "padding_free" was asked for by name.
+    `wanted` is `model.attention`. Raise CannotRunPaddingFree only if that asks for padding_free by name.
     """
     lm = unwrap(model)
     CURRENT.cu_seqlens = None
@@ -281,7 +311,7 @@ def choose_attention(
     except CannotRunPaddingFree as refusal:
         reason: Exception = refusal
     except FOREIGN_ERRORS as error:
-        # Whatever a foreign model does with an unknown mask or packed input, its own attention is the safe way.
+        # Whatever a foreign model does with an unknown mask or packed input: its own attention is the safe way.
         reason = error
     else:
         set_attention(lm, "padding_free")
@@ -293,13 +323,13 @@ def choose_attention(
 
 
 def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
-    """Return the route of packed batches where `check` finds them exact, if need be with recurrent modules in rows."""
+    """Return the route of packed batches, with recurrent modules in rows if `check` is content only then."""
     try:
         return Route(True, difference=check(model))
     except FOREIGN_ERRORS:
         kept_apart = recurrences.keep_apart(decoder_layers(model), partial(check, model))
         if not kept_apart.modules:
-            raise
+            raise  # nothing in it was recurrent
     try:
         return Route(True, difference=check(model), in_rows=kept_apart.in_rows)
     except BaseException:
@@ -308,24 +338,27 @@ def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
-    """The layers of a language model: the longest of its lists of modules."""
-    lists = (m for m in language_model(unwrap(model)).modules() if isinstance(m, nn.ModuleList))
-    return max(lists, key=len, default=nn.ModuleList())
+    """Return the layers of a language model: the longest of its lists of modules."""
+    return _longest_list(language_model(unwrap(model)))
 
 
 def recomputable_layers(model: nn.Module) -> list[Any]:
-    """The layers of a model that can run again in the backward instead of keeping what they computed."""
+    """Return the layers of a model that can run again in the backward instead of keeping what they computed."""
     try:
         from transformers.modeling_layers import GradientCheckpointingLayer
-    except ImportError:  # a version that calls them otherwise
-        lists = (module for module in model.modules() if isinstance(module, nn.ModuleList))
-        return list(max(lists, key=len, default=()))
+    except ImportError:  # a version that has another name for them
+        return list(_longest_list(model))
     return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def _longest_list(model: nn.Module) -> nn.ModuleList:
+    lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
+    return max(lists, key=len, default=nn.ModuleList())
 
 
 @contextmanager
 def own_attention(lm: Any) -> Iterator[None]:
-    """Within, the model attends by transformers' own code, as one that generates with a cache must."""
+    """Within, the model attends by transformers' own code, which generating with a cache needs."""
     before = implementation(lm)
     if before == "padding_free":
         _restore(lm)
@@ -337,9 +370,10 @@ def own_attention(lm: Any) -> Iterator[None]:
 
 
 def _restore(lm: Any) -> None:
-    for implementation in ("sdpa", "eager"):
+    """Give a model the fastest attention of its own that it takes."""
+    for name in ("sdpa", "eager"):
         try:
-            set_attention(lm, implementation)
+            set_attention(lm, name)
             return
         except (ValueError, ImportError):
             continue

@@ -1,9 +1,14 @@
-"""Every change to transformers and torch that holds for a whole process: what, checked with which versions, and undone.
+"""Every change to transformers that holds for a whole process: what, checked with which versions, and undone.
 
-Each is a context manager; leaving it undoes the change. A version that a patch was not checked with, or that lacks the
-name, runs by its own code: what the patch makes faster or smaller is done without it, with the same results. Tests look
-for the names in the versions that are installed, and train without any patch.
-Documented hooks (attention functions registered by name) and forwards set on modules of one model are no patches.
+    patch                 without it
+    SHARD_ON_LOAD …       a sharded model is read whole by each rank, and cut afterwards
+    ROTARY                rotary embeddings run by the model's own code
+    LOAD_REPORT           transformers prints a table of weights that a checkpoint lacks
+    PACKING               a GPU is waited for in every forward
+
+So a version that a patch was not checked with, or that lacks the name, gives the same results, slower or in more memory.
+Tests look for the names in the versions that are installed, and train without any patch. Documented hooks (attention
+functions registered by name) and forwards set on modules of one model are no patches.
 """
 
 from __future__ import annotations
@@ -23,23 +28,23 @@ from packaging.requirements import Requirement
 
 @dataclass(frozen=True)
 class Patch:
-    """A name that is replaced: `place` (a module, or `module:class`), `name` in it, and the versions checked with."""
+    """A name of another package that is replaced."""
 
-    place: str
+    place: str  # what holds the name: `module`, or `module:class`
     name: str
-    checked: str
+    checked: str  # the versions that the patch was checked with, as a requirement
 
     def owner(self) -> Any:
-        """The module or class that holds the name; ImportError or AttributeError where this version has none."""
-        module, _, inner = self.place.partition(":")
-        found = import_module(module)
-        return getattr(found, inner) if inner else found
+        """Return what holds the name. Raise ImportError or AttributeError if this version has no such place."""
+        module_name, _, class_name = self.place.partition(":")
+        module = import_module(module_name)
+        return getattr(module, class_name) if class_name else module
 
-    @cache  # noqa: B019  # there are as many as are written below
+    @cache  # noqa: B019  # the patches of this file live as long as the process
     def is_known(self) -> bool:
         """True if the installed version is one that the patch was checked with, and has the name."""
-        wanted = Requirement(self.checked)
-        if not wanted.specifier.contains(version(wanted.name), prereleases=True):
+        requirement = Requirement(self.checked)
+        if not requirement.specifier.contains(version(requirement.name), prereleases=True):
             return False
         try:
             return hasattr(self.owner(), self.name)
@@ -47,83 +52,84 @@ class Patch:
             return False
 
 
-CUTTING = Patch(
-    "transformers.distributed.mixin:DistributedMixin",
-    "maybe_distribute_model",
-    "transformers>=5.23,<5.24",
+_SHARDING = "transformers>=5.23,<5.24"
+_MODEL_CODE = "transformers>=5.0,<5.24"
+
+# Sharding within `from_pretrained`. transformers' own plans know some architectures only (fsdp.py).
+SHARD_ON_LOAD = Patch(
+    "transformers.distributed.mixin:DistributedMixin", "maybe_distribute_model", _SHARDING
 )
-"""Sharding within `from_pretrained`: transformers' own plans know some architectures only (fsdp.py)."""
-
-TURNING = Patch("transformers.core_model_loading:Transpose", "convert", "transformers>=5.23,<5.24")
-"""Turning of experts that may lie in files the other way, which it takes slices for (Qwen3-VL-MoE)."""
-
-SLICING = Patch(
-    "transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", TURNING.checked
+# Transposes experts that may lie in files the other way (Qwen3-VL-MoE). It would take a slice for those.
+TRANSPOSE_EXPERTS = Patch("transformers.core_model_loading:Transpose", "convert", _SHARDING)
+# Reads a rank's slice from a file, also of parts that a weight is joined from (Kimi-Linear, OLMo-hybrid).
+READ_SLICE = Patch(
+    "transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", _SHARDING
 )
-"""Reading of a rank's slice from a file, also of what a weight is joined from (Kimi-Linear, OLMo-hybrid)."""
-
-CONVERTING = Patch("transformers.core_model_loading:WeightConverter", "convert", TURNING.checked)
-"""Making of weights from those in files, which gives whole ones of whole ones."""
-
-BEGINNING = Patch(
-    "transformers.modeling_utils:PreTrainedModel", "_initialize_weights", TURNING.checked
+# Makes weights of what stands in files: whole ones of whole ones.
+CONVERT_WEIGHTS = Patch("transformers.core_model_loading:WeightConverter", "convert", _SHARDING)
+# Gives what no file has its first values. It takes FSDP's classes for custom code, and passes over modules of custom
+# code whose tensors were all read, or that have none, such as one that fills in a buffer of its layers (Falcon-H1).
+INIT_MISSING = Patch(
+    "transformers.modeling_utils:PreTrainedModel", "_initialize_weights", _SHARDING
 )
-"""First values of what no file has. FSDP's classes count as code of others, whose modules are passed over where all of
-their tensors were read, or where they have none, as that which fills in a buffer of its layers (Falcon-H1)."""
+# Rotary embedding, a function of the source file of each architecture. Llama's stands for all of them here.
+ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", _MODEL_CODE)
+# The table of weights that a checkpoint lacks, which loading.py logs in one line.
+LOAD_REPORT = Patch("transformers.modeling_utils", "logger", _MODEL_CODE)
+# Finds where sequences of a packed batch begin, by their positions. On a GPU that is waited for in every forward, and
+# `cu_seqlens` tell it anyway.
+PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", _MODEL_CODE)
 
-ROTARY = Patch(
-    "transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", "transformers>=5.0,<5.24"
+SHARDING_PATCHES = (
+    SHARD_ON_LOAD,
+    TRANSPOSE_EXPERTS,
+    READ_SLICE,
+    CONVERT_WEIGHTS,
+    INIT_MISSING,
 )
-"""Rotary embedding: a function of the file of each architecture, of which Llama's is named for all."""
-
-LOAD_REPORT = Patch("transformers.modeling_utils", "logger", "transformers>=5.0,<5.24")
-"""The table of weights that a checkpoint lacks, which `loading` says in one line."""
-
-PACKING = Patch(
-    "transformers.masking_utils", "find_packed_sequence_indices", "transformers>=5.0,<5.24"
-)
-"""Boundaries of sequences, read off their positions by asking a GPU in every forward; `cu_seqlens` say them anyway."""
-
-
-PATCHES = (
-    CUTTING,
-    TURNING,
-    SLICING,
-    CONVERTING,
-    BEGINNING,
-    ROTARY,
-    LOAD_REPORT,
-    PACKING,
-)
-
+PATCHES = (*SHARDING_PATCHES, ROTARY, LOAD_REPORT, PACKING)
 
 Find = Callable[[Any], Any]
 """Finds the sequences of a packed batch by their positions."""
 
 
 class Replaced(AbstractContextManager[None]):
-    """`owner.name` is `new`, until the end. No generator: one that is thrown away would undo itself."""
+    """Within, `owner.name` is `new`."""
+
+    # No generator: one that nobody holds any more would undo itself.
 
     def __init__(self, owner: Any, name: str, new: Any) -> None:
-        self.owner, self.name, self.new = owner, name, new
+        self.owner = owner
+        self.name = name
+        self.new = new
 
     def __enter__(self) -> None:
-        self.theirs = vars(self.owner)[self.name]
+        self.original = vars(self.owner)[self.name]
         setattr(self.owner, self.name, self.new)
 
     def __exit__(
         self, kind: type | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        setattr(self.owner, self.name, self.theirs)
+        setattr(self.owner, self.name, self.original)
+
+
+def replaced(patch: Patch, new: Any) -> Replaced:
+    """Return the context in which the name of a patch is `new`."""
+    return Replaced(patch.owner(), patch.name, new)
+
+
+def original_of(patch: Patch) -> Any:
+    """Return what the name of a patch is now."""
+    return vars(patch.owner())[patch.name]
 
 
 def can_shard_while_loading() -> bool:
     """True if `cutting_by` and `reading_slices` fit the installed version."""
-    return all(patch.is_known() for patch in (CUTTING, TURNING, SLICING, CONVERTING, BEGINNING))
+    return all(patch.is_known() for patch in SHARDING_PATCHES)
 
 
 def left_out() -> str:
-    """Say which speed is left out as the installed version is unknown; empty where none is."""
+    """Return a sentence for the log if the installed version is unknown, so that speed is left out; else nothing."""
     if ROTARY.is_known() and PACKING.is_known():
         return ""
     return (
@@ -133,91 +139,125 @@ def left_out() -> str:
 
 
 def cutting_by(cut: Any) -> Replaced:
-    """`from_pretrained` shards by `cut(model, …)`."""
-    return Replaced(CUTTING.owner(), CUTTING.name, staticmethod(cut))
+    """Return the context in which `from_pretrained` shards a model by `cut(model, …)`."""
+    return replaced(SHARD_ON_LOAD, staticmethod(cut))
 
 
 def reading_slices() -> ExitStack:
-    """Within, what a rank reads of a sharded model is what it would cut from the whole one.
+    """Return the context in which each rank reads its slices of a model's weights, and these alone.
 
-    Weights that lie in files the other way are turned by the shape of a slice; where a file holds parts of a weight, or
-    several in one, their slices are none of the weight's: those are read whole and cut when they are made.
+    What a rank gets is what it would cut from the whole weight. Of a weight `[4 experts, 6, 3]` on 2 ranks:
+
+        in the file          the rank reads
+        [4, 6, 3]            [2, 6, 3], a slice
+        [4, 3, 6]            [2, 3, 6], which is transposed: the comparison is with the shape of a slice
+        one expert a time    each whole, [6, 3]: a slice of a part is no slice of the weight. The weight that is made
+                             of them is cut when it is complete
     """
-    from torch import Tensor
-    from torch.distributed.tensor import DTensor
-
-    places, slicing = (TURNING, SLICING, CONVERTING, BEGINNING), SLICING.owner()
-    parameters = cache(lambda model: dict(model.named_parameters()))
-    undo, (turn, read, make, begin) = (
-        ExitStack(),
-        (vars(place.owner())[place.name] for place in places),
-    )
-
-    def turned(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> Any:
-        ((name, each),) = input_dict.items()
-        whole = kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape
-        found = each[0] if isinstance(each, list) else each
-        fits = self.check_dims and found.shape[1:] == whole[1:]
-        return {name: found} if fits else turn(self, input_dict, *patterns, **kwargs)
-
-    def sliced(self: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
-        shape = source.shape if isinstance(source, Tensor) else source.get_shape()
-        is_other = len(shape) == self.param_ndim and shape[0] != self._axis0_size
-        return (
-            source[...].to(kwargs["device"], kwargs["dtype"])
-            if is_other
-            else read(self, source, *args, **kwargs)
-        )
-
-    def made(self: Any, *args: Any, model: Any, **kwargs: Any) -> Any:
-        def own(name: str, value: Any) -> Any:
-            parameter = parameters(model).get(name)
-            if not (
-                isinstance(value, Tensor)
-                and isinstance(parameter, DTensor)
-                and parameter.shape == value.shape
-            ):
-                return value
-            return read(slicing(parameter), value, device=value.device, dtype=value.dtype)
-
-        found = make(self, *args, model=model, **kwargs)
-        return {name: own(name, value) for name, value in found.items()}
-
-    def begun(self: Any, module: Any, is_custom_code: bool = False) -> None:
-        begin(self, module, is_custom_code and bool({*module._parameters} | {*module._buffers}))
-
-    for patch, new in zip(places, (turned, sliced, made, begun), strict=True):
-        undo.enter_context(Replaced(patch.owner(), patch.name, new))
+    # All are made before the first is put in place, as they call transformers' own.
+    replacements = [
+        replaced(TRANSPOSE_EXPERTS, _transposing_slices()),
+        replaced(READ_SLICE, _reading_parts_whole()),
+        replaced(CONVERT_WEIGHTS, _cutting_what_is_made()),
+        replaced(INIT_MISSING, _initializing_sharded()),
+    ]
+    undo = ExitStack()
+    for replacement in replacements:
+        undo.enter_context(replacement)
     return undo
 
 
+def _transposing_slices() -> Callable[..., Any]:
+    original = original_of(TRANSPOSE_EXPERTS)
+
+    def convert(self: Any, input_dict: dict[str, Any], *patterns: Any, **kwargs: Any) -> Any:
+        ((name, tensors),) = input_dict.items()
+        tensor = tensors[0] if isinstance(tensors, list) else tensors
+        whole_shape = kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape
+        # Only the first dimension, the experts, is cut.
+        if self.check_dims and tensor.shape[1:] == whole_shape[1:]:
+            return {name: tensor}
+        return original(self, input_dict, *patterns, **kwargs)
+
+    return convert
+
+
+def _reading_parts_whole() -> Callable[..., Any]:
+    from torch import Tensor
+
+    original = original_of(READ_SLICE)
+
+    def shard_tensor(self: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        shape = source.shape if isinstance(source, Tensor) else source.get_shape()
+        is_part = len(shape) == self.param_ndim and shape[0] != self._axis0_size
+        if is_part:
+            return source[...].to(kwargs["device"], kwargs["dtype"])
+        return original(self, source, *args, **kwargs)
+
+    return shard_tensor
+
+
+def _cutting_what_is_made() -> Callable[..., Any]:
+    from torch import Tensor
+    from torch.distributed.tensor import DTensor
+
+    original = original_of(CONVERT_WEIGHTS)
+    cut = original_of(READ_SLICE)
+    slicing = READ_SLICE.owner()
+    parameters_of = cache(lambda model: dict(model.named_parameters()))
+
+    def convert(self: Any, *args: Any, model: Any, **kwargs: Any) -> Any:
+        weights = original(self, *args, model=model, **kwargs)
+        return {name: cut_value(model, name, value) for name, value in weights.items()}
+
+    def cut_value(model: Any, name: str, value: Any) -> Any:
+        parameter = parameters_of(model).get(name)
+        if not isinstance(parameter, DTensor) or not isinstance(value, Tensor):
+            return value
+        if parameter.shape != value.shape:
+            return value
+        return cut(slicing(parameter), value, device=value.device, dtype=value.dtype)
+
+    return convert
+
+
+def _initializing_sharded() -> Callable[..., Any]:
+    original = original_of(INIT_MISSING)
+
+    def initialize(self: Any, module: Any, is_custom_code: bool = False) -> None:
+        has_tensors = bool(module._parameters) or bool(module._buffers)
+        original(self, module, is_custom_code and has_tensors)
+
+    return initialize
+
+
 def rotary_by(source: Any, apply: Any) -> Replaced:
-    """The models of transformers' file `source` turn queries and keys by `apply`."""
+    """Return the context in which the models of transformers' file `source` rotate queries and keys by `apply`."""
     return Replaced(source, ROTARY.name, apply)
 
 
 def packing_by(find: Callable[[Find, Any], Any]) -> AbstractContextManager[None]:
-    """transformers finds the sequences of a packed batch by `find(its own function, position_ids)`."""
+    """Return the context in which transformers finds the sequences of a packed batch by `find(original, positions)`."""
     if not PACKING.is_known():
         return nullcontext()
-    theirs: Find = vars(PACKING.owner())[PACKING.name]
+    original: Find = original_of(PACKING)
 
-    def found(position_ids: Any) -> Any:
-        return find(theirs, position_ids)
+    def find_sequences(position_ids: Any) -> Any:
+        return find(original, position_ids)
 
-    return Replaced(PACKING.owner(), PACKING.name, found)
+    return replaced(PACKING, find_sequences)
 
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """transformers does not print its table of weights that a checkpoint lacks."""
+    """Within, transformers does not print its table of weights that a checkpoint lacks."""
 
-    def keep(record: logging.LogRecord) -> bool:
+    def is_other(record: logging.LogRecord) -> bool:
         return "LOAD REPORT" not in record.getMessage()
 
     logger = logging.getLogger(LOAD_REPORT.place)
-    logger.addFilter(keep)
+    logger.addFilter(is_other)
     try:
         yield
     finally:
-        logger.removeFilter(keep)
+        logger.removeFilter(is_other)

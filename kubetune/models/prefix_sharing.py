@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from kubetune import errors
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.kernels.attention.blockwise import paths
@@ -41,7 +42,7 @@ def why_not(learner: Learner) -> str:
     try:
         _require_same(learner)
     except FOREIGN_ERRORS as error:
-        return (str(error).splitlines() or [type(error).__name__])[0]
+        return errors.first_line(error)
     finally:
         fsdp.close(learner.lm)
     return ""
@@ -63,6 +64,8 @@ def _require_same(learner: Learner) -> None:
     plain = collate(rows)
     shared_hidden = _hidden(learner, shared.to(device))
     plain_hidden = _hidden(learner, plain.to(device))
+
+    # The two batches have the rows in another order, so each is looked up by its ids.
     ends = {}  # where each row ends in the plain batch, by its ids
     for (row_ids, _), stop in zip(rows, plain.cu_seqlens[1:], strict=True):
         ends[tuple(row_ids.tolist())] = stop

@@ -1,4 +1,4 @@
-"""Recurrent modules of a model, made to start anew at each sequence of a packed batch.
+"""Make recurrent modules of a model start anew at each sequence of a packed batch.
 
 Convolutions, linear attention and state spaces carry what they saw on to the next token, also where that token begins
 another sequence. The kernels that transformers loads on a GPU can be told where sequences begin:
@@ -25,13 +25,13 @@ from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree
 
 Forward = Callable[..., Any]
 
+# Arguments that tell kernels where sequences begin and end.
 VARLEN_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-"""Arguments that tell kernels where sequences begin and end."""
-NOTICED = {torch.float32: 1e-6}
-"""Relative change of other sequences that is no rounding, by dtype; for those that round more, HALF_NOTICED."""
-HALF_NOTICED = 1e-2
+# A larger relative change of other sequences is no rounding. In 16 bits more is rounded.
+NOTICED = 1e-6
+NOTICED_IN_HALF = 1e-2
+# Most tokens of a chunk of Mamba-2's scan on a CPU, where transformers fills every row up to 256 of them.
 CHUNK = 32
-"""Most tokens of a chunk of Mamba-2's scan on a CPU, where transformers fills every row up to 256 of them."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,8 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
 
     `run` puts packed batches through the model. It may raise: the caller checks the model again afterwards.
     """
-    before: dict[nn.Module, Forward | None] = {}
+    # 1. Every module tries out, in one run, what its class needs.
+    before: dict[nn.Module, Forward | None] = {}  # forwards that were set on the module itself
     for layer in layers:
         for module in layer.modules():
             before[module] = vars(module).get("forward")
@@ -58,6 +59,8 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
     with suppress(Exception):
         run()
     _restore(before)
+
+    # 2. Modules whose class needs something keep it.
     replaced: dict[nn.Module, Forward | None] = {}
     in_rows: set[str] = set()
     for module, forward in before.items():
@@ -116,7 +119,8 @@ def _way_of(stock: Forward, args: Any, kwargs: dict[str, Any]) -> Forward | None
 def _leaks(forward: Forward, args: Any, kwargs: dict[str, Any]) -> bool:
     """Return True if later sequences of a packed batch come out otherwise once the first one is reversed."""
     assert CURRENT.cu_seqlens is not None
-    first, total = CURRENT.cu_seqlens[1], CURRENT.cu_seqlens[-1]
+    first = CURRENT.cu_seqlens[1]  # tokens of the first sequence
+    total = CURRENT.cu_seqlens[-1]  # of the whole batch
 
     def reverse_first(value: Any) -> Any:
         if not _is_stream(value, total):
@@ -137,8 +141,9 @@ def _differ(output: Any, expected: Any, first: int, total: int) -> bool:
             continue
         kept = theirs[:, first:].float()
         difference = float((kept - ours[:, first:].float()).norm())
+        noticed = NOTICED if theirs.dtype == torch.float32 else NOTICED_IN_HALF
         # `not (<=)` instead of `>`: NaN must count as a difference.
-        if not difference <= NOTICED.get(theirs.dtype, HALF_NOTICED) * float(kept.norm()):
+        if not difference <= noticed * float(kept.norm()):
             return True
     return False
 

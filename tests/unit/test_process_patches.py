@@ -31,7 +31,7 @@ def test_the_table_that_is_hidden_is_still_called_so() -> None:
 
 def test_a_patch_is_undone_after_an_error_too() -> None:
     for patch, replaced in (
-        (patches.CUTTING, patches.cutting_by(print)),
+        (patches.SHARD_ON_LOAD, patches.cutting_by(print)),
         (patches.ROTARY, patches.rotary_by(patches.ROTARY.owner(), print)),
     ):
         theirs = vars(patch.owner())[patch.name]
@@ -43,7 +43,7 @@ def test_a_patch_is_undone_after_an_error_too() -> None:
 
 def test_slices_of_experts_are_turned_by_what_the_others_of_their_shape_are() -> None:
     """Half of 4 experts, in files of transformers' own form and of the hub's."""
-    turn = patches.TURNING.owner()(1, 2, check_dims=True)
+    turn = patches.TRANSPOSE_EXPERTS.owner()(1, 2, check_dims=True)
     name = "experts.down_proj"
     model = torch.nn.ParameterDict({"whole": torch.empty(4, 6, 3)})
     slices = torch.randn(2, 6, 3)
