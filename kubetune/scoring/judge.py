@@ -21,6 +21,7 @@ from kubetune.base.humanize import counted
 from kubetune.batching.image_batches import PictureReader, picture_reader
 from kubetune.config.metric_names import full_name
 from kubetune.config.schema.evaluation import EvaluationConfig, GenerateConfig
+from kubetune.data.text.answers import TARGETS, lacks_target
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
 from kubetune.models import fsdp
@@ -28,7 +29,7 @@ from kubetune.models.padding_free import own_attention
 from kubetune.rundir import heartbeat
 from kubetune.scoring import own_functions
 from kubetune.scoring.generation import acting_settings, generate, greedy
-from kubetune.scoring.metrics import TARGETS, Measure, lacks_target, measures_of, of_all
+from kubetune.scoring.metrics import Measure, measures_of, of_all
 from kubetune.scoring.questions import Question, drawn, records_of
 
 if TYPE_CHECKING:

@@ -1,20 +1,26 @@
 """Measures of an answer against a reference: a number for each row, and one for all of them.
 
-Each is a function of (answer, reference), 1.0 for right and 0.0 for wrong where it is not a share. BLEU and chrF are
-sacrebleu's, of all rows together (0 to 100), ROUGE-L is rouge-score's F-measure (0 to 1): their own packages compute
-them, and are asked for at the start.
+Each is a function of (answer, reference), 1.0 for right and 0.0 for wrong where it is not a share. None of them sees the
+thoughts before an answer. BLEU and chrF are sacrebleu's, of all rows together (0 to 100), ROUGE-L is rouge-score's
+F-measure (0 to 1): their own packages compute them, and are asked for at the start.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.data.text.answers import (
+    INVALID,
+    label_pattern,
+    last_number,
+    normalised,
+    parse_json,
+    without_thoughts,
+)
 from kubetune.extras import require
 from kubetune.scoring.statistics import interval
 
@@ -22,26 +28,8 @@ Measure = Callable[[str, str], float]
 
 PACKAGES: Final = {"rouge_l": "rouge_score", "bleu": "sacrebleu", "chrf": "sacrebleu"}
 """Packages that measures are computed by: the extra `evaluation`."""
-TARGETS: Final = {
-    "numeric": "number",
-    "label": "word of evaluation.generate.labels",
-    "json_equal": "JSON",
-}
-"""What measures look for in a reference, of those that find nothing in some."""
 OF_ALL_ROWS: Final = ("bleu", "chrf")
 """Measures that are no mean of rows."""
-
-_NUMBER = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)")
-"""A number with its sign; a minus directly behind a digit is none, but part of a range or a date."""
-_FENCE = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)
-_REASONING = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
-"""What some models write before each answer; Qwen3's chat template has them write it without a thought in it too."""
-
-
-def normalised(text: str) -> str:
-    """Return a text without what right answers may differ in: case, width of letters, spaces, a full stop at the end."""
-    words = unicodedata.normalize("NFKC", text).casefold().split()
-    return " ".join(words).removesuffix(".").rstrip()
 
 
 def exact_match(answer: str, reference: str) -> float:
@@ -56,16 +44,11 @@ def contains(answer: str, reference: str) -> float:
 
 def numeric(answer: str, reference: str) -> float:
     """Return 1 if the last numbers of both are equal; commas group thousands. A text without a number is wrong."""
-    ours = _last_number(answer)
-    theirs = _last_number(reference)
+    ours = last_number(answer)
+    theirs = last_number(reference)
     if ours is None or theirs is None:
         return 0.0
     return float(math.isclose(ours, theirs, rel_tol=1e-6, abs_tol=1e-9))
-
-
-def _last_number(text: str) -> float | None:
-    numbers = _NUMBER.findall(text.replace("\u2212", "-"))  # the minus sign of typeset text
-    return float(numbers[-1].replace(",", "")) if numbers else None
 
 
 def regex(pattern: str) -> Measure:
@@ -90,11 +73,8 @@ def regex(pattern: str) -> Measure:
 
 
 def label(labels: Sequence[str]) -> Measure:
-    """Return a measure that is 1 if the first label word is the same in both.
-
-    Longer words are looked for first: `not good` is not `good`.
-    """
-    pattern = _label_pattern(labels)
+    """Return a measure that is 1 if the first label word is the same in both."""
+    pattern = label_pattern(labels)
 
     def measure(answer: str, reference: str) -> float:
         ours = pattern.search(normalised(answer))
@@ -104,21 +84,15 @@ def label(labels: Sequence[str]) -> Measure:
     return measure
 
 
-def _label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
-    """Return a pattern that finds a label word in a normalised text."""
-    words = sorted(map(normalised, labels), key=len, reverse=True)
-    return re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
-
-
 def json_valid(answer: str, reference: str) -> float:
-    """Return 1 if the answer, or the code block that it is, is JSON; NaN is not. Reasoning before it does not count."""
-    return float(_parse(answer) is not _INVALID)
+    """Return 1 if the answer, or the code block that it is, is JSON."""
+    return float(parse_json(answer) is not INVALID)
 
 
 def json_equal(answer: str, reference: str) -> float:
     """Return the share of keys with equal values, among the keys of either object; of other values, 1 if equal."""
-    ours = _parse(answer)
-    theirs = _parse(reference)
+    ours = parse_json(answer)
+    theirs = parse_json(reference)
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = ours.keys() | theirs.keys()
         if not keys:
@@ -126,35 +100,7 @@ def json_equal(answer: str, reference: str) -> float:
         common = ours.keys() & theirs.keys()
         equal = sum(_same(ours[key], theirs[key]) for key in common)
         return equal / len(keys)
-    return float(ours is not _INVALID and _same(ours, theirs))
-
-
-def lacks_target(name: str, reference: str, labels: Sequence[str]) -> bool:
-    """True if a measure compares with something that this reference does not hold, so that each answer is wrong."""
-    if name == "numeric":
-        return _last_number(reference) is None
-    if name == "label":
-        return _label_pattern(labels).search(normalised(reference)) is None
-    if name == "json_equal":
-        return _parse(reference) is _INVALID
-    return False
-
-
-_INVALID = object()
-
-
-def _parse(text: str) -> Any:
-    if reasoning := _REASONING.match(text):
-        text = text[reasoning.end() :]
-    fence = _FENCE.fullmatch(text.strip())
-    try:
-        return json.loads(fence[1] if fence else text, parse_constant=_no_json)
-    except (ValueError, RecursionError):
-        return _INVALID
-
-
-def _no_json(constant: str) -> Any:
-    raise ValueError(f"{constant} is no JSON")
+    return float(ours is not INVALID and _same(ours, theirs))
 
 
 def _same(ours: Any, theirs: Any) -> bool:
@@ -169,6 +115,7 @@ def _same(ours: Any, theirs: Any) -> bool:
             pairs += zip(ours, theirs, strict=True)
         elif isinstance(ours, dict) and isinstance(theirs, dict) and ours.keys() == theirs.keys():
             pairs += [(ours[key], theirs[key]) for key in ours]
+        # True == 1 in Python, and lists and objects that came here differ in their kind, length or keys.
         elif isinstance(ours, (bool, list, dict)) or isinstance(theirs, (bool, list, dict)):
             if ours is not theirs:
                 return False
@@ -193,7 +140,12 @@ def measures_of(wanted: GenerateConfig) -> dict[str, Measure]:
     """Return the built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
     packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
     require("evaluation.generate.metric", *sorted(packages))
-    return {name: _measure(name, wanted) for name in wanted.metric}
+    return {name: _behind_thoughts(_measure(name, wanted)) for name in wanted.metric}
+
+
+def _behind_thoughts(measure: Measure) -> Measure:
+    """Return a measure that compares what stands behind the thoughts of both texts."""
+    return lambda answer, reference: measure(without_thoughts(answer), without_thoughts(reference))
 
 
 def _measure(name: str, wanted: GenerateConfig) -> Measure:
@@ -220,9 +172,9 @@ def of_all(
     name: str, scores: Sequence[float], answers: Sequence[str], references: Sequence[str]
 ) -> float:
     """Return one number for all rows: the mean, but for BLEU and chrF, which are measured over the whole corpus."""
-    if name not in OF_ALL_ROWS:
-        return math.fsum(scores) / len(scores) if scores else math.nan
-    return float(_sacrebleu(name).corpus_score(list(answers), [list(references)]).score)
+    if name in OF_ALL_ROWS:
+        return float(_corpus_score(name, answers, references).score)
+    return math.fsum(scores) / len(scores) if scores else math.nan
 
 
 def bounds(
@@ -233,12 +185,19 @@ def bounds(
         return interval(scores)
     # sacrebleu holds all samples at once, so of many rows fewer are drawn.
     num_samples = min(1000, max(100, 2**21 // len(answers)))
-    score = _sacrebleu(name).corpus_score(
-        list(answers), [list(references)], n_bootstrap=num_samples
-    )
+    score = _corpus_score(name, answers, references, n_bootstrap=num_samples)
     low = float(score._mean - score._ci)
     high = float(score._mean + score._ci)
     return max(0.0, low), min(100.0, high)
+
+
+def _corpus_score(
+    name: str, answers: Sequence[str], references: Sequence[str], **settings: Any
+) -> Any:
+    """Return sacrebleu's score of all answers together, without their thoughts."""
+    texts = [without_thoughts(answer) for answer in answers]
+    expected = [without_thoughts(reference) for reference in references]
+    return _sacrebleu(name).corpus_score(texts, [expected], **settings)
 
 
 def _sacrebleu(name: str, **settings: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -14,10 +14,8 @@ from kubetune.data.prepared.order import hash_ids
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
+from kubetune.data.text.answers import last_answer
 from kubetune.data.vision.image_processor import ImageRef
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ def drawn(rows: Rows) -> Iterator[Question]:
         if rows.targets is not None and rows.splits is None and not rows.targets[index].any():
             continue  # an answer that was judged to be bad
         row, trained = rows.sequences(index)[0]
-        place = cut(trained)
+        place = last_answer(trained.tobytes())
         if place is None:
             continue
         begin, is_whole = place
@@ -50,25 +48,6 @@ def drawn(rows: Rows) -> Iterator[Question]:
         answer = tuple(row[begin:].tolist())
         images = rows.images(index) if rows.processor is not None else ()
         yield Question(index, prompt, answer, images, is_whole)
-
-
-def cut(trained: NDArray[np.bool_]) -> tuple[int, bool] | None:
-    """Return where the last answer of a sequence begins, and whether the sequence is trained whole.
-
-    A sequence that is trained whole is cut in its middle; None is returned where no token is trained.
-
-        trained    0 0 1 1 0 0 1 1    →  6, False
-        trained    1 1 1 1 1 1        →  3, True
-    """
-    places = np.flatnonzero(trained)
-    if not len(places):
-        return None
-    breaks = np.flatnonzero(np.diff(places) > 1)
-    begin = int(places[breaks[-1] + 1] if len(breaks) else places[0])
-    if begin > 1:
-        return begin, False
-    middle = (int(places[-1]) + 1) // 2
-    return max(1, middle), True
 
 
 def records_of(

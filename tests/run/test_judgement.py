@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from kubetune import cli, errors
-from kubetune.config.schema import ModelConfig
+from kubetune.config.schema import Config, ModelConfig
 from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.data.inspect.check import check
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
@@ -224,11 +225,14 @@ _WANTED: list[tuple[dict[str, Any], str, str]] = [
 def test_references_that_a_measure_finds_nothing_in_are_counted(
     inputs: Path, tmp_path: Path, wanted: dict[str, Any], target: str, good: str
 ) -> None:
-    def judge(*answers: str) -> Judge:
+    def config_of(*answers: str) -> Config:
         rows = [{"prompt": f"{n} what", "completion": text} for n, text in enumerate(answers)]
         (tmp_path / "eval.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         data = {"eval": str(tmp_path / "eval.jsonl"), "cache": str(tmp_path / "cache")}
-        config = toy.make_config(inputs, data=data, evaluation={"generate": wanted})
+        return toy.make_config(inputs, data=data, evaluation={"generate": wanted})
+
+    def judge(*answers: str) -> Judge:
+        config = config_of(*answers)
         prepared = prepare(config)
         assert prepared.eval is not None
         made = judge_of(
@@ -241,8 +245,25 @@ def test_references_that_a_measure_finds_nothing_in_are_counted(
     assert remark.startswith(f"{wanted['metric']} finds no {target} in 1 of 3 references")
     assert "(the first is row 1, 'a fox')" in remark
     assert judge(good, good).remarks == []
-    with pytest.raises(errors.ConfigError, match=f"finds no {target} in any of the 2 references"):
+    refusal = f"{wanted['metric']} finds no {target} in any of the 2 references"
+    with pytest.raises(errors.ConfigError, match=refusal):
         judge("a fox", "the dog")
+
+    # `data check` says so too, and nothing of a reference without one among others that have it.
+    config = config_of("a fox", "the dog")
+    tokenizer = load_tokenizer(config.model)
+    report = check(config, tokenizer)
+    assert not report.ok
+    assert refusal in report.verdict
+    assert check(config_of("a fox", good), tokenizer).ok
+
+
+def test_a_check_refuses_an_evaluation_that_asks_nothing(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "eval.jsonl").write_text('{"text": "a fox and a dog"}\n' * 3)
+    data = {"eval": str(tmp_path / "eval.jsonl"), "cache": str(tmp_path / "cache")}
+    config = toy.make_config(inputs, data=data, evaluation=EVALUATION)
+    report = check(config, load_tokenizer(config.model))
+    assert "no row of the evaluation data has a prompt and an answer" in report.verdict
 
 
 def test_what_acts_on_greedy_answers_is_told(inputs: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from kubetune import errors, extras
 from kubetune.config.gate import Condition
 from kubetune.config.schema.evaluation import GenerateConfig, OwnMetricsConfig
+from kubetune.data.text.answers import without_thoughts
 from kubetune.scoring import metrics, own_functions, statistics
 from kubetune.scoring.verdict import is_met
 
@@ -58,6 +59,50 @@ def measure(name: str, answer: str, reference: str, **settings: object) -> float
 )
 def test_measures_of_one_answer(name: str, answer: str, reference: str, score: float) -> None:
     assert measure(name, answer, reference) == score
+
+
+@pytest.mark.parametrize(
+    ("answer", "rest"),
+    [
+        ("<think>\n\n</think>\n\nParis", "Paris"),
+        ("\n<think>Rome? No.</think> Paris", "Paris"),
+        ("Rome? No.\n</think>\n\nParis", "Paris"),  # the prompt ends with `<think>`
+        ("<think>Rome? Or Paris", ""),  # cut off
+        ("Write <think>…</think>", "Write <think>…</think>"),
+        ("Paris", "Paris"),
+    ],
+)
+def test_thoughts_before_an_answer_are_no_part_of_it(answer: str, rest: str) -> None:
+    assert without_thoughts(answer) == rest
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("exact_match", {}),
+        ("contains", {}),
+        ("numeric", {}),
+        ("regex", {"pattern": r"(\d+)"}),
+        ("label", {"labels": ["7", "8"]}),
+        ("json_equal", {}),
+        ("rouge_l", {}),
+        ("bleu", {}),
+        ("chrf", {}),
+    ],
+)
+def test_no_measure_sees_thoughts(name: str, settings: dict[str, object]) -> None:
+    package = metrics.PACKAGES.get(name)
+    if package:
+        pytest.importorskip(package)
+    reference = "<think>\n\n</think>\n\n7"
+    right = measure(name, "<think>8 … no, 9 apples</think>\n\n7", reference, **settings)
+    assert right == measure(name, "7", "7", **settings)
+    # The right answer stands in the thoughts alone.
+    assert measure(name, "<think>7</think>\n\n8", reference, **settings) < right
+    thought = ["<think>8</think> the cat sat there"]
+    assert metrics.of_all(name, [1.0], thought, thought) == metrics.of_all(
+        name, [1.0], ["the cat sat there"], ["the cat sat there"]
+    )
 
 
 def test_a_pattern_compares_what_it_finds() -> None:

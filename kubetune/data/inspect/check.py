@@ -19,7 +19,8 @@ from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.row_watch import labels_of
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.prefix_sharing import saved_share
-from kubetune.data.prepared.pipeline import Split
+from kubetune.data.inspect.references import References
+from kubetune.data.prepared.pipeline import Result, Split
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import images_of, read
@@ -32,8 +33,8 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 
+# So many rows are looked at, to see how many tokens they share.
 SHARING_ROWS: Final = 512
-"""So many rows are looked at, to see how many tokens they share."""
 
 Sample = list[tuple[str, bool]]
 """A rendered sequence in pieces, each with whether it is trained."""
@@ -66,6 +67,13 @@ class Report:
             if finding.severity == "error":
                 return finding.sentence
         return "ok"
+
+    def count(self, result: Result) -> None:
+        """Add the lengths of a batch of rows, and their profile where there is one."""
+        self.lengths.setdefault(result.split, Counter()).update(result.lengths)
+        if result.profile is not None:
+            empty = Profile(result.profile.limits)
+            self.profiles.setdefault(result.split, empty).add(result.profile)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON-able data."""
@@ -106,23 +114,23 @@ def check(
     if tokenizer.writes_date:
         report.date = tokenizer.date or ""
     report.lengths = {split: Counter() for split in data_pass.sources}
-    first_rows: list[list[list[int]]] = []  # of training, the sequences of each
+    references = References(config.evaluation.generate, tokenizer)
+    first_rows: list[list[list[int]]] = []  # of training, the ids of each row's sequences
     for result in data_pass.results():
-        report.lengths[result.split].update(result.lengths)
-        if result.profile is not None:
-            profile = report.profiles.setdefault(result.split, Profile(result.profile.limits))
-            profile.add(result.profile)
+        report.count(result)
         if gallery is not None:
             gallery.add(result, report.labels)
-        if result.split != "train" or len(first_rows) >= max(samples, SHARING_ROWS):
-            continue
-        labels = labels_of(report.labels, result.chunk)
-        for row, names in zip(_rows(result.chunk, config.record_kind), labels, strict=True):
-            if len(first_rows) < samples:
-                for sequence in row:
-                    report.samples.append(_sample(tokenizer, sequence, names))
-                    report.sample_answers.append(sequence.answer)
-            first_rows.append([sequence.ids for sequence in row])
+
+        rows = _rows(result.chunk, config.record_kind)
+        if result.split == "eval" and not references.is_complete:
+            for row in rows:
+                references.add(row[0].ids, row[0].trained, row[0].answer)
+        if result.split == "train" and len(first_rows) < max(samples, SHARING_ROWS):
+            labels = labels_of(report.labels, result.chunk)
+            for row, names in zip(rows, labels, strict=True):
+                if len(first_rows) < samples:
+                    _show(report, tokenizer, row, names)
+                first_rows.append([sequence.ids for sequence in row])
     report.spared = saved_share(
         first_rows[:SHARING_ROWS], config.task, config.data, config.preference, config.training
     )
@@ -130,7 +138,18 @@ def check(
         config.sources, data_pass.stats(), images=data_pass.has_images
     )
     report.findings = data_pass.findings(report.stats)
+    if report.ok:
+        report.findings = (*references.findings(), *report.findings)
     return report
+
+
+def _show(
+    report: Report, tokenizer: Tokenizer, row: Sequence[_Sequence], names: Sequence[str]
+) -> None:
+    """Put a row to the samples of a report. `names`: its labels, in words."""
+    for sequence in row:
+        report.samples.append(_sample(tokenizer, sequence, names))
+        report.sample_answers.append(sequence.answer)
 
 
 @dataclass
@@ -173,9 +192,11 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
 
 @dataclass(frozen=True)
 class _Sequence:
+    """One sequence of a row; a pair of answers has two."""
+
     answer: str  # chosen, rejected, good or bad; empty for a row that is no such answer
     ids: list[int]
-    trained: bytes
+    trained: bytes  # a 1 for each id that is trained, else a 0
 
 
 def _rows(chunk: Chunk, kind: RecordKind) -> Iterator[list[_Sequence]]:
@@ -199,6 +220,7 @@ def _rows(chunk: Chunk, kind: RecordKind) -> Iterator[list[_Sequence]]:
 
 
 def _sample(tokenizer: Tokenizer, sequence: _Sequence, names: Sequence[str]) -> Sample:
+    """Return a sequence as text, cut wherever training begins or ends. Its labels follow it, as if trained."""
     pieces: Sample = []
     tokens = zip(sequence.ids, sequence.trained, strict=True)
     for trained, run in groupby(tokens, key=lambda token: bool(token[1])):

@@ -24,12 +24,12 @@ from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.spec import DataSpec
+from kubetune.data.text.answers import last_answer
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.generate import EncodedPrompt, Sampling, answers, load_run
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
 from kubetune.scoring.kept_questions import MOST_CHARACTERS, QUESTION_ROWS, choose
-from kubetune.scoring.questions import cut
 
 MOST_TOKENS = 128
 """Of an answer; one that goes on is cut there, and so is what was expected."""
@@ -62,9 +62,9 @@ def record(run_dir: Path, number: int) -> Path:
     prompts = []
     references = []  # ids, [rows]
     for row in kept.rows:
-        cut_at = cut(row.trained)
-        assert cut_at is not None, "rows without an answer are not kept"
-        begin = cut_at[0]
+        place = last_answer(row.trained.tobytes())
+        assert place is not None, "rows without an answer are not kept"
+        begin = place[0]
         prompts.append(EncodedPrompt(row.ids[:begin].tolist(), row.images))
         references.append(row.ids[begin : begin + MOST_TOKENS].tolist())
     answered = _ask(run_dir, prompts)
