@@ -121,7 +121,8 @@ class MaskRule:
     """What layers get in place of a mask tensor. A model that computes with its mask itself fails loudly."""
 
     def __init__(self, window: int, unknown: str = "") -> None:
-        self.window = window  # how many keys a query sees, 0: all before it
+        # How many keys a query sees: itself and those before it, of an encoder as many behind it too; 0: all.
+        self.window = window
         # Why the rule cannot be run. It is raised only where a layer uses it: some models make masks that no layer does.
         self.unknown = unknown
 
@@ -177,40 +178,42 @@ def probe_mask(
 
     # In one copy: a GPU is waited for in each.
     rows = torch.stack([sees(start), sees(max(start, stop - 2)), sees(stop - 1)]).cpu()
-    return _rule_of(*rows)
+    return _rule_of(*rows.bool())
 
 
 def _rule_of(first: Tensor, last_but_one: Tensor, last: Tensor) -> MaskRule:
-    """Return the rule by which the first and the last two queries of a sequence see its keys, bool `[length]` each.
-
-    Of a sequence of 6 tokens:
-
-                     causal         window of 3    chunks of 4: refused
-        first        x . . . . .    x . . . . .    x . . . . .
-        last but one x x x x x .    . . x x x .    . . . . x .
-        last         x x x x x x    . . . x x x    . . . . x x
-
-    So the first must see itself alone, the last the nearest keys with itself, and the last but one as many, one place
-    further left: a window slides. A chunk does not, unless the sequence fits into it; then it is the same as none.
-    """
+    """Return the rule by which the first and the last two queries of a sequence see its keys, bool `[length]` each."""
+    # Of a sequence of 6 tokens:
+    #
+    #                  causal         window of 3    encoder's window of 3    chunks of 4: refused
+    #     first        x . . . . .    x . . . . .    x x x . . .              x . . . . .
+    #     last but one x x x x x .    . . x x x .    . . x x x x              . . . . x .
+    #     last         x x x x x x    . . . x x x    . . . x x x              . . . . x x
+    #
+    # The last query tells how long the window is. The other two must see what they see through a window of that length
+    # that slides. One of chunks does not, unless the sequence fits into it; then it is the same as none.
     # That no query sees another sequence is not asked: `attend` never leaves the sequence. Behind all this stands the
     # self-check on the whole model.
     length = len(last)
-    seen = int(last.sum())
-    if not CURRENT.causal:
-        if bool(first.all()) and bool(last.all()):
-            return MaskRule(0)
-        return MaskRule(0, "the model wants neither full nor causal attention")
-    first_sees_itself = int(first.sum()) == 1 and bool(first[0])
-    last_sees_nearest = bool(last[length - seen :].all())
-    slides = seen == length
-    if not slides:
-        slides = int(last_but_one.sum()) == seen and bool(last_but_one[length - seen - 1])
-    if not (first_sees_itself and last_sees_nearest and slides):
+    window = int(last.sum())
+    keys = torch.arange(length)
+
+    def expected(query: int) -> Tensor:
+        distances = query - keys
+        if CURRENT.causal:
+            return (distances >= 0) & (distances < window)
+        return distances.abs() < window
+
+    is_known = torch.equal(first, expected(0))
+    is_known = is_known and torch.equal(last_but_one, expected(max(0, length - 2)))
+    is_known = is_known and torch.equal(last, expected(length - 1))
+    if is_known:
+        return MaskRule(0 if window == length else window)
+    if CURRENT.causal:
         return MaskRule(
             0, "attention that is neither causal nor a sliding window, but of chunks or the like"
         )
-    return MaskRule(0 if seen == length else seen)
+    return MaskRule(0, "attention that is neither full nor a sliding window")
 
 
 def _holds_tensors(function: Callable[..., Any]) -> bool:

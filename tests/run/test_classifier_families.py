@@ -76,6 +76,14 @@ PADDING_FREE: dict[str, dict[str, Any]] = {
     "xmod": {**ROBERTA, "languages": ["en_XX"], "default_language": "en_XX"},
     "gte": BERT,
     "nomic_bert": BERT,
+    "modernbert": {  # its first layer sees all of a text, the second at most 4 tokens to each side
+        **BARE,
+        "cls_token_id": 2,
+        "sep_token_id": 3,
+        "local_attention": 8,
+        "global_attn_every_n_layers": 2,
+        "classifier_pooling": "cls",
+    },
 }
 """Families whose texts run in one packed batch."""
 
@@ -182,7 +190,7 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
 }
 """Families that pool or attend otherwise: each text is run alone."""
 
-QUICK = ("roberta", "eurobert", "xlnet", "ctrl")
+QUICK = ("roberta", "eurobert", "xlnet", "ctrl", "modernbert")
 FAMILIES = [
     pytest.param(name, marks=() if name in QUICK else pytest.mark.slow)
     for name in sorted({*PADDING_FREE, *ONE_BY_ONE})
