@@ -206,7 +206,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
 def why(observed: ObservedRun) -> str:
     """Return why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.k8s.cluster import pods
-    from kubetune.k8s.cluster.runs import culprit_left
+    from kubetune.k8s.cluster.causes import culprit_left
 
     if observed.state == "done":
         return _reservation(observed)

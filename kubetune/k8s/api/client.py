@@ -58,9 +58,10 @@ class Cluster:
         patience_seconds: float | None = None,
         tell: Callable[[str], None] = say,
     ) -> None:
-        problem = not_a_namespace(namespace) if namespace else ""
-        if problem:
-            raise ConfigError(problem)
+        if namespace:
+            problem = not_a_namespace(namespace)
+            if problem:
+                raise ConfigError(problem)
         login = read_login(tell)
         self.namespace = namespace or login.namespace
         self._connection = Connection(login, patience_seconds, tell)
@@ -121,7 +122,7 @@ class Cluster:
         return object_of(response, obj["kind"])
 
     def create(self, obj: Object) -> Object:
-        """Create an object. Raises Refused with code 409 where it exists."""
+        """Create an object. Raise Refused with code 409 where it exists."""
         question = self._question("create", obj["kind"], obj["metadata"]["name"])
         response = self._connection.send("POST", question, {"fieldManager": MANAGER}, obj)
         return object_of(response, obj["kind"])
@@ -176,7 +177,7 @@ class Cluster:
         """Yield all objects as `("ADDED", object)`, then each change, for that many seconds.
 
         With a revision in `since` yield only later changes, and now and then `("BOOKMARK", object)`, of which only the
-        revision counts. Raises Unreachable when the connection breaks off, and Refused with code 410 where the server
+        revision counts. Raise Unreachable when the connection breaks off, and Refused with code 410 where the server
         has forgotten the revision.
         """
         question = self._question("watch", kind)
@@ -203,7 +204,7 @@ class Cluster:
 
         A last line without a newline may be cut off: where a kubelet stops, the API server ends its answer within a
         line, as if that were all. `since` is a time of whole seconds, `tail` a number of lines, and `previous` asks for
-        the container's last start. Raises Unreachable when the connection breaks off, or the node is away.
+        the container's last start. Raise Unreachable when the connection breaks off, or the node is away.
         """
         params = {"container": container, "timestamps": "true"}
         if since is not None:
@@ -236,7 +237,7 @@ class Cluster:
     ) -> int:
         """Run a command in a running container and return its exit code. It needs at least one stream.
 
-        Raises Unreachable when the connection breaks off, or `seconds` are over, NoProgram where the container lacks
+        Raise Unreachable when the connection breaks off, or `seconds` are over, NoProgram where the container lacks
         the command, and Refused when we may not, or the node is down.
         """
         params: Any = {"container": container, "command": list(argv)}
@@ -248,6 +249,7 @@ class Cluster:
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
         try:
             while True:
+                # A client of its own: its silence ends this command, and no other.
                 with self._connection.client(seconds) as http:
                     driver = WebsocketDriver(http, request, seconds)
                     try:
@@ -268,6 +270,7 @@ class Cluster:
 
     # -- inside
     def _question(self, verb: str, kind: str, name: str = "", subresource: str = "") -> Question:
+        """Return what is asked for in this namespace, which messages name."""
         return Question(verb, KINDS[kind], self.namespace, name, subresource)
 
     def _send_or_none(
@@ -289,11 +292,18 @@ class Cluster:
 def _selectors(
     labels: Mapping[str, str] | None, fields: Mapping[str, str] | None
 ) -> dict[str, str]:
+    """Return the parameters by which an API server chooses objects."""
     params = {}
-    for name, selected in (("labelSelector", labels), ("fieldSelector", fields)):
-        if selected:
-            params[name] = ",".join(f"{key}={value}" for key, value in selected.items())
+    if labels:
+        params["labelSelector"] = _joined(labels)
+    if fields:
+        params["fieldSelector"] = _joined(fields)
     return params
+
+
+def _joined(selected: Mapping[str, str]) -> str:
+    """Return a selector of all of these: `app=kubetune,run=fit`."""
+    return ",".join(f"{key}={value}" for key, value in selected.items())
 
 
 def _change(question: Question, response: httpx2.Response, line: bytes) -> tuple[str, Object]:

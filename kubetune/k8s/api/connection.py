@@ -1,7 +1,7 @@
-"""The connection to an API server: asked again while it is away, doubted while it starts, heard when it warns.
+"""Requests to an API server: repeated while it is away or starts, its warnings shown.
 
-httpx2 carries it, as it carries lightkube, whose own client is not used: it does not have what is applied checked
-strictly, knows no bookmarks of watches and no `sinceTime` of logs, tries nothing again, and drops the server's warnings.
+httpx2 sends them, as it does for lightkube, whose own client is not used: it does not have what is applied checked
+strictly, knows no bookmarks of watches and no `sinceTime` of logs, repeats nothing, and drops the server's warnings.
 kr8s has no server-side apply.
 """
 
@@ -36,14 +36,14 @@ from kubetune.k8s.api.api_errors import (
 )
 from kubetune.k8s.api.credentials import Login
 
+# Time for which requests are repeated while nothing answers.
 PATIENCE_SECONDS = 60.0
-"""Time for which requests are repeated while nothing answers."""
-
+# Time for which refusals are not believed, since an API server knows no rights before it is ready.
 STARTING_SECONDS = 30.0
-"""Time for which rights are asked for again, that an API server refuses before it is ready."""
 
 _TRY_AGAIN = (429, 502, 503, 504)
-_READY_SECONDS = 5.0  # for so long the server counts as ready without being asked
+# For so long the server counts as ready without being asked.
+_READY_SECONDS = 5.0
 _PAUSE_AT_START_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
@@ -52,8 +52,9 @@ _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
 _SWITCHED = 101
-_SENT = "kubetune_sent"  # extension of a request: when it was sent, by time.monotonic()
-# Of OpenSSL's message.
+# Extension of a request: when it was sent, by time.monotonic().
+_SENT = "kubetune_sent"
+# Part of OpenSSL's message.
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 
 
@@ -63,11 +64,12 @@ def say(text: str) -> None:
 
 
 class _Client(httpx2.Client):
-    """Client whose websockets are ended by nobody's silence but the server's.
+    """Client whose websockets do not end because we read slowly.
 
     Answers to pings come in line with what a command prints, so where a reader pauses, as `less` does, they are late.
     """
 
+    # `Any`: lightkube calls this with options of httpx2's that are not ours to name.
     def websocket(self, *args: Any, **options: Any) -> Any:
         return super().websocket(*args, keepalive_ping_timeout_seconds=None, **options)
 
@@ -80,9 +82,11 @@ class Connection:
     ) -> None:
         self.address = login.way
         self._login = login
-        self._patience_seconds = PATIENCE_SECONDS if patience_seconds is None else patience_seconds
+        if patience_seconds is None:
+            patience_seconds = PATIENCE_SECONDS
+        self._patience_seconds = patience_seconds
         self._tell = tell
-        self._told: set[str] = set()
+        self._texts_told: set[str] = set()
         self._lock = threading.Lock()
         # Who has little patience with many requests has little with the silence after one.
         silence = min(_SILENCE_SECONDS, max(_CONNECT_SECONDS, self._patience_seconds))
@@ -91,9 +95,9 @@ class Connection:
         self._streams = self.client()
         for client in (self.http, self._streams):
             weakref.finalize(self, client.close)
-        # Until when refusals of rights are doubted, and when the server last said that it is ready.
-        self._doubt_until: float | None = None
-        self._ready_since = -math.inf
+        # Both by time.monotonic().
+        self._doubt_until: float | None = None  # refusals of rights are not believed before
+        self._ready_since = -math.inf  # the server last said that it is ready
 
     def client(self, silence_seconds: float | None = None) -> httpx2.Client:
         """Return a client that gives up after so much silence."""
@@ -124,8 +128,8 @@ class Connection:
     def tell_once(self, text: str) -> None:
         """Tell the user something, however often it comes up."""
         with self._lock:
-            is_new = text not in self._told
-            self._told.add(text)
+            is_new = text not in self._texts_told
+            self._texts_told.add(text)
         if is_new:
             self._tell(text)
 
@@ -138,12 +142,13 @@ class Connection:
         content_type: str = "application/json",
     ) -> httpx2.Response:
         """Return the answer to a request, repeated while nothing answers. Raise Refused, or Unreachable without one."""
+        content = None
+        headers = {}
+        if body is not None:
+            content = json.dumps(body).encode()
+            headers["Content-Type"] = content_type
         request = self.http.build_request(
-            method,
-            question.path,
-            params=params,
-            content=None if body is None else json.dumps(body).encode(),
-            headers={} if body is None else {"Content-Type": content_type},
+            method, question.path, params=params, content=content, headers=headers
         )
         deadline = time.monotonic() + self._patience_seconds
         pause = _FIRST_PAUSE_SECONDS
@@ -161,7 +166,8 @@ class Connection:
                 pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _attempt(self, question: Question, request: httpx2.Request) -> httpx2.Response:
-        with self._told_of_silence():
+        """Send a request once, or until a refusal can be believed. Raise the error for a refusal."""
+        with self._errors_explained():
             response = self.http.send(request)
             while self.is_doubted(response):
                 response = self.http.send(request)
@@ -174,17 +180,23 @@ class Connection:
         return response
 
     def _tell_of_waiting(self, pause: float, wanted: float) -> None:
-        if max(pause, wanted) >= _LONGEST_PAUSE_SECONDS:
-            how = f"asks for {wanted:.0f} s without requests" if wanted else "does not answer"
-            self.tell_once(f"{self.address} {how}; trying for {self._patience_seconds:.0f} s")
+        """Tell the user that we wait, unless it is short. `wanted` is the pause that the server asks for, in s."""
+        if max(pause, wanted) < _LONGEST_PAUSE_SECONDS:
+            return
+        problem = "does not answer"
+        if wanted:
+            problem = f"asks for {wanted:.0f} s without requests"
+        self.tell_once(f"{self.address} {problem}; trying for {self._patience_seconds:.0f} s")
 
     @contextmanager
     def stream(self, question: Question, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
-        """Open an answer that goes on, once: who follows it knows where to go on. Unreachable when it breaks off."""
-        client = self.http if question.verb == "watch" else self._streams
+        """Open an answer that goes on, such as a log, without a second try. Raise Unreachable when it breaks off."""
+        client = self._streams
+        if question.verb == "watch":
+            client = self.http
         timeout = self._streams.timeout
         with (
-            self._told_of_silence(),
+            self._errors_explained(),
             client.stream("GET", question.path, params=params, timeout=timeout) as response,
         ):
             if response.status_code >= 400:
@@ -192,8 +204,8 @@ class Connection:
             yield response
 
     @contextmanager
-    def _told_of_silence(self) -> Iterator[None]:
-        """Raise what httpx2 and lightkube say of a connection as words of ours."""
+    def _errors_explained(self) -> Iterator[None]:
+        """Turn errors of httpx2 and lightkube into ours, which say what to do."""
         try:
             yield
         except httpx2.HTTPError as error:
@@ -224,7 +236,7 @@ class Connection:
             )
         error = refusal(question, code, status_of(response))
         if question.subresource == "log" and code >= 500:
-            # The node is away, for a moment or for good; what becomes of its pods will tell.
+            # The node is away, for a moment or for good: its pods' status will show which.
             return Unreachable(str(error))
         return error
 
@@ -233,6 +245,10 @@ class Connection:
 
         A server that says that it is ready is believed, after one more try. Where it does not, or nobody may ask it,
         refusals are doubted, with a pause after each, for STARTING_SECONDS; then no more, until it has been away.
+
+            0 s   403     /readyz 500   asked again, after a pause
+            1 s   403     /readyz 200   asked again: it may have become ready in between
+            1 s   403                   believed: sent after the server was ready
         """
         message = str(status_of(response).get("message"))
         if not is_doubtful(response.status_code, message):
@@ -261,14 +277,15 @@ class Connection:
 
 
 def _is_worth_another_try(error: ApiError) -> bool:
-    """True for silence, and for what a server says while it has too much to do. No patience helps against distrust."""
+    """True for silence, and for what a server says while it has too much to do."""
+    # Waiting does not make a certificate trusted.
     if isinstance(error, Refused):
         return error.code in _TRY_AGAIN
     return not isinstance(error, Distrusted)
 
 
 def _read_refusal(response: httpx2.Response) -> None:
-    """Read a refusal while its connection is open: later, exec's is closed, and what it said lost."""
+    """Read a refusal while its connection is open: exec's is closed afterwards, and the text lost."""
     is_no_channel = (
         "sec-websocket-key" in response.request.headers and response.status_code != _SWITCHED
     )

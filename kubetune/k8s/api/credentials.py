@@ -32,23 +32,28 @@ _ACCOUNT = Path(SERVICE_ACCOUNT)
 class Login:
     """Everything that a connection to an API server is made from."""
 
-    server: str
+    server: str  # URL
     namespace: str
     verify: ssl.SSLContext
     auth: httpx2.Auth | None = None
-    proxy: str | None = None
-    tls_server_name: str | None = None
-    headers: list[tuple[str, str]] = field(default_factory=list)
+    proxy: str | None = None  # URL; None: the environment's, if it has one
+    tls_server_name: str | None = (
+        None  # in the server's certificate, where it is not that of `server`
+    )
+    headers: list[tuple[str, str]] = field(default_factory=list)  # name and text, of each request
 
     @property
     def way(self) -> str:
-        """The server, and the proxy that requests to it go by: the kubeconfig's, or the environment's (HTTPS_PROXY)."""
+        """Return the server, and the proxy that requests to it go by, for messages."""
         proxy = self.proxy
         address = urlsplit(self.server)
+        # HTTPS_PROXY and its like, as httpx2 reads them.
         if not proxy and not proxy_bypass(address.hostname or ""):
             proxies = getproxies()
             proxy = proxies.get(address.scheme) or proxies.get("all")
-        return f"{self.server} (by proxy {proxy})" if proxy else self.server
+        if proxy:
+            return f"{self.server} (by proxy {proxy})"
+        return self.server
 
 
 def read_login(tell: Callable[[str], None]) -> Login:
@@ -59,12 +64,16 @@ def read_login(tell: Callable[[str], None]) -> Login:
     """
     names = [name for name in os.environ.get("KUBECONFIG", "").split(os.pathsep) if name]
     paths = [Path(os.path.expanduser(name)) for name in names or [_DEFAULT]]
+    # KUBECONFIG may name files that do not exist, as kubectl allows.
     files = [path for path in paths if path.is_file()]
     if files:
         return _login_of_context(Kubeconfig(files), tell)
-    if not names and (_ACCOUNT / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ:
+    is_in_pod = (_ACCOUNT / "token").is_file() and "KUBERNETES_SERVICE_HOST" in os.environ
+    if is_in_pod and not names:
         return _login_of_account()
-    where = " or ".join(map(str, paths)) if names else _DEFAULT
+    where = _DEFAULT
+    if names:
+        where = " or ".join(map(str, paths))
     raise EnvironmentFault(
         f"there is no kubeconfig at {where}; set KUBECONFIG to one, or copy it there"
     )
@@ -84,6 +93,7 @@ def _login_of_account() -> Login:
 
 
 def _login_of_context(kubeconfig: Kubeconfig, tell: Callable[[str], None]) -> Login:
+    """Return the login of the current context: its cluster, its user and its namespace."""
     current = kubeconfig.current
     if not current:
         raise EnvironmentFault(
@@ -92,18 +102,25 @@ def _login_of_context(kubeconfig: Kubeconfig, tell: Callable[[str], None]) -> Lo
         )
     context, context_file = kubeconfig.entry("context", current, "current-context")
     cluster, cluster_file = kubeconfig.entry("cluster", context.cluster, f"context {current}")
-    user, user_file = UserEntry(), context_file
+    user = UserEntry()
+    user_file = context_file
     if context.user:
         user, user_file = kubeconfig.entry("user", context.user, f"context {current}")
+
+    # All that can be wrong is said here, with its file, rather than at the first request.
     namespace = context.namespace or "default"
-    if problem := not_a_namespace(namespace):
+    problem = not_a_namespace(namespace)
+    if problem:
         raise EnvironmentFault(f"{context_file}: context {current}: {problem}")
     _check_address(cluster, f"{cluster_file}: cluster {context.cluster}: ")
     _check_user(user, user_file, f"{user_file}: user {context.user}: ")
     try:
         verify = verify_cluster(cluster, user, str)
-    except (OSError, ValueError) as error:  # ssl's errors are of the first kind
+    # Errors of ssl are OSErrors.
+    except (OSError, ValueError) as error:
         raise EnvironmentFault(f"{_certificates(cluster, cluster_file)}: {error}") from None
+
+    # A token comes before a program, as for kubectl.
     auth: httpx2.Auth | None
     if user.exec and not (user.token or user.token_file):
         auth = ExecLogin(user.exec, cluster, verify, user_file, tell)
@@ -121,13 +138,14 @@ def _login_of_context(kubeconfig: Kubeconfig, tell: Callable[[str], None]) -> Lo
 
 
 def not_a_namespace(name: str) -> str:
-    """Return the fault of a name that no namespace can have; empty for others."""
-    expected = "expected lower-case letters, digits and hyphens, up to 63"
-    return "" if re.fullmatch(DNS_LABEL, name) else f"namespace is {name!r}; {expected}"
+    """Return what is wrong with a name that no namespace can have; empty for others."""
+    if re.fullmatch(DNS_LABEL, name):
+        return ""
+    return f"namespace is {name!r}; expected lower-case letters, digits and hyphens, up to 63"
 
 
 def _certificates(cluster: ClusterEntry, file: Path) -> str:
-    """Return the words for certificates that cannot be used."""
+    """Return which certificates cannot be used, for a message."""
     if not cluster.certificate_auth_data and "SSL_CERT_FILE" in os.environ:
         name = os.environ["SSL_CERT_FILE"]
         return (
@@ -137,12 +155,14 @@ def _certificates(cluster: ClusterEntry, file: Path) -> str:
 
 
 def _check_address(cluster: ClusterEntry, where: str) -> None:
+    """Raise EnvironmentFault for a server that no request can be sent to."""
     if not cluster.server:
         raise EnvironmentFault(f"{where}`server` is missing")
     try:
         address = urlsplit(cluster.server)
-        is_address = address.scheme in ("http", "https") and bool(address.hostname)
-        is_address = is_address and address.port != 0
+        has_host = address.scheme in ("http", "https") and bool(address.hostname)
+        # The port is read here: urlsplit raises ValueError for one that is no number.
+        is_address = has_host and address.port != 0
     except ValueError:
         is_address = False
     if not is_address:
@@ -150,7 +170,7 @@ def _check_address(cluster: ClusterEntry, where: str) -> None:
 
 
 def _check_user(user: UserEntry, file: Path, where: str) -> None:
-    """Make the token's path whole. Raise EnvironmentFault for what lightkube would stumble over, or pass over."""
+    """Make the token's path absolute. Raise EnvironmentFault for what lightkube would crash on, or pass over."""
     if user.auth_provider:
         raise EnvironmentFault(
             f"{where}auth-provider is no longer understood, by kubectl neither; have the kubeconfig made anew by your "
@@ -159,6 +179,7 @@ def _check_user(user: UserEntry, file: Path, where: str) -> None:
     if bool(user.client_cert_data) != bool(user.client_key_data):
         missing = "client-key" if user.client_cert_data else "client-certificate"
         raise EnvironmentFault(f"{file}: {missing} (or {missing}-data) is missing")
+    # These become headers, which hold one line.
     for key, text in (("token", user.token), ("as", user.as_user), ("as-uid", user.as_uid)):
         if text and not text.strip().isprintable():
             raise EnvironmentFault(f"{where}{key} is no text of one line")
@@ -172,13 +193,18 @@ def _check_user(user: UserEntry, file: Path, where: str) -> None:
 
 
 def _impersonation(user: UserEntry) -> list[tuple[str, str]]:
-    """Return as whom to act, where the kubeconfig says so. Neither lightkube nor kr8s knows of it."""
+    """Return the headers that say as whom to act, where the kubeconfig names somebody.
+
+    Neither lightkube nor kr8s knows of it.
+    """
     if not user.as_user:
         return []
     headers = [("Impersonate-User", user.as_user)]
-    headers += [("Impersonate-Group", group) for group in user.as_groups]
+    for group in user.as_groups:
+        headers.append(("Impersonate-Group", group))
     if user.as_uid:
         headers.append(("Impersonate-Uid", user.as_uid))
     for key, texts in user.as_extra.items():
-        headers += [(f"Impersonate-Extra-{key}", text) for text in texts]
+        for text in texts:
+            headers.append((f"Impersonate-Extra-{key}", text))
     return headers

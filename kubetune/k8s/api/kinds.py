@@ -16,24 +16,28 @@ MONITORING = (
 
 @dataclass(frozen=True)
 class Kind:
-    """One kind in one API version. `install` says how a cluster gets it; None: every cluster has it."""
+    """One kind in one API version."""
 
     name: str
-    api_version: str
-    plural: str
-    install: str | None = None
+    api_version: str  # with its group: apps/v1
+    plural: str  # in paths
+    install: str | None = None  # how a cluster gets it; None: every cluster has it
     is_namespaced: bool = True
 
     @property
     def group(self) -> str:
-        """API group; empty for the core."""
+        """Return the API group; empty for the core."""
         return self.api_version.rpartition("/")[0]
 
     def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """URL path of all objects of a namespace, of one of them, or of a part of one."""
-        root = "apis" if self.group else "api"
-        space = ("namespaces", namespace) if self.is_namespaced else ()
-        parts = [root, *self.api_version.split("/"), *space, self.plural, name, subresource]
+        """Return the URL path of all objects of a namespace, of one of them, or of a part of one.
+
+        /apis/apps/v1/namespaces/team/deployments, …/deployments/web, …/deployments/web/scale
+        """
+        parts = ["apis" if self.group else "api", *self.api_version.split("/")]
+        if self.is_namespaced:
+            parts += ["namespaces", namespace]
+        parts += [self.plural, name, subresource]
         return "/" + "/".join(quote(part, safe="") for part in parts if part)
 
 
@@ -64,23 +68,21 @@ KINDS: dict[str, Kind] = {
     )
 }
 
-WORKLOADS_OF_KUEUE = {
-    f"Workload.{version}": Kind("Workload", f"kueue.x-k8s.io/{version}", "workloads")
-    for version in ("v1beta2", "v1beta1")
-}
-"""Kueue's own record of what it holds back and lets go, in the versions that it has served; newest first."""
+# In the versions that Kueue has served, newest first. A Workload is its own record of what it holds back and lets go; a
+# LocalQueue is what `kubernetes.queue` names.
+WORKLOADS_OF_KUEUE: dict[str, Kind] = {}
+QUEUES_OF_KUEUE: dict[str, Kind] = {}
 
-QUEUES_OF_KUEUE = {
-    f"LocalQueue.{version}": Kind("LocalQueue", f"kueue.x-k8s.io/{version}", "localqueues")
-    for version in ("v1beta2", "v1beta1")
-}
-"""What `kubernetes.queue` names, in the same versions."""
+for _version in ("v1beta2", "v1beta1"):
+    _group = f"kueue.x-k8s.io/{_version}"
+    WORKLOADS_OF_KUEUE[f"Workload.{_version}"] = Kind("Workload", _group, "workloads")
+    QUEUES_OF_KUEUE[f"LocalQueue.{_version}"] = Kind("LocalQueue", _group, "localqueues")
 
-KINDS.update({**WORKLOADS_OF_KUEUE, **QUEUES_OF_KUEUE})
+KINDS.update(WORKLOADS_OF_KUEUE)
+KINDS.update(QUEUES_OF_KUEUE)
 
-
+# Kinds that run the pods, by the `kind` of the config.
 WORKLOADS: dict[str, Kind] = {}
-"""Kinds that run the pods, by the `kind` of the config."""
 
 for _name in WORKLOAD_NAMES:
     _workload = kind_of(_name)

@@ -51,6 +51,7 @@ class LoginProgram(msgspec.Struct):
 class UserEntry(models.User):
     """A user, and as whom they act."""
 
+    # lightkube's own model of it knows a part of the keys.
     exec: LoginProgram | None = None  # type: ignore[assignment]
     as_user: str = msgspec.field(name="as", default="")
     as_uid: str = msgspec.field(name="as-uid", default="")
@@ -79,12 +80,15 @@ S = TypeVar("S")
 
 
 class Kubeconfig:
-    """All files as one: of what several say the first counts. Raises EnvironmentFault where kubectl refuses them."""
+    """All files as one: of entries with the same name the first counts, as for kubectl.
+
+    Raise EnvironmentFault where kubectl refuses them.
+    """
 
     def __init__(self, files: list[Path]) -> None:
         self.name = os.pathsep.join(map(str, files))
-        self.current = ""
-        # Each entry by its name, with the file that it is from.
+        self.current = ""  # name of the current context
+        # By kind and name: each entry with the file that it is from.
         self._entries: dict[str, dict[str, tuple[Any, Path]]] = {kind: {} for kind in _MODELS}
         for path in files:
             try:
@@ -96,6 +100,7 @@ class Kubeconfig:
                 ) from None
 
     def _add(self, content: dict[str, Any], path: Path) -> None:
+        """Add the entries of a file, behind those that are there."""
         for kind, model in _MODELS.items():
             for entry in content.get(f"{kind}s") or []:
                 name = str(entry["name"])
@@ -108,7 +113,7 @@ class Kubeconfig:
         return ", ".join(self._entries[kind]) or "those of the file, which has none"
 
     def entry(self, kind: str, name: str | None, who: str) -> tuple[Any, Path]:
-        """Return the entry of that name with its files' contents, and where it is from. `who` names it."""
+        """Return the entry of that name with its files' contents, and the file it is from. `who` refers to it."""
         if name not in self._entries[kind]:
             raise EnvironmentFault(
                 f"{self.name}: {who} names {kind} {name}; expected one of {self.names(kind)}"

@@ -28,7 +28,11 @@ from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import NotLoggedIn
 from kubetune.k8s.api.kubeconfig import ClusterEntry, LoginProgram, beside, convert
 
-_VERSIONS = tuple(f"client.authentication.k8s.io/{name}" for name in ("v1", "v1beta1", "v1alpha1"))
+_VERSIONS = (
+    "client.authentication.k8s.io/v1",
+    "client.authentication.k8s.io/v1beta1",
+    "client.authentication.k8s.io/v1alpha1",
+)
 _MODES = ("Never", "IfAvailable", "Always")
 _EXTENSION = "client.authentication.k8s.io/exec"
 _UNAUTHORIZED = 401
@@ -48,20 +52,19 @@ class Credential(msgspec.Struct):
     expirationTimestamp: str | None = None
 
     def until(self) -> float:
-        """Return until when it may be used, in seconds since the epoch; for ever where nothing is said."""
+        """Return until when it may be used, in seconds since the epoch; for ever where it has no end."""
         try:
-            return (
-                datetime.fromisoformat(self.expirationTimestamp or "").timestamp() - _MARGIN_SECONDS
-            )
+            end = datetime.fromisoformat(self.expirationTimestamp or "")
         except ValueError:
             return float("inf")
+        return end.timestamp() - _MARGIN_SECONDS
 
 
 class ExecLogin(httpx2.Auth):
-    """Requests with what a program gives. It is asked at the first request, and again when the server refuses that.
+    """Signs requests with what a program gives. It is run at the first request, and when the server refuses that.
 
-    One that fails after it has worked may only miss the network, as on a laptop that has just woken up: that is
-    NotLoggedIn, so that who follows a run asks again.
+    A program that fails after it has worked may only miss the network, as on a laptop that has just woken up. Then
+    NotLoggedIn is raised, and who follows a run asks again.
     """
 
     def __init__(
@@ -79,16 +82,15 @@ class ExecLogin(httpx2.Auth):
         self._tell = tell
         self._lock = threading.Lock()
         self._credential = Credential()
-        self._until = 0.0
-        self._runs = 0
-        # The last failure since the program worked, and until when it stands without another try.
-        self._failure: NotLoggedIn | None = None
-        self._failed_until = 0.0
+        self._until = 0.0  # the credential may be used, in seconds since the epoch
+        self._runs = 0  # of the program, that succeeded
+        self._failure: NotLoggedIn | None = None  # the last one since the program worked
+        self._failed_until = 0.0  # the program is not run again before, by time.monotonic()
 
     def sync_auth_flow(
         self, request: httpx2.Request
     ) -> Generator[httpx2.Request, httpx2.Response, None]:
-        """Sign a request, and once more with a new gift where the server refuses the first."""
+        """Sign a request, and once more with a new credential where the server refuses the first."""
         run = self._log_in(0)
         self._sign(request)
         response = yield request
@@ -98,12 +100,17 @@ class ExecLogin(httpx2.Auth):
             yield request
 
     def _sign(self, request: httpx2.Request) -> None:
+        """Add the token, if there is one; a certificate is the connection's."""
         if self._credential.token:
             request.headers["Authorization"] = f"Bearer {self._credential.token}"
 
     def _log_in(self, refused: int) -> int:
-        """Run the program unless what it last gave still holds; `refused` is the run whose gift the server refused."""
+        """Run the program unless what it last gave still holds; return the number of that run.
+
+        `refused` is the run whose credential the server refused, 0 for none.
+        """
         with self._lock:
+            # Another thread may have run it meanwhile, and then `_runs` is higher.
             if self._runs == refused or datetime.now(UTC).timestamp() > self._until:
                 self._credential = self._renewed()
                 self._until = self._credential.until()
@@ -128,20 +135,24 @@ class ExecLogin(httpx2.Auth):
         return credential
 
     def _take(self, credential: Credential) -> Credential:
-        """Have connections show the certificate, if there is one."""
-        certificate, key = credential.clientCertificateData, credential.clientKeyData
+        """Have connections show the certificate, if there is one. Raise EnvironmentFault without any credential."""
+        certificate = credential.clientCertificateData
+        key = credential.clientKeyData
         if certificate and key:
-            # ssl reads them from files only; lightkube's are gone with these names.
-            files = [FileStr(base64.b64encode(pem.encode()).decode()) for pem in (certificate, key)]
+            # ssl reads them from files only; lightkube deletes its files when these objects go.
+            certificate_file = FileStr(base64.b64encode(certificate.encode()).decode())
+            key_file = FileStr(base64.b64encode(key.encode()).decode())
             try:
-                self._verify.load_cert_chain(*files)
-            except OSError as error:  # ssl's own errors are such, too
+                self._verify.load_cert_chain(certificate_file, key_file)
+            # Errors of ssl are OSErrors.
+            except OSError as error:
                 raise self._fault(f": the client certificate cannot be used: {error}") from None
         elif not credential.token:
             raise self._fault(" gave neither a token nor a client certificate with its key")
         return credential
 
     def _ask(self) -> Credential:
+        """Run the program and return what it printed. Raise EnvironmentFault where that is no credential."""
         is_interactive = self._may_use_terminal()
         done = self._run(is_interactive)
         if done.returncode != 0:
@@ -162,6 +173,7 @@ class ExecLogin(httpx2.Auth):
             raise self._fault(f" printed an ExecCredential of which {error}") from None
 
     def _may_use_terminal(self) -> bool:
+        """True if the program may ask the person at the terminal. Raise EnvironmentFault where it cannot be run."""
         program = self._program
         if not program.command:
             raise EnvironmentFault(f"{self._file}: `command` of the login program is missing")
@@ -180,8 +192,10 @@ class ExecLogin(httpx2.Auth):
         return mode != "Never" and has_terminal
 
     def _run(self, is_interactive: bool) -> subprocess.CompletedProcess[str]:
+        """Run the program to its end. Raise EnvironmentFault where it cannot be started."""
         program = self._program
         command = program.command
+        # A bare name is looked up on the PATH.
         if os.sep in command:
             command = str(beside(self._file, command))
         variables = {entry.name: entry.value for entry in program.env}

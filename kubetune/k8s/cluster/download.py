@@ -1,4 +1,4 @@
-"""Brings the run directory of a cluster home: resumable, and every byte checked against the SHA-256 it has there.
+"""Copies the run directory of a cluster here: resumable, and every byte checked against the SHA-256 it has there.
 
 Files grow and go while a run goes on. A file is copied as it was when it was listed; where that cannot be had any more
 the folder is listed anew.
@@ -29,11 +29,11 @@ _READ = 'tail -c "+$1" -- "$2" | head -c "$3"'
 
 @dataclass
 class Downloaded:
-    """Sum of a download. `bytes` are those that went over the network now."""
+    """What a download has done."""
 
-    files: int = 0
-    bytes: int = 0
-    unchanged: int = 0
+    files: int = 0  # copied now
+    bytes: int = 0  # that went over the network now
+    unchanged: int = 0  # files that were here already
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class _Link:
 
 
 def _entry(value: Any) -> _File | _Link | str:
-    """Meaning of a line of a pod's list; the path alone of what is neither file nor link."""
+    """Return what a line of a pod's list means; the path alone of what is neither file nor link."""
     match value:
         case {"path": str(path), "link": str(link)}:
             return _Link(path, link)
@@ -74,15 +74,18 @@ def download(
     """Copy the files of `folder`, as `target` sees it, into `to`; what is there and equal stays.
 
     Without `globs`: all but the checkpoints that are neither `best` nor `last`. `tell` gets the path of each file
-    copied. Raises EnvironmentFault when the disk here is full, a path would lead outside, or the connection stays away.
+    copied. Raise EnvironmentFault when the disk here is full, a path would lead outside, or the connection stays away.
     """
     done = Downloaded()
     for _ in range(_ROUNDS):
         listed = [_entry(value) for value in ask(cluster, target, "list", folder, *globs)]
-        files = [entry for entry in listed if isinstance(entry, _File)]
-        changed = [
-            file.path for file in files if not _fetch(cluster, target, folder, to, file, done, tell)
-        ]
+        changed = []
+        for entry in listed:
+            if not isinstance(entry, _File):
+                continue
+            if not _fetch(cluster, target, folder, to, entry, done, tell):
+                changed.append(entry.path)
+        # Links last: what they lead to has to be here.
         for entry in listed:
             if isinstance(entry, _Link):
                 _link(to, entry)
@@ -104,32 +107,38 @@ def _fetch(
     done: Downloaded,
     tell: Callable[[str], None],
 ) -> bool:
-    """Have one file; False when it is no longer what was listed."""
+    """Copy a file unless it is here; return False when it is no longer what was listed."""
     final = _inside(to, file.path)
     with explained_writes(final):
-        if (
-            final.is_file()
-            and final.stat().st_size == file.size
-            and sha256_file(final) == file.sha256
-        ):
+        if final.is_file() and _is_equal(final, file):
             done.unchanged += 1
             return True
         final.parent.mkdir(parents=True, exist_ok=True)
         # Named after its contents, so that only a part of the same contents is gone on with.
         part = final.with_name(f".{final.name}.{file.sha256[:12]}.part")
-        began = part.stat().st_size if part.exists() else 0
-        tell(f"{file.path} ({file.size:,} bytes{f', going on after {began:,}' if began else ''})")
+        began = 0
+        going_on = ""
+        if part.exists():
+            began = part.stat().st_size
+        if began:
+            going_on = f", going on after {began:,}"
+        tell(f"{file.path} ({file.size:,} bytes{going_on})")
         with part.open("ab") as sink:
             _receive(cluster, target, f"{folder}/{file.path}", sink, file.size)
             sink.flush()
             os.fsync(sink.fileno())
-        if part.stat().st_size != file.size or sha256_file(part) != file.sha256:
+        if not _is_equal(part, file):
             part.unlink()
             return False
         os.replace(part, final)
     done.files += 1
     done.bytes += file.size - began
     return True
+
+
+def _is_equal(path: Path, file: _File) -> bool:
+    """True if a file here has the size and the hash that were listed."""
+    return path.stat().st_size == file.size and sha256_file(path) == file.sha256
 
 
 def _receive(cluster: Cluster, target: Target, path: str, sink: BinaryIO, size: int) -> None:
@@ -139,8 +148,9 @@ def _receive(cluster: Cluster, target: Target, path: str, sink: BinaryIO, size: 
         argv = ["sh", "-c", _READ, "sh", str(at + 1), path, str(size - at)]
         try:
             cluster.exec(target.pod, target.container, argv, stdout=sink)
+            # The command ended in good order, so the file has become shorter, or has gone.
             if sink.tell() < size:
-                return  # it has become shorter, or gone
+                return
         except Unreachable:
             if sink.tell() > at:
                 deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -177,22 +187,29 @@ def _link(to: Path, entry: _Link) -> None:
 
 
 def _leads_inside(to: Path, link: Path) -> bool:
+    """True if a link leads to something below a folder; false of links that lead in a circle."""
     try:
         return link.resolve().is_relative_to(to.resolve())
     except RuntimeError:
-        return False  # a loop
+        return False
 
 
 def _links(to: Path) -> Iterator[Path]:
+    """Yield all links below a folder."""
     for folder, folders, names in os.walk(to):
-        yield from (
-            path for name in (*folders, *names) if (path := Path(folder, name)).is_symlink()
-        )
+        for name in (*folders, *names):
+            path = Path(folder, name)
+            if path.is_symlink():
+                yield path
 
 
 def _inside(to: Path, relative: str) -> Path:
-    """Names come from the pod, which is not to be trusted with the rest of this disk."""
+    """Return a path below a folder. Raise EnvironmentFault where a name of the pod would lead outside.
+
+    The pod is not to be trusted with the rest of this disk.
+    """
     try:
         return join_inside(to, relative)
-    except (ValueError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+    # RuntimeError: links that lead in a circle.
+    except (ValueError, RuntimeError) as error:
         raise EnvironmentFault(f"refused to copy: {error}; {_KEPT}") from None

@@ -16,16 +16,16 @@ from kubetune.k8s.cluster.runs import Target, on_all
 
 @dataclass(frozen=True)
 class Gpus:
-    """The GPUs of one node, each a row by the names of devices.GPU_FIELDS; `problem` says why there are none."""
+    """The GPUs of one node."""
 
     node: int
     pod: str
-    rows: list[dict[str, Any]]
-    problem: str = ""
+    rows: list[dict[str, Any]]  # of each GPU the fields that parse_gpus names
+    problem: str = ""  # why there are none
 
 
 def query_gpus(cluster: Cluster, targets: Sequence[Target]) -> list[Gpus]:
-    """Ask all pods at once."""
+    """Ask all pods at once, and return the answers in their order."""
 
     def query(target: Target) -> Gpus:
         answer = io.BytesIO()
@@ -42,12 +42,8 @@ def query_gpus(cluster: Cluster, targets: Sequence[Target]) -> list[Gpus]:
             return Gpus(target.node, target.pod, [], str(error))
         text = answer.getvalue().decode(errors="replace")
         if code != 0:
-            return Gpus(
-                target.node,
-                target.pod,
-                [],
-                text.strip() or f"nvidia-smi ended with exit code {code}",
-            )
+            problem = text.strip() or f"nvidia-smi ended with exit code {code}"
+            return Gpus(target.node, target.pod, [], problem)
         return Gpus(target.node, target.pod, parse_gpus(text))
 
     return on_all(query, targets)

@@ -44,66 +44,78 @@ _USAGE_SECONDS = 0.5
 
 
 def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """`{path, size, sha256}` for each file and `{path, link}` for each link below a folder, `{path}` for what is
-    neither, such as a pipe; hidden ones left out.
+    """Yield an entry for each file and link below a folder but hidden ones.
+
+        {"path": "metrics.jsonl", "size": 812, "sha256": "9f86…"}      a file
+        {"path": "checkpoints/last", "link": "step-000020"}            a link
+        {"path": "pipe"}                                               neither
 
     With `globs` only those that match one; without, all but the checkpoints that are neither `best` nor `last`.
     """
-    root = run_dir / "checkpoints"
-    chosen = {
-        (root / name).resolve().name for name in ("best", "last") if (root / name).is_symlink()
-    }
+    checkpoints = run_dir / "checkpoints"
+    chosen = set()
+    for name in ("best", "last"):
+        if (checkpoints / name).is_symlink():
+            chosen.add((checkpoints / name).resolve().name)
+
     for folder, folders, names in os.walk(run_dir):
-        here = Path(folder)
+        parent = Path(folder)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        links = [name for name in folders if (here / name).is_symlink()]
-        if here == root and chosen and not globs:
+        # os.walk lists links to folders among the folders, and does not enter them.
+        links = [name for name in folders if (parent / name).is_symlink()]
+        if parent == checkpoints and chosen and not globs:
             folders[:] = [name for name in folders if name in chosen]
-        for path in sorted(here / name for name in (*names, *links)):
+        for path in sorted(parent / name for name in (*names, *links)):
             relative = str(path.relative_to(run_dir))
-            if path.name.startswith(".") or path.suffix == ".lock":
-                continue
-            if globs and not any(
-                fnmatch(relative, glob) or fnmatch(relative, f"{glob}/*") for glob in globs
-            ):
+            is_hidden = path.name.startswith(".") or path.suffix == ".lock"
+            if is_hidden or not _matches(relative, globs):
                 continue
             if path.is_symlink():
                 yield {"path": relative, "link": os.readlink(path)}
             elif path.exists() and not path.is_file():
                 yield {"path": relative}
-            elif facts := _size_and_sha256(path):
-                yield {"path": relative, "size": facts[0], "sha256": facts[1]}
+            else:
+                yield from _file_entry(path, relative)
 
 
-def _size_and_sha256(path: Path) -> tuple[int, str] | None:
-    """Of what is in a regular file now, though it may grow meanwhile; None when it has just gone."""
+def _matches(path: str, globs: Sequence[str]) -> bool:
+    """True if a path, or a folder that it is in, matches one of the globs, or there are none."""
+    if not globs:
+        return True
+    return any(fnmatch(path, glob) or fnmatch(path, f"{glob}/*") for glob in globs)
+
+
+def _file_entry(path: Path, relative: str) -> Iterator[dict[str, Any]]:
+    """Yield the entry of a regular file as it is now, though it may grow meanwhile; none when it has just gone."""
     try:
         with path.open("rb") as file:
-            left = size = os.fstat(file.fileno()).st_size
+            size = os.fstat(file.fileno()).st_size
+            left = size
             digest = hashlib.sha256()
             while left and (chunk := file.read(min(left, _CHUNK_BYTES))):
                 digest.update(chunk)
                 left -= len(chunk)
-            return size, digest.hexdigest()
     except FileNotFoundError:
-        return None
+        return
+    yield {"path": relative, "size": size, "sha256": digest.hexdigest()}
 
 
 def usage() -> dict[str, Any]:
-    """CPU cores in use, bytes of memory and of /dev/shm, and bytes free on the volumes.
+    """Return the CPU cores in use, bytes of memory and of /dev/shm, and bytes free on the volumes.
 
     Summed over the processes that this container sees, so that no metrics server is needed.
     """
-    before, began = _cpu_seconds(), time.monotonic()
+    cpu_seconds = _cpu_seconds()
+    began = time.monotonic()
     time.sleep(_USAGE_SECONDS)
-    cores = (_cpu_seconds() - before) / (time.monotonic() - began)
+    cores = (_cpu_seconds() - cpu_seconds) / (time.monotonic() - began)
     shm = shutil.disk_usage("/dev/shm")
-    free = {
-        name: shutil.disk_usage(f"/{name}").free
-        for name in ("cache", "outputs")
-        if Path(f"/{name}").is_dir()
-    }
+    free = {}
+    for name in ("cache", "outputs"):
+        if Path(f"/{name}").is_dir():
+            free[name] = shutil.disk_usage(f"/{name}").free
     return {
+        # Processes that end take their seconds along, so the difference may be negative.
         "cpu_cores": round(max(0.0, cores), 2),
         "memory_bytes": _resident_bytes(),
         "shm_used_bytes": shm.used,
@@ -114,7 +126,7 @@ def usage() -> dict[str, Any]:
 
 
 def _stats() -> Iterator[list[str]]:
-    """The fields of /proc/PID/stat from the third on, for each process but this one."""
+    """Yield the fields of /proc/PID/stat from the third on, for each process but this one."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         if path.parent.name != str(os.getpid()):
             try:
@@ -124,12 +136,21 @@ def _stats() -> Iterator[list[str]]:
                 continue
 
 
+# proc(5) counts from 1, and `_stats` begins at field 3: field 14 (utime) is index 11, 15 (stime) 12, 24 (rss) 21.
 def _cpu_seconds() -> float:
-    return sum(int(fields[11]) + int(fields[12]) for fields in _stats()) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time of all processes, in user mode and in the kernel."""
+    ticks = 0
+    for fields in _stats():
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_bytes() -> int:
-    return sum(int(fields[21]) for fields in _stats()) * os.sysconf("SC_PAGE_SIZE")
+    """Return the memory of all processes. Pages that they share count more than once."""
+    pages = 0
+    for fields in _stats():
+        pages += int(fields[21])
+    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def unpack(folder: Path) -> int:
@@ -168,10 +189,11 @@ def start(folder: Path, *command: str) -> None:
         os.dup2(nothing.fileno(), 0)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
-    environ = {name: value for name, value in os.environ.items() if name != STAY}
-    environ["PYTHONPATH"] = os.pathsep.join(
-        filter(None, (str(folder / "tree"), os.environ.get("PYTHONPATH")))
-    )
+    environ = dict(os.environ)
+    environ.pop(STAY, None)
+    # The user's code comes before the kubetune of the image.
+    paths = (str(folder / "tree"), environ.get("PYTHONPATH"))
+    environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     process = subprocess.Popen(command, env=environ, cwd=folder / "tree")
     files.write_atomic(folder / "pid", str(process.pid))
     files.write_atomic(folder / "exit", str(process.wait()))
@@ -179,7 +201,7 @@ def start(folder: Path, *command: str) -> None:
 
 
 def follow(folder: Path, offset: int) -> int:
-    """Pass on what the command of `start` prints, from a byte on, until it ends; returns its exit code."""
+    """Pass on what the command of `start` prints, from a byte on, until it ends; return its exit code."""
     with (folder / "log").open("rb") as log:
         log.seek(offset)
         while True:
@@ -193,43 +215,55 @@ def follow(folder: Path, offset: int) -> int:
 
 
 def stop(folder: Path) -> int:
-    """Ask the command of `start` to save and end, and wait until it has; returns its exit code."""
-    is_told = False
+    """Ask the command of `start` to save and end, and wait until it has; return its exit code."""
+    is_asked = False
     while _is_running(folder):
-        if not is_told and (folder / "pid").exists():
+        # Its watcher may live before it does.
+        if not is_asked and (folder / "pid").exists():
             with suppress(ProcessLookupError):
                 os.kill(int((folder / "pid").read_text()), signal.SIGTERM)
-            is_told = True
+            is_asked = True
         time.sleep(_FOLLOW_SECONDS)
     return _exit_code(folder)
 
 
 def _is_running(folder: Path) -> bool:
+    """True if the command of `start` has not ended: its exit code is not there, and somebody waits for it."""
     watcher = folder / _WATCHER
-    return (
-        watcher.exists() and not (folder / "exit").exists() and is_alive(int(watcher.read_text()))
-    )
+    if not watcher.exists() or (folder / "exit").exists():
+        return False
+    return is_alive(int(watcher.read_text()))
 
 
 def _exit_code(folder: Path) -> int:
-    """Of the last command; 0 where there was none, and that of a fault where its watcher was killed."""
+    """Return the exit code of the last command; 0 where there was none."""
     path = folder / "exit"
-    if not path.exists():
-        return ENVIRONMENT if (folder / _WATCHER).exists() else OK
-    code = int(path.read_text())
-    return code if code >= 0 else 128 - code
+    if path.exists():
+        code = int(path.read_text())
+        # Python says -15 for a command that SIGTERM has killed, a shell 143.
+        return code if code >= 0 else 128 - code
+    # Nobody is left who could write the exit code.
+    if (folder / _WATCHER).exists():
+        return ENVIRONMENT
+    return OK
 
 
-def _print_lines(lines: Iterator[dict[str, Any]]) -> None:
-    for line in lines:
-        print(json.dumps(line), flush=True)
+def _print_json(value: object) -> None:
+    """Print a value as one line of JSON."""
+    print(json.dumps(value), flush=True)
+
+
+def _print_listing(run_dir: str, *globs: str) -> None:
+    """Print entries as they come, since hashes of a large checkpoint take minutes."""
+    for entry in listing(Path(run_dir), globs):
+        _print_json(entry)
 
 
 _ANSWERS: dict[str, Callable[..., int | None]] = {
-    "progress": lambda run_dir: print(json.dumps(progress(Path(run_dir)))),
-    "status": lambda run_dir: print(json.dumps(read_status(Path(run_dir)))),
-    "list": lambda run_dir, *globs: _print_lines(listing(Path(run_dir), globs)),
-    "usage": lambda: print(json.dumps(usage())),
+    "progress": lambda run_dir: _print_json(progress(Path(run_dir))),
+    "status": lambda run_dir: _print_json(read_status(Path(run_dir))),
+    "list": _print_listing,
+    "usage": lambda: _print_json(usage()),
     "unpack": lambda folder: unpack(Path(folder)),
     "idle": idle,
     "start": lambda folder, *command: start(Path(folder), *command),
@@ -239,7 +273,7 @@ _ANSWERS: dict[str, Callable[..., int | None]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer one question; returns the exit code."""
+    """Answer a question and return the exit code."""
     return _ANSWERS[argv[0]](*argv[1:]) or OK
 
 

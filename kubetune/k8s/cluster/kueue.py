@@ -79,13 +79,16 @@ def _reason_of(record: Object) -> str:
     if pods.condition(record, "Admitted"):
         return ""
     reasons = []
-    if evicted := pods.condition(record, "Evicted"):
+    evicted = pods.condition(record, "Evicted")
+    if evicted:
         # Preempted says by whom, where Evicted only says that it was.
         cause = pods.condition(record, "Preempted") or evicted
         reasons.append(f"taken off its nodes ({evicted.get('reason')}): {cause.get('message')}")
-    if refused := pods.condition(record, "QuotaReserved", "False"):
+    refused = pods.condition(record, "QuotaReserved", "False")
+    if refused:
         reasons.append(str(refused.get("message") or refused.get("reason") or ""))
     elif pods.condition(record, "QuotaReserved"):
+        # It has quota, and waits for others, such as a node group that is to grow.
         checks = (record.get("status") or {}).get("admissionChecks") or []
         for check in checks:
             if check.get("state") != "Ready":

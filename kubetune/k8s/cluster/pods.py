@@ -23,9 +23,9 @@ IDLE = "idle"
 STOPPED = "kubetune/stopped"
 MULTIKUEUE = "kueue.x-k8s.io/multikueue"
 
-_STAMP = len("2026-11-20T10:15:00")
 _POD_NAME = re.compile(r'\bpods? "[^"]*"')
 
+# What to do about a reason of Kubernetes for that a container waits.
 _ADVICE = {
     "ImagePullBackOff": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
     "ErrImagePull": "check kubernetes.image, and kubernetes.image_pull_secrets for a private registry",
@@ -34,6 +34,7 @@ _ADVICE = {
     "CreateContainerConfigError": "make the missing Secret: kubetune secret set HF_TOKEN",
     "CrashLoopBackOff": "it ends again and again; see kubetune logs",
 }
+# What an exit code means where nobody left a message: kubetune's own codes, and 128 plus the signal.
 _EXIT_MEANING = {
     errors.USER: "a mistake in the config or the data",
     errors.ENVIRONMENT: "disk, device or cluster",
@@ -111,10 +112,10 @@ def phase_of(pod: Object) -> str:
 
 def is_running(pod: Object) -> bool:
     """True if commands can be run in its trainer's container."""
-    return (
-        "running" in (trainer_status(pod).get("state") or {})
-        and "deletionTimestamp" not in pod["metadata"]
-    )
+    # A pod that is being deleted still runs, but takes no more commands.
+    if "deletionTimestamp" in pod["metadata"]:
+        return False
+    return "running" in (trainer_status(pod).get("state") or {})
 
 
 def has_begun(pod: Object) -> bool:
@@ -135,12 +136,19 @@ def exit_code(pod: Object) -> int | None:
 
 def last_end(pod: Object) -> Object | None:
     """Return the `terminated` of the trainer's last end, or of what failed before it; None before any end."""
-    name = failed_container(pod)
-    status = trainer_status(pod) if name is None else container_status(pod, name)
+    name = failed_container(pod) or trainer_container(pod)
+    return _terminated(container_status(pod, name))
+
+
+def _terminated(status: Object) -> Object | None:
+    """Return how a container ended last; None before any end.
+
+    A container that restarts has its last end in `lastState`, and `state` says what it does now.
+    """
     for state in (status.get("state") or {}, status.get("lastState") or {}):
         if "terminated" in state:
-            ended: Object = state["terminated"]
-            return ended
+            end: Object = state["terminated"]
+            return end
     return None
 
 
@@ -154,28 +162,31 @@ def began(pod: Object) -> str | None:
 
 def message_of(pod: Object) -> Object | None:
     """Return the agent's message at its last end: `code`, `reason`, `step`, on node 0 `progress`; None without."""
-    status = trainer_status(pod)
-    for state in (status.get("state") or {}, status.get("lastState") or {}):
-        if "terminated" in state:
-            try:
-                message = json.loads(state["terminated"].get("message") or "")
-            except (ValueError, RecursionError):
-                # Any program in the pod may write there.
-                return None
-            if isinstance(message, dict) and isinstance(message.get("reason"), str):
-                return message
-            return None
+    end = _terminated(trainer_status(pod))
+    if end is None:
+        return None
+    try:
+        message = json.loads(end.get("message") or "")
+    except (ValueError, RecursionError):
+        # Any program in the pod may write there.
+        return None
+    if isinstance(message, dict) and isinstance(message.get("reason"), str):
+        return message
     return None
 
 
 def culprit(pods: Sequence[Object]) -> Object | None:
-    """The pod that brought the end about: of each node's last that failed, none that only lost it or was told to stop.
+    """Return the pod that brought the end about; None where none failed. `pods` are by node, older ones first.
 
-    What another start would only repeat comes first, however many pods lost their peers by it. Pods of an earlier start
-    come last: the pod that ended last began when they had ended.
+    Of each node the last pod that failed counts. Of these comes first:
+
+        0  one whose error another start would repeat, such as a bad config, however many lost their peers by it
+        1  any other that failed by itself
+        2  one that only lost its peer, or was told to stop
+        3  one of an earlier start, which had ended when the pod that ended last began
     """
-    last = {node_number(pod): pod for pod in pods if exit_code(pod)}
-    ends = [last_end(pod) or {} for pod in last.values()]
+    last_failed = {node_number(pod): pod for pod in pods if exit_code(pod)}
+    ends = [last_end(pod) or {} for pod in last_failed.values()]
     newest = max(ends, key=_finished, default={})
     since = str(newest.get("startedAt") or "")
 
@@ -184,9 +195,11 @@ def culprit(pods: Sequence[Object]) -> Object | None:
             return 0
         if _finished(last_end(pod) or {}) < since:
             return 3
-        return 2 if only_followed(pod) else 1
+        if only_followed(pod):
+            return 2
+        return 1
 
-    return min(last.values(), key=order, default=None)
+    return min(last_failed.values(), key=order, default=None)
 
 
 def _finished(end: Object) -> str:
@@ -200,92 +213,109 @@ def only_followed(pod: Object) -> bool:
 
 
 def failed_container(pod: Object) -> str | None:
-    """The first of its containers whose last end was none with exit code 0; None where there is none.
+    """Return the name of the first container whose last end was a failure; None where there is none.
 
-    The trainer comes first: containers beside it, as those of a service mesh, end because it has. Those that run beside
-    it as init containers do not decide how a pod ends.
+    The trainer comes first: other containers of the pod, as those of a service mesh, end because it has.
     """
+    # Sidecars are init containers that restart always. They do not decide how a pod ends.
+    sidecars = set()
+    for entry in pod["spec"].get("initContainers") or []:
+        if entry.get("restartPolicy") == "Always":
+            sidecars.add(entry["name"])
     trainer = trainer_container(pod)
-    init_containers = pod["spec"].get("initContainers") or []
-    beside = {entry["name"] for entry in init_containers if entry.get("restartPolicy") == "Always"}
-    statuses = [status for status in container_statuses(pod) if status["name"] not in beside]
-    for status in sorted(statuses, key=lambda status: status["name"] != trainer):
-        for state in (status.get("state") or {}, status.get("lastState") or {}):
-            if "terminated" in state:
-                if state["terminated"]["exitCode"]:
-                    return str(status["name"])
-                break
+    statuses = [status for status in container_statuses(pod) if status["name"] not in sidecars]
+    statuses.sort(key=lambda status: status["name"] != trainer)
+    for status in statuses:
+        end = _terminated(status)
+        if end is not None and end["exitCode"]:
+            return str(status["name"])
     return None
 
 
 def age_seconds(stamp: str | None) -> float | None:
-    """Seconds since a time such as `2026-11-20T10:15:00Z`; None for what is no time."""
+    """Return the seconds since a time such as `2026-11-20T10:15:00Z`; None for what is no time."""
     try:
         then = datetime.fromisoformat((stamp or "").replace("Z", "+00:00"))
     except ValueError:
         return None
-    return (datetime.now(UTC) - then.replace(tzinfo=then.tzinfo or UTC)).total_seconds()
+    then = then.replace(tzinfo=then.tzinfo or UTC)
+    return (datetime.now(UTC) - then).total_seconds()
+
+
+def to_seconds(stamp: str) -> str:
+    """Cut a time to whole seconds, so that it compares with creation times, which have no more."""
+    return stamp[: len("2026-11-20T10:15:00")]
 
 
 def times_seen(event: Object) -> int:
-    """Number of times that an event was seen."""
+    """Return how often an event was seen."""
     return int((event.get("series") or {}).get("count") or event.get("count") or 1)
 
 
 def about(event: Object) -> Object:
-    """Reference to the object of an event, with `kind`, `name` and `uid` as far as they are known."""
+    """Return the reference to an event's object: `kind`, `name` and `uid`, as far as they are known."""
     return dict(event.get("involvedObject") or {})
 
 
 def event_time(event: Object) -> str:
-    """Time an event was last seen. Newer controllers count it in a series."""
-    times = (
-        event.get("lastTimestamp"),
-        event.get("eventTime"),
-        (event.get("metadata") or {}).get("creationTimestamp"),
+    """Return the time an event was last seen."""
+    # Newer controllers count repeats in a series; older ones set lastTimestamp.
+    return str(
+        (event.get("series") or {}).get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or (event.get("metadata") or {}).get("creationTimestamp")
+        or ""
     )
-    return str((event.get("series") or {}).get("lastObservedTime") or next(filter(None, times), ""))
 
 
 def words_of(event: Object) -> str:
-    """Message of an event; its reason where it has none."""
+    """Return the message of an event; its reason where it has none."""
     return str(event.get("message") or event.get("reason") or "an event without a word")
 
 
 def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> str:
-    """Reason why a pod does not run, or of its end; empty while all is well. `events` are those of the pod.
+    """Return why a pod does not run, or how it ended; empty while all is well. `events` are those of the pod.
 
     `advise`: with what to do about it, where that is known.
     """
+    # It has no node.
     unschedulable = condition(pod, "PodScheduled", "False")
     if unschedulable is not None and unschedulable.get("reason") == "SchedulingGated":
         return "held back: something, such as a queue, has to let it go first"
     if unschedulable is not None and not pod["spec"].get("nodeName"):
         return f"no node fits: {unschedulable.get('message') or unschedulable.get('reason')}"
-    for entry in container_statuses(pod):
-        waiting = (entry.get("state") or {}).get("waiting")
+
+    # It has a node, and a container cannot start.
+    for status in container_statuses(pod):
+        waiting = (status.get("state") or {}).get("waiting")
         if waiting and waiting.get("reason") not in ("PodInitializing", "ContainerCreating"):
             reason = str(waiting.get("reason"))
             text = f"{reason}: {waiting.get('message', '')}".strip(": ")
             if advise and reason in _ADVICE:
                 text += f"; {_ADVICE[reason]}"
             return text
+
+    # It has failed, or was ended from outside.
+    disruption = _disruption(pod)
     code = exit_code(pod)
     if code:
-        ended = container_status(pod, failed_container(pod) or "")
-        terminated = (ended.get("state") or {}).get("terminated") or {}
+        status = container_status(pod, failed_container(pod) or "")
+        terminated = (status.get("state") or {}).get("terminated") or {}
         if terminated.get("reason") == "OOMKilled":
             return f"exit code {code}: out of memory (OOMKilled)"
         message = message_of(pod) or {"reason": ""}
-        reasons = [str(message["reason"]).partition("\n")[0], _disruption(pod)]
-        return ended_with(code, "; ".join(reason for reason in reasons if reason))
-    disruption = _disruption(pod)
+        reasons = [str(message["reason"]).partition("\n")[0], disruption]
+        return ended_with(code, "; ".join(filter(None, reasons)))
     if disruption and phase_of(pod) != "Succeeded":
         return disruption
-    if phase_of(pod) == "Pending":
-        warnings = [event for event in events if event.get("type") == "Warning"]
-        news = [event for event in warnings if not is_of_scheduling(event, pod)]
-        return words_of(news[-1]) if news else ""
+
+    # It waits, and only events can say for what.
+    if phase_of(pod) != "Pending":
+        return ""
+    for event in reversed(events):
+        if event.get("type") == "Warning" and not is_of_scheduling(event, pod):
+            return words_of(event)
     return ""
 
 
@@ -297,7 +327,7 @@ def is_of_scheduling(event: Object, pod: Object) -> bool:
     if event.get("reason") == "FailedScheduling":
         return True
     since = str((scheduled or {}).get("lastTransitionTime") or "")
-    return event_time(event)[:_STAMP] < since[:_STAMP]
+    return to_seconds(event_time(event)) < to_seconds(since)
 
 
 def without_names(text: str) -> str:
@@ -345,8 +375,12 @@ def is_held_back(workload: Object) -> bool:
 
 def is_idling(workload: Object) -> bool:
     """True if its pods do nothing until `kubetune dev run` starts something in them."""
-    containers = workload["spec"].get("template", {}).get("spec", {}).get("containers") or [{}]
-    return bool((containers[0].get("command") or [""])[-1] == IDLE)
+    # `dev` makes a StatefulSet. Kinds that hold several templates have none at this place.
+    containers = workload["spec"].get("template", {}).get("spec", {}).get("containers")
+    if not containers:
+        return False
+    command = containers[0].get("command") or [""]
+    return bool(command[-1] == IDLE)
 
 
 def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, str]:
@@ -361,11 +395,13 @@ def state_of(workload: Object | None, pods: Sequence[Object]) -> tuple[State, st
     where = _elsewhere(workload)
     if where or is_suspended(workload):
         return "waiting", where
-    return ("running" if any(is_running(pod) for pod in pods) else "waiting"), ""
+    if any(is_running(pod) for pod in pods):
+        return "running", ""
+    return "waiting", ""
 
 
 def _elsewhere(workload: Object) -> str:
-    """Advice about a workload whose pods another cluster has; nothing where controllers of this one make them."""
+    """Return advice about a workload whose pods another cluster has; empty where this one makes them."""
     if kinds_by_object()[workload["kind"]].manager(workload) != MULTIKUEUE:
         return ""
     return (

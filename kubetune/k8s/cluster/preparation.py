@@ -54,7 +54,9 @@ def standing(
     if state == "failed":
         # A JobSet and a TrainJob that failed say how often they began again, not why.
         failed = [pod for pod in preparing if pods.failed_container(pod)]
-        return state, cause_of_failure(cluster, failed[-1]) if failed else ""
+        if not failed:
+            return state, ""
+        return state, cause_of_failure(cluster, failed[-1])
     problem = ""
     activity = ""
     for pod in preparing:
@@ -81,15 +83,15 @@ def standing(
 def cause_of_failure(cluster: Cluster, pod: Object) -> str:
     """Return the last line of the container that failed, else what Kubernetes says of it."""
     container = pods.failed_container(pod)
-    texts = []
+    last_text = ""
     if container is not None:
         try:
             for line in cluster.log(pods.name_of(pod), container, tail=TAIL_LINES):
-                texts.append(line.partition(" ")[2].strip())
+                # A line begins with its time.
+                last_text = line.partition(" ")[2].strip() or last_text
         except ApiError:
             # A log that is cut off does not say how it ends.
-            texts = []
-    texts = [text for text in texts if text]
-    if not texts:
+            last_text = ""
+    if not last_text:
         return pods.why(pod)
-    return texts[-1].removeprefix("kubetune: ")
+    return last_text.removeprefix("kubetune: ")

@@ -45,6 +45,8 @@ Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
 Confirm = Callable[[str], bool]
 
 _VOLUMES = "PersistentVolumeClaim"
+# Kinds of objects that users of a namespace often may not read.
+_GUARDED_GROUPS = ("rbac.authorization.k8s.io", "networking.k8s.io")
 _LOOK_SECONDS = 0.5
 _GOING_SECONDS = 120.0
 
@@ -58,6 +60,45 @@ class JobRef:
     kind: str
     outcome: Outcome
     state: State
+
+
+@dataclass(frozen=True)
+class _Submission:
+    """A run that is to be applied, beside what the cluster has of it."""
+
+    spec: RunSpec
+    objects: list[Manifest]
+    kind: str  # of the new workload
+    old_kind: str  # of the workload that exists; the same where there is none
+    workload: Object | None  # that exists
+    state: State  # of that workload
+    is_same: bool  # the run exists with the same config
+    preparing: Object | None  # Job that prepared the run before
+
+    @property
+    def replaces(self) -> bool:
+        """True if a workload exists that has to go first: the fields of its pods cannot be changed."""
+        return self.workload is not None and (not self.is_same or self.state == "failed")
+
+    @property
+    def makes_trainer(self) -> bool:
+        """True if a trainer begins, so that the data has to be prepared before."""
+        return self.replaces or self.workload is None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Return what came of it, for the user."""
+        if self.replaces:
+            return "replaced"
+        return "submitted" if self.workload is None else "unchanged"
+
+    def is_trainer(self, obj: Manifest) -> bool:
+        """True if an object is the new workload."""
+        return (obj["kind"], obj["metadata"]["name"]) == (self.kind, self.spec.name)
+
+    def is_job(self, obj: Manifest) -> bool:
+        """True if an object is the Job that prepares the run."""
+        return (obj["kind"], obj["metadata"]["name"]) == ("Job", preprocess_name(self.spec))
 
 
 def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
@@ -79,62 +120,85 @@ def submit(
 
     Doing it twice changes nothing. `confirm` is asked, once, before pods that exist are replaced; `change` has the
     last word on the objects. Where a Job of its own prepares the run, `wait` is called to see it end well before the
-    trainer is made; left out, it is waited for in silence. Raises ConfigError when the name belongs to another run or
+    trainer is made; left out, it is waited for in silence. Raise ConfigError when the name belongs to another run or
     the answer was no, EnvironmentFault with everything the server refuses.
     """
-    sent = [consent.of_sent_file(path) for path in files]
-    consent.allow([*consent.effects_of(config), *sent])
-    spec = spec_of(config, files)
-    old = read_run(cluster, spec.name)
-    data = dated(config.data, resolved(old.config) if old else None)
-    config = config.model_copy(update={"data": data})
+    consent.allow([*consent.effects_of(config), *(consent.of_sent_file(path) for path in files)])
+    submission = _compare(cluster, config, files, change)
+    spec = submission.spec
+    _check(cluster, spec, _to_check(submission))
+    if dry_run:
+        return JobRef(spec.name, cluster.namespace, submission.kind, "checked", submission.state)
+    if submission.replaces:
+        _replace(cluster, spec, submission.old_kind, submission.state, confirm)
+    _make_tokens(cluster, spec)
+    _apply_all(cluster, submission, wait or partial(_wait_in_silence, cluster))
+    state: State = "waiting" if submission.makes_trainer else submission.state
+    return JobRef(spec.name, cluster.namespace, submission.kind, submission.outcome, state)
+
+
+def _compare(
+    cluster: Cluster,
+    config: Config,
+    files: Mapping[str, str],
+    change: Callable[[list[Manifest]], list[Manifest]],
+) -> _Submission:
+    """Return a run beside what the cluster has of it. Raise ConfigError when the name belongs to another run."""
+    old = read_run(cluster, spec_of(config, files).name)
+    old_config = None
+    if old is not None:
+        old_config = resolved(old.config)
+    # A run keeps the date of its first start, which its prompts may show.
+    config = config.model_copy(update={"data": dated(config.data, old_config)})
     spec = spec_of(config, files)
     objects = change(render(config, plan_without_data(config), files))
-    kind = workload_kind(spec)
     _check_owner(cluster, spec, old)
-    was = workload_kind(old) if old else kind
-    workload = cluster.get(was, spec.name)
+    kind = workload_kind(spec)
+    old_kind = kind
+    if old is not None:
+        old_kind = workload_kind(old)
+    workload = cluster.get(old_kind, spec.name)
     state, _ = pods.state_of(workload, [])
-    is_same = old is not None and resolved(old.config) == _as_seen(spec)
-    replaces = workload is not None and (not is_same or state == "failed")
-    # A workload in the way would be refused for its fixed fields, though it will be gone by then.
+    is_same = old_config is not None and old_config == _as_seen(spec)
     preparing = preparation.find_job(cluster, spec)
-    in_the_way = [(kind, spec.name)] * replaces + [("Job", preprocess_name(spec))] * (
-        preparing is not None
-    )
-    _check(
-        cluster,
-        spec,
-        [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) not in in_the_way],
-    )
-    if dry_run:
-        return JobRef(spec.name, cluster.namespace, kind, "checked", state)
-    if replaces:
-        _replace(cluster, spec, was, state, confirm)
-    _make_tokens(cluster, spec)
-    trainer = [
-        obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, spec.name)
-    ]
-    is_new = replaces or workload is None
-    # What prepared a trainer that is there may be gone by now, and is needed no more.
-    done = [preprocess_name(spec)] if not is_new and preparation.has_own_job(spec) else []
-    if preparing is not None and (not is_same or pods.state_of(preparing, [])[0] == "failed"):
-        _remove_job(cluster, spec)
-    for obj in objects:
-        if obj not in trainer and obj["metadata"]["name"] not in done:
+    return _Submission(spec, objects, kind, old_kind, workload, state, is_same, preparing)
+
+
+def _to_check(submission: _Submission) -> list[Manifest]:
+    """Return the objects to try in a dry run.
+
+    Objects in whose way an old one is would be refused for their fixed fields, though the old one will be gone.
+    """
+    objects = submission.objects
+    if submission.replaces:
+        objects = [obj for obj in objects if not submission.is_trainer(obj)]
+    if submission.preparing is not None:
+        objects = [obj for obj in objects if not submission.is_job(obj)]
+    return objects
+
+
+def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpec], None]) -> None:
+    """Apply everything but the trainer, wait until the run is prepared, then apply the trainer."""
+    spec = submission.spec
+    has_job = preparation.has_own_job(spec)
+    preparing = submission.preparing
+    if preparing is not None:
+        has_failed = pods.state_of(preparing, [])[0] == "failed"
+        if has_failed or not submission.is_same:
+            _remove_job(cluster, spec)
+    for obj in submission.objects:
+        # The Job that prepared a trainer that exists may be gone by now, and is needed no more.
+        is_needless = has_job and not submission.makes_trainer and submission.is_job(obj)
+        if not submission.is_trainer(obj) and not is_needless:
             _apply(cluster, obj)
-    if is_new and preparation.has_own_job(spec):
-        (wait or partial(_wait_in_silence, cluster))(spec)
-    for obj in trainer if is_new or not (is_same and state == "stopped") else ():
-        cluster.apply(obj)
-    outcome: Outcome = "replaced" if replaces else "submitted" if workload is None else "unchanged"
-    return JobRef(
-        spec.name,
-        cluster.namespace,
-        kind,
-        outcome,
-        "waiting" if replaces or workload is None else state,
-    )
+    if has_job and submission.makes_trainer:
+        wait(spec)
+    # To apply a stopped run's workload would start it.
+    if submission.is_same and submission.state == "stopped" and not submission.makes_trainer:
+        return
+    for obj in submission.objects:
+        if submission.is_trainer(obj):
+            cluster.apply(obj)
 
 
 def _as_seen(spec: RunSpec) -> dict[str, Any]:
@@ -154,7 +218,10 @@ def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
         return
     before = dict(dotted_values(resolved(old.config)))
     now = dict(dotted_values(_as_seen(spec)))
-    changes = [f"{key} was {was}, now is {value}" for key, was, value in moved_numbers(before, now)]
+    changes = []
+    for key, was, value in moved_numbers(before, now):
+        changes.append(f"{key} was {was}, now is {value}")
+    # The ConfigMap knows a file that travels by its name alone.
     for local_path, pod_path in spec.carried().items():
         name = pod_path.rsplit("/", 1)[-1]
         text = spec.files[local_path]
@@ -194,6 +261,7 @@ def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None
 
 
 def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
+    """Return a problem for each Secret, or key of one, that the config names and the namespace lacks."""
     problems = []
     for variable, reference in spec.kubernetes.secrets.items():
         try:
@@ -215,6 +283,7 @@ def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
 
 
 def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: State, confirm: Confirm) -> None:
+    """Remove a run's workload and wait until its pods have saved and gone. Raise ConfigError where the answer is no."""
     standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(
         state, "is there already"
     )
@@ -263,6 +332,7 @@ def _wait_until_new(cluster: Cluster, claim: str) -> None:
 
 
 def _is_being_deleted(obj: Object | None) -> bool:
+    """True if an object exists and will go as soon as nothing needs it."""
     return obj is not None and "deletionTimestamp" in obj["metadata"]
 
 
@@ -292,8 +362,9 @@ def wait_gone(
     *,
     component: str = TRAINER,
 ) -> None:
-    """Wait until no pod of a component is left (nor, with `kind`, the workload). EnvironmentFault when they stay."""
+    """Wait until no pod of a component is left, nor, with `kind`, the workload. Raise EnvironmentFault when they stay."""
     name = name or spec.name
+    # Pods may save for as long as their grace period; the margin is for kubelet and controllers.
     patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
     with Informer(cluster, "Pod", spec.selector(component)) as left:
         deadline = time.monotonic() + patience
@@ -310,33 +381,34 @@ def wait_gone(
 
 
 def stop(cluster: Cluster, spec: RunSpec) -> None:
-    """Ask all pods to save and end; `resume` lets the run go on. Raises ConfigError where that cannot be."""
+    """Ask all pods to save and end; `resume` lets the run go on. Raise ConfigError where it does not run."""
     workload = _present(cluster, spec)
     state, _ = pods.state_of(workload, [])
-    if state in ("done", "failed"):
-        raise ConfigError(
-            f"{spec.name} is not running: it {'is done' if state == 'done' else 'has failed'}"
-        )
+    if state == "done":
+        raise ConfigError(f"{spec.name} is not running: it is done")
+    if state == "failed":
+        raise ConfigError(f"{spec.name} is not running: it has failed")
     _suspend(cluster, spec, workload, suspend=True)
 
 
 def resume(cluster: Cluster, spec: RunSpec) -> None:
-    """Let a stopped run go on from its newest checkpoint. Raises ConfigError where it is not stopped."""
+    """Let a stopped run go on from its newest checkpoint. Raise ConfigError where it is not stopped."""
     workload = _present(cluster, spec)
     state, _ = pods.state_of(workload, [])
     if state == "failed":
         raise ConfigError(
             f"{spec.name} has failed; mend the cause and submit it again, it goes on where it was"
         )
+    if state == "done":
+        raise ConfigError(f"{spec.name} is not stopped: it is done")
     if state != "stopped":
-        raise ConfigError(
-            f"{spec.name} is not stopped: {'it is done' if state == 'done' else 'it is running'}"
-        )
+        raise ConfigError(f"{spec.name} is not stopped: it is running")
     _suspend(cluster, spec, workload, suspend=False)
     note_progress(cluster, spec, None)
 
 
 def _present(cluster: Cluster, spec: RunSpec) -> Object:
+    """Return the workload of a run. Raise ConfigError where it was deleted."""
     workload = cluster.get(workload_kind(spec), spec.name)
     if workload is None:
         raise ConfigError(
@@ -346,6 +418,8 @@ def _present(cluster: Cluster, spec: RunSpec) -> Object:
 
 
 def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool) -> None:
+    """Take all pods of a run away, or let them come back."""
+    # Kueue starts again what is only suspended, so it has to be told itself.
     kind = kind_of(spec.kubernetes.kind)
     is_queued = bool(spec.kubernetes.queue) and kind.is_suspended_by_kueue
     if is_queued and kueue.is_installed(cluster):
@@ -356,33 +430,40 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
 
 
 def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]:
-    """The objects of a run that exist, workload first; its volumes only where asked for, since results lie there."""
+    """Return the objects of a run that exist, in the order to delete them: the workload first.
+
+    Its volumes are among them only where asked for, since results lie there.
+    """
     files = {f"/{name}": text for name, text in spec.files.items()}
     objects = render(spec.config, plan_without_data(spec.config), files)
     for server in token_servers(spec):
         objects.append(spec.manifest("v1", "Secret", token_secret(spec, server)[0], server))
-    wanted = [obj for obj in reversed(objects) if volumes or obj["kind"] != _VOLUMES]
     # The ConfigMap is what the run is found by: last, so that a broken-off deletion can be taken up again.
-    wanted.sort(
+    objects.reverse()
+    objects.sort(
         key=lambda obj: (
             obj["kind"] in ("ConfigMap", _VOLUMES),
             obj["metadata"]["name"] == spec.name,
         )
     )
-    # A copy that was broken off may have left one, and a claim stays for as long as a pod has it.
-    readers = cluster.list("Pod", spec.selector(FILES)) if volumes else []
-    return [*readers, *(obj for obj in wanted if _exists(cluster, obj))]
+    existing: list[Object] = []
+    if volumes:
+        # A copy that was broken off may have left a pod, and a claim stays for as long as a pod has it.
+        existing += cluster.list("Pod", spec.selector(FILES))
+    for obj in objects:
+        if (volumes or obj["kind"] != _VOLUMES) and _exists(cluster, obj):
+            existing.append(obj)
+    return existing
 
 
 def _exists(cluster: Cluster, obj: Manifest) -> bool:
+    """True if an object exists, or may exist where the user may not read it."""
+    kind = obj["kind"]
     try:
-        return cluster.get(obj["kind"], obj["metadata"]["name"]) is not None
+        return cluster.get(kind, obj["metadata"]["name"]) is not None
     except Refused as error:
         if error.code == 403:
-            return KINDS[obj["kind"]].group not in (
-                "rbac.authorization.k8s.io",
-                "networking.k8s.io",
-            )
+            return KINDS[kind].group not in _GUARDED_GROUPS
         raise
 
 

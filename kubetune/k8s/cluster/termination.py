@@ -19,12 +19,14 @@ from kubetune.k8s.manifests.spec import RunSpec
 # Some keys of rundir.status.progress.
 Progress = dict[str, Any]
 
+# Annotation of a stopped run's ConfigMap, and what of the progress it holds.
 _NOTE = "kubetune/progress"
 _NOTED = ("step", "steps", "loss", "tokens_per_second", "saved_step", "evaluation")
 _TAIL_LINES = 100
 _STEP = re.compile(
     r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)"
 )
+# A whole number in JSON is an int here.
 _NUMBER = (int, float)
 _END = {"code": int, "reason": str}
 # The type of each value: a type, a choice of types, or a mapping with types of its keys.
@@ -64,14 +66,14 @@ def _fits(value: object, expected: Any) -> bool:
 
 def left_progress(trainers: Sequence[Object]) -> Progress | None:
     """Return the progress in the last message of node 0's agent; None where it left none, or has not ended."""
-    messages = []
-    for pod in sorted(trainers, key=lambda pod: str(pod["metadata"].get("creationTimestamp", ""))):
+    newest_first = sorted(
+        trainers, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True
+    )
+    for pod in newest_first:
         message = pods.message_of(pod)
         if pods.node_number(pod) == 0 and message:
-            messages.append(message)
-    if not messages:
-        return None
-    return trusted(messages[-1].get("progress"))
+            return trusted(message.get("progress"))
+    return None
 
 
 def note_progress(cluster: Cluster, spec: RunSpec, progress: Mapping[str, Any] | None) -> None:

@@ -32,8 +32,11 @@ def _extra_resources(spec: RunSpec) -> list[tuple[str, list[str]]]:
         resources.append((POD_GROUP.partition("/")[0], ["podgroups"]))
     prometheus = spec.config.tracking.prometheus
     if prometheus:
-        monitors = ["podmonitors"] * prometheus.pod_monitor
-        monitors += ["prometheusrules"] * prometheus.alerts
+        monitors = []
+        if prometheus.pod_monitor:
+            monitors.append("podmonitors")
+        if prometheus.alerts:
+            monitors.append("prometheusrules")
         if monitors:
             resources.append(("monitoring.coreos.com", monitors))
     return resources
@@ -49,7 +52,10 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     k = spec.kubernetes
     if not k.operators:
         return []
-    rights = [(group, resources, OPERATE) for group, resources in _extra_resources(spec)]
+    # Each right: the API group, empty for the core, its resources, and what may be done with them.
+    rights = []
+    for group, resources in _extra_resources(spec):
+        rights.append((group, resources, OPERATE))
     core = ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"]
     rights.append(("", core, OPERATE))
     if k.queue:
@@ -61,6 +67,7 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
         ("", ["secrets"], ["create", "patch", "delete"]),
         ("", ["pods"], OPERATE),
         ("", ["pods/log", "events"], READ),
+        # By POST, and by GET where a websocket asks.
         ("", ["pods/exec", "pods/portforward"], ["get", "create"]),
     ]
     rules = []
@@ -68,6 +75,7 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
         rules.append({"apiGroups": [group], "resources": resources, "verbs": verbs})
     subjects = []
     for operator in k.operators:
+        # An account belongs to a namespace; users and groups to none.
         if operator.kind == "ServiceAccount":
             subject = {"kind": operator.kind, "name": operator.name, "namespace": k.namespace}
         else:

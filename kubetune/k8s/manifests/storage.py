@@ -12,12 +12,10 @@ from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS
 
 
 def shm_size(spec: RunSpec) -> str:
-    """Return the size of /dev/shm: the config's, or a quarter of the memory.
-
-    Left out, a container gets 64 MiB, on which NCCL and data workers die with SIGBUS.
-    """
+    """Return the size of /dev/shm: the config's, or a quarter of the memory."""
     if spec.kubernetes.shm_size:
         return spec.kubernetes.shm_size
+    # Left out, a container gets 64 MiB, on which NCCL and data workers die with SIGBUS.
     memory = spec.config.compute.memory
     if not memory:
         return "1Gi"
@@ -30,8 +28,10 @@ def outputs_access(spec: RunSpec) -> str:
     k = spec.kubernetes
     if k.storage.outputs.access:
         return k.storage.outputs.access
-    several = spec.nodes > 1 or k.tensorboard or k.ui or k.jupyter is not None or spec.prepares
-    return "ReadWriteMany" if several else "ReadWriteOnce"
+    has_other_pods = k.tensorboard or k.ui or k.jupyter is not None or spec.prepares
+    if spec.nodes > 1 or has_other_pods:
+        return "ReadWriteMany"
+    return "ReadWriteOnce"
 
 
 def cache_is_per_pod(spec: RunSpec) -> bool:
@@ -70,15 +70,19 @@ def cache_claim_spec(spec: RunSpec) -> Manifest:
 def claims(spec: RunSpec) -> list[Manifest]:
     """Return PersistentVolumeClaims that outlive the pods."""
     storage = spec.kubernetes.storage
-    specs: dict[str, Manifest] = {}
+    manifests = []
     if storage.cache.size and not cache_is_per_pod(spec) and not cache_is_jobsets(spec):
-        specs["cache"] = shared_cache_spec(spec)
+        manifests.append(_claim(spec, "cache", shared_cache_spec(spec)))
     if storage.outputs.size:
-        specs["outputs"] = claim_spec(storage.outputs, outputs_access(spec))
-    return [
-        spec.manifest("v1", "PersistentVolumeClaim", f"{spec.name}-{name}", "storage", spec=body)
-        for name, body in specs.items()
-    ]
+        outputs = claim_spec(storage.outputs, outputs_access(spec))
+        manifests.append(_claim(spec, "outputs", outputs))
+    return manifests
+
+
+def _claim(spec: RunSpec, volume: str, body: Manifest) -> Manifest:
+    """Return the claim of a volume."""
+    name = f"{spec.name}-{volume}"
+    return spec.manifest("v1", "PersistentVolumeClaim", name, "storage", spec=body)
 
 
 def _existing(volume: VolumeConfig | MountConfig, *, read_only: bool) -> Manifest:
@@ -87,6 +91,7 @@ def _existing(volume: VolumeConfig | MountConfig, *, read_only: bool) -> Manifes
         claim = {"claimName": volume.claim, **non_empty(readOnly=read_only)}
         return {"persistentVolumeClaim": claim}
     if volume.host_path:
+        # What is only read has to be there already: an empty folder would hide a mistyped path.
         kind = "Directory" if read_only else "DirectoryOrCreate"
         return {"hostPath": {"path": volume.host_path, "type": kind}}
     if volume.csi:
@@ -102,13 +107,17 @@ def _existing(volume: VolumeConfig | MountConfig, *, read_only: bool) -> Manifes
 
 
 def _cache(spec: RunSpec) -> Manifest:
+    """Return the volume that holds downloads and prepared data."""
     cache = spec.kubernetes.storage.cache
     if cache_is_per_pod(spec):
+        # Kubernetes makes the claim with the pod, and deletes it with the pod.
         template = {"metadata": {"labels": spec.labels("storage")}, "spec": cache_claim_spec(spec)}
         return {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
     if cache.size:
+        name = f"{spec.name}-cache"
         # A JobSet names its claims itself.
-        name = f"cache-{spec.name}" if cache_is_jobsets(spec) else f"{spec.name}-cache"
+        if cache_is_jobsets(spec):
+            name = f"cache-{spec.name}"
         return {"name": "cache", "persistentVolumeClaim": {"claimName": name}}
     return {"name": "cache", **_existing(cache, read_only=False)}
 
@@ -124,12 +133,14 @@ def outputs_volume(spec: RunSpec) -> Manifest:
 def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifest]:
     """Return the volumes of a pod of the run. With `cache_from_template` a StatefulSet makes the cache claims."""
     k = spec.kubernetes
+    # Their order is that of `volume_mounts`, so that both read alike.
     entries: list[Manifest] = [{"name": "config", "configMap": {"name": spec.name}}]
     if spec.files:
         entries.append({"name": "data", "configMap": {"name": f"{spec.name}-data"}})
     entries.append(outputs_volume(spec))
     if not (cache_from_template and cache_is_per_pod(spec)):
         entries.append(_cache(spec))
+    # The image's own file system is read-only.
     entries.append({"name": "tmp", "emptyDir": {}})
     memory = {"medium": "Memory", "sizeLimit": shm_size(spec)}
     entries.append({"name": "dshm", "emptyDir": memory})

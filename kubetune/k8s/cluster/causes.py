@@ -1,0 +1,90 @@
+"""Which pod ended a start: read from the pods that are left and from events, since some kinds delete failed pods."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kubetune.errors import only_followed
+from kubetune.k8s.cluster import pods
+from kubetune.k8s.cluster.pods import Object
+from kubetune.k8s.manifests.kinds.registry import kinds_by_object
+
+
+def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str, Any] | None:
+    """Return the pod by which a start ended last: one that is left, or one that an event names.
+
+    The answer has `pod`, `code`, `reason` and `time`. None where no more is known than that others followed:
+
+        event   9:01 node 1 ended with code 145 (lost another node)      followed
+        event   9:00 node 0 ended with code 137                         the cause
+        event   8:00 node 1 ended with code 1                           of an earlier start
+    """
+    pod = culprit_left(trainers, events)
+    since = ""
+    if pod is not None:
+        end = pods.last_end(pod) or {}
+        if not pods.only_followed(pod):
+            return {
+                "pod": pods.name_of(pod),
+                "code": pods.exit_code(pod),
+                "reason": pods.why(pod),
+                "time": end.get("finishedAt"),
+            }
+        since = str(end.get("startedAt") or "")
+    for event in reversed(events):
+        time = pods.event_time(event)
+        match = _failed_pod(str(event.get("message") or ""))
+        if match is None:
+            continue
+        # What came before the last start began is of an earlier one.
+        if pods.to_seconds(time) < pods.to_seconds(since):
+            break
+        code = int(match["code"])
+        if not only_followed(code, None):
+            return {
+                "pod": match["pod"],
+                "code": code,
+                "reason": pods.ended_with(code),
+                "time": time,
+            }
+        since = max(since, _started(match["pod"], events, time))
+    return None
+
+
+def culprit_left(trainers: Sequence[Object], events: Sequence[Object]) -> Mapping[str, Any] | None:
+    """Return the pod that brought the last end about; None where it is gone, or a later start was stopped."""
+    pod = pods.culprit(trainers)
+    end: Mapping[str, Any] = {}
+    if pod is not None:
+        end = pods.last_end(pod) or {}
+    finished = pods.to_seconds(str(end.get("finishedAt") or ""))
+    containers = tuple({kind.container for kind in kinds_by_object().values()})
+    for event in events:
+        # Kubelet's word for a pod that is deleted, which names the container last.
+        if event.get("reason") != "Killing" or not pods.words_of(event).endswith(containers):
+            continue
+        began = _started(str(pods.about(event).get("name")), events, pods.event_time(event))
+        if pods.to_seconds(began) > finished:
+            return None
+    return pod
+
+
+def _started(pod: str, events: Sequence[Object], before: str) -> str:
+    """Return when a pod began last before some time; empty where no event is left that says it."""
+    latest = ""
+    for event in events:
+        if event.get("reason") == "Started" and pods.about(event).get("name") == pod:
+            time = pods.event_time(event)
+            if time <= before:
+                latest = max(latest, time)
+    return latest
+
+
+def _failed_pod(message: str) -> re.Match[str] | None:
+    """Return what a controller says of a pod that failed, by the words of its kind."""
+    for kind in kinds_by_object().values():
+        if match := kind.failed_pod.search(message):
+            return match
+    return None
