@@ -29,7 +29,7 @@ from kubetune.k8s.api.api_errors import MissingRight, Question, missing_rights, 
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.cluster import in_pod, pods
 from kubetune.k8s.cluster.causes import find_cause
-from kubetune.k8s.cluster.log_follow import Kept, Position
+from kubetune.k8s.cluster.log_follow import LogCopy, Position
 from kubetune.k8s.cluster.runs import ObservedRun
 from kubetune.k8s.cluster.submit import spec_of
 from kubetune.k8s.cluster.termination import last_step, trusted
@@ -134,17 +134,17 @@ def test_a_copy_of_a_log_has_each_line_once(tmp_path: Path) -> None:
     """However often it is read from its start, over how many lines of one time, and whoever else keeps it."""
     lines = [f"2026-11-20T10:15:0{n // 2}Z line {n}\r of {n}" for n in range(9)]
 
-    def follow(kept: Kept, *texts: str) -> None:
+    def follow(kept: LogCopy, *texts: str) -> None:
         for line in texts:
             kept.write(line.partition(" ")[0], line)
 
     path = tmp_path / "pods" / "fit-0.log"
-    follow(Kept(path), *lines[:4])
+    follow(LogCopy(path), *lines[:4])
     with path.open("a") as file:
         file.write(lines[4][:30])  # cut off
-    follow(Kept(path), *lines[:6])
-    first = Kept(path)
-    second = Kept(path)
+    follow(LogCopy(path), *lines[:6])
+    first = LogCopy(path)
+    second = LogCopy(path)
     for line in lines:
         follow(first, line)
         follow(second, line)

@@ -24,6 +24,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.distributed.nccl_log import Network
 from kubetune.plugins.diagnostics.smoke import rank as smoke_rank
+from kubetune.plugins.diagnostics.smoke import report as report_of_ranks
 from kubetune.plugins.diagnostics.smoke.measure import Reduction, outliers
 from kubetune.plugins.diagnostics.smoke.settings import Settings
 from standin.schemas import NEWEST, OLDEST, problems
@@ -41,7 +42,7 @@ def examine(settings: Settings, folder: Path) -> int:
     rank = os.environ["RANK"]
     try:
         facts: dict[str, Any] = asdict(report := smoke_rank.examine(settings))
-        facts["problems"] = smoke_rank.judge(report, settings)
+        facts["problems"] = report_of_ranks.judge(report, settings)
     except errors.KubetuneError as error:
         facts = {"error": str(error), "code": error.exit_code}
     (folder / f"{rank}.json").write_text(json.dumps(facts))
@@ -324,16 +325,16 @@ def test_wrong_sums_are_named(tmp_path: Path) -> None:
     with started(examine, 1, SMALL, tmp_path) as ranks:
         assert wait_all(ranks) == [0]
     facts = reports(tmp_path)[0]
-    training = smoke_rank.Training(**facts["training"])
-    places = [smoke_rank.Place(rank, f"host-{rank}", "CPU", 0) for rank in range(2)]
+    training = report_of_ranks.Training(**facts["training"])
+    places = [report_of_ranks.RankFacts(rank, f"host-{rank}", "CPU", 0) for rank in range(2)]
     wrong = [Reduction(4096, 1e-3, 1.0, 1.0, wrong_ranks=(1,))]
-    report = smoke_rank.Report(2, "gloo", {}, places, wrong, [], [1.0, 1.0], [], training)
-    assert smoke_rank.judge(report, SMALL) == [
+    report = report_of_ranks.Report(2, "gloo", {}, places, wrong, [], [1.0, 1.0], [], training)
+    assert report_of_ranks.judge(report, SMALL) == [
         "all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"
     ]
     networks = [Network("IB"), Network("Socket", "no adapter of that name can be opened")]
-    report = smoke_rank.Report(2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks)
-    assert smoke_rank.judge(report, SMALL) == [
+    report = report_of_ranks.Report(2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks)
+    assert report_of_ranks.judge(report, SMALL) == [
         "rank 1 on host-1: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets: no adapter of that name can be "
         "opened"
     ]

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors import safe_open
 
@@ -27,16 +27,16 @@ from kubetune.supervisor.local import create_run_dir
 from kubetune.training import step_digest
 from kubetune.training.start import cpu_dtype
 
+# start(run directory, variables to add to the environment) trains and returns the exit code.
 Start = Callable[[Path, Mapping[str, str]], int]
-"""Trains in a run directory, with variables added to the environment, and returns the exit code."""
 
 
 class Fact(NamedTuple):
-    """The place of a value; facts sort in the order in which they come about."""
+    """Where a value comes from. Facts sort in the order in which they come about."""
 
     step: int
-    attempt: int
-    stage: int
+    attempt: int  # of this step, from 0; some steps are tried again
+    stage: int  # of the step, see below
     rank: int
     what: str
 
@@ -44,6 +44,7 @@ class Fact(NamedTuple):
         return f"step {self.step}, rank {self.rank}: {self.what}"
 
 
+# Each value as text that is equal only for equal bits.
 Facts = dict[Fact, str]
 
 # Stages of a step.
@@ -52,44 +53,53 @@ _STATE, _SAMPLES, _RANDOM, _LOSSES, _METRICS, _CHECKPOINT = range(6)
 
 @dataclass(frozen=True)
 class Difference:
-    """The first fact that two runs do not share, and what each had there."""
+    """The first fact that two runs do not share."""
 
     step: int
     rank: int
     what: str
-    uninterrupted: str
-    other: str
+    uninterrupted: str  # value in the uninterrupted run
+    other: str  # value in the other run
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result. `repeat`: where two uninterrupted runs differ, which is looked at only when `difference` is."""
+    """The result of the comparison."""
 
     steps: int
-    stopped_at: int
+    stopped_at: int  # step after which the second run was stopped
     world_size: int
     device: str
-    facts: int
+    facts: int  # number of facts compared
     difference: Difference | None
+    # between two uninterrupted runs; looked for only where there is a difference, since it would be the reason
     repeat: Difference | None = None
 
     @property
     def is_exact(self) -> bool:
-        """Equality of both runs to the last bit."""
+        """True if both runs are equal to the last bit."""
         return self.difference is None
 
 
 def shortened(config: Config, steps: int) -> Config:
-    """The config for `steps` optimizer steps, without what would reach outside the run directory or end it early."""
-    only = {"max_steps": steps, "save_steps": steps, "save_total_limit": 1, "resume": "auto"}
+    """Return the config for `steps` steps, without what would reach outside the run directory or end it early."""
+    training = config.training.model_copy(
+        update={
+            "max_steps": steps,
+            "save_steps": steps,
+            "save_total_limit": 1,
+            "resume": "auto",
+            "early_stopping_patience": None,
+        }
+    )
+    evaluation = config.evaluation.model_copy(update={"benchmarks": None, "gate": {}})
+    logging = config.logging.model_copy(update={"report_json": None, "before_after": 0})
     return config.model_copy(
         update={
-            "training": config.training.model_copy(
-                update={**only, "early_stopping_patience": None}
-            ),
+            "training": training,
             "tracking": TrackingConfig(),
-            "evaluation": config.evaluation.model_copy(update={"benchmarks": None, "gate": {}}),
-            "logging": config.logging.model_copy(update={"report_json": None, "before_after": 0}),
+            "evaluation": evaluation,
+            "logging": logging,
             "kubernetes": None,
             "push": None,
             "mirror": None,
@@ -98,9 +108,9 @@ def shortened(config: Config, steps: int) -> Config:
 
 
 def by_agent(relay: Relay) -> Start:
-    """Train as every run is trained: by an agent of its own, which `relay` passes signals on to.
+    """Return a Start that trains as every run is trained: by an agent, which `relay` passes signals on to.
 
-    Raises a KubetuneError when somebody asks to stop meanwhile.
+    It raises a KubetuneError when somebody asks to stop meanwhile.
     """
 
     def start(run_dir: Path, environ: Mapping[str, str]) -> int:
@@ -111,9 +121,8 @@ def by_agent(relay: Relay) -> Start:
             heading += " goes on"
         print(f"\nkubetune: {heading}", flush=True)
         status = relay.run(processes.module("kubetune.agent", run_dir), {**os.environ, **environ})
-        if (
-            relay.stopping
-        ):  # else it would look like the stop that is tried here, or like a run that failed
+        # Else it would look like the stop that is tried here, or like a run that failed.
+        if relay.stopping:
             stopped = errors.KubetuneError(
                 f"{relay.stopping}: there is no verdict, and nothing is left of the runs"
             )
@@ -127,7 +136,7 @@ def by_agent(relay: Relay) -> Start:
 def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start) -> Verdict:
     """Train twice in `folder`, the second time with a stop after `stop_at` steps, and compare.
 
-    `config` and `plan` are for the few steps to be trained. Raises a KubetuneError with the exit code of a run that
+    `config` and `plan` are for the few steps to be trained. Raise a KubetuneError with the exit code of a run that
     ended otherwise than it should.
     """
     whole = _make(folder / "uninterrupted", config, plan)
@@ -142,6 +151,9 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     # The stop is the one that every run knows: SIGTERM while a step runs, a checkpoint after it, exit code 143.
     _train(resumed, start, expected=errors.PREEMPTED, fault=f"signal 15:step:{stop_at}")
     stopped = exit_status.read_exit_status(resumed)
+    stopped_at = stop_at
+    if stopped is not None and stopped.step is not None:
+        stopped_at = stopped.step
     _train(resumed, start)
     difference = first_difference(expected, facts_of(resumed))
 
@@ -153,7 +165,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     trained = Plan.read(whole / metrics.PLAN)
     return Verdict(
         steps=plan.num_steps,
-        stopped_at=stopped.step if stopped is not None and stopped.step is not None else stop_at,
+        stopped_at=stopped_at,
         world_size=trained.world_size,
         device=trained.device,
         facts=len(expected),
@@ -163,6 +175,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
 
 
 def _make(run_dir: Path, config: Config, plan: Plan) -> Path:
+    """Create a run directory with a folder for the digests, and return it."""
     create_run_dir(config.model_copy(update={"output": str(run_dir)}), run_dir, plan)
     (run_dir / "step_digests").mkdir()
     return run_dir
@@ -171,8 +184,11 @@ def _make(run_dir: Path, config: Config, plan: Plan) -> Path:
 def _train(
     run_dir: Path, start: Start, *, expected: int = errors.OK, fault: str | None = None
 ) -> None:
+    """Train, and raise a KubetuneError where the exit code is not what is expected."""
     environ = {step_digest.FOLDER: str(run_dir / "step_digests")}
-    code = start(run_dir, environ | ({fault_injection.FAULT: fault} if fault else {}))
+    if fault:
+        environ[fault_injection.FAULT] = fault
+    code = start(run_dir, environ)
     if code == expected:
         return
     failure = errors.KubetuneError(
@@ -184,32 +200,41 @@ def _train(
 
 
 def facts_of(run_dir: Path) -> Facts:
-    """All that a repeat of a run must reproduce, each value as text that is equal only for equal bits."""
+    """Return all that a repeat of a run must reproduce."""
     facts: Facts = {}
     for path in (run_dir / "step_digests").iterdir():
         rank = int(path.stem.removeprefix("rank-"))
         attempts: Counter[int] = Counter()
         for line in metrics.read_lines(path):
-            step, attempt = line["step"] + 1, attempts[line["step"]]
-            attempts[line["step"]] += 1
-            for name, digest in line["state"].items():
-                facts[
-                    Fact(step, attempt, _STATE, rank, f"{name} of the optimizer before the step")
-                ] = digest
-            facts[Fact(step, attempt, _SAMPLES, rank, "batch ids")] = str(line["samples"])
-            for device, digest in line["random"].items():
-                facts[Fact(step, attempt, _RANDOM, rank, f"random state of {device}")] = digest
-            facts[Fact(step, attempt, _LOSSES, rank, "losses of the micro-batches")] = str(
-                line["losses"]
-            )
+            # Digests count steps from 0, metrics and people from 1.
+            step = line["step"] + 1
+            facts.update(_facts_of_step(line, step, attempts[step], rank))
+            attempts[step] += 1
     for line in metrics.read_metrics(run_dir):
         # The attempt that counted is the last one, but metrics do not know its number: they come after all of them.
         for name, value in line.items():
             facts[Fact(line["step"], sys.maxsize, _METRICS, 0, name)] = repr(value)
-    return facts | _tensors(run_dir, max(fact.step for fact in facts))
+    last_step = max(fact.step for fact in facts)
+    facts.update(_tensors(run_dir, last_step))
+    return facts
+
+
+def _facts_of_step(line: Mapping[str, Any], step: int, attempt: int, rank: int) -> Facts:
+    """Return what a rank wrote of one attempt at a step."""
+    facts: Facts = {}
+    for name, digest in line["state"].items():
+        what = f"{name} of the optimizer before the step"
+        facts[Fact(step, attempt, _STATE, rank, what)] = digest
+    facts[Fact(step, attempt, _SAMPLES, rank, "batch ids")] = str(line["samples"])
+    for device, digest in line["random"].items():
+        facts[Fact(step, attempt, _RANDOM, rank, f"random state of {device}")] = digest
+    losses = str(line["losses"])
+    facts[Fact(step, attempt, _LOSSES, rank, "losses of the micro-batches")] = losses
+    return facts
 
 
 def _tensors(run_dir: Path, step: int) -> Facts:
+    """Return the digests of the tensors of the last checkpoint."""
     facts: Facts = {}
     for path in (run_dir / "checkpoints" / "last").glob("*.safetensors"):
         with safe_open(path, framework="pt") as tensors:
@@ -220,9 +245,10 @@ def _tensors(run_dir: Path, step: int) -> Facts:
 
 
 def first_difference(uninterrupted: Facts, other: Facts) -> Difference | None:
-    """The earliest fact with another value, or that only one of them has."""
+    """Return the earliest fact with another value, or that only one of them has; None if all are equal."""
     for fact in sorted(uninterrupted.keys() | other.keys()):
-        one, two = uninterrupted.get(fact, "nothing"), other.get(fact, "nothing")
-        if one != two:
-            return Difference(fact.step, fact.rank, fact.what, one, two)
+        value = uninterrupted.get(fact, "nothing")
+        other_value = other.get(fact, "nothing")
+        if value != other_value:
+            return Difference(fact.step, fact.rank, fact.what, value, other_value)
     return None

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kubetune.config.schema.cluster import KubernetesConfig
+from kubetune.k8s.manifests.environment import secret_value
 from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
-from kubetune.k8s.manifests.spec import Manifest, RunSpec
+from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.manifests.storage import outputs_volume
 from kubetune.k8s.run_names import CACHE, OUTPUTS
 from kubetune.result.publishing.serving import lora_words
@@ -31,72 +32,72 @@ PROBE_SECONDS = 10
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter by the name of its requests. `path`: in the pod, or a hub id; `base`: as provenance.json has it."""
+    """An adapter to serve."""
 
-    name: str
-    path: str
+    name: str  # that requests ask for
+    path: str  # in the pod, or a hub id
     rank: int
-    base: Mapping[str, Any] = field(default_factory=dict)
+    base: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # its base model, as provenance.json has it
 
 
 @dataclass(frozen=True)
 class Serving:
-    """Model to serve: under the names of `names`, and adapters on it; a reward model `scores`. Sizes are a pod's."""
+    """A model to serve, and adapters on it."""
 
-    model: str
-    names: tuple[str, ...]
+    model: str  # path in the pod, or a hub id
+    names: tuple[str, ...]  # that requests ask for
     revision: str | None = None
     adapters: tuple[Adapter, ...] = ()
-    scores: bool = False
+    scores: bool = False  # a reward model
     trust_remote_code: bool = False
     dtype: str = "auto"
-    max_model_len: int | None = None
+    max_model_len: int | None = None  # tokens
+    # of each pod
     gpus: int = 1
     cpu: int = 8
     memory: str = "64Gi"
     shm: str = "8Gi"
+    # of the claim for downloads
     cache_size: str = "200Gi"
     storage_class: str | None = None
     replicas: int = 1
-    max_replicas: int | None = None
-    waiting_requests: int = 4
+    max_replicas: int | None = None  # with an autoscaler
+    waiting_requests: int = 4  # of a pod, at which the autoscaler adds another one
     api_key_secret: str | None = None
 
     @property
     def most_replicas(self) -> int:
-        """Pods there may be at once."""
+        """Return how many pods there may be at once."""
         return max(self.replicas, self.max_replicas or 0)
 
     @property
     def uses_outputs(self) -> bool:
-        """Anything that is served lies on the volume with the run directories."""
-        return any(
-            path.startswith(f"{OUTPUTS}/")
-            for path in (self.model, *(each.path for each in self.adapters))
-        )
+        """True if anything that is served lies on the volume with the run directories."""
+        paths = [self.model]
+        paths += [adapter.path for adapter in self.adapters]
+        return any(path.startswith(f"{OUTPUTS}/") for path in paths)
 
 
 def serve(spec: RunSpec, serving: Serving) -> list[Manifest]:
-    """All objects, in the order in which they are to be applied. `spec` gives name, namespace and pod settings."""
+    """Return all objects, in the order in which to apply them. `spec` gives name, namespace and pod settings."""
     labels = spec.selector(SERVER)
-    rolling = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
-    deployment = {
-        **({} if serving.max_replicas else {"replicas": serving.replicas}),
-        # A second pod would wait for ever for the GPUs and the volume of the only one.
-        "strategy": {"type": "Recreate"} if serving.most_replicas == 1 else rolling,
-        "selector": {"matchLabels": labels},
-        "template": {"metadata": pod_metadata(spec, SERVER), "spec": _pod(spec, serving)},
-    }
     service = {
         "type": "ClusterIP",
         "selector": labels,
         "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "http"}],
     }
+    # A claim for one pod, or for several on as many nodes.
+    access = "ReadWriteOnce"
+    if serving.most_replicas > 1:
+        access = "ReadWriteMany"
     claim: Manifest = {
-        "accessModes": ["ReadWriteMany" if serving.most_replicas > 1 else "ReadWriteOnce"],
+        "accessModes": [access],
         "resources": {"requests": {"storage": serving.cache_size}},
-        **({"storageClassName": serving.storage_class} if serving.storage_class else {}),
+        **non_empty(storageClassName=serving.storage_class),
     }
+    deployment = _deployment(spec, serving, labels)
     objects = [
         spec.manifest("v1", "PersistentVolumeClaim", f"{spec.name}-models", "storage", spec=claim),
         spec.manifest("apps/v1", "Deployment", spec.name, SERVER, spec=deployment),
@@ -107,34 +108,58 @@ def serve(spec: RunSpec, serving: Serving) -> list[Manifest]:
     return objects
 
 
+def _deployment(spec: RunSpec, serving: Serving, labels: dict[str, str]) -> Manifest:
+    """Return the spec of the Deployment."""
+    deployment: Manifest = {}
+    # With an autoscaler the number is its own: to apply the file again must not set it back.
+    if not serving.max_replicas:
+        deployment["replicas"] = serving.replicas
+    # A new pod beside the old ones would wait for ever for their GPUs and volume, so an old one goes first.
+    deployment["strategy"] = {
+        "type": "RollingUpdate",
+        "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1},
+    }
+    if serving.most_replicas == 1:
+        deployment["strategy"] = {"type": "Recreate"}
+    deployment["selector"] = {"matchLabels": labels}
+    deployment["template"] = {
+        "metadata": pod_metadata(spec, SERVER),
+        "spec": _pod(spec, serving),
+    }
+    return deployment
+
+
 def command(serving: Serving) -> list[str]:
-    """The command line of the server."""
+    """Return the command line of the server."""
     words = ["vllm", "serve", serving.model, "--host=0.0.0.0", f"--port={PORT}"]
     words += ["--served-model-name", *serving.names]
-    dtype, split = serving.dtype, serving.gpus if serving.gpus > 1 else None
-    flags: dict[str, Any] = {
-        "--revision": serving.revision,
-        "--dtype": None if dtype == "auto" else dtype,
-    }
-    flags |= {"--max-model-len": serving.max_model_len, "--tensor-parallel-size": split}
-    words += [f"{flag}={value}" for flag, value in flags.items() if value]
-    if serving.scores:  # without an activation, which would make a probability of a reward
+    if serving.revision:
+        words.append(f"--revision={serving.revision}")
+    if serving.dtype and serving.dtype != "auto":
+        words.append(f"--dtype={serving.dtype}")
+    if serving.max_model_len:
+        words.append(f"--max-model-len={serving.max_model_len}")
+    if serving.gpus > 1:
+        words.append(f"--tensor-parallel-size={serving.gpus}")
+    if serving.scores:
+        # With its activation the server would make a probability of a reward.
         words += ["--runner=pooling", f"--pooler-config={json.dumps({'use_activation': False})}"]
     if serving.trust_remote_code:
         words.append("--trust-remote-code")
     if serving.adapters:
-        wanted = max(each.rank for each in serving.adapters)
-        rank = next(known for known in LORA_RANKS if known >= wanted)
-        words += [
-            "--enable-lora",
-            f"--max-loras={len(serving.adapters)}",
-            f"--max-lora-rank={rank}",
-        ]
-        words += lora_words((each.name, each.path, each.base) for each in serving.adapters)
+        highest = max(adapter.rank for adapter in serving.adapters)
+        rank = next(rank for rank in LORA_RANKS if rank >= highest)
+        words.append("--enable-lora")
+        words.append(f"--max-loras={len(serving.adapters)}")
+        words.append(f"--max-lora-rank={rank}")
+        words += lora_words(
+            (adapter.name, adapter.path, adapter.base) for adapter in serving.adapters
+        )
     return words
 
 
 def _pod(spec: RunSpec, serving: Serving) -> Manifest:
+    """Return the spec of a pod with the server."""
     gpus = {spec.kubernetes.gpu_resource: str(serving.gpus)}
     health = {"httpGet": {"path": "/health", "port": "http"}, "timeoutSeconds": 5}
     mounts: list[Manifest] = [
@@ -180,7 +205,9 @@ def _pod(spec: RunSpec, serving: Serving) -> Manifest:
 
 
 def _environment(kubernetes: KubernetesConfig, serving: Serving) -> list[Manifest]:
-    """Caches on the claim, so that a restart downloads and compiles nothing again; HOME where it can be written."""
+    """Return the variables of the server."""
+    entries: list[Manifest] = []
+    # Caches lie on the claim, so that a restart downloads and compiles nothing again; HOME where it can be written.
     plain = {
         "HF_HOME": f"{CACHE}/huggingface",
         "VLLM_CACHE_ROOT": f"{CACHE}/vllm",
@@ -191,21 +218,21 @@ def _environment(kubernetes: KubernetesConfig, serving: Serving) -> list[Manifes
         "USER": SERVER,
         "VLLM_NO_USAGE_STATS": "1",
     }
-    secrets = {
-        name: (ref.secret, ref.key or name)
-        for name, ref in kubernetes.secrets.items()
-        if name == "HF_TOKEN"
-    }
+    for name, text in plain.items():
+        entries.append({"name": name, "value": text})
+    token = kubernetes.secrets.get("HF_TOKEN")
+    if token is not None:
+        entries.append(secret_value("HF_TOKEN", token.secret, token.key or "HF_TOKEN"))
     if serving.api_key_secret:
-        secrets["VLLM_API_KEY"] = (serving.api_key_secret, "VLLM_API_KEY")
-    sources: Manifest = {name: {"value": text} for name, text in plain.items()}
-    for name, (secret, key) in secrets.items():
-        sources[name] = {"valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
-    return [{"name": name, **source} for name, source in sources.items()]
+        entries.append(secret_value("VLLM_API_KEY", serving.api_key_secret, "VLLM_API_KEY"))
+    return entries
 
 
 def _autoscaler(spec: RunSpec, serving: Serving) -> Manifest:
-    """More pods while requests wait. Needs the metric in the custom metrics API, such as by prometheus-adapter."""
+    """Return an autoscaler that adds pods while requests wait.
+
+    It needs the metric in the custom metrics API, such as by prometheus-adapter.
+    """
     waiting = {
         "type": "Pods",
         "pods": {
@@ -225,13 +252,21 @@ def _autoscaler(spec: RunSpec, serving: Serving) -> Manifest:
 
 
 def trial(spec: RunSpec, serving: Serving) -> str:
-    """The commands that try it out from this machine."""
-    asked = serving.adapters[0].name if serving.adapters else serving.names[0]
-    said = [{"role": role, "content": "Hello!"} for role in ("user", "assistant")]
-    path, body = "v1/chat/completions", {"model": asked, "messages": said[:1], "max_tokens": 64}
+    """Return the commands that try it out from this machine."""
+    model = serving.names[0]
+    if serving.adapters:
+        model = serving.adapters[0].name
+    question = {"role": "user", "content": "Hello!"}
+    path = "v1/chat/completions"
+    body: dict[str, Any] = {"model": model, "messages": [question], "max_tokens": 64}
     if serving.scores:
-        path, body = "pooling", {"model": asked, "messages": said, "task": "classify"}
-    key = ' -H "Authorization: Bearer $VLLM_API_KEY"' if serving.api_key_secret else ""
+        # A reward is that of an answer.
+        answer = {"role": "assistant", "content": "Hello!"}
+        path = "pooling"
+        body = {"model": model, "messages": [question, answer], "task": "classify"}
+    key = ""
+    if serving.api_key_secret:
+        key = ' -H "Authorization: Bearer $VLLM_API_KEY"'
     kubectl = f"kubectl -n {spec.kubernetes.namespace}"
     return (
         f"{kubectl} rollout status deployment/{spec.name} --timeout={START_SECONDS}s\n"

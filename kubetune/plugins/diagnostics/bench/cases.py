@@ -8,8 +8,15 @@ from typing import Any
 
 
 def _shape(
-    hidden: int, layers: int, intermediate: int, heads: int, keys: int, size: int, **more: Any
+    hidden: int,
+    layers: int,
+    intermediate: int,
+    heads: int,
+    key_heads: int,
+    head_size: int,
+    **more: Any,
 ) -> dict[str, Any]:
+    """Return a config.json with these sizes; `more` replaces keys of it."""
     return {
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
@@ -17,8 +24,8 @@ def _shape(
         "num_hidden_layers": layers,
         "intermediate_size": intermediate,
         "num_attention_heads": heads,
-        "num_key_value_heads": keys,
-        "head_dim": size,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_size,
         "vocab_size": 151_936,
         "tie_word_embeddings": True,
         "max_position_embeddings": 4096,
@@ -28,6 +35,7 @@ def _shape(
     }
 
 
+# config.json of each size: Qwen3's sizes, in the layers of a Llama.
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _shape(64, 2, 128, 4, 2, 16, vocab_size=2_000),
     "42M": _shape(512, 8, 1536, 8, 4, 64, vocab_size=32_000),
@@ -35,45 +43,44 @@ SHAPES: dict[str, dict[str, Any]] = {
     "4B": _shape(2560, 36, 9728, 32, 8, 128),
     "8B": _shape(4096, 36, 12_288, 32, 8, 128, tie_word_embeddings=False),
 }
-"""config.json of each size: Qwen3's sizes, in the layers of a Llama."""
 
+# Parts of which cases put their settings together.
 LORA: dict[str, Any] = {"lora.r": 16, "lora.target_modules": "all-linear"}
 FULL: dict[str, Any] = {"training.learning_rate": 1e-5}
-FP32, BF16 = {"model.dtype": "float32"}, {"model.dtype": "bfloat16"}
-UNSHARED = {"data.share_prefixes": False}
-PLAIN, COMPILED, LAYERS = ({"training.compile": how} for how in (False, True, "layers"))
+FP32: dict[str, Any] = {"model.dtype": "float32"}
+BF16: dict[str, Any] = {"model.dtype": "bfloat16"}
+ALONE: dict[str, Any] = {"model.attention": "sdpa"}
+UNSHARED: dict[str, Any] = {"data.share_prefixes": False}
+PLAIN: dict[str, Any] = {"training.compile": False}
+COMPILED: dict[str, Any] = {"training.compile": True}
+LAYERS: dict[str, Any] = {"training.compile": "layers"}
+FP8: dict[str, Any] = {"training.fp8": True}
+QLORA: dict[str, Any] = {"quantization": "4bit"}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A size, and settings of a run on it by dotted key. `shared`: tokens with which all rows begin alike.
+    """A size of model, and settings of a run on it."""
 
-    `trainer`: what trains.
-    """
-
-    shape: str
-    what: str
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    shared: int = 0
-    trainer: str = "kubetune"
+    shape: str  # key of SHAPES
+    what: str  # the settings, in words
+    settings: Mapping[str, Any] = field(default_factory=dict)  # by dotted key
+    shared: int = 0  # tokens with which all rows begin alike
+    trainer: str = "kubetune"  # the library that trains
 
     @property
     def name(self) -> str:
-        """Its name in results."""
+        """Return its name in results."""
         return f"{self.shape} {self.what}"
 
 
 def on_cpu(shape: str = "42M") -> list[Case]:
-    """Two minutes on two cores."""
+    """Return the cases for two minutes on two cores."""
     return [
         Case(shape, "LoRA, float32", LORA | FP32 | PLAIN),
         Case(shape, "LoRA, bfloat16", LORA | BF16 | PLAIN),
         Case(shape, "LoRA, bfloat16, compiled", LORA | BF16 | COMPILED),
-        Case(
-            shape,
-            "LoRA, bfloat16, one sequence at a time",
-            LORA | BF16 | PLAIN | {"model.attention": "sdpa"},
-        ),
+        Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | BF16 | PLAIN | ALONE),
         Case(shape, "full, bfloat16", FULL | BF16 | PLAIN),
         Case(shape, "LoRA, bfloat16, beginnings for each row", LORA | BF16 | PLAIN | UNSHARED, 600),
         Case(shape, "LoRA, bfloat16, beginnings once", LORA | BF16 | PLAIN, 600),
@@ -82,27 +89,21 @@ def on_cpu(shape: str = "42M") -> list[Case]:
 
 
 def on_gpu() -> list[Case]:
-    """Ten minutes; what decides comes first."""
-    fp8, qlora = {"training.fp8": True}, {"quantization": "4bit"}
+    """Return the cases for ten minutes; those by which settings are chosen come first."""
     cases = []
     for shape in ("4B", "8B", "0.6B"):
         cases += [
             Case(shape, "LoRA, bfloat16, compiled", LORA | BF16 | COMPILED),
             Case(shape, "LoRA, bfloat16", LORA | BF16 | PLAIN),
             Case(shape, "LoRA, bfloat16, compiled layers", LORA | BF16 | LAYERS),
-            Case(shape, "LoRA, bfloat16, compiled, fp8", LORA | BF16 | COMPILED | fp8),
-            Case(shape, "QLoRA, bfloat16, compiled", LORA | BF16 | COMPILED | qlora),
+            Case(shape, "LoRA, bfloat16, compiled, fp8", LORA | BF16 | COMPILED | FP8),
+            Case(shape, "QLoRA, bfloat16, compiled", LORA | BF16 | COMPILED | QLORA),
         ]
         if shape == "4B":
-            alone = {"model.attention": "sdpa"}
+            unshared = LORA | BF16 | COMPILED | UNSHARED
             cases += [
-                Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | BF16 | PLAIN | alone),
-                Case(
-                    shape,
-                    "LoRA, bfloat16, beginnings for each row",
-                    LORA | BF16 | COMPILED | UNSHARED,
-                    600,
-                ),
+                Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | BF16 | PLAIN | ALONE),
+                Case(shape, "LoRA, bfloat16, beginnings for each row", unshared, 600),
                 Case(shape, "LoRA, bfloat16, beginnings once", LORA | BF16 | COMPILED, 600),
             ]
         else:

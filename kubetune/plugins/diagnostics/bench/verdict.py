@@ -1,76 +1,112 @@
-"""Choices that follow from the rows of `kubetune bench`, and how they are said."""
+"""What `auto` should mean on this machine, by the results of `kubetune bench`, and which results disagree."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from kubetune.plan.activations import operations
 
+# Speed-up that a choice has to bring beside the plain case: less may be noise.
 LEAD = 1.03
-"""Speed-up that a choice has to bring beside the plain one."""
+# By which the first losses of cases may differ that compute the same, in 16 bits.
 TOLERANCE = 0.02
-"""By which the first losses of cases may differ that compute the same, in 16 bits."""
 
+# By the case's name: what `measure` returned of it.
 Rows = Mapping[str, Mapping[str, Any]]
 
 
-def choices(rows: Rows, shapes: Sequence[str]) -> dict[str, Any]:
-    """The faster of what was measured, by the first of the shapes where both ran: those of `planning.measured`."""
-    found: dict[str, Any] = {}
-    said: list[str] = []
+@dataclass(frozen=True)
+class Question:
+    """A setting, and the cases that decide it."""
 
-    def decide(key: str, plain: str, values: Mapping[Any, str], otherwise: Any) -> None:
-        """Take the fastest of `values` (setting → case) if it leads the `plain` case; `otherwise` if none does."""
-        for shape in shapes:
-            speeds = {value: _speed(rows, f"{shape} {case}") for value, case in values.items()}
-            beside, ran = _speed(rows, f"{shape} {plain}"), {v: s for v, s in speeds.items() if s}
-            if not (beside and ran):
-                continue
-            best = max(ran, key=lambda value: ran[value])
-            found[key] = best if ran[best] >= LEAD * beside else otherwise
-            if key == "compile" and found[key]:
-                found["compile_from"] = _compile_from(rows[f"{shape} {values[best]}"], beside)
-            said.append(
-                f"{shape} {values[best]}: {ran[best]:,.0f} tokens/s, {plain}: {beside:,.0f}"
-            )
-            return
+    key: str  # of planning.measured
+    plain: str  # case without the setting
+    cases: Mapping[Any, str]  # value of the setting → case with it
+    otherwise: Any  # value where none of the cases leads
 
-    decide(
+
+QUESTIONS = (
+    Question(
         "compile",
         "LoRA, bfloat16",
         {True: "LoRA, bfloat16, compiled", "layers": "LoRA, bfloat16, compiled layers"},
         False,
-    )
-    decide("fp8", "LoRA, bfloat16, compiled", {True: "LoRA, bfloat16, compiled, fp8"}, False)
-    decide(
+    ),
+    Question("fp8", "LoRA, bfloat16, compiled", {True: "LoRA, bfloat16, compiled, fp8"}, False),
+    Question(
         "attention",
         "LoRA, bfloat16",
         {"sdpa": "LoRA, bfloat16, one sequence at a time"},
         "padding_free",
-    )
-    return found | {"why": "; ".join(said)}
+    ),
+)
+
+
+def choices(rows: Rows, shapes: Sequence[str]) -> dict[str, Any]:
+    """Return the faster value of each setting, by the first of the shapes where both cases ran, and `why`."""
+    values: dict[str, Any] = {}
+    reasons = []
+    for question in QUESTIONS:
+        for shape in shapes:
+            answer, reason = _answer(question, rows, shape)
+            if answer:
+                values.update(answer)
+                reasons.append(reason)
+                break
+    return {**values, "why": "; ".join(reasons)}
+
+
+def _answer(question: Question, rows: Rows, shape: str) -> tuple[dict[str, Any], str]:
+    """Return the value of a setting by the cases of one shape, and the reason; empty where they did not run.
+
+    4B LoRA, bfloat16              1,000 tokens/s
+    4B LoRA, bfloat16, compiled    1,100 tokens/s    faster by more than LEAD: {"compile": True, …}
+    """
+    plain = _speed(rows, f"{shape} {question.plain}")
+    speeds = {}
+    for value, case in question.cases.items():
+        speed = _speed(rows, f"{shape} {case}")
+        if speed:
+            speeds[value] = speed
+    if not plain or not speeds:
+        return {}, ""
+    fastest = max(speeds, key=lambda value: speeds[value])
+    case = question.cases[fastest]
+    reason = f"{shape} {case}: {speeds[fastest]:,.0f} tokens/s, {question.plain}: {plain:,.0f}"
+    if speeds[fastest] < LEAD * plain:
+        return {question.key: question.otherwise}, reason
+    answer = {question.key: fastest}
+    if question.key == "compile":
+        answer["compile_from"] = _compile_from(rows[f"{shape} {case}"], plain)
+    return answer, reason
 
 
 def _compile_from(row: Mapping[str, Any], plain: float) -> float:
-    """Operations of a run that is faster by as many seconds as compiling took; `plain`: tokens/s without it."""
+    """Return the operations of a run that saves as many seconds as compiling takes; `plain`: tokens/s without it."""
     saved = 1 / plain - 1 / row["tokens_per_second"]
     return operations(row["parameters"], row["compile_seconds"] / saved)
 
 
 def disagreements(rows: Rows) -> list[str]:
-    """Cases whose first loss is not that of the others that compute the same, each in a sentence."""
-    found, first = [], dict[tuple[str, bool], tuple[str, float]]()
+    """Return a sentence for each case whose first loss is not that of the others that compute the same."""
+    sentences = []
+    # By shape and whether rows begin alike: the first case and its loss.
+    first_cases: dict[tuple[str, bool], tuple[str, float]] = {}
     for name, row in rows.items():
+        # Weights in 8 and 4 bits give another loss.
         if not row.get("losses") or "fp8" in name or "QLoRA" in name:
             continue
-        key, loss = (name.split()[0], "beginnings" in name), float(row["losses"][0])
-        other, expected = first.setdefault(key, (name, loss))
+        same_rows = (name.split()[0], "beginnings" in name)
+        loss = float(row["losses"][0])
+        other, expected = first_cases.setdefault(same_rows, (name, loss))
         if abs(loss - expected) > TOLERANCE * abs(expected):
-            found.append(f"{name}: the first loss is {loss:.4f}, and {expected:.4f} of {other}")
-    return found
+            sentences.append(f"{name}: the first loss is {loss:.4f}, and {expected:.4f} of {other}")
+    return sentences
 
 
 def _speed(rows: Rows, name: str) -> float | None:
+    """Return tokens/s of a case; None where it was not measured."""
     speed = rows.get(name, {}).get("tokens_per_second")
     return float(speed) if speed else None

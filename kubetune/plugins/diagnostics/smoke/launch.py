@@ -1,8 +1,9 @@
 """The smoke test's settings and its processes: whether ranks, links, devices and volumes are fit for a run.
 
-    kubetune smoke --processes 2                             here
-    torchrun --nproc-per-node 8 … -m kubetune.plugins.diagnostics.smoke    as one rank among those that torchrun started
-    kubetune smoke --nodes 4 --processes 8                   in a pod of each node; rank and master as for a run
+    kubetune smoke --processes 2              here
+    kubetune smoke --nodes 4 --processes 8    in a pod of each node; rank and master as for a run
+    torchrun --nproc-per-node 8 … -m kubetune.plugins.diagnostics.smoke
+                                              as one rank among those that torchrun started
 
 What a rank does is rank.py's; this file imports no torch.
 """
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 
 from kubetune import errors
@@ -33,15 +34,16 @@ _LAST_WORD_SECONDS = 5.0
 
 
 def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> int:
-    """Be a rank where somebody has made this process one, else start the ranks of this node; returns the exit code.
+    """Be a rank where somebody has made this process one, else start the ranks of this node; return the exit code.
 
-    Raises ConfigError when this node's place among several is not to be found.
+    Raise ConfigError when no variable says which of several nodes this is.
     """
     if threading.current_thread() is threading.main_thread():
-        # There is nothing to save. Without a handler process 1 of a container would not even hear of it.
+        # There is nothing to save. Without a handler process 1 of a container does not get the signal at all.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(errors.PREEMPTED))
-    given = {field.name: getattr(args, field.name) for field in fields(Settings)}
-    settings = Settings(**given | {"volume": tuple(args.volume)})
+    values = {field.name: getattr(args, field.name) for field in fields(Settings)}
+    values["volume"] = tuple(args.volume)
+    settings = Settings(**values)
     # Operators set RANK for a node, torchrun sets LOCAL_RANK too; without --processes a node is one rank.
     if "LOCAL_RANK" in environ or ("RANK" in environ and args.processes is None):
         # Read when torch is loaded. Lost ranks are explained here, and not by stacks of C++ functions.
@@ -53,12 +55,12 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         return run_rank(settings)
     nodes = args.nodes or _nodes(environ)
     count = args.processes or visible_gpus(environ) or 1
-    return launch(
-        settings, find_place(nodes, count, environ, origin="the number of nodes"), environ
-    )
+    place = find_place(nodes, count, environ, origin="the number of nodes")
+    return launch(settings, place, environ)
 
 
 def _nodes(environ: Mapping[str, str]) -> int:
+    """Return the number of nodes by torchrun's variable, whose form may be "2:4"."""
     text = environ.get("PET_NNODES", "1").partition(":")[0]
     if not text.isdecimal() or int(text) < 1:
         raise errors.ConfigError(f"PET_NNODES is {text!r}; expected a number of nodes, from 1 on")
@@ -66,11 +68,13 @@ def _nodes(environ: Mapping[str, str]) -> int:
 
 
 def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
-    """Start this node's ranks and wait for them; returns the exit code.
+    """Start this node's ranks and wait for them; return the exit code.
 
-    torchrun would wait for missing nodes without a word, so the ranks meet without it.
+    torchrun would wait for missing nodes without a message, so the ranks meet without it.
     """
-    port = place.master_port if place.nodes > 1 else _free_port()
+    port = place.master_port
+    if place.nodes == 1:
+        port = _free_port()
     common = {
         "OMP_NUM_THREADS": str(max(1, processes.usable_cores() // place.processes)),
         **environ,
@@ -80,15 +84,16 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
         "LOCAL_WORLD_SIZE": str(place.processes),
     }
     command = processes.module("kubetune.plugins.diagnostics.smoke", *settings.flags())
-    children = {
-        rank: subprocess.Popen(
+    children = {}
+    for local_rank, rank in enumerate(place.ranks):
+        variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+        children[rank] = subprocess.Popen(
             command,
-            env=processes.shielded({**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}),
-            start_new_session=True,  # Ctrl-C must reach this process only: ranks would tell where it found them
+            env=processes.shielded(variables),
+            # Ctrl-C must reach this process only: each rank would print its stack.
+            start_new_session=True,
             preexec_fn=processes.die_with_parent,
         )
-        for local_rank, rank in enumerate(place.ranks)
-    }
     try:
         codes = _wait(children, settings.timeout)
     finally:
@@ -97,20 +102,27 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
             child.wait()
     for rank, code in codes.items():
         if code < 0:
-            print(
-                f"kubetune: rank {rank} was killed by {signal.Signals(-code).name}", file=sys.stderr
-            )
-    known = {code if code >= 0 else errors.ENVIRONMENT for code in codes.values()}
-    return next(
-        (code for code in (errors.BUG, errors.USER, errors.ENVIRONMENT) if code in known),
-        max(known),
-    )
+            name = signal.Signals(-code).name
+            print(f"kubetune: rank {rank} was killed by {name}", file=sys.stderr)
+    return _worst(codes.values())
+
+
+def _worst(codes: Iterable[int]) -> int:
+    """Return the exit code that says most: a bug's, then the user's, then the environment's, such as of killed ranks."""
+    positive = {code if code >= 0 else errors.ENVIRONMENT for code in codes}
+    for code in (errors.BUG, errors.USER, errors.ENVIRONMENT):
+        if code in positive:
+            return code
+    return max(positive)
 
 
 def _wait(
     children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float
 ) -> dict[int, int]:
-    """Statuses by rank. One that hangs is killed when the others have failed and said so, or have had time to."""
+    """Wait for all ranks and return their exit codes, by rank.
+
+    One that hangs is killed when another has failed and the rest has had time to notice.
+    """
     codes: dict[int, int] = {}
     deadline = float("inf")
     while len(codes) < len(children):
@@ -118,12 +130,12 @@ def _wait(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 codes[rank] = child.wait(_LOOK_SECONDS)
         now = time.monotonic()
-        if any(
-            codes.values()
-        ):  # the others notice within their timeout, and rank 0 may then wait as long for a word
-            deadline = min(
-                deadline, now + (_LAST_WORD_SECONDS if 0 in codes else 2 * timeout_seconds + 10)
-            )
+        if any(codes.values()):
+            # The others notice within their timeout, and rank 0, which names the lost ones, may wait as long again.
+            patience = 2 * timeout_seconds + 10
+            if 0 in codes:
+                patience = _LAST_WORD_SECONDS
+            deadline = min(deadline, now + patience)
         if now > deadline:
             for rank in sorted(children.keys() - codes.keys()):
                 print(
@@ -136,13 +148,14 @@ def _wait(
 
 
 def _free_port() -> int:
+    """Return a port that nothing listens on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """`python -m kubetune.plugins.diagnostics.smoke`; returns the exit code."""
+    """Run `python -m kubetune.plugins.diagnostics.smoke` and return the exit code."""
     logs.scrub_tracebacks()
     parser = argparse.ArgumentParser(
         prog="kubetune.plugins.diagnostics.smoke",
@@ -154,5 +167,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except errors.KubetuneError as error:
         print(f"kubetune: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:  # a terminal sends it to all ranks
+    # A terminal sends it to all ranks.
+    except KeyboardInterrupt:
         return 130

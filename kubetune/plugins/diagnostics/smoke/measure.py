@@ -1,6 +1,6 @@
 """Measurements that ranks take together: all-reduce, the links between neighbours, each rank's own speed, and volumes.
 
-All ranks call each function; all but `measure_volume` return the same on each. Not for judging (rank.py).
+All ranks call each function; all but `measure_volume` return the same on each. Not for judging (report.py).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ MIB = 1 << 20
 _SMALLEST_BYTES = 4096
 _LINK_BYTES = 4 * MIB
 _REPEATS = 7
+# Products of matrices that each rank computes.
 _PRODUCTS = 128
 # Whole numbers below this stay whole in fp32 when 16,000 ranks add them.
 _PATTERN = 1021
@@ -32,12 +33,12 @@ _PATTERN = 1021
 
 @dataclass(frozen=True)
 class Reduction:
-    """All-reduces of one size. `bus_gb_per_second`: bytes that really cross each link, as nccl-tests reckon it."""
+    """All-reduces of one size."""
 
     bytes: int
     seconds: float
     gb_per_second: float
-    bus_gb_per_second: float
+    bus_gb_per_second: float  # bytes that really cross each link, as nccl-tests count them
     wrong_ranks: tuple[int, ...]
 
 
@@ -52,24 +53,37 @@ class Link:
 
 @dataclass(frozen=True)
 class Volume:
-    """A folder as one node sees it. `problem` is None when a file could be written and read back."""
+    """A folder as one node sees it."""
 
     rank: int
     path: str
     free_bytes: int
     write_mib_per_second: float | None
-    problem: str | None
+    problem: str | None  # None when a file could be written and read back
 
 
 def measure_all_reduce(world: World, largest_bytes: int) -> list[Reduction]:
-    """Right sums and their speed, from 4 KiB by factors of 16 up to `largest_bytes`; nothing for a lone rank."""
+    """Measure sums and their speed, from 4 KiB by factors of 16 up to `largest_bytes`; nothing for a lone rank."""
     if world.size == 1:
         return []
-    sizes = [_SMALLEST_BYTES * 16**n for n in range(8) if _SMALLEST_BYTES * 16**n < largest_bytes]
-    return [_all_reduce(world, size) for size in [*sizes, largest_bytes]]
+    reductions = []
+    size = _SMALLEST_BYTES
+    while size < largest_bytes:
+        reductions.append(_all_reduce(world, size))
+        size *= 16
+    reductions.append(_all_reduce(world, largest_bytes))
+    return reductions
 
 
 def _all_reduce(world: World, size: int) -> Reduction:
+    """Measure sums of `size` bytes.
+
+    Each rank adds its number to the same pattern, so that a sum of the wrong ranks differs from the right one. Two ranks:
+
+        rank 0      0 1 2 3 …
+        rank 1      1 2 3 4 …
+        expected    1 3 5 7 …    pattern × 2 + (0 + 1)
+    """
     count = size // 4
     pattern = (torch.arange(count, device=world.device) % _PATTERN).float()
     total = process_group.sum_(pattern + world.rank, world)
@@ -77,11 +91,9 @@ def _all_reduce(world: World, size: int) -> Reduction:
     right = process_group.gather(torch.equal(total, expected), world)
 
     numbers = torch.zeros(count, device=world.device)
-    seconds = max(
-        process_group.gather(
-            _median_seconds(lambda: process_group.sum_(numbers, world), world), world
-        )
-    )
+    mine = _median_seconds(lambda: process_group.sum_(numbers, world), world)
+    # An all-reduce has ended when it has on the slowest rank.
+    seconds = max(process_group.gather(mine, world))
     speed = size / seconds / 1e9
     return Reduction(
         bytes=size,
@@ -93,46 +105,59 @@ def _all_reduce(world: World, size: int) -> Reduction:
 
 
 def measure_links(world: World) -> list[Link]:
-    """The speed from each rank to the next, one pair at a time while the others are silent."""
+    """Measure the speed from each rank to the next, one pair at a time while the others are silent."""
     if world.size == 1:
         return []
-    pairs = (
-        [(0, 1)]
-        if world.size == 2
-        else [(rank, (rank + 1) % world.size) for rank in range(world.size)]
-    )
-    told = process_group.gather([_link_seconds(pair, world) for pair in pairs], world)
-    slowest = [max(seconds) for seconds in zip(*told, strict=True)]
-    return [
-        Link(pair, seconds, _LINK_BYTES / seconds / 1e9)
-        for pair, seconds in zip(pairs, slowest, strict=True)
-    ]
+    pairs = [(rank, (rank + 1) % world.size) for rank in range(world.size)]
+    # Of two ranks both pairs are the same link.
+    if world.size == 2:
+        pairs = [(0, 1)]
+    mine = [_link_seconds(pair, world) for pair in pairs]
+    seconds_of_ranks = process_group.gather(mine, world)
+    links = []
+    for index, pair in enumerate(pairs):
+        # Ranks that are no part of the pair have 0.
+        seconds = max(of_rank[index] for of_rank in seconds_of_ranks)
+        links.append(Link(pair, seconds, _LINK_BYTES / seconds / 1e9))
+    return links
 
 
 def _link_seconds(pair: tuple[int, int], world: World) -> float:
-    """Seconds for a message from one of the pair to the other; 0 on ranks that are neither."""
+    """Return the seconds for a message from one of the pair to the other; 0 on ranks that are neither."""
     process_group.barrier(world)
     if world.rank not in pair:
         return 0.0
-    message, is_first = torch.zeros(_LINK_BYTES // 4, device=world.device), world.rank == pair[0]
-    there_and_back = _median_seconds(lambda: _ping(message, pair[is_first], is_first), world)
-    return there_and_back / 2
+    message = torch.zeros(_LINK_BYTES // 4, device=world.device)
+    first, second = pair
+    if world.rank == first:
+        round_trip = _median_seconds(lambda: _ping(message, second), world)
+    else:
+        round_trip = _median_seconds(lambda: _pong(message, first), world)
+    return round_trip / 2
 
 
-def _ping(message: Tensor, other: int, is_first: bool) -> None:
+def _ping(message: Tensor, other: int) -> None:
+    """Send a message and wait until it comes back."""
     with process_group.peers():
-        for sends in (is_first, not is_first):
-            if sends:
-                dist.send(message, other)
-            else:
-                dist.recv(message, other)
+        dist.send(message, other)
+        dist.recv(message, other)
+
+
+def _pong(message: Tensor, other: int) -> None:
+    """Wait for a message and send it back."""
+    with process_group.peers():
+        dist.recv(message, other)
+        dist.send(message, other)
 
 
 def measure_compute(world: World) -> list[float]:
-    """Seconds that each rank needs for the same work without the others, all at once; by rank."""
-    on_gpu = world.device.type == "cuda"
-    matrix = torch.ones(4096 if on_gpu else 256, 4096 if on_gpu else 256, device=world.device)
-    matrix @ matrix  # the first time sets things up
+    """Return the seconds that each rank needs for the same work without the others, all at once; by rank."""
+    side = 256
+    if world.device.type == "cuda":
+        side = 4096
+    matrix = torch.ones(side, side, device=world.device)
+    # The first product sets libraries up.
+    matrix @ matrix
     process_group.barrier(world)
     wait_for_device(world.device)
     began = time.perf_counter()
@@ -149,13 +174,8 @@ def measure_volume(path: Path, rank: int, mib: int) -> Volume:
         return Volume(rank, str(path), 0, None, "is no folder")
     free = files.free_bytes(path)
     if free < mib * MIB:
-        return Volume(
-            rank,
-            str(path),
-            free,
-            None,
-            f"has {free / MIB:.0f} MiB free, {mib} MiB were to be written",
-        )
+        problem = f"has {free / MIB:.0f} MiB free, {mib} MiB were to be written"
+        return Volume(rank, str(path), free, None, problem)
     target = files.temporary_sibling(path / "kubetune-smoke")
     try:
         seconds = _write_and_read(target, mib)
@@ -169,9 +189,9 @@ def measure_volume(path: Path, rank: int, mib: int) -> Volume:
 
 
 def _write_and_read(path: Path, mib: int) -> float | None:
-    """Seconds until everything was durable; None when what is read differs."""
-    # Chance, so that a file system that compresses gains nothing.
-    block, written = os.urandom(MIB), hashlib.sha256()
+    """Return the seconds until everything was durable; None when what is read differs."""
+    # Random bytes, so that a file system that compresses gains nothing.
+    block = os.urandom(MIB)
     began = time.perf_counter()
     with open(path, "xb") as file:
         for _ in range(mib):
@@ -179,29 +199,37 @@ def _write_and_read(path: Path, mib: int) -> float | None:
         file.flush()
         os.fsync(file.fileno())
     seconds = time.perf_counter() - began
+    written = hashlib.sha256()
     for _ in range(mib):
         written.update(block)
-    return seconds if files.sha256_file(path) == written.hexdigest() else None
+    if files.sha256_file(path) != written.hexdigest():
+        return None
+    return seconds
 
 
 def outliers(seconds: Sequence[float], factor: float) -> dict[int, float]:
-    """Index → how many times the median of all others, of those that take more than `factor` times as long."""
+    """Return those that take more than `factor` times the median of all others: index → how many times.
+
+    With a factor of 2, of 1.0, 1.1 and 3.0 s the last takes 3.0 / 1.05 = 2.9 times as long: {2: 2.9}.
+    """
     if len(seconds) < 2:
         return {}
-    ratios = [
-        value / statistics.median([*seconds[:index], *seconds[index + 1 :]])
-        for index, value in enumerate(seconds)
-    ]
-    return {index: ratio for index, ratio in enumerate(ratios) if ratio > factor}
+    ratios = {}
+    for index, value in enumerate(seconds):
+        others = [*seconds[:index], *seconds[index + 1 :]]
+        ratio = value / statistics.median(others)
+        if ratio > factor:
+            ratios[index] = ratio
+    return ratios
 
 
 def _median_seconds(work: Callable[[], object], world: World) -> float:
-    """Typical seconds of `work`; the first time, which sets things up, does not count."""
-    found = []
+    """Return the typical seconds of `work`; the first time, which sets things up, does not count."""
+    times = []
     for _ in range(_REPEATS + 1):
         wait_for_device(world.device)
         began = time.perf_counter()
         work()
         wait_for_device(world.device)
-        found.append(time.perf_counter() - began)
-    return statistics.median(found[1:])
+        times.append(time.perf_counter() - began)
+    return statistics.median(times[1:])
