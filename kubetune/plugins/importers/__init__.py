@@ -31,6 +31,7 @@ from kubetune.plugins.importers.foreign import Foreign, read_foreign
 from kubetune.plugins.importers.settle import settle
 from kubetune.plugins.importers.writing import comment, inline, run_file
 
+# The module of each tool, which holds its `TOOL`; `--from` takes the module's name, with dashes.
 TOOLS: dict[str, str] = {
     "axolotl": "kubetune.plugins.importers.axolotl",
     "LLaMA-Factory": "kubetune.plugins.importers.llama_factory",
@@ -38,8 +39,8 @@ TOOLS: dict[str, str] = {
     "ms-swift": "kubetune.plugins.importers.ms_swift",
     "job resources": "kubetune.plugins.importers.resources",
 }
-"""The module of each tool, which holds its `TOOL`; `--from` takes the module's name, with dashes."""
 
+# Keys that say what kind of learning it is, and the kinds that kubetune does.
 _KINDS_OF_LEARNING: dict[str, tuple[Any, ...]] = {
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
     "rl": preferences.METHODS,
@@ -50,18 +51,17 @@ _KINDS_OF_LEARNING: dict[str, tuple[Any, ...]] = {
     "num_generations": (),
     "reward_funcs": (),
 }
-"""Keys that say what kind of learning it is, and the kinds that kubetune does."""
 _COMMANDS = ("sft", "pt", "train", "rlhf", *preferences.METHODS)
 _DOES = "kubetune does supervised fine-tuning, preference tuning and reward models only"
 
 
 @dataclass(frozen=True)
 class Imported:
-    """A run file's text, the tool it was made from, and what became of each key."""
+    """A run file, made of another tool's config."""
 
-    peer: str
+    peer: str  # the tool
     text: str
-    notes: Sequence[Note]
+    notes: Sequence[Note]  # what became of each key
 
     def of(self, kind: str) -> list[Note]:
         """Return the notes of one kind."""
@@ -70,16 +70,23 @@ class Imported:
 
 def words_of_tools() -> dict[str, str]:
     """Return the name of each tool by its word on the command line."""
-    modules = {module.rpartition(".")[2]: name for name, module in TOOLS.items()}
-    return {module.replace("_", "-"): name for module, name in modules.items()}
+    names = {}
+    for name, module in TOOLS.items():
+        word = module.rpartition(".")[2].replace("_", "-")
+        names[word] = name
+    return names
 
 
 def import_config(path: Path, peer: str | None = None) -> Imported:
     """Return a run file equal to another tool's config. `peer`: a key of TOOLS; without it, seen from the keys.
 
-    Raises ConfigError for a file that is none of these, or a kind of learning that kubetune does not do.
+    Raise ConfigError for a file that is none of these, or a kind of learning that kubetune does not do.
     """
-    foreign = read_foreign(path, {name: t.command for name, t in _tools().items() if t.command})
+    commands = {}
+    for name, tool in _tools().items():
+        if tool.command:
+            commands[name] = tool.command
+    foreign = read_foreign(path, commands)
     draft = understand(path, foreign, peer or foreign.peer or _recognise(path, foreign))
     _require_model_and_data(draft)
     text = _text(path, draft)
@@ -88,7 +95,7 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 
 
 def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
-    """Return what becomes of each key. Raises ConfigError for a kind of learning that kubetune does not do."""
+    """Return what becomes of each key. Raise ConfigError for a kind of learning that kubetune does not do."""
     _require_known_kind(path, foreign)
     tool = _tools()[peer]
     draft = Draft(tool, foreign.settings, foreign.lines, str(path), foreign.command)
@@ -106,11 +113,12 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
 
 
 def _tools() -> dict[str, Tool]:
+    """Return all tools by name; their modules are imported now, since most commands need none of them."""
     return {name: import_module(module).TOOL for name, module in TOOLS.items()}
 
 
 def _recognise(path: Path, foreign: Foreign) -> str:
-    """Return the tool that has most of the keys. Raises ConfigError where it is none, or no single one."""
+    """Return the tool that has most of the keys. Raise ConfigError where none has any, or two have as many."""
     points: dict[str, int] = {}
     for name, tool in _tools().items():
         points[name] = len(foreign.settings.keys() & set(tool.marks.split()))
@@ -125,6 +133,7 @@ def _recognise(path: Path, foreign: Foreign) -> str:
 
 
 def _require_known_kind(path: Path, foreign: Foreign) -> None:
+    """Raise ConfigError for a kind of learning that kubetune does not do."""
     problems = []
     for key, known in _KINDS_OF_LEARNING.items():
         value = foreign.settings.get(key)
@@ -147,9 +156,14 @@ def _require_model_and_data(draft: Draft) -> None:
         missing.append("data to train on")
     if not missing:
         return
+    # `model: $MODEL` in a script that does not set it names one, but not to us.
     unset = [note for note in draft.notes if note.kind == "dropped" and " holds $" in note.text]
     if unset:
-        raise ConfigError([f"{draft.path}:{n.line}: {n.key}: {n.text}." for n in unset if n.line])
+        problems = []
+        for note in unset:
+            if note.line:
+                problems.append(f"{draft.path}:{note.line}: {note.key}: {note.text}.")
+        raise ConfigError(problems)
     keys = ", ".join(list(draft.theirs)[:8])
     raise ConfigError(
         f"{draft.path}: names no {' and no '.join(missing)}; found as a config of {draft.tool.name}: {keys}. Nothing "
@@ -193,8 +207,11 @@ def _text(path: Path, draft: Draft) -> str:
 
 def _line(note: Note) -> str:
     """Return a note in one line, with a value that is short."""
-    shown = "" if note.value is None else inline(note.value)
-    key = f"{note.key} ({shown})" if 0 < len(shown) <= 40 else note.key
+    key = note.key
+    if note.value is not None:
+        shown = inline(note.value)
+        if 0 < len(shown) <= 40:
+            key = f"{note.key} ({shown})"
     return f"  {key}: {note.text}"
 
 
@@ -208,13 +225,17 @@ def _short(settings: dict[str, Any]) -> dict[str, Any]:
     for path in ("data.train", "data.eval"):
         if isinstance(short.get(path), list):
             sources = [_short_source(source) for source in short[path]]
-            is_path = len(sources) == 1 and isinstance(sources[0], str)
-            short[path] = sources[0] if is_path else sources
+            short[path] = sources
+            if len(sources) == 1 and isinstance(sources[0], str):
+                short[path] = sources[0]
     return short
 
 
 def _short_source(source: Any) -> Any:
-    return source["path"] if isinstance(source, dict) and list(source) == ["path"] else source
+    """Return a source, as its path where it says nothing else."""
+    if isinstance(source, dict) and list(source) == ["path"]:
+        return source["path"]
+    return source
 
 
 def _require_valid(text: str, draft: Draft) -> None:
@@ -248,4 +269,6 @@ def _origin(path: str, draft: Draft) -> str | None:
             return draft.origins[around]
         around = around.rpartition(".")[0]
     within = [key for ours, key in draft.origins.items() if ours.startswith(f"{path}.")]
-    return within[0] if len(within) == 1 else None
+    if len(within) == 1:
+        return within[0]
+    return None

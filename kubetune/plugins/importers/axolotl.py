@@ -6,10 +6,13 @@ from typing import Any
 
 from kubetune.plugins.importers import sources
 from kubetune.plugins.importers.common import (
+    BITS,
     FAST_ATTENTION,
+    FP8,
     NO_EFFECT,
     NO_STOP,
     NOT_EXTENDED,
+    OFFLOADING,
     TRACKERS,
     TRAINING,
     of_tracker,
@@ -148,21 +151,25 @@ def _data(draft: Draft) -> None:
 
 
 def _sources(draft: Draft, key: str) -> list[dict[str, Any]]:
-    listed = draft.take(key)
-    items = listed if isinstance(listed, list) else [listed]
+    """Return our sources for a key of theirs; a source alone counts as a list of one."""
+    items = draft.take(key)
+    if not isinstance(items, list):
+        items = [items]
     return [_source(draft, f"{key}[{number}]", item) for number, item in enumerate(items)]
 
 
 def _source(draft: Draft, place: str, item: Any) -> dict[str, Any]:
+    """Return our source for one of theirs, which is a path or a section."""
     if isinstance(item, str):
         return {"path": item}
     section = draft.section(place, item)
     sources.take_files(section)
+    # `_templates` has read those of all sources.
     section.taken.update(_TEMPLATE_KEYS)
     if is_preferred(draft):
         _answers(section)
-        return sources.finished(draft, section, _SOURCE)
-    _records(section)
+    else:
+        _records(section)
     return sources.finished(draft, section, _SOURCE)
 
 
@@ -254,9 +261,15 @@ def _answers(section: Draft) -> None:
         section.write("type", near("messages", why), "format")
 
 
-_TYPES = {"completion": "text", "pretrain": "text", "chat_template": "messages", "sharegpt": "sharegpt"}  # fmt: skip
-"""The shape of a source's records, by axolotl's name for how it writes prompts."""
+# The shape of a source's records, by axolotl's name for how it writes prompts.
+_TYPES = {
+    "completion": "text",
+    "pretrain": "text",
+    "chat_template": "messages",
+    "sharegpt": "sharegpt",
+}
 
+# Keys of a source; those of its records' shape are read before it, by `_records` or `_answers`.
 _SOURCE = [
     *sources.SUBSET_AND_SPLIT,
     ignore("ds_type", "the kind of a file is seen from its name"),
@@ -270,7 +283,6 @@ _SOURCE = [
     drop("message_field_training", "a message of the data says `train: false` itself"),
     drop("roles", "roles are known by their usual names: user, human, assistant, gpt, system, tool"),
 ]  # fmt: skip
-"""Keys of a source; those of its records' shape are read before it, by `_records` or `_answers`."""
 
 
 def _per_epoch(key: str, steps: str) -> Row:
@@ -306,7 +318,7 @@ _REFUSED_TOGETHER = (
 
 
 def _batch_size(value: Any, draft: Draft) -> Outcome:
-    """The batch of one process: accumulation follows from it where that is left out."""
+    """Take the batch of one process: accumulation follows from it where that is left out."""
     micro = draft.get("micro_batch_size") or 1
     if draft.get("gradient_accumulation_steps"):
         return unneeded("micro_batch_size and gradient_accumulation_steps say it too")
@@ -316,7 +328,7 @@ def _batch_size(value: Any, draft: Draft) -> Outcome:
 
 
 def _train_on_inputs(value: Any, draft: Draft) -> Outcome:
-    """All tokens, or the answers. Of `type: chat_template` axolotl trains what each message says, and no more."""
+    """Train all tokens, or the answers. Of `type: chat_template` axolotl trains what each message says, and no more."""
     if not value:
         return carried("assistant")
     if any(item.get("type") == "chat_template" for _, item in _sections(draft)):
@@ -325,25 +337,29 @@ def _train_on_inputs(value: Any, draft: Draft) -> Outcome:
 
 
 def _plugins(value: Any, _: Draft) -> Outcome:
-    foreign = [str(name) for name in as_list(value)]
-    foreign = [name for name in foreign if not name.startswith("axolotl.integrations.")]
+    """Drop code of the user's own; axolotl's own plugins have keys for what they do."""
+    modules = [str(name) for name in as_list(value)]
+    foreign = [name for name in modules if not name.startswith("axolotl.integrations.")]
     if foreign:
         return dropped(f"code of your own is not run: {', '.join(foreign)}")
     return unneeded("what they switch on has keys of its own, each listed here")
 
 
 def _processor(_: Any, draft: Draft) -> Outcome:
+    """Take from a processor that the model sees."""
     say_it_sees(draft, draft.at)
     return unneeded("images go through the model's own processor")
 
 
 def _model_type(value: Any, _: Draft) -> Outcome:
+    """Take a class of transformers for a model that writes; drop any other."""
     if str(value).endswith(("ForCausalLM", "ForConditionalGeneration", "ForImageTextToText")):
         return unneeded("read from the model's own files")
     return dropped("classifiers are task: sequence_classification; code of your own is not run")
 
 
 def _config_of_base(value: Any, draft: Draft) -> Outcome:
+    """Drop the config of another model than the base."""
     if value == draft.get("base_model"):
         return unneeded("comes with the model")
     return dropped("the config comes with the model; another's is not taken")
@@ -390,8 +406,7 @@ TOOL = Tool(
         switch("float16", "model.dtype", "float16"),
         switch("bfloat16", "model.dtype", "bfloat16"),
         switch("local_files_only", "model.local_files_only"),
-        switch("load_in_4bit", "quantization", "4bit"),
-        switch("load_in_8bit", "quantization", "8bit"),
+        *BITS,
         # Data.
         Row("sample_packing", "data.packing", packing),
         Row("excess_length_strategy", "data.overlong", values={"drop": "drop", "truncate": "truncate", "raise": "error"}),
@@ -406,7 +421,7 @@ TOOL = Tool(
         schedule("lr_scheduler"),
         _per_epoch("evals_per_epoch", "eval_steps"),
         _per_epoch("saves_per_epoch", "save_steps"),
-        switch("fp8", "training.fp8"),
+        *FP8,
         Row("gradient_checkpointing", "training.gradient_checkpointing", values={True: True, False: False}, near=True,
             reason=_RECOMPUTED),
         # Adapters.
@@ -435,7 +450,7 @@ TOOL = Tool(
         drop("special_tokens", "tokens are the tokenizer's own; padding needs none, since nothing is padded"),
         drop("tokens added_tokens_overrides", NOT_EXTENDED),
         drop("resize_token_embeddings_to_32x", NOT_EXTENDED, False),
-        drop("activation_offloading", "activations are recomputed (gradient_checkpointing), not moved to the host", False),
+        *OFFLOADING,
         drop("model_config", "the model's config is used as it is"),
         drop("eot_tokens", "an answer ends where the tokenizer's chat template ends it"),
         drop("roles_to_train", "answers of the assistant are trained, or everything (data.train_on)"),

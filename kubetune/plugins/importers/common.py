@@ -40,16 +40,17 @@ _SCHEDULES = {
     "cosine": "cosine", "linear": "linear", "constant": "constant", "constant_with_warmup": "constant",
     "cosine_with_restarts": "cosine",  # with one cycle, which is the default
 }  # fmt: skip
+# Keys that change a schedule, of whatever name, and those that change a cosine alone.
 _SHAPES = ("lr_scheduler_kwargs", "jagged_restart_steps")
 _SHAPES_OF_COSINE = ("cosine_min_lr_ratio", "min_lr", "lr_decay_iters")
-"""Keys that change a schedule, of whatever name, and those that change a cosine alone."""
+# Names of models that see, where their config.json is not on this machine.
 _SEEING = re.compile(
     r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v",
     re.I,
 )
-"""Names of models that see, where their config.json is not on this machine."""
 REPOSITORY = r"[\w.-]+/[\w.-]+"
-_PIXELS_OF_A_TOKEN = 28 * 28  # as Qwen-VL counts
+# As Qwen-VL counts.
+_PIXELS_OF_A_TOKEN = 28 * 28
 _DAY = 24 * 3600
 
 
@@ -72,7 +73,7 @@ def schedule(keys: str) -> Row:
 
 
 def optimizer(value: Any, _: Draft) -> Outcome:
-    """AdamW in one of its forms, or the nearest."""
+    """Carry AdamW in one of its forms; take it for any other optimizer."""
     if value in _OPTIMIZERS:
         return carried(_OPTIMIZERS[value])
     if value in _PAGED:
@@ -81,14 +82,14 @@ def optimizer(value: Any, _: Draft) -> Outcome:
 
 
 def steps(value: Any, _: Draft) -> Outcome:
-    """Steps between events. A share of all steps is not known before the data are read."""
+    """Carry steps between events. A share of all steps is not known before the data are read."""
     if isinstance(value, (int, float)) and value >= 1:
         return carried(int(value))
     return near("epoch", "a share of all steps; `kubetune plan` shows how many there are")
 
 
 def logging_steps(value: Any, _: Draft) -> Outcome:
-    """Steps between lines of the log, of which transformers takes one below 1 for a share of all steps."""
+    """Carry steps between lines of the log; transformers takes a number below 1 for a share of all steps."""
     if isinstance(value, (int, float)) and value >= 1:
         return carried(int(value))
     if isinstance(value, (int, float)) and 0 < value < 1:
@@ -122,7 +123,7 @@ def strategy(keys: str, path: str, without: str) -> Row:
 
 
 def push(value: Any, draft: Draft) -> Outcome:
-    """Upload of the result; another key says where to."""
+    """Upload the result where another key says where to."""
     if not value:
         return unneeded(OFF)
     if draft.get("hub_model_id"):
@@ -131,7 +132,7 @@ def push(value: Any, draft: Draft) -> Outcome:
 
 
 def hub_model(value: Any, draft: Draft) -> Outcome:
-    """Where the result is uploaded, if it is."""
+    """Carry where the result is uploaded, if it is."""
     if draft.tool.name != "axolotl" and not draft.get("push_to_hub"):
         return unneeded("push_to_hub is off")
     if re.fullmatch(REPOSITORY, str(value)):
@@ -140,7 +141,7 @@ def hub_model(value: Any, draft: Draft) -> Outcome:
 
 
 def sees(value: Any, draft: Draft) -> Outcome:
-    """A setting of the parts of a model that see. Tools freeze these by default, for models of text too."""
+    """Carry a setting of the parts of a model that see. Tools freeze these by default, for models of text too."""
     model = model_path(draft)
     facts = read_config(model, os.environ)
     does_see = "vision_config" in str(facts)
@@ -171,7 +172,7 @@ def say_it_sees(draft: Draft, key: str) -> None:
 
 
 def pixels(value: Any, draft: Draft) -> Outcome:
-    """A limit of an image in pixels becomes one in tokens, at least one token."""
+    """Make a limit of an image in tokens, at least one token, of one in pixels."""
     if not isinstance(value, int) or value <= 0:
         return dropped("no number of pixels; see image_min_tokens and image_max_tokens of vision")
     say_it_sees(draft, draft.at)
@@ -180,14 +181,14 @@ def pixels(value: Any, draft: Draft) -> Outcome:
 
 
 def total_limit(value: Any, _: Draft) -> Outcome:
-    """Number of checkpoints that are kept: at least one here, or all there."""
+    """Carry how many checkpoints are kept: at least one here, or all there."""
     if isinstance(value, int) and value >= 1:
         return carried(value)
     return near(1000, "all are kept there; the newest thousand here")
 
 
 def run_name(value: Any, _: Draft) -> Outcome:
-    """Ours are names that Kubernetes accepts."""
+    """Make a name that Kubernetes accepts."""
     name = re.sub(r"[^a-z0-9]+", "-", str(value).lower()).strip("-")[:40].strip("-")
     if name == value:
         return carried(name)
@@ -197,7 +198,7 @@ def run_name(value: Any, _: Draft) -> Outcome:
 
 
 def trackers(value: Any, draft: Draft) -> Outcome:
-    """The trackers of `report_to`, each switched on in its own section."""
+    """Switch on the trackers of `report_to`, each in its own section."""
     wanted = [str(name).lower() for name in as_list(value)]
     outcome = unneeded("nothing is reported unless tracking says so")
     if "tensorboard" in wanted or "all" in wanted:
@@ -207,10 +208,11 @@ def trackers(value: Any, draft: Draft) -> Outcome:
         if name in wanted:
             outcome = carried(None, path=f"tracking.{name}")
             draft.write(draft.at, outcome)
-    others = [n for n in wanted if n not in ("tensorboard", *TRACKERS, "none", "all", "false")]
+    known = ("tensorboard", *TRACKERS, "none", "all", "false")
+    others = [name for name in wanted if name not in known]
     if others:
-        known = ", ".join(TRACKERS)
-        return dropped(f"{', '.join(others)} is not there; TensorBoard, {known} are (tracking)")
+        ours = ", ".join(TRACKERS)
+        return dropped(f"{', '.join(others)} is not there; TensorBoard, {ours} are (tracking)")
     return outcome
 
 
@@ -218,9 +220,10 @@ def of_tracker(name: str, *rows: Row) -> list[Row]:
     """Return rows that say nothing where the file does not switch the tracker on."""
 
     # WANDB_PROJECT in a file whose report_to is [tensorboard] says nothing.
-    # axolotl switches a tracker on by its settings too.
-    parts = ("", "_project", "_project_name", "_experiment_name")
-    switches = [f"{verb}{name}{part}" for verb in ("", "use_") for part in parts]
+    # axolotl switches a tracker on by its settings too: use_wandb, wandb_project …
+    switches = []
+    for part in ("", "_project", "_project_name", "_experiment_name"):
+        switches += [f"{name}{part}", f"use_{name}{part}"]
 
     def is_off(draft: Draft) -> str:
         if name in map(str, as_list(draft.get("report_to"))):
@@ -233,7 +236,7 @@ def of_tracker(name: str, *rows: Row) -> list[Row]:
 
 
 def bfloat16(value: Any, draft: Draft) -> Outcome:
-    """Switched off, with no other kind named, it means float32 to axolotl and TRL; ours is chosen by the GPU."""
+    """Take bfloat16. Switched off, with no other kind named, it means float32 to axolotl and TRL."""
     if value:
         return carried("auto" if value == "auto" else "bfloat16")
     kinds = ("fp16", "float16", "bfloat16", "dtype", "torch_dtype", "load_in_8bit")
@@ -243,7 +246,7 @@ def bfloat16(value: Any, draft: Draft) -> Outcome:
 
 
 def remote_code(value: Any, draft: Draft) -> Outcome:
-    """Code that comes with a model: ours needs a commit, for which no tool asks."""
+    """Carry the consent to code that comes with a model; ours needs a commit, for which no tool asks."""
     if not value:
         return unneeded(OFF)
     if re.fullmatch(r"[0-9a-f]{40}", str(draft.ours("model.revision"))):
@@ -287,7 +290,9 @@ def four_bits(keys: str, switch_: str, on: Any) -> Row:
     """Return the row of the kind of 4 bits, which says nothing unless the key `switch_` asks for 4 bits."""
 
     def is_off(draft: Draft) -> str:
-        return "" if draft.get(switch_) == on else f"{switch_} does not ask for 4 bits"
+        if draft.get(switch_) == on:
+            return ""
+        return f"{switch_} does not ask for 4 bits"
 
     reason = "nf4 and fp4 are there"
     return Row(
@@ -311,14 +316,14 @@ def bits_of(keys: str, kind_key: str, four: Any = 4) -> Row:
 
 
 def seconds(value: Any, _: Draft) -> Outcome:
-    """A patience. The enormous ones that the tools' examples set would hide a hanging run for years."""
+    """Carry a patience. The enormous ones that the tools' examples set would hide a hanging run for years."""
     if isinstance(value, (int, float)) and 1 <= value <= _DAY:
         return carried(float(value))
     return unneeded("data are prepared before the ranks meet, so no such patience is needed")
 
 
 def packing(value: Any, draft: Draft) -> Outcome:
-    """Packed rows. Where the tools pack before they batch, a batch counts full rows, and so it does here."""
+    """Take packed rows. The tools pack before they batch, so a batch counts full rows, and so it does here."""
     if not value:
         return carried(False)
     name = draft.tool.name
@@ -334,7 +339,7 @@ def packing(value: Any, draft: Draft) -> Outcome:
 
 
 def share(value: Any, draft: Draft) -> Outcome:
-    """Part that is held out for evaluation: a share, or a number of rows, which depends on how many there are."""
+    """Carry the share that is held out for evaluation. A number of rows is no share before the rows are counted."""
     if value == 0:
         return unneeded(OFF)
     if draft.has("data.eval"):
@@ -397,6 +402,7 @@ _TRACKIO = [
     Row("trackio_space_id", "tracking.trackio.space_id"),
 ]
 
+# What several tools have, and not all of them: a tool names those that it has.
 LORA = [
     switch("use_rslora", "lora.use_rslora"),
     switch("use_dora", "lora.use_dora"),
@@ -415,6 +421,7 @@ OFFLOADING = [
          "activations are recomputed (gradient_checkpointing), not moved to the host", False),
 ]  # fmt: skip
 
+# Keys of TrainingArguments, under their own names.
 TRAINING = [
     *aliased(
         "num_train_epochs per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing "
@@ -493,4 +500,3 @@ TRAINING = [
         NO_EFFECT,
     ),
 ]  # fmt: skip
-"""Keys of TrainingArguments, under their own names."""

@@ -44,21 +44,22 @@ Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
 Rule = Callable[[Any, "Draft"], "Outcome"]
 Step = Callable[["Draft"], None]
 
+# Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name.
 WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
-"""Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name."""
 OFF = "off, as here"
+# $NAME, ${NAME} or $(command): only a shell knows the value.
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
 
 
 @dataclass(frozen=True)
 class Note:
-    """What became of one key. `text` is our setting where it was carried over, else the reason."""
+    """What became of one key."""
 
     kind: Kind
     key: str
-    value: Any
-    text: str
-    line: int = 0
+    value: Any  # theirs
+    text: str  # our setting where it was carried over, else the reason
+    line: int = 0  # of the key
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,22 @@ class Outcome:
 
 
 def carried(value: Any, text: str = "", path: str = "") -> Outcome:
-    """Our setting means the same. `text` describes it where path and value do not."""
+    """Return that our setting means the same. `text` describes it where path and value do not."""
     return Outcome("carried", text, value, path)
 
 
 def near(value: Any, why: str, path: str = "") -> Outcome:
-    """Our setting comes near; `why` says what differs."""
+    """Return that our setting comes near; `why` says what differs."""
     return Outcome("approximated", why, value, path)
 
 
 def dropped(why: str) -> Outcome:
-    """What the key does is not done here."""
+    """Return that what the key does is not done here."""
     return Outcome("dropped", why)
 
 
 def unneeded(why: str) -> Outcome:
-    """Nothing is lost without the key."""
+    """Return that nothing is lost without the key."""
     return Outcome("unneeded", why)
 
 
@@ -105,27 +106,31 @@ class Row:
     near: Any = None  # ours for a value that is not among `values`
     same: Mapping[Any, str] | None = None  # values for which nothing needs to be set, and why
     reason: str = "kubetune has no such value"  # why any other value is dropped, or only near
-    unless: Callable[[Draft], str] | None = (
-        None  # why the key says nothing beside other keys; "" where it does
-    )
+    # returns why the key says nothing beside other keys; "" where it does
+    unless: Callable[[Draft], str] | None = None
 
     def outcome(self, value: Any, draft: Draft) -> Outcome:
         """Return what becomes of a value."""
-        idle = self.unless(draft) if self.unless is not None else ""
-        if idle:
-            return unneeded(idle)
+        if self.unless is not None:
+            why_idle = self.unless(draft)
+            if why_idle:
+                return unneeded(why_idle)
         if self.rule is not None:
             return self.rule(value, draft)
         for theirs, why in (self.same or {}).items():
             if value == theirs:
                 return unneeded(why)
+        if self.values is None and self.path:
+            return carried(value)
         if self.values is None:
-            return carried(value) if self.path else dropped(self.reason)
+            return dropped(self.reason)
         for theirs, ours in self.values.items():
             # 1 == True in Python, but a table means the type that it writes.
             if value == theirs and type(value) is type(theirs):
                 return carried(ours)
-        return dropped(self.reason) if self.near is None else near(self.near, self.reason)
+        if self.near is None:
+            return dropped(self.reason)
+        return near(self.near, self.reason)
 
 
 def drop(keys: str, reason: str, *off: Any) -> Row:
@@ -194,7 +199,9 @@ class Draft:
     def get(self, key: str) -> Any:
         """Return the value of a key that another rule deals with, or None where it is missing or empty."""
         value = self.theirs.get(key)
-        return None if is_empty(value) else as_flag(value)
+        if is_empty(value):
+            return None
+        return as_flag(value)
 
     def has(self, path: str) -> bool:
         """Return True if our setting is filled in."""
@@ -212,6 +219,7 @@ class Draft:
         if outcome.kind in ("dropped", "unneeded"):
             self.note(outcome.kind, key, outcome.text)
             return
+        # A source is written as a whole, so a variable within it is seen at its place.
         if variable and outcome.kind == "carried" and not self.place:
             why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
             self.note("dropped", key, why)
@@ -248,6 +256,7 @@ class Draft:
         if self.has(path):
             return
         self.settings[path] = value
+        # None is a section without a setting, such as `lora`.
         shown = {} if value is None else value
         self.notes.append(Note("assumed", path, shown, why or f"{self.tool.name}'s default"))
 
@@ -273,7 +282,9 @@ class Draft:
         if key is not None:
             self.drop(key, why)
         else:
-            self.notes[:] = [n for n in self.notes if (n.kind, n.key) != ("assumed", path)]
+            self.notes[:] = [
+                note for note in self.notes if (note.kind, note.key) != ("assumed", path)
+            ]
 
     def section(self, place: str, item: Mapping[str, Any]) -> Draft:
         """Return a draft of one section of the file, such as a source of data, with notes of its own."""
@@ -281,7 +292,9 @@ class Draft:
 
     def apply(self, rows: Iterable[Row], unknown: str = "") -> None:
         """Send every key that nobody took to its row. `unknown`: why one without a row is dropped."""
-        table = {key: row for row in rows for key in row.keys.split()}
+        table: dict[str, Row] = {}
+        for row in rows:
+            table.update(dict.fromkeys(row.keys.split(), row))
         for key in self.theirs:
             # An empty list in a source is a choice, as in `roles_to_train: []`.
             is_silent = is_empty(self.theirs[key]) and not (self.place and self.theirs[key] == [])
@@ -357,8 +370,10 @@ def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
     for row in NOT_HERE:
         if row.holds(key):
             return drop(key, row.reason, *row.off)
+    hint = ""
     close = nearest(key, table, 0.8)
-    hint = f"; did you mean {close}?" if close else ""
+    if close:
+        hint = f"; did you mean {close}?"
     return drop(key, f"not known to `kubetune import`{hint}")
 
 
@@ -369,14 +384,19 @@ def is_empty(value: Any) -> bool:
 
 def as_flag(value: Any) -> Any:
     """Return True or False for the words that YAML 1.1, which the tools read, has for them."""
-    word = value.lower() if isinstance(value, str) else None
-    if word in ("yes", "on", "true"):
+    if not isinstance(value, str):
+        return value
+    if value.lower() in ("yes", "on", "true"):
         return True
-    return False if word in ("no", "off", "false") else value
+    if value.lower() in ("no", "off", "false"):
+        return False
+    return value
 
 
 def as_list(value: Any) -> list[Any]:
     """Return a list; texts are split at commas, as on the tools' command lines."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
+    if isinstance(value, (list, tuple)):
+        return list(value)
+    return [value]

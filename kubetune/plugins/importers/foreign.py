@@ -17,16 +17,17 @@ from kubetune.errors import ConfigError
 
 _SCRIPTS = (".sh", ".bash")
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
+# Options of `torchrun` and `accelerate launch`, and the variables that say the same.
 _LAUNCHED = {
     "nproc_per_node": "NPROC_PER_NODE",
     "num_processes": "NPROC_PER_NODE",
     "nnodes": "NNODES",
 }
-"""Options of `torchrun` and `accelerate launch`, and the variables that say the same."""
 _VARIABLE = re.compile(r"(\w+)=(.*)")
 _ASSIGNMENT = re.compile(r"(export\s+)?(\w+)=([^\s$`]*)")
 _SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
 _ENDS_OF_A_COMMAND = (";", "&&", "||", "|", "&")
+# Keys by which configs are known that say nothing of a training run.
 _OTHER_FILES = {
     "compute_environment": "a config of accelerate, which says how processes are started",
     "distributed_type": "a config of accelerate, which says how processes are started",
@@ -37,17 +38,17 @@ _OTHER_FILES = {
 
 @dataclass(frozen=True)
 class Foreign:
-    """Settings by key, the line of each, and the tool and its command where the file names them."""
+    """What another tool's file says."""
 
-    settings: Mapping[str, Any]
-    lines: Mapping[str, int]
-    peer: str | None = None
-    command: str | None = None
+    settings: Mapping[str, Any]  # by key
+    lines: Mapping[str, int]  # of each key
+    peer: str | None = None  # the tool, where the file names it
+    command: str | None = None  # subcommand in a script, such as `sft`
     more: dict[int, str] = field(default_factory=dict)  # further training commands, by line
 
 
 def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
-    """Return the settings of a file. Raises ConfigError where there are none.
+    """Return the settings of a file. Raise ConfigError where there are none.
 
     `commands`: for each tool, the pattern of its command in a script, whose group is the subcommand.
     """
@@ -83,10 +84,12 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def _refuse(path: Path, problem: str) -> NoReturn:
+    """Raise ConfigError for a file."""
     raise ConfigError(f"{path}: {problem}. Nothing was written.")
 
 
 def _is_ours(settings: Mapping[str, Any]) -> bool:
+    """True for a run file of kubetune."""
     data = settings.get("data")
     model = settings.get("model")
     # Another tool has `data.train` too, beside `model.model_name`.
@@ -138,18 +141,22 @@ def _read_command(
     settings |= _options(after, path, line)
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
     for key, value in _options(before, path, line).items():
+        # Of several values the others are the program's name.
         if isinstance(value, list):
-            value = value[0]  # the others are the program's name
+            value = value[0]
         settings[_LAUNCHED.get(key, f"launcher --{key}")] = value
     subcommand = next(filter(None, match.groups()))
     return Foreign(settings, dict.fromkeys(settings, line), peer, subcommand)
 
 
 def _filled_in(command: str, variables: Mapping[str, str]) -> str:
-    """Return a command with the values of its variables: of those set above it, or their own defaults."""
+    """Return a command with the values of its variables: ${SIZE:-8} is what was set above it, or 8."""
 
     def value_of(match: re.Match[str]) -> str:
-        default = match[0] if match[2] is None else match[2]
+        # Without a default a variable that nothing sets stays as it is written.
+        default = match[0]
+        if match[2] is not None:
+            default = match[2]
         return variables.get(match[1] or match[3], default)
 
     return _SHELL_VARIABLE.sub(value_of, command)
@@ -186,8 +193,11 @@ def _variables(text: str) -> dict[str, Any]:
         words = shlex.split(text)
     except ValueError:
         return {}
-    matches = map(_VARIABLE.match, words)
-    return {match[1]: _value(match[2]) for match in matches if match}
+    variables = {}
+    for word in words:
+        if match := _VARIABLE.match(word):
+            variables[match[1]] = _value(match[2])
+    return variables
 
 
 def _from_file(text: str, path: Path) -> Mapping[str, Any]:
@@ -227,13 +237,19 @@ def _option(values: list[Any]) -> Any:
     """Return True for an option without a value, its value, or a list of several."""
     if not values:
         return True
-    return values if len(values) > 1 else values[0]
+    if len(values) == 1:
+        return values[0]
+    return values
 
 
 def _value(text: str) -> Any:
+    """Return a value as YAML reads it, where it can."""
+    if not text:
+        return None
+    # JSON, which the tools read themselves.
     if text.startswith("{"):
         return text
     try:
-        return parse_value(text) if text else None
+        return parse_value(text)
     except ValueError:
         return text

@@ -8,7 +8,9 @@ from typing import Any
 from kubetune.data.reading.messages import SPEAKERS
 from kubetune.plugins.importers import sources
 from kubetune.plugins.importers.common import (
+    FP8,
     FUSED,
+    LORA,
     NO_EFFECT,
     TRAINING,
     bits_of,
@@ -48,6 +50,7 @@ _TAGS = ("role", "content", "from", "value", *SPEAKERS)
 
 
 def _method(draft: Draft) -> None:
+    """Take LoRA or every parameter."""
     key = "finetuning_type"
     method(draft, key, draft.take(key), "lora_", "use_dora", "use_rslora")
 
@@ -215,7 +218,7 @@ def _finish(draft: Draft) -> None:
 
 
 def _stage(value: Any, draft: Draft) -> Outcome:
-    """Supervised fine-tuning, of models that see too, or training on plain texts."""
+    """Take supervised fine-tuning, of models that see too, or training on plain texts."""
     if value != "sft":
         return near("causal_lm", "every token of a text is trained; a text stays in one packed row")
     if draft.ours("task") == "vision_language":
@@ -230,11 +233,11 @@ _REFUSED_TOGETHER = (
     ("max_samples", "streaming"),
 )
 
+# Keys of a data set in dataset_info.json; `_source` reads the others.
 _ENTRY = [
     *sources.SUBSET_AND_SPLIT,
     ignore("ms_hub_url om_hub_url", "data come from the file, or from Hugging Face's hub"),
 ]
-"""Keys of a data set in dataset_info.json; `_source` reads the others."""
 
 TOOL = Tool(
     name="LLaMA-Factory",
@@ -275,12 +278,11 @@ TOOL = Tool(
         modules("lora_target", "all"),
         Row("lora_alpha", "lora.alpha", same={0: "twice the rank, as here without it"}),
         names("additional_target", "lora.modules_to_save"),
-        switch("use_rslora", "lora.use_rslora"),
-        switch("use_dora", "lora.use_dora"),
+        *LORA,
         bits_of("quantization_bit", "quantization_type"),
         four_bits("quantization_type", "quantization_bit", 4),
         switch("pure_bf16", "model.dtype", "bfloat16"),
-        switch("fp8", "training.fp8"),
+        *FP8,
         switch("disable_gradient_checkpointing", "training.gradient_checkpointing", False),
         # Prompts and images.
         template("template", "chatml"),

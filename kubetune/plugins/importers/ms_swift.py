@@ -10,15 +10,16 @@ from typing import Any
 from kubetune.config.data_files import is_file_name
 from kubetune.plugins.importers.common import (
     FAST_ATTENTION,
+    LORA,
     NO_EFFECT,
     NO_STOP,
     NOT_SPLIT,
+    PACKING,
     TRAINING,
     bits_of,
     count,
     four_bits,
     method,
-    packing,
     pin_fsdp,
     pixels,
     schedule,
@@ -37,7 +38,6 @@ from kubetune.plugins.importers.engine import (
     dropped,
     ignore,
     near,
-    switch,
     unneeded,
 )
 from kubetune.plugins.importers.preferences import is_preferred
@@ -45,11 +45,12 @@ from kubetune.plugins.importers.prompts import template
 from kubetune.plugins.importers.targets import modules, saved
 from kubetune.plugins.importers.warm_up import WarmUp
 
+# Keys of `megatron sft`, which trains every parameter unless a file says otherwise.
 _MEGATRON = set(
     "micro_batch_size global_batch_size lr lr_warmup_fraction train_iters min_lr finetune lr_warmup_iters "
     "lr_decay_style tensor_model_parallel_size recompute_granularity no_save_optim mcore_adapter".split()
 )
-"""Keys of `megatron sft`, which trains every parameter unless a file says otherwise."""
+# hf::owner/name:subset/subset#500
 _DATASET = re.compile(
     r"^(?:(?P<hub>hf|ms)::)?(?P<path>[^:#]+)(?::(?P<subsets>[^#]+))?(?P<sample>#\d+)?$"
 )
@@ -60,6 +61,7 @@ _WARM_UP_OF_MEGATRON = WarmUp(
 
 
 def _is_megatron(draft: Draft) -> bool:
+    """True for a file of `megatron sft`, by its keys."""
     return not _MEGATRON.isdisjoint(draft.theirs)
 
 
@@ -132,6 +134,7 @@ def _chat_template(draft: Draft) -> None:
 
 
 def _data(draft: Draft) -> None:
+    """Take the sources of training and evaluation."""
     for key, path in (("dataset", "data.train"), ("val_dataset", "data.eval")):
         listed = draft.take(key)
         if listed is None:
@@ -184,7 +187,7 @@ def _epochs(draft: Draft) -> None:
 
 
 def _accumulation(value: Any, draft: Draft) -> Outcome:
-    """Micro-batches of a step, or a shell's division such as `$(expr 64 / $NPROC_PER_NODE)`."""
+    """Carry the micro-batches of a step, or make them of a division such as `$(expr 64 / $NPROC_PER_NODE)`."""
     if isinstance(value, int):
         return carried(value)
     text = " ".join(map(str, as_list(value)))
@@ -198,7 +201,7 @@ def _accumulation(value: Any, draft: Draft) -> Outcome:
 
 
 def _packing_length(value: Any, draft: Draft) -> Outcome:
-    """Rows are packed to `max_length` here, so that a batch of longer ones is a larger batch of these."""
+    """Drop another length of packed rows than `max_length`, to which they are packed here."""
     if not draft.get("packing"):
         return unneeded("packing is off")
     if value == draft.get("max_length"):
@@ -207,18 +210,24 @@ def _packing_length(value: Any, draft: Draft) -> Outcome:
 
 
 def _has_expression(draft: Draft) -> str:
-    return "target_regex takes precedence there" if draft.get("target_regex") is not None else ""
+    """Say why names of modules say nothing, beside a regular expression."""
+    if draft.get("target_regex") is not None:
+        return "target_regex takes precedence there"
+    return ""
 
 
 def _holds_nothing_out(draft: Draft) -> str:
-    """ms-swift trains on all rows where nothing is evaluated."""
-    key = "save_strategy" if draft.get("eval_strategy") is None else "eval_strategy"
+    """Say why a share says nothing, where nothing is evaluated: ms-swift then trains on all rows."""
+    key = "eval_strategy"
+    if draft.get(key) is None:
+        key = "save_strategy"
     if draft.get(key) in ("no", False):
         return f"{key}: no holds nothing out, so that all rows are trained"
     return ""
 
 
 def _deepspeed(value: Any, _: Draft) -> Outcome:
+    """Take ZeRO-2 and ZeRO-3 for sharding."""
     if "zero3" in str(value) or "zero2" in str(value):
         return near("fsdp", "FSDP2 shards weights, gradients and state, as ZeRO-3")
     return dropped("use training.parallelism: fsdp where the model does not fit one GPU")
@@ -237,7 +246,10 @@ def _finish(draft: Draft) -> None:
         draft.assume("training.gradient_accumulation_steps", steps, why)
     if draft.command == "pt":
         draft.assume("data.train_on", "all", "`swift pt` trains every token")
-    draft.assume("training.learning_rate", 1e-4 if draft.has("lora") else 1e-5)
+    rate = 1e-5
+    if draft.has("lora"):
+        rate = 1e-4
+    draft.assume("training.learning_rate", rate)
     why = "ms-swift takes the model's own maximum, which the file does not say; longer rows are left out"
     draft.assume("data.max_length", 2048, why)
     draft.assume("training.save_steps", 500)
@@ -246,8 +258,11 @@ def _finish(draft: Draft) -> None:
 
 
 def _warm_up(draft: Draft) -> None:
-    reading = _WARM_UP_OF_MEGATRON if _is_megatron(draft) else _WARM_UP
-    reading.read(draft)
+    """Take the keys of the warm-up, which Megatron names otherwise."""
+    if _is_megatron(draft):
+        _WARM_UP_OF_MEGATRON.read(draft)
+    else:
+        _WARM_UP.read(draft)
 
 
 TOOL = Tool(
@@ -292,14 +307,13 @@ TOOL = Tool(
         Row("truncation_strategy", "data.overlong", values={"delete": "drop", "right": "truncate", "split": "split"},
             near="truncate", reason="a row's end is cut"),
         Row("split_dataset_ratio", "data.eval", share, unless=_holds_nothing_out),
-        Row("packing", "data.packing", packing),
+        *PACKING,
         Row("packing_length", rule=_packing_length),
         # Adapters and bits of the base.
         replace(modules("target_modules", "all-linear", among_names=True), unless=_has_expression),
         Row("target_regex", "lora.target_modules"),
         Row("modules_to_save", "lora.modules_to_save", saved),
-        switch("use_rslora", "lora.use_rslora"),
-        switch("use_dora", "lora.use_dora"),
+        *LORA,
         bits_of("quant_bits", "bnb_4bit_quant_type"),
         Row("quant_method", same={"bnb": "bitsandbytes, as here"}, reason="the base is quantised by bitsandbytes"),
         four_bits("bnb_4bit_quant_type", "quant_bits", 4),
@@ -348,7 +362,6 @@ TOOL = Tool(
         drop("vit_lr aligner_lr", "one learning rate for all of the model"),
         drop("min_lr", "the learning rate ends at 0, with the last step", 0),
         # Not needed.
-        ignore("padding_free", "nothing is padded here either way"),
         ignore("vit_gradient_checkpointing", "training.gradient_checkpointing is for all of the model"),
         ignore("vit_attn_impl", FAST_ATTENTION),
         ignore("merge_lora", "`kubetune export --merge` does it afterwards"),

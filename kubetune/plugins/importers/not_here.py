@@ -23,6 +23,7 @@ class Missing:
         return any(fnmatchcase(key, pattern) for pattern in self.keys.split())
 
 
+# Of memory, speed and files: what they change is no result.
 _NO_EFFECT: Final = "has no counterpart; it concerns memory, speed or files, and no result"
 
 TABLE: Final = (
@@ -217,11 +218,3 @@ TABLE: Final = (
         _NO_EFFECT,
     ),
 )  # fmt: skip
-
-
-def purpose_of(key: str) -> Missing | None:
-    """Return the row of a key that has no counterpart here, or None where no tool is known to have it."""
-    for row in TABLE:
-        if row.holds(key):
-            return row
-    return None

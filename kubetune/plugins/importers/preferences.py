@@ -21,14 +21,15 @@ from kubetune.plugins.importers.engine import (
     unneeded,
 )
 
+# Words of the tools for kinds of learning that compare or judge answers.
 METHODS: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto", "rm", "reward")
-"""Words of the tools for kinds of learning that compare or judge answers."""
+# Our loss for each `loss_type` that a method may have; orpo and simpo are LLaMA-Factory's.
 _LOSSES: Final[dict[str, dict[str, str]]] = {
     "dpo": {"sigmoid": "dpo", "hinge": "hinge", "ipo": "ipo", "robust": "robust", "orpo": "orpo", "simpo": "simpo"},
     "cpo": {"sigmoid": "cpo", "simpo": "simpo"},
     "kto": {"kto": "kto"},
 }  # fmt: skip
-"""Our loss for each `loss_type` that a method may have; orpo and simpo are LLaMA-Factory's."""
+# A YAML file of TRL does not say which trainer it is for, but a key may.
 _METHOD_OF_A_KEY: Final = {
     "desirable_weight": "kto",
     "center_rewards_coefficient": "reward",
@@ -39,11 +40,10 @@ _METHOD_OF_A_KEY: Final = {
     "max_prompt_length": "dpo",
     "beta": "dpo",
 }
-"""A YAML file of TRL does not say which trainer it is for, but a key may."""
 _OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
+# Defaults of beta, gamma and sft_weight: those of TRL's CPO trainer are axolotl's too.
 _SIMPO: Final = {"LLaMA-Factory": (0.1, 0.5, 0.0), "ms-swift": (2.0, 1.0, 1.0)}
 _SIMPO_OF_TRL: Final = (0.1, 0.5, 1.0)
-"""Defaults of beta, gamma and sft_weight: those of TRL's CPO trainer are axolotl's too."""
 _METRICS: Final = {
     "loss": "loss", "rewards/accuracies": "accuracy", "rewards/margins": "margin", "rewards/chosen": "reward_chosen",
     "rewards/rejected": "reward_rejected", "logps/chosen": "logp_chosen", "logps/rejected": "logp_rejected",
@@ -63,7 +63,9 @@ def learn(draft: Draft) -> list[Row]:
     key, method = _method(draft)
     if not method:
         return []
-    task = "reward_model" if method in ("rm", "reward") else "preference"
+    task = "preference"
+    if method in ("rm", "reward"):
+        task = "reward_model"
     if key in draft.theirs and key not in _METHOD_OF_A_KEY:
         draft.carry(key, "task", task)
     else:
@@ -120,7 +122,7 @@ def _has_no_dropout(draft: Draft) -> bool:
 
 
 def _loss(draft: Draft, method: str) -> str:
-    """Return our loss. Raises ConfigError where we do not have it."""
+    """Return our loss. Raise ConfigError where we do not have it."""
     for key in ("pref_loss", "loss_type", "dpo_loss_type"):
         value = draft.take(key)
         if value is None or (method not in _LOSSES and key == "loss_type"):
@@ -142,17 +144,22 @@ def _weight(keys: str, name: str) -> Row:
     """Return the row of a weight of the loss, which says nothing to other losses."""
 
     def says_nothing(draft: Draft) -> str:
+        # A reward model has no loss to choose, and the coefficient is its alone.
         loss = draft.ours("preference.loss")
-        if name == "center_coefficient":
-            return f"says nothing to {loss}" if loss else ""
+        is_of_rewards = name == "center_coefficient"
+        if not loss and is_of_rewards:
+            return ""
         if not loss:
             return "says nothing to a reward model"
-        return "" if loss in ONLY_WITH.get(name, (loss,)) else f"says nothing to {loss}"
+        if is_of_rewards or loss not in ONLY_WITH.get(name, (loss,)):
+            return f"says nothing to {loss}"
+        return ""
 
     return Row(keys, f"preference.{name}", unless=says_nothing)
 
 
 def _label_smoothing(value: Any, draft: Draft) -> Outcome:
+    """Carry label smoothing. Raise ConfigError where LLaMA-Factory refuses it."""
     loss = draft.ours("preference.loss")
     if draft.tool.name == "LLaMA-Factory" and value and loss not in (None, "dpo"):
         draft.refuse(draft.at, f"LLaMA-Factory refuses it beside pref_loss: {loss}")
@@ -160,7 +167,7 @@ def _label_smoothing(value: Any, draft: Draft) -> Outcome:
 
 
 def _sft_term(value: Any, draft: Draft) -> Outcome:
-    """LLaMA-Factory's SFT term. TRL's name for it says something to losses with a reference alone."""
+    """Carry LLaMA-Factory's SFT term. TRL's name for it says something to losses with a reference alone."""
     loss = draft.ours("preference.loss")
     outcome = _SFT_WEIGHT.outcome(value, draft)
     if draft.at == "rpo_alpha" and loss in ("cpo", "simpo"):
@@ -177,12 +184,14 @@ def _sft_term(value: Any, draft: Draft) -> Outcome:
 
 
 def _reference(value: Any, draft: Draft) -> Outcome:
+    """Take a reference that is the model itself; drop any other."""
     if value in [draft.get(key) for key in ("model", "model_name_or_path", "base_model")]:
         return unneeded("the reference is the model before training, here too")
     return dropped(_OTHER_REFERENCE)
 
 
 def _metric(value: Any, draft: Draft) -> Outcome:
+    """Carry the metric by which the best checkpoint is chosen."""
     name = full_name(_METRICS.get(str(value).removeprefix("eval_")))
     is_judged = draft.ours("preference.loss") == "kto"
     if name in metrics_of(draft.ours("task"), "auto", judged=is_judged):
@@ -191,7 +200,7 @@ def _metric(value: Any, draft: Draft) -> Outcome:
 
 
 def _trl(value: Any, draft: Draft) -> Outcome:
-    """Axolotl's section of settings for TRL's trainers."""
+    """Carry axolotl's section of settings for TRL's trainers, where it holds beta alone."""
     if isinstance(value, dict) and list(value) == ["beta"] and draft.ours("task") == "preference":
         return carried(value["beta"])
     return dropped("settings of online trainers")
@@ -200,6 +209,7 @@ def _trl(value: Any, draft: Draft) -> Outcome:
 _SMOOTHING: Final = _weight("label_smoothing", "label_smoothing")
 _SFT_WEIGHT: Final = _weight("cpo_alpha", "sft_weight")
 
+# Keys of preference tuning and reward models; each counts before the tool's own row for it.
 ROWS: Final = [
     # Weights of the loss; the first name of each is TRL's, or the tool's that has it first.
     _weight("beta pref_beta rl_beta dpo_beta orpo_alpha", "beta"),
@@ -241,4 +251,3 @@ ROWS: Final = [
            "is_encoder_decoder padding_value label_pad_token_id rlhf_type num_labels dpo_use_liger_kernel",
            "has no counterpart, and no effect on the result"),
 ]  # fmt: skip
-"""Keys of preference tuning and reward models; each counts before the tool's own row for it."""

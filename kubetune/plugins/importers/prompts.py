@@ -36,7 +36,7 @@ def template(keys: str, *same: str) -> Row:
 
 
 def template_file(value: Any, _: Draft) -> Outcome:
-    """A file with a template, or the template itself."""
+    """Carry a file with a template; a template that stands in the config itself is to be written into one."""
     text = str(value)
     if "{" in text:
         return dropped("write the template into a file and name it in model.chat_template")

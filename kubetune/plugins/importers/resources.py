@@ -26,6 +26,7 @@ from kubetune.plugins.importers.engine import (
     near,
 )
 
+# What the script beside such a file usually trains.
 _GLUE = {"path": "nyu-mll/glue", "subset": "sst2"}
 _USUAL: dict[str, Any] = {
     "task": "sequence_classification",
@@ -58,6 +59,7 @@ def _flatten(draft: Draft) -> None:
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the path and the value of each key that holds no section."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{before}{key}.")
@@ -66,7 +68,7 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 
 def _variable(name: str, value: Any, draft: Draft) -> Outcome:
-    """A variable of the container: a secret by reference, a setting of ours, or one more variable."""
+    """Carry a variable of the container: a secret by reference, a setting of ours, or one more variable."""
     if names_secret(name):
         path = "kubernetes.secrets"
         reference = {name: {"secret": name.lower().replace("_", "-")}}
@@ -79,7 +81,9 @@ def _variable(name: str, value: Any, draft: Draft) -> Outcome:
         return dropped(why)
     if name in VARIABLES:
         path = VARIABLES[name].path
-        return carried([{"path": str(value)}] if path == "data.train" else value, path=path)
+        if path == "data.train":
+            value = [{"path": str(value)}]
+        return carried(value, path=path)
     if re.fullmatch(ENV_NAME, name):
         path = "kubernetes.env"
         return carried({**draft.ours(path, {}), name: value}, f"{path}: {name}", path)
@@ -100,7 +104,7 @@ def _gigabytes(keys: str, path: str) -> Row:
 
 
 def _accelerator(value: Any, _: Draft) -> Outcome:
-    """The kind of GPU decides over memory; how nodes that have it are labelled differs from cluster to cluster."""
+    """Take the memory from the kind of GPU. Which nodes have it is labelled otherwise in each cluster."""
     why = "nodes are chosen by kubernetes.node_selector, such as {nvidia.com/gpu.product: …}"
     for name, memory in _GPU_MEMORY.items():
         if name in str(value).upper():

@@ -49,6 +49,7 @@ def _packed_batches(draft: Draft) -> None:
 
 
 def _allows_fp8(draft: Draft) -> bool:
+    """True for LoRA alone on a base in 16 bits, one copy on each GPU."""
     others = ("quantization", "lora.dropout", "lora.use_dora", "training.parallelism")
     is_plain = draft.ours("task", "causal_lm") == "causal_lm" and draft.has("lora")
     return is_plain and not any(draft.ours(path) for path in others)

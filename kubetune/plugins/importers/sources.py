@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kubetune.plugins.importers.engine import Draft, Row
 
+# Names of readers of `datasets`, which stand where a path usually does; the files are named beside them.
 _GENERIC = ("json", "csv", "parquet", "text", None)
-"""Names of readers of `datasets`, which stand where a path usually does; the files are named beside them."""
+# Keys of a source as people write them, and what they are where they are left out.
 _ORDER = ("path", "format", "subset", "split", "weight", "columns")
+_DEFAULTS: dict[str, Any] = {"split": "train", "weight": 1, "columns": {}}
 
 SUBSET_AND_SPLIT = [Row("name subset", "subset"), Row("split", "split")]
 
 
 def take_files(section: Draft) -> None:
-    """Take `path` and `data_files` together: which of them names the data follows from both."""
+    """Take `path` and `data_files` together: which of them names the data follows from both.
+
+    path: json         data_files: a.jsonl    the data are a.jsonl
+    path: owner/set    data_files: a.jsonl    the data are owner/set, and data_files is dropped
+    path: owner/set                           the data are owner/set
+    """
     path = section.take("path")
     files = section.take("data_files")
-    listed = files if isinstance(files, list) else [files]
     is_generic = path in _GENERIC
-    if files is not None and (len(listed) > 1 or not is_generic):
-        why = f"one file or pattern a source: {files}; write a source for each file"
+    if files is None:
+        if path is not None:
+            section.carry("path", "path", str(path))
+        return
+    if not isinstance(files, list):
+        files = [files]
+    if len(files) > 1 or not is_generic:
+        shown = section.get("data_files")
+        why = f"one file or pattern a source: {shown}; write a source for each file"
         section.drop("data_files", why)
-    if files is not None and is_generic:
-        section.carry("data_files", "path", str(listed[0]))
-    elif path is not None:
+    if is_generic:
+        section.carry("data_files", "path", str(files[0]))
+    else:
         section.carry("path", "path", str(path))
 
 
@@ -35,14 +48,20 @@ def finished(draft: Draft, section: Draft, rows: Iterable[Row]) -> dict[str, Any
     What was carried over gets no note of its own: the source shows it.
     """
     section.apply(rows, "sources have no such setting")
-    draft.notes += [note for note in section.notes if note.kind != "carried"]
-    return tidy({name: section.ours(name) for name in _ORDER})
+    for note in section.notes:
+        if note.kind != "carried":
+            draft.notes.append(note)
+    return tidy(section.settings)
 
 
-def tidy(source: dict[str, Any]) -> dict[str, Any]:
-    """Return a source without what it says by default."""
-    columns = source.get("columns") or {}
-    columns = {ours: theirs for ours, theirs in columns.items() if ours != theirs}
-    source = source | {"columns": columns}
-    defaults = {"split": "train", "weight": 1, "columns": {}}
-    return {key: value for key, value in source.items() if value not in (None, defaults.get(key))}
+def tidy(source: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a source in the usual order, without what it says by default."""
+    tidied = {}
+    for key in _ORDER:
+        value = source.get(key)
+        if key == "columns" and value:
+            # `columns: {text: text}` says nothing.
+            value = {ours: theirs for ours, theirs in value.items() if ours != theirs}
+        if value not in (None, _DEFAULTS.get(key)):
+            tidied[key] = value
+    return tidied

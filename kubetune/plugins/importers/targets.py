@@ -11,6 +11,7 @@ from kubetune.plugins.importers.engine import Draft, Outcome, Row, as_list, carr
 
 PATH: Final = "lora.target_modules"
 _NAMES = re.compile(r"[\w.,\s-]+")
+# Names of modules that are no linear layers of the trunk, so `all-linear` leaves them out.
 _BEYOND_LINEAR: Final = (
     "embed_tokens",
     "lm_head",
@@ -20,10 +21,10 @@ _BEYOND_LINEAR: Final = (
     "all-embedding",
     "all-router",
 )
-"""Names of modules that are no linear layers of the trunk, so `all-linear` leaves them out."""
+# Words of ms-swift for several modules, which its files have among names.
 _WORDS: Final = ("all-embedding", "all-norm", "all-router")
-"""Words of ms-swift for several modules, which its files have among names."""
 _USUAL: Final = ("q_proj", "v_proj")
+# What PEFT adapts where no module is named, and the `model_type`s for which it does.
 PEFT_DEFAULTS: Final[dict[tuple[str, ...] | str, str]] = {
     _USUAL: "bart opt gptj gpt_neo llama llama4 mistral mixtral stablelm gemma gemma2 gemma3_text qwen2 qwen3",
     ("q", "v"): "t5 mt5",
@@ -42,14 +43,17 @@ PEFT_DEFAULTS: Final[dict[tuple[str, ...] | str, str]] = {
     ("key", "value", "receptance", "output"): "rwkv",
     ("r_proj", "k_proj", "v_proj", "o_proj", "key", "value"): "rwkv7",
 }  # fmt: skip
-"""What PEFT adapts where no module is named, and the `model_type`s for which it does."""
 
 
 def of_family(model_type: str) -> list[str] | str | None:
     """Return the modules that PEFT adapts in a family of models by itself, or None where it asks for names."""
     for modules, families in PEFT_DEFAULTS.items():
-        if model_type in families.split():
-            return modules if isinstance(modules, str) else list(modules)
+        if model_type not in families.split():
+            continue
+        # A text is a regular expression.
+        if isinstance(modules, str):
+            return modules
+        return list(modules)
     return None
 
 
@@ -67,12 +71,17 @@ def modules(keys: str, word: str, among_names: bool = False) -> Row:
 
 
 def _modules(value: Any, word: str, among_names: bool) -> Outcome:
+    """Return what becomes of the modules that get adapters; see `modules`."""
+    # A regular expression.
     if isinstance(value, str) and not _NAMES.fullmatch(value):
-        return carried(value)  # a regular expression
+        return carried(value)
     listed = as_list(value)
     others = [name for name in listed if name != word]
-    if len(others) == len(listed):
-        return _named(listed) if among_names else carried(listed)
+    has_word = len(others) < len(listed)
+    if not has_word and among_names:
+        return _named(listed)
+    if not has_word:
+        return carried(listed)
     if not others:
         return carried("all-linear")
     if among_names:
@@ -93,7 +102,7 @@ def _named(listed: list[Any], what: str = "adapters on") -> Outcome:
 
 
 def saved(value: Any, _: Draft) -> Outcome:
-    """Modules that are trained whole beside the adapters of ms-swift."""
+    """Carry the modules that ms-swift trains whole beside its adapters."""
     return _named(as_list(value), "copies of")
 
 
@@ -124,8 +133,11 @@ def of_axolotl(draft: Draft) -> None:
     elif listed is None and draft.get("lora_model_dir"):
         draft.assume(PATH, "all-linear", "the adapter in lora_model_dir says which; put them here")
     elif listed is None or listed == ["all-linear"]:
+        refused = key
+        if listed is None:
+            refused = "adapter"
         draft.refuse(
-            "adapter" if listed is None else key,
+            refused,
             "no module of the model is named, which axolotl refuses too; expected lora_target_linear: true, or names in "
             "lora_target_modules",
         )
@@ -134,7 +146,7 @@ def of_axolotl(draft: Draft) -> None:
 
 
 def assume_peft_default(draft: Draft) -> None:
-    """Write down what PEFT adapts where a file of TRL names no module. Raises ConfigError where PEFT asks for names."""
+    """Write down what PEFT adapts where a file of TRL names no module. Raise ConfigError where PEFT asks for names."""
     if not draft.has("lora") or draft.has(PATH):
         return
     key = "lora_target_modules"

@@ -6,12 +6,14 @@ from typing import Any
 
 from kubetune.plugins.importers import sources
 from kubetune.plugins.importers.common import (
+    LORA,
     NO_EFFECT,
+    OFFLOADING,
+    PACKING,
     TRAINING,
     bits_of,
     four_bits,
     ignore_all,
-    packing,
     pin_fsdp,
     share,
 )
@@ -35,8 +37,8 @@ from kubetune.plugins.importers.prompts import template_file
 from kubetune.plugins.importers.targets import assume_peft_default, modules
 from kubetune.plugins.importers.warm_up import OF_TRANSFORMERS
 
+# Columns that are known by their names.
 _READ = {"messages", "prompt", "completion", "text"}
-"""Columns that are known by their names."""
 _OF_THE_SOURCE = ("dataset_config", "dataset_train_split", "dataset_text_field")
 
 
@@ -153,6 +155,7 @@ def _loss(draft: Draft) -> None:
 
 
 def _packing_strategy(value: Any, draft: Draft) -> Outcome:
+    """Take what becomes of rows that are longer than a packed row."""
     if not draft.get("packing"):
         return unneeded("packing is off")
     if value in ("bfd_split", "bfd-requeue"):
@@ -163,12 +166,19 @@ def _packing_strategy(value: Any, draft: Draft) -> Outcome:
 
 
 def _packs(draft: Draft) -> str:
-    return "packing_strategy says what becomes of long rows" if draft.get("packing") else ""
+    """Say why `truncation_mode` says nothing, where rows are packed."""
+    if draft.get("packing"):
+        return "packing_strategy says what becomes of long rows"
+    return ""
 
 
-_MIXED = [Row("id", "path"), Row("config", "subset"), Row("split", "split"),
-          Row("weight", "weight", lambda value, _: carried(float(value)))]  # fmt: skip
-"""Keys of a data set in `dataset_mixture`."""
+# Keys of a data set in `dataset_mixture`.
+_MIXED = [
+    Row("id", "path"),
+    Row("config", "subset"),
+    Row("split", "split"),
+    Row("weight", "weight", lambda value, _: carried(float(value))),
+]
 
 TOOL = Tool(
     name="TRL",
@@ -207,13 +217,12 @@ TOOL = Tool(
         modules("lora_target_modules", "all-linear"),
         names("lora_target_parameters", "lora.target_parameters"),
         names("lora_modules_to_save", "lora.modules_to_save"),
-        switch("use_rslora", "lora.use_rslora"),
-        switch("use_dora", "lora.use_dora"),
+        *LORA,
         bits_of("load_in_4bit", "bnb_4bit_quant_type", four=True),
         switch("load_in_8bit", "quantization", "8bit"),
         four_bits("bnb_4bit_quant_type", "load_in_4bit", True),
         # Data and prompts.
-        Row("packing", "data.packing", packing),
+        *PACKING,
         Row("packing_strategy", "data.overlong", _packing_strategy),
         Row("truncation_mode", "data.overlong", values={"keep_start": "truncate"}, near="truncate",
             reason="the end is cut, not the start", unless=_packs),
@@ -223,7 +232,7 @@ TOOL = Tool(
             reason="cross-entropy is the only loss"),
         Row("lora_task_type", same={"CAUSAL_LM": "follows from the task"}, reason="the task is causal_lm; see task"),
         # Not done here; a value behind the reason is that which switches it off there.
-        drop("activation_offloading", "activations are recomputed (gradient_checkpointing), not moved to the host", False),
+        *OFFLOADING,
         drop("dataset_mixer", "write each data set into data.train as a source with its split and weight"),
         drop("dataset_splits", "a source has one split; see data.train[…].split"),
         drop("dataset_streaming", "data are prepared once, into files that need no memory", False),
@@ -233,7 +242,6 @@ TOOL = Tool(
         drop("model_init_kwargs", "a model has model.dtype, revision and attention"),
         # Not needed.
         ignore("pad_token", "nothing is padded"),
-        ignore("padding_free", "nothing is padded here either way"),
         ignore("shuffle_dataset", "rows are shuffled, each epoch anew, there as here"),
         ignore("use_bnb_nested_quant bnb_4bit_quant_storage eval_packing pad_to_multiple_of ignore_bias_buffers config",
                NO_EFFECT),

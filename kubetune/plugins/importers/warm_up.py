@@ -119,7 +119,7 @@ OF_TRANSFORMERS = WarmUp()
 
 
 def _number(draft: Draft, key: str) -> float | None:
-    """Return a key's number, or None where it is left out. Raises ConfigError for anything else."""
+    """Return a key's number, or None where it is left out. Raise ConfigError for anything else."""
     value: Any = draft.take(key)
     if value is None:
         return None

@@ -23,14 +23,8 @@ _WIDTH = 100
 
 
 def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
-    """The text of a run file with these settings by path; `comments` stand at the end of their lines."""
-    tree: dict[str, Any] = {}
-    for path, value in settings.items():
-        *sections, name = path.split(".")
-        node = tree
-        for section in sections:
-            node = node.setdefault(section, {})
-        node[name] = value if value is not None else node.get(name, {})
+    """Return the text of a run file with these settings by path; `comments` stand at the end of their lines."""
+    tree = _tree(settings)
     # Settings of one line stand together; a section of several lines is a block of its own.
     blocks: list[list[str]] = []
     was_one_line = False
@@ -45,8 +39,24 @@ def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     return "\n\n".join(map(_aligned, blocks)) + "\n"
 
 
+def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by path as sections: {"lora.r": 8} → {"lora": {"r": 8}}."""
+    tree: dict[str, Any] = {}
+    for path, value in settings.items():
+        *sections, name = path.split(".")
+        node = tree
+        for section in sections:
+            node = node.setdefault(section, {})
+        if value is not None:
+            node[name] = value
+        # `lora` without a value is a section, which its own settings may have filled already.
+        else:
+            node.setdefault(name, {})
+    return tree
+
+
 def comment(lines: Iterable[str]) -> str:
-    """Lines as a comment, folded at a width that people read."""
+    """Return lines as a comment, folded at a width that people read."""
     folded: list[str] = []
     for line in lines:
         folded += textwrap.wrap(line, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
@@ -54,20 +64,24 @@ def comment(lines: Iterable[str]) -> str:
 
 
 def inline(value: Any) -> str:
-    """A value in one line of YAML."""
+    """Return a value in one line of YAML."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, float):
         return _number(value)
+    if isinstance(value, str):
+        return _text(value)
     if isinstance(value, (list, tuple)):
-        return f"[{', '.join(inline(item) for item in value)}]"
+        items = [inline(item) for item in value]
+        return f"[{', '.join(items)}]"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{inline(key)}: {inline(item)}' for key, item in value.items())}}}"
-    return _text(value) if isinstance(value, str) else str(value)
+        items = [f"{inline(key)}: {inline(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
+    return str(value)
 
 
 def _setting(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator[str]:
-    """The lines of one setting, indented as deep as its path, comments behind a tab."""
+    """Yield the lines of one setting, indented as deep as its path, comments behind a tab."""
     indent = "  " * (len(path) - 1)
     start = f"{indent}{path[-1]}:"
     if isinstance(value, dict) and value and json_schema.keys(json_schema.at(path) or {}):
@@ -76,29 +90,42 @@ def _setting(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator
             yield from _setting((*path, name), value[name], comments)
         return
     note = comments.get(".".join(map(str, path)))
-    behind = f"\t# {note}" if note else ""
+    behind = ""
+    if note:
+        behind = f"\t# {note}"
     line = f"{start} {inline(value)}"
-    if isinstance(value, list) and value and (len(line) > _WIDTH or isinstance(value[-1], dict)):
+    # Sections, and what is too long for a line, stand one below the other.
+    is_block = isinstance(value, list) and value
+    if is_block and (len(line) > _WIDTH or isinstance(value[-1], dict)):
         yield start + behind
-        yield from (f"{indent}  - {inline(item)}" for item in value)
+        for item in value:
+            yield f"{indent}  - {inline(item)}"
     else:
         yield line + behind
 
 
 def _in_order(path: KeyPath, names: Iterable[str]) -> list[str]:
+    """Return keys of a section in the order of the schema, others behind them."""
     known = list(json_schema.keys(json_schema.at(path) or {}))
     return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
 
 
 def _aligned(lines: list[str]) -> str:
-    """Comments of one block begin in one column."""
-    width = max((len(line.partition("\t")[0]) for line in lines if "\t" in line), default=0)
-    parts = [line.partition("\t") for line in lines]
-    return "\n".join(f"{text:<{width}}  {note}" if tab else text for text, tab, note in parts)
+    """Return the lines of a block, with comments that begin in one column."""
+    width = 0
+    for line in lines:
+        text, tab, _ = line.partition("\t")
+        if tab:
+            width = max(width, len(text))
+    aligned = []
+    for line in lines:
+        text, tab, note = line.partition("\t")
+        aligned.append(f"{text:<{width}}  {note}" if tab else text)
+    return "\n".join(aligned)
 
 
 def _number(value: float) -> str:
-    """`2e-4` and `0.05`, and never more digits than were written."""
+    """Return `2e-4` and `0.05`, and never more digits than were written."""
     if value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e6:
         return repr(value)
     return f"{Decimal(repr(value)).normalize():e}".replace("e+", "e")
@@ -106,10 +133,11 @@ def _number(value: float) -> str:
 
 @cache
 def _text(value: str) -> str:
-    """A text, in quotes only where YAML needs them."""
+    """Return a text, in quotes only where YAML needs them."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = True
     yaml.width = 10**6
     stream = io.StringIO()
-    yaml.dump([value], stream)  # inside a list, where fewer texts can do without quotes
+    # Inside a list, where fewer texts can do without quotes.
+    yaml.dump([value], stream)
     return stream.getvalue().strip().removeprefix("[").removesuffix("]")

@@ -27,6 +27,7 @@ from kubetune.errors import ConfigError
 
 GIBI = 1 << 30
 
+# Patterns are narrow on purpose: these texts become words of commands and of a shell script.
 ResourceName = Annotated[
     str, Field(pattern=r"^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$", examples=["tune-gpu"])
 ]
@@ -165,6 +166,7 @@ class NebiusCluster(Section):
 
     @model_validator(mode="after")
     def _fits_together(self) -> NebiusCluster:
+        """Raise ValueError with each mistake in a line that begins with its key."""
         wrong = []
         if self.claims and not self.filesystem:
             wrong.append(
@@ -190,7 +192,7 @@ class NebiusCluster(Section):
 
     @property
     def context(self) -> str:
-        """Name of the cluster's context in the kubeconfig."""
+        """Return the name of the cluster's context in the kubeconfig."""
         return f"nebius-{self.name}"
 
 
@@ -224,5 +226,8 @@ def _explain(error: ErrorDetails, tree: Tree) -> list[Problem]:
         lines = str(error["ctx"]["error"]).splitlines()
         return [Problem(tree.origin((line.partition(":")[0],)), line) for line in lines]
     value = json.dumps(tree.get(path), ensure_ascii=False)[:60]
-    advice = "; write it in quotes" if error["type"] == "string_type" else ""
+    advice = ""
+    # YAML reads 1.30 as the number 1.3.
+    if error["type"] == "string_type":
+        advice = "; write it in quotes"
     return [Problem(origin, f"{name}: found {value}; {error['msg']}{advice}")]

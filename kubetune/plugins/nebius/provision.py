@@ -1,7 +1,14 @@
-"""Brings the steps of a cluster about, one after another, and takes them away again.
+"""Does the steps of a cluster one after another, and takes them back again.
 
 Each thing is looked for before it is made, and written down before and after: whatever fails, the same command goes on
-where it stopped, makes nothing twice, and knows later what was made here and what had been there before.
+where it stopped, makes nothing twice, and knows later what was made here and what existed before.
+
+    state file            at Nebius         what `create` does
+    nothing               nothing           writes down the intention, makes it, writes down its id
+    nothing               it, older         writes down its id, as not made here: `delete` leaves it alone
+    an intention          it, not older     writes down its id, as made here: the last run broke off in between
+    its id                it                nothing
+    its id                nothing           makes it again
 """
 
 from __future__ import annotations
@@ -35,6 +42,7 @@ INSTALL = {
     "helm": "https://helm.sh/docs/intro/install",
     "kubectl": "https://kubernetes.io/docs/tasks/tools",
 }
+# By so much the clocks of this machine and of Nebius may differ.
 CLOCK_SKEW = timedelta(minutes=5)
 POLL_SECONDS = 10.0
 GO_ON = "What was made so far stays; run the same command again to go on here."
@@ -44,14 +52,14 @@ GO_ON = "What was made so far stays; run the same command again to go on here."
 class Record:
     """What is known of one thing."""
 
-    kind: str
+    kind: str  # key of KINDS
     name: str
     parent: str
-    # None from the moment it is about to be made until it is known to be made
-    id: str | None = None
-    # it was made here, and may be deleted here
-    created: bool = False
-    intended_at: str = ""
+    id: str | None = (
+        None  # None from the moment it is about to be made until it is known to be made
+    )
+    created: bool = False  # it was made here, and may be deleted here
+    intended_at: str = ""  # when it was about to be made
 
     @property
     def title(self) -> str:
@@ -74,7 +82,8 @@ class State:
         try:
             content = json.loads(path.read_text("utf-8"))
             records = {key: Record(**record) for key, record in content["records"].items()}
-            if content["version"] != 2 or not {r.kind for r in records.values()} <= KINDS.keys():
+            kinds = {record.kind for record in records.values()}
+            if content["version"] != 2 or not kinds <= KINDS.keys():
                 raise ValueError("another version")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
@@ -88,7 +97,7 @@ class State:
             del self.records[key]
         else:
             self.records[key] = record
-        records = {name: asdict(kept) for name, kept in self.records.items()}
+        records = {name: asdict(entry) for name, entry in self.records.items()}
         write_atomic(self.path, json.dumps({"version": 2, "records": records}, indent=2) + "\n")
 
 
@@ -99,14 +108,15 @@ class Finished:
     command: Command
     code: int
     out: str
-    # empty where it was shown as it came
-    err: str = ""
+    err: str = ""  # empty where it was shown as it came
 
     def fault(self, advice: str) -> EnvironmentFault:
         """Return the error that says how it ended."""
         lines = [f"`{shlex.join(self.command)[:300]}` ended with {self.code}"]
-        lines += [f"  {line}" for line in self.err.strip().splitlines()[-5:]]
-        return EnvironmentFault("\n".join([*lines, advice]))
+        for line in self.err.strip().splitlines()[-5:]:
+            lines.append(f"  {line}")
+        lines.append(advice)
+        return EnvironmentFault("\n".join(lines))
 
     def json(self) -> Any:
         """Return the thing that was printed. Raise EnvironmentFault where it is none."""
@@ -126,7 +136,8 @@ def require_programs(names: Sequence[str]) -> None:
     missing = [name for name in names if shutil.which(name) is None]
     if missing:
         lines = [f"{name} is not on the PATH; install it: {INSTALL[name]}" for name in missing]
-        raise EnvironmentFault("\n".join([*lines, "Nothing was done."]))
+        lines.append("Nothing was done.")
+        raise EnvironmentFault("\n".join(lines))
 
 
 @dataclass
@@ -134,16 +145,13 @@ class Provisioner:
     """Everything that commands are run with."""
 
     state: State
-    # prints a line
-    say: Callable[[str], None]
+    say: Callable[[str], None]  # prints a line
     ready_minutes: int = 60
-    # passes time between two looks
-    wait: Callable[[float], None] = time.sleep
-    # ids of the parts that steps name as `@{key}`
-    ids: dict[str, str] = field(default_factory=dict)
+    wait: Callable[[float], None] = time.sleep  # between two looks
+    ids: dict[str, str] = field(default_factory=dict)  # of the parts that steps name as `@{key}`
 
     def create(self, steps: Sequence[Step]) -> None:
-        """Bring all steps about. Raise EnvironmentFault at the first that cannot be; what is made stays."""
+        """Do all steps. Raise EnvironmentFault at the first that fails; what is made stays."""
         self.ids = {key: record.id for key, record in self.state.records.items() if record.id}
         for number, step in enumerate(steps, 1):
             self.say(f"[{number}/{len(steps)}] {step.title}")
@@ -158,7 +166,7 @@ class Provisioner:
                     self._until_it_runs(record)
 
     def delete(self, keys: Collection[str]) -> None:
-        """Remove of the things with these keys what was made here, last made first. The others are only forgotten."""
+        """Delete, last made first, what was made here of the things with these keys. The others are only forgotten."""
         for key in reversed(list(self.state.records)):
             if key not in keys:
                 continue
@@ -170,7 +178,7 @@ class Provisioner:
             self.state.put(key, None)
 
     def completed(self, key: str) -> Record:
-        """Return a record, with the id of a thing that was being made when something broke off."""
+        """Return a record, with the id of a thing that was being made when a run broke off."""
         record = self.state.records[key]
         if record.id is None:
             record = self._by_name(record) or record
@@ -203,6 +211,7 @@ class Provisioner:
         thing = self.look(replace(record, id=None))
         if thing is None:
             return None
+        # Without an intention of ours it is somebody else's.
         made_here = bool(record.intended_at) and _is_since(thing, record.intended_at)
         return replace(record, id=str(thing["metadata"]["id"]), created=made_here)
 
@@ -236,6 +245,7 @@ class Provisioner:
         return record
 
     def _only_subnet(self, step: Subnet) -> str:
+        """Return the id of the project's subnet. Raise ConfigError where there is not exactly one."""
         done = self._ask(step.look)
         if done.code:
             raise done.fault("Nothing was changed by it.")
@@ -251,12 +261,15 @@ class Provisioner:
         return ids[0]
 
     def _until_it_runs(self, record: Record) -> None:
+        """Wait until a thing runs. Raise EnvironmentFault where it fails, or time is up."""
         if not KINDS[record.kind].has_state:
             return
         deadline = time.monotonic() + 60 * self.ready_minutes
         while True:
             thing = self.look(record)
-            status = {"state": "gone"} if thing is None else thing.get("status", {})
+            status = {"state": "gone"}
+            if thing is not None:
+                status = thing.get("status", {})
             state = status.get("state", "unknown")
             if state in ("RUNNING", "READY"):
                 return
@@ -280,10 +293,12 @@ class Provisioner:
         return Finished(command, done.returncode, done.stdout, done.stderr)
 
     def _make(self, command: Command, stdin: str = "") -> Finished:
-        """Run a command that brings something about. Raise EnvironmentFault where it fails."""
-        document = f" <<'EOF'\n{stdin}EOF" if stdin else ""
+        """Run a command that makes something. Raise EnvironmentFault where it fails."""
+        document = ""
+        if stdin:
+            document = f" <<'EOF'\n{stdin}EOF"
         self.say(f"  + {shlex.join(command)}{document}")
-        # What it says on the way is shown as it comes: some take many minutes.
+        # Its messages are shown as they come: some commands take many minutes.
         done = subprocess.run(
             command, input=stdin, stdout=subprocess.PIPE, text=True, errors="replace", check=False
         )
@@ -294,7 +309,7 @@ class Provisioner:
 
 
 def _is_since(thing: Any, moment: str) -> bool:
-    """True if a thing says that it was created after a moment; without a word of it, it counts as older."""
+    """True if a thing was created after a moment. One that does not say when counts as older."""
     try:
         created = datetime.fromisoformat(thing["metadata"]["created_at"])
     except (ValueError, KeyError, TypeError):

@@ -58,9 +58,12 @@ def script(steps: Sequence[Step]) -> str:
 
 
 def _lines(step: Step) -> Iterator[str]:
+    """Yield the lines of a step; the id of what it makes is a variable for those after it."""
     if isinstance(step, Action):
-        document = f" <<'EOF'\n{step.stdin}EOF" if step.stdin else ""
-        yield quote(step.command) + document
+        line = quote(step.command)
+        if step.stdin:
+            line += f" <<'EOF'\n{step.stdin}EOF"
+        yield line
         return
     if isinstance(step, Subnet):
         yield f"SUBNET_ID=$({quote(step.look)} | jq -er {shlex.quote(ONLY_SUBNET)})"
@@ -81,6 +84,7 @@ def quote(command: Command) -> str:
 
 
 def _quote_word(word: str) -> str:
+    """Return a word for a shell: `id=@{cluster}` is `id="$CLUSTER_ID"`."""
     if not TOKEN.search(word):
         return shlex.quote(word)
     quoted = ""
@@ -94,4 +98,5 @@ def _quote_word(word: str) -> str:
 
 
 def _variable(key: str) -> str:
+    """Return the variable of an id: `gpu-cluster/a` is GPU_CLUSTER_A_ID."""
     return re.sub(r"[^A-Z0-9]", "_", key.upper()) + "_ID"

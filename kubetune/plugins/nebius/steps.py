@@ -30,11 +30,9 @@ ABSENT = r"code *[=:] *\"?(NotFound|NOT_FOUND)"
 class Kind:
     """A kind of thing that Nebius keeps by its name and id."""
 
-    title: str
-    # the words of `nebius` before `create`, `get` and `delete`
-    noun: Command
-    # whether it takes a while until it runs
-    has_state: bool = True
+    title: str  # for people
+    noun: Command  # the words of `nebius` before `create`, `get` and `delete`
+    has_state: bool = True  # it takes a while until it runs
 
     def look(self, name: str, parent: str) -> Command:
         """Return the command that prints the thing of this name."""
@@ -62,11 +60,10 @@ KINDS = {
 class Thing:
     """A step that makes something where there is none of its name."""
 
-    key: str
-    kind: str
+    key: str  # by which later steps name its id: `@{key}`
+    kind: str  # key of KINDS
     name: str
-    # what it is made in; empty for the project of the CLI's profile
-    parent: str
+    parent: str  # what it is made in; empty for the project of the CLI's profile
     options: Command = ()
 
     @property
@@ -96,7 +93,7 @@ class Subnet:
 
 @dataclass(frozen=True)
 class Action:
-    """A step that may be done any number of times."""
+    """A step that may be repeated: its command changes nothing the second time."""
 
     title: str
     command: Command
@@ -107,7 +104,10 @@ Step = Thing | Subnet | Action
 
 
 def _within(parent: str) -> Command:
-    return ("--parent-id", parent) if parent else ()
+    """Return the option that names a parent, if there is one."""
+    if not parent:
+        return ()
+    return ("--parent-id", parent)
 
 
 def steps(config: NebiusCluster) -> list[Step]:
@@ -137,6 +137,7 @@ def _around(config: NebiusCluster) -> Iterator[Step]:
 
 
 def _nodes(config: NebiusCluster) -> Iterator[Step]:
+    """Yield the groups of nodes, each after the GPU cluster that joins its nodes by InfiniBand."""
     for group in config.node_groups:
         name = group.name
         if group.infiniband_fabric:
@@ -147,6 +148,7 @@ def _nodes(config: NebiusCluster) -> Iterator[Step]:
 
 
 def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str]:
+    """Yield the words that say how the nodes of a group are made."""
     options = {
         "template-resources-platform": group.platform,
         "template-resources-preset": group.preset,
@@ -220,6 +222,7 @@ def _inside(config: NebiusCluster) -> Iterator[Step]:
 
 
 def _claim(claim: ClaimConfig, storage_class: str) -> str:
+    """Return a claim that pods of all nodes may mount, as YAML."""
     body = {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",

@@ -55,11 +55,9 @@ class Request:
     splits: Splits
     options: Options
     images: ImageSource
-    output: Path
-    # source sets to keep, empty for all
-    keep_sources: tuple[str, ...] = ()
-    # records of each split, from the first
-    max_samples: int | None = None
+    output: Path  # folder
+    keep_sources: tuple[str, ...] = ()  # source sets to keep, empty for all
+    max_samples: int | None = None  # records of each split, from the first
 
     def facts(self) -> dict[str, Any]:
         """Return all that decides the rows."""
@@ -85,17 +83,16 @@ class Request:
 class Tally:
     """What became of the records of one split."""
 
-    read: int = 0
+    read: int = 0  # records
     rows: int = 0
     rounds: int = 0
     images_saved: int = 0
-    # by reason
-    skipped: Counter[str] = field(default_factory=Counter)
+    skipped: Counter[str] = field(default_factory=Counter)  # records by reason
     # what was mended or left out inside of records that were used
     notes: Counter[str] = field(default_factory=Counter)
     # records in which a key says something that is in no row
     unused_keys: Counter[str] = field(default_factory=Counter)
-    errors: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)  # the first ones, in words
 
     def skip(self, where: str, error: Skipped | UnusableImage) -> None:
         """Count a record that was skipped; `where` says which."""
@@ -171,12 +168,15 @@ def _stats_of(output: Path, facts: dict[str, Any]) -> dict[str, Any]:
 
 def _convert(request: Request, folder: Path, progress: Progress) -> dict[str, Any]:
     """Fetch the images of the hub and write the rows of all splits; return the statistics."""
+    # The images of the hub are fetched before any row is written, since a row of an image that is missing is skipped.
     named: dict[str, set[str]] = {}
     saved: set[str] = set()
     if request.images.data_set is not None:
-        named = {split: _named_images(request, split) for split in request.splits}
-        everything = set().union(*named.values())
-        saved = save_images(everything, request.images.data_set, folder, progress)
+        all_named: set[str] = set()
+        for split in request.splits:
+            named[split] = _named_images(request, split)
+            all_named |= named[split]
+        saved = save_images(all_named, request.images.data_set, folder, progress)
     find_image = request.images.finder(saved)
     stats = {}
     for split in request.splits:
@@ -223,6 +223,7 @@ def _convert_split(
         ThreadPoolExecutor(usable_cores()) as pool,
     ):
         records = _records(request, split)
+        # `map` would read all records at once.
         while batch := list(islice(records, BATCH_RECORDS)):
             for record, outcome in zip(batch, pool.map(convert, batch), strict=True):
                 fault_injection.reach("convert")

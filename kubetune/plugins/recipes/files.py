@@ -7,7 +7,7 @@ data sets cannot be streamed by their library without holding all of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from kubetune.config.data_files import is_read, readable_endings
@@ -28,16 +28,16 @@ def locate_splits(source: str, names: Sequence[str], *, are_given: bool) -> Spli
     """
     if source.startswith(HUB):
         repo = source.removeprefix(HUB)
-        listed = _by_split(source, hub_files(repo), names)
-        return {split: [fetched(repo, name) for name in files] for split, files in listed.items()}
+        return _by_split(source, hub_files(repo), names, lambda name: fetched(repo, name))
     place = Path(source).expanduser()
     if place.is_dir():
         names_in_folder = sorted(file.name for file in place.iterdir() if file.is_file())
-        listed = _by_split(source, names_in_folder, names)
-        for files in listed.values():
-            for name in files:
-                require_in_folder(place / name, place)
-        return {split: [place / name for name in files] for split, files in listed.items()}
+
+        def file_in_folder(name: str) -> Path:
+            require_in_folder(place / name, place)
+            return place / name
+
+        return _by_split(source, names_in_folder, names, file_in_folder)
     if not place.is_file():
         raise DataError(
             f"{source} does not exist; expected a file, a folder, or hub:OWNER/NAME. Nothing was written."
@@ -51,21 +51,28 @@ def locate_splits(source: str, names: Sequence[str], *, are_given: bool) -> Spli
             f"--split {','.join(names)}: {source} is one file, so give one split, or its folder. "
             "Nothing was written."
         )
-    named = [split for split in names if _is_of(split, place.name)]
-    return {(named or names)[0]: [place]}
+    # FIRE-test.json is of the split `test`; a file of another name counts as the first split.
+    for split in names:
+        if _is_of(split, place.name):
+            return {split: [place]}
+    return {names[0]: [place]}
 
 
-def _by_split(source: str, files: Sequence[str], splits: Sequence[str]) -> dict[str, list[str]]:
+def _by_split(
+    source: str, files: Sequence[str], splits: Sequence[str], path_of: Callable[[str], Path]
+) -> dict[str, list[Path]]:
     """Return the names of files by the split that they hold, as the names say. Raise DataError where one has none."""
     readable = [file for file in files if is_read(file)]
-    by_split = {split: [file for file in readable if _is_of(split, file)] for split in splits}
-    for split, chosen in by_split.items():
-        if not chosen:
+    by_split = {}
+    for split in splits:
+        by_split[split] = [file for file in readable if _is_of(split, file)]
+        if not by_split[split]:
             names = ", ".join(readable[:12]) or "no data files"
             raise DataError(
                 f"{source} has no file for split {split!r}; found {names}. Nothing was written."
             )
-    return by_split
+    # Only when each split has files: to fetch them takes long.
+    return {split: [path_of(file) for file in chosen] for split, chosen in by_split.items()}
 
 
 def _is_of(split: str, file: str) -> bool:

@@ -7,10 +7,10 @@ one by one into the hub's cache until all images are there, so a conversion that
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from kubetune.base.files import join_inside
 from kubetune.data.reading.images import ImageFolders, UnusableImage, verifier, verify_image
@@ -116,15 +116,25 @@ def _images_of(data_set: str, paths: Set[str]) -> Iterator[tuple[str, bytes]]:
         problems = Problems()
         for record in read_file(fetched(data_set, file), problems):
             row = record.value
-            images = [
-                value for value in row.values() if isinstance(value, dict) and "bytes" in value
-            ]
-            if not images:
+            image = _first_image(row)
+            if image is None:
                 columns = ", ".join(row)
                 raise DataError(f"data set {data_set} has no column of images; it has {columns}")
-            names = [row[name] for name in _NAMES if name in row]
-            yield str((names or [images[0].get("path")])[0]), images[0]["bytes"]
+            name = image.get("path")
+            for column in _NAMES:
+                if column in row:
+                    name = row[column]
+                    break
+            yield str(name), image["bytes"]
         problems.raise_if_any()
+
+
+def _first_image(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the first image of a row, as `datasets` writes one: {"path": "1.jpg", "bytes": …}."""
+    for value in row.values():
+        if isinstance(value, dict) and "bytes" in value:
+            return value
+    return None
 
 
 def _likely_first(files: Sequence[str], paths: Set[str]) -> list[str]:

@@ -23,8 +23,7 @@ class Options:
     """What the user chose of what decides the rows."""
 
     style: str
-    # attempts with their feedback that a state holds at most
-    max_history_rounds: int
+    max_history_rounds: int  # attempts with their feedback that a state holds at most
 
 
 @dataclass(slots=True)
@@ -34,23 +33,21 @@ class Converted:
     # without `id` and `images`, which every recipe's rows get alike
     rows: list[dict[str, Any]] = field(default_factory=list)
     rounds: int = 0
-    # what was mended or left out inside of the record
-    notes: Counter[str] = field(default_factory=Counter)
+    notes: Counter[str] = field(default_factory=Counter)  # what was mended or left out inside it
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """One data set, and the function that makes rows of a record of it."""
 
-    name: str
-    hub: str
+    name: str  # on the command line
+    hub: str  # id of the data set
     splits: tuple[str, ...]
-    # the first is the default
-    styles: tuple[str, ...]
-    # whether it knows `max_history_rounds`
-    has_history: bool
-    # the keys that rows are made of, each with those of the objects in it
-    keys: Mapping[str, tuple[str, ...]]
+    styles: tuple[str, ...]  # the first is the default
+    has_history: bool  # `max_history_rounds` means something
+    keys: Mapping[
+        str, tuple[str, ...]
+    ]  # that rows are made of, each with those of the objects in it
     # convert(record, has_image, options) raises Skipped
     convert: Callable[[Mapping[str, Any], bool, Options], Converted]
 
@@ -69,9 +66,12 @@ class Recipe:
             if key not in self.keys:
                 unused.add(key)
                 continue
-            is_list = isinstance(value, list)
-            place = f"{key}[]" if is_list else key
-            for part in value if is_list else [value]:
+            place = key
+            parts = [value]
+            if isinstance(value, list):
+                place = f"{key}[]"
+                parts = value
+            for part in parts:
                 if isinstance(part, dict):
                     for name in part.keys() - set(self.keys[key]):
                         if part[name] not in NOTHING:

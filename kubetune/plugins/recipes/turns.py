@@ -85,9 +85,11 @@ def with_one_tag(turns: Sequence[Turn], place: int, notes: Counter[str]) -> list
         tags = text.count(IMAGE_TAG)
         if number == place:
             before, tag, after = text.partition(IMAGE_TAG)
+            # The first tag stays where it is.
             if tag:
                 tags -= 1
-                before = "" if before.isspace() else before
+                if before.isspace():
+                    before = ""
                 text = before + tag + after.replace(IMAGE_TAG, "")
             else:
                 text = f"{IMAGE_TAG}\n{text}"
