@@ -333,7 +333,9 @@ def test_wrong_sums_are_named(tmp_path: Path) -> None:
         "all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"
     ]
     networks = [Network("IB"), Network("Socket", "no adapter of that name can be opened")]
-    report = report_of_ranks.Report(2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks)
+    report = report_of_ranks.Report(
+        2, "nccl", {}, places, [], [], [1.0, 1.0], [], training, networks
+    )
     assert report_of_ranks.judge(report, SMALL) == [
         "rank 1 on host-1: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets: no adapter of that name can be "
         "opened"
