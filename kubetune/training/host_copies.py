@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kubetune.training.optimizer.adamw import FlatAdamW
 
+# A smaller checkpoint is written sooner than its copy pays.
 WORTH_BACKGROUND_BYTES = 64 * 2**20
-"""A smaller checkpoint is written sooner than its copy pays."""
 
 
 def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:

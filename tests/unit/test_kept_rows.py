@@ -95,7 +95,7 @@ def test_the_first_record_says_what_is_trained(
     assert "keeps no facts about its data" in caplog.text
     data_facts.write(tmp_path, data_facts.learn(config.data.train[0], config.record_kind))
     (tmp_path / "train.jsonl").unlink()
-    assert data_facts.of_prepared(tmp_path, config.data.train[0], config.record_kind) == expected
+    assert data_facts.of_prepared(tmp_path) == expected
     for kept in ([], {"facts": []}, {"facts": {"is_chat": 1}}):
         (tmp_path / "data.json").write_text(json.dumps(kept))
         assert (

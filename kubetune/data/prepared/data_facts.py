@@ -1,6 +1,6 @@
-"""Facts about the data of a run that its result needs after the data have gone: kept in data.json, under `facts`.
+"""Facts about the data of a run that its result needs when the data are gone: kept in data.json, under `facts`.
 
-They are read off the first record of the first training source, once, and lie beside the prepared rows (FACTS).
+They are read once from the first record of the first training source, and lie beside the prepared rows (FACTS).
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.rundir.metrics import DATA
 
+# The name of the file in a folder of prepared data.
 FACTS: Final = "facts.json"
-"""The name of the file in a folder of prepared data."""
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Form of the records that a run was trained on, None where it is not known."""
+    """Form of the records that a run was trained on. What is not known is None."""
 
-    # conversations
+    # Conversations, so that a question has to be asked as one.
     is_chat: bool | None = None
-    # of a classifier: two texts to a label
+    # Of a classifier: two texts to a label.
     takes_pairs: bool | None = None
 
 
 def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
-    """Return the facts of a source, by its first record; unknown ones where it is not at hand, or the record is bad."""
+    """Return the facts of a source, by its first record. They are unknown if that is missing or bad."""
     try:
         record = next(read_source(source, Problems()))
         example = convert(record.value, source.format, source.columns, kind=kind)
@@ -43,8 +43,8 @@ def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
         case Labelled():
             return DataFacts(is_chat=False, takes_pairs=example.second is not None)
         case Preference(answer) | Judged(answer):
-            return DataFacts(isinstance(answer, Chat))
-    return DataFacts(isinstance(example, Chat))
+            return DataFacts(is_chat=isinstance(answer, Chat))
+    return DataFacts(is_chat=isinstance(example, Chat))
 
 
 def write(folder: Path, facts: DataFacts) -> None:
@@ -52,16 +52,13 @@ def write(folder: Path, facts: DataFacts) -> None:
     files.write_atomic(folder / FACTS, json.dumps(asdict(facts)))
 
 
-def of_prepared(folder: Path, source: SourceConfig, kind: RecordKind) -> DataFacts:
-    """Return the facts beside prepared rows; those of the source where the rows were prepared before there were any."""
-    facts = None
-    if (folder / FACTS).is_file():
-        facts = _parse(files.read_object(folder / FACTS))
-    return facts or learn(source, kind)
+def of_prepared(folder: Path) -> DataFacts:
+    """Return the facts beside prepared rows."""
+    return _parse(files.read_object(folder / FACTS)) or DataFacts()
 
 
 def read(run_dir: Path) -> DataFacts | None:
-    """Return the facts in data.json of a run; None where an older run has none, or its disk has damaged the file."""
+    """Return the facts in data.json of a run; None if the file is missing or damaged, which is logged."""
     try:
         return _parse(files.read_object(run_dir / DATA).get("facts"))
     except FileNotFoundError:
@@ -72,7 +69,7 @@ def read(run_dir: Path) -> DataFacts | None:
 
 
 def known(run_dir: Path, source: SourceConfig, kind: RecordKind) -> DataFacts:
-    """Return the facts that a run keeps; of an older one that keeps none, those of its first source, if it is at hand."""
+    """Return the facts that a run keeps. If it lost them, take those of its first source, if that is at hand."""
     facts = read(run_dir)
     if facts is None:
         facts = learn(source, kind)

@@ -1,7 +1,7 @@
-"""Downloads the model of a run before its pods need it: `python -m kubetune.data.prepared.fetch_worker CONFIG`.
+"""Download the model of a run before its pods need it: `python -m kubetune.data.prepared.fetch_worker CONFIG`.
 
-Once for all who share HF_HOME: the others wait, and then find it there, without asking the hub again. It ends with an
-exit code of errors.py.
+Of all processes that share HF_HOME one downloads, and the others wait. Then they find the model there and do not ask
+the hub again. The exit code is one of errors.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOKENIZER_FILES = ("*token*", "*.json", "*.jinja")
 
 
 def fetch(model: ModelConfig) -> None:
-    """Have the model, and another's tokenizer, in the hub's cache. Raises ModelError, EnvironmentFault."""
+    """Download the model, and the tokenizer if it is another model's. Raises ModelError, EnvironmentFault."""
     if not is_local(model.path):
         _fetch(model.path, model.revision, ignore=NOT_NEEDED)
     if model.tokenizer and model.tokenizer != model.path and not is_local(model.tokenizer):
@@ -36,10 +36,13 @@ def _fetch(
 ) -> None:
     from huggingface_hub import constants, snapshot_download
 
-    name = "--".join(
-        filter(None, (repo.replace("/", "--"), revision, "tokenizer" if allow else None))
-    )
-    # It goes with the cache, should somebody remove that; and it comes last, so that half a model is never believed.
+    name = repo.replace("/", "--")
+    if revision:
+        name += f"--{revision}"
+    if allow:
+        name += "--tokenizer"
+    # A file that says that all was downloaded. It is written last, so that half a model is never taken for a whole one,
+    # and lies in the cache, so that whoever removes the cache removes it too.
     done = Path(constants.HF_HOME) / "fetched" / name
     done.parent.mkdir(parents=True, exist_ok=True)
     with files.lock(done.with_name(f"{name}.lock"), wait=True):
@@ -64,8 +67,8 @@ def _leave(number: int, frame: object) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fetch what the config names; returns the exit code."""
-    # As the first process of a container it would not be ended by a signal that it does not handle.
+    """Fetch what the config names. Return the exit code."""
+    # The first process of a container ignores signals that it does not handle.
     signal.signal(signal.SIGTERM, _leave)
     try:
         fetch(load_config(Path(argv[0]), environ=os.environ).model)
@@ -73,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"kubetune: {error}", file=sys.stderr)
         return error.exit_code
     except Exception as error:
-        if (fault := files.fault_of(error)) is None:
+        fault = files.fault_of(error)
+        if fault is None:
             raise
         print(f"kubetune: {fault}", file=sys.stderr)
         return fault.exit_code

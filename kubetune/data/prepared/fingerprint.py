@@ -1,4 +1,4 @@
-"""The folder that rows of a config are kept in, and the counts that lie there. Imports no numpy, for `kubetune plan`."""
+"""Identify prepared rows by all that decides them, and read the counts kept beside them. No numpy, for `kubetune plan`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
 
+# Changes when the same input would give other rows, or the files another form.
 FORMAT: Final = 7
-"""Changes when the same input would give other rows, or the files another form."""
 
 MANIFEST: Final = "manifest.json"
 
@@ -33,9 +33,9 @@ def kept_stats(folder: Path, spec: DataSpec) -> dict[Split, dict[str, Any]]:
 
 
 def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
-    """Return counts of a split's records by what became of them, each source under the path that this run names it by.
+    """Return counts of a split's records by what became of them, with the sources' paths in this run's config.
 
-    Rows are found by what is in their files, which may have lain elsewhere when they were prepared.
+    The same files may have had other paths when the rows were prepared: only their content is in the fingerprint.
     """
     stats: dict[str, Any] = json.loads((folder / "stats.json").read_text())
     for counts, source in zip(stats["sources"], sources, strict=True):
@@ -46,28 +46,34 @@ def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
 def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
     """Return the SHA-256 of all that decides the prepared rows: bytes of the inputs, tokenizer, template and settings.
 
-    The sources' weights are not among it: they decide how often a row is used, not what it is.
+    The sources' weights are left out: they decide how often a row is used, not what it is.
     """
     data = spec.data
     splits = dict(spec.sources)
     if not splits["forget"]:
         del splits["forget"]
     sources = list(chain(*splits.values()))
+
+    # The seed decides rows only where some are drawn: a part of a source, or the share to evaluate on.
+    eval_share = data.eval if isinstance(data.eval, float) else None
     takes_part = any(source.range or locate(source).sample for source in sources)
-    seeded = takes_part or isinstance(data.eval, float)
+    seed = spec.seed if takes_part or eval_share is not None else None
+
+    settings = data.model_dump(include={"max_length", "overlong", "train_on", "add_special_tokens"})
+    source_facts = {}
+    for split, of_split in splits.items():
+        source_facts[split] = [_source_facts(source) for source in of_split]
     facts: dict[str, Any] = {
         "format": FORMAT,
         "task": spec.task,
         "tokenizer": tokenizer.fingerprint,
-        "settings": data.model_dump(
-            include={"max_length", "overlong", "train_on", "add_special_tokens"}
-        ),
-        "share": data.eval if isinstance(data.eval, float) else None,
-        "seed": spec.seed if seeded else None,
-        "sources": {
-            split: list(map(_source_facts, of_split)) for split, of_split in splits.items()
-        },
+        "settings": settings,
+        "share": eval_share,
+        "seed": seed,
+        "sources": source_facts,
     }
+
+    # Further settings decide rows of some kinds only, so others keep their fingerprint when those change.
     if spec.task == "preference":
         facts["records"] = spec.record_kind  # by which losses share their rows
     if spec.record_kind in ("pair", "graded"):
@@ -77,7 +83,7 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
     processor = spec.image_processor(tokenizer)
     if processor is not None:
         facts["images"] = processor.fingerprint
-        # Rows hold where their images lie, and that is seen from the data.
+        # Rows hold absolute paths of images, so the same data in another folder make other rows.
         facts["folders"] = [os.path.abspath(locate(source).path) for source in sources]
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 

@@ -3,41 +3,51 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import numpy as np
-
-if TYPE_CHECKING:
-    pass
 
 _BARS = 24
 
 
 def bars(lengths: Iterable[int], limit: int | None = None) -> list[list[int]]:
-    """A histogram of lengths in tokens, in bars of one round width; where `limit` is given one ends with it."""
+    """Return a histogram of lengths in tokens: `[shortest, longest, rows]` for each bar.
+
+    All bars have the same round width, and empty bars at both ends are left out. The bar that `limit` falls into is
+    cut there, so that the bars also tell how many rows are longer than the limit.
+
+    Example: lengths 3, 120 and 130 with the limit 125 have bars of 10 tokens:
+        [1, 10, 1], [11, 20, 0], …, [111, 120, 1], [121, 125, 0], [126, 130, 1]
+    """
     values = np.fromiter(lengths, np.int64)
     if not len(values):
         return []
-    width = _round_width(int(values.max()) / _BARS)
-    last = math.ceil(int(values.max()) / width) * width
-    edges = sorted({*range(0, last + 1, width), *([limit] if limit and 0 < limit < last else [])})
-    counts, _ = np.histogram(values, [edge + 0.5 for edge in edges])
-    pairs = zip(edges[:-1], edges[1:], counts, strict=True)
-    found = [[low + 1, high, int(count)] for low, high, count in pairs]
-    return _without_empty_ends(found)
 
+    longest = int(values.max())
+    width = _round_width(longest / _BARS)
+    last = math.ceil(longest / width) * width
+    edges = set(range(0, last + 1, width))
+    if limit is not None and 0 < limit < last:
+        edges.add(limit)
+    borders = sorted(edges)
 
-def _without_empty_ends(found: Sequence[list[int]]) -> list[list[int]]:
-    full = [i for i, (_, _, count) in enumerate(found) if count]
-    return list(found[full[0] : full[-1] + 1]) if full else []
+    # A bar counts the lengths from low + 1 to high, so it begins half a token above low.
+    counts, _ = np.histogram(values, [border + 0.5 for border in borders])
+    filled = np.flatnonzero(counts)
+    if not len(filled):
+        return []
+    histogram = []
+    for bar in range(int(filled[0]), int(filled[-1]) + 1):
+        histogram.append([borders[bar] + 1, borders[bar + 1], int(counts[bar])])
+    return histogram
 
 
 def _round_width(width: float) -> int:
-    """The next of 1, 2, 5, 10, 20, 25, 50 … that is not smaller."""
+    """Return the smallest of 1, 2, 5, 10, 20, 25, 50 … that is at least `width`."""
     power = 10 ** max(0, math.floor(math.log10(max(width, 1))))
-    return next(
-        int(power * factor)
-        for factor in (1, 2, 2.5, 5, 10)
-        if power * factor >= width and power * factor % 1 == 0
-    )
+    for factor in (1, 2, 2.5, 5):
+        rounded = power * factor
+        is_whole = rounded % 1 == 0  # 2.5 is no width, 25 is
+        if rounded >= width and is_whole:
+            return int(rounded)
+    return 10 * power

@@ -1,10 +1,12 @@
-"""The content of what a run is made from, whatever its names say: its base model, image processor and tokenizer.
+"""Identify what a run is made from by its content, whatever its names say: base model, image processor, tokenizer.
 
-identity.json in the run directory holds the hub's commit, and size and SHA-256 of each file. It is there before the
-first checkpoint is, and whoever goes on from a checkpoint, or loads an adapter, compares: weights trained on one base
-and added to another are worth nothing, and nothing else would tell. Files are read once: what has the same size, inode
-and times as before is taken for the same; the kernel's own time of change (ctime) is one that no tool can set back.
-Prepared data have a fingerprint and a manifest of their own (prepare.py), compared by the same means.
+identity.json in the run directory holds the hub's commit, and the size and SHA-256 of each file. It is written before
+the first checkpoint. Whoever resumes from a checkpoint, or loads an adapter, compares: weights trained on one base and
+added to another are worth nothing, and nothing else would show it.
+
+A file is read once. Later, the same size, inode and times mean the same content; one of these times, the kernel's own
+time of change (ctime), no tool can set back. Prepared data have a fingerprint and a manifest (prepare.py), which are
+compared by the same means.
 """
 
 from __future__ import annotations
@@ -31,25 +33,31 @@ from kubetune.data.text.tokenizer_files import PROCESSOR_FILES
 from kubetune.plan import model_shapes
 from kubetune.rundir.metrics import IDENTITY
 
+# Stands among the tokenizer's files for a template that the config names.
 TEMPLATE = "model.chat_template"
-"""Stands among the tokenizer's files for a template that the config names."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOB = re.compile(r"[0-9a-f]{64}")
-_SHOWN = 4
+_SHOWN = 4  # files that differ, in a message
+# Of smaller files the checksum is computed again rather than kept in the cache.
 _WORTH_KEEPING_BYTES = 1 << 20
 
+# Size and inode of a file, and the times when its content and its inode were changed, in nanoseconds.
 Stamp = tuple[int, ...]
-"""Size and inode of a file, and when it and its inode were changed, in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Content:
-    """Digest and size of a file. `stamp`: that of the file it was read from."""
+    """Digest and size of a file."""
 
     sha256: str
     bytes: int
+    # Of the file when it was read.
     stamp: Stamp | None = None
+
+    def is_same(self, other: Content) -> bool:
+        """True if both have the same bytes, wherever they lie."""
+        return (self.sha256, self.bytes) == (other.sha256, other.bytes)
 
     def __str__(self) -> str:
         return f"{self.bytes:,} bytes of sha256 {self.sha256[:12]}"
@@ -57,39 +65,44 @@ class Content:
 
 @dataclass(frozen=True)
 class Part:
-    """One thing that a run is made from: where it was, the hub's commit where it came from there, its files."""
+    """One thing that a run is made from."""
 
+    # A folder, or a model's name on the hub.
     path: str
+    # The hub's commit, None for a folder.
     commit: str | None
     files: Mapping[str, Content]
 
     def differences(self, other: Part) -> list[str]:
-        """The files in which `other` is another; none where the hub says that both are the same commit."""
+        """Return the files in which the two differ; none if both are the same commit of the hub."""
         if self.commit is not None and (self.path, self.commit) == (other.path, other.commit):
             return []
-        return sorted(
-            name
-            for name in self.files.keys() | other.files.keys()
-            if (one := self.files.get(name)) is None
-            or (two := other.files.get(name)) is None
-            or (one.sha256, one.bytes) != (two.sha256, two.bytes)
-        )
+        names = []
+        for name in sorted(self.files.keys() | other.files.keys()):
+            before = self.files.get(name)
+            now = other.files.get(name)
+            if before is None or now is None or not before.is_same(now):
+                names.append(name)
+        return names
 
     def __str__(self) -> str:
-        return f"{self.path} at commit {self.commit[:12]}" if self.commit else self.path
+        if not self.commit:
+            return self.path
+        return f"{self.path} at commit {self.commit[:12]}"
 
 
 def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
-    """Return the section with the commit of the hub that it means: the run's own, if it has begun, else today's.
+    """Return the model section with a commit of the hub as its revision: the run's if it has begun, else today's.
 
-    A branch may move between two starts of a run, and even between the loading of a tokenizer and that of the weights.
+    A branch may move between two starts of a run, and even between loading the tokenizer and loading the weights.
     """
     if is_local(model.path):
         return model
     known = read(run_dir).get("model")
-    if known is not None and known.path == model.path and known.commit:
-        commit: str | None = known.commit
-    else:
+    commit = None
+    if known is not None and known.path == model.path:
+        commit = known.commit
+    if not commit:
         commit = _commit_of(model)
     if commit is None or commit == model.revision:
         return model
@@ -98,61 +111,62 @@ def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
 
 
 def read(run_dir: Path) -> dict[str, Part]:
-    """The parts that identity.json names; none where a run has no such file, or its disk has damaged it."""
+    """Return the parts in identity.json; none if a run has no such file, or its disk has damaged it."""
+    path = run_dir / IDENTITY
     try:
-        return {
-            name: _part(facts)
-            for name, facts in files.read_object(run_dir / IDENTITY)["parts"].items()
-        }
+        facts = files.read_object(path)
+        return {name: _part(part) for name, part in facts["parts"].items()}
     except FileNotFoundError:
         return {}
-    except (errors.EnvironmentFault, KeyError, TypeError, AttributeError) as error:
-        is_told = isinstance(error, errors.EnvironmentFault)
-        damage = (
-            error
-            if is_told
-            else f"{run_dir / IDENTITY} is damaged ({type(error).__name__}: {error})"
-        )
-        logs.MODEL.warning("the base of the run is not compared: %s", damage)
-        return {}
+    except errors.EnvironmentFault as error:
+        damage = str(error)
+    except (KeyError, TypeError, AttributeError) as error:
+        damage = f"{path} is damaged ({type(error).__name__}: {error})"
+    logs.MODEL.warning("the base of the run is not compared: %s", damage)
+    return {}
 
 
 def _part(facts: Mapping[str, Any]) -> Part:
-    contents = {
-        name: Content(
-            file["sha256"], file["bytes"], tuple(file["stamp"]) if file.get("stamp") else None
-        )
-        for name, file in facts["files"].items()
-    }
+    contents = {}
+    for name, file in facts["files"].items():
+        stamp = None
+        if file.get("stamp"):
+            stamp = tuple(file["stamp"])
+        contents[name] = Content(file["sha256"], file["bytes"], stamp)
     return Part(facts["path"], facts["commit"], contents)
 
 
 @dataclass
 class Check:
-    """Compares what a config names now with what its run was made from; reads large files beside other work.
+    """Compares what a config names now with what its run was made from.
 
-    `said`: how the user named the model, for messages. `only`: the parts that matter.
+    A thread reads the files while the caller does other work.
     """
 
     config: Config
     run_dir: Path
-    said: str = "the run's config"
+    # What named the model, for messages.
+    named_by: str = "the run's config"
+    # The parts that matter.
     only: tuple[str, ...] = ("model", "tokenizer")
-    _now: dict[str, Part] | None = field(default=None, init=False)
-    _taken: dict[str, Part] | None = field(default=None, init=False)
+
+    # Set by the thread: the parts as they are, or why they could not be read.
+    _read_parts: dict[str, Part] | None = field(default=None, init=False)
     _failure: Exception | None = field(default=None, init=False)
     bytes_read: int = field(default=0, init=False)
+    # The same parts once they were waited for.
+    _now: dict[str, Part] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self._known = read(self.run_dir)
-        # Nobody waits for this thread at an early end. What the hub has need not even be there yet; once it is, its
-        # cache knows the checksums.
+        # A daemon: when the process ends early, nobody waits for it.
         self._thread = threading.Thread(target=self._try, name="identity", daemon=True)
+        # A model of the hub need not even be downloaded yet; once it is, the hub's cache knows the checksums.
         if "model" not in self.only or is_local(self.config.model.path):
             self._thread.start()
 
     def now(self) -> dict[str, Part]:
-        """The parts as they are, which may have to be waited for."""
+        """Return the parts as they are now. This may take as long as reading all files."""
         if self._now is None:
             began = time.perf_counter()
             if self._thread.ident is None:
@@ -160,8 +174,8 @@ class Check:
             self._thread.join()
             if self._failure is not None:
                 raise self._failure
-            assert self._taken is not None, "taken, or failed"
-            self._now = self._taken
+            assert self._read_parts is not None, "the thread sets either"
+            self._now = self._read_parts
             waited = time.perf_counter() - began
             if self.bytes_read:
                 logs.MODEL.info(
@@ -172,7 +186,7 @@ class Check:
         return self._now
 
     def require_same(self) -> None:
-        """Raise ConfigError, naming both, when the run was made from anything else."""
+        """Raise ConfigError, naming both, if the run was made from anything else."""
         if not self.only:
             return
         if not self._known:
@@ -184,11 +198,14 @@ class Check:
             return
         for name, part in self.now().items():
             known = self._known.get(name)
-            if known is not None and (wrong := known.differences(part)):
-                raise errors.ConfigError(self._difference(name, known, part, wrong))
+            if known is None:
+                continue
+            differing = known.differences(part)
+            if differing:
+                raise errors.ConfigError(self._difference(name, known, part, differing))
 
     def record(self) -> None:
-        """Leave identity.json, unless it is there and says the same. Raises EnvironmentFault for a full disk."""
+        """Write identity.json, unless the same is there. Raises EnvironmentFault for a full disk."""
         if self._known == self.now():
             return
         facts = {"version": 1, "parts": {name: _as_json(part) for name, part in self.now().items()}}
@@ -197,90 +214,114 @@ class Check:
         )
         self._known = self.now()
 
-    def _difference(self, name: str, known: Part, now: Part, wrong: list[str]) -> str:
-        def shown(file: str) -> str:
-            one, two = known.files.get(file), now.files.get(file)
-            if one is None or two is None:
-                return f"{file} was {'not there' if one is None else 'there'}, now is{' not' if two is None else ''}"
-            return f"{file} was {one}, now is {two}"
-
-        more = f"; and {len(wrong) - _SHOWN} more files" if len(wrong) > _SHOWN else ""
+    def _difference(self, name: str, known: Part, now: Part, differing: list[str]) -> str:
+        """Return a message about the files in which a part differs."""
+        shown = []
+        for file in differing[:_SHOWN]:
+            shown.append(_change(file, known.files.get(file), now.files.get(file)))
+        more = ""
+        if len(differing) > _SHOWN:
+            more = f"; and {len(differing) - _SHOWN} more files"
         return (
-            f"{self.run_dir} was trained with the {name} {known}, but {self.said} names {now}, which is another: "
-            f"{'; '.join(map(shown, wrong[:_SHOWN]))}{more}. Put back what changed, or give the one it was "
+            f"{self.run_dir} was trained with the {name} {known}, but {self.named_by} names {now}, which is another: "
+            f"{'; '.join(shown)}{more}. Put back what changed, or give the one it was "
             "trained with. Nothing was written."
         )
 
     def _try(self) -> None:
         try:
-            self._taken = self._take()
-        except Exception as error:  # told to whoever waits
+            self._read_parts = self._read_all()
+        except Exception as error:  # raised again by `now`, in the thread of whoever waits
             self._failure = error
 
-    def _take(self) -> dict[str, Part]:
+    def _read_all(self) -> dict[str, Part]:
         cache = cache_folder(self.config.data.cache)
-        model, found = self.config.model, dict[str, Part]()
+        parts = {}
         if "model" in self.only:
-            folder, commit = _model_folder(model)
-            names = ["config.json", *PROCESSOR_FILES, *model_shapes.files_of(folder)]
-            if model.trust_remote_code:
-                names += sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))
-            there = {name: folder / name for name in names if (folder / name).is_file()}
-            found["model"] = Part(model.path, commit, self._contents("model", there, cache))
+            parts["model"] = self._read_model(cache)
         if "tokenizer" in self.only:
-            tokenizer = load_tokenizer(model, cache)
-            contents = self._contents("tokenizer", tokenizer.files, cache)
-            if (template := tokenizer.given_template) is not None:
-                text = template.encode()
-                contents[TEMPLATE] = Content(hashlib.sha256(text).hexdigest(), len(text))
-            found["tokenizer"] = Part(
-                model.tokenizer or model.path, _commit_in(tokenizer.files.values()), contents
-            )
-        return found
+            parts["tokenizer"] = self._read_tokenizer(cache)
+        return parts
+
+    def _read_model(self, cache: Path) -> Part:
+        model = self.config.model
+        folder, commit = _model_folder(model)
+        names = ["config.json", *PROCESSOR_FILES, *model_shapes.files_of(folder)]
+        if model.trust_remote_code:
+            names += sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))
+        paths = {}
+        for name in names:
+            if (folder / name).is_file():
+                paths[name] = folder / name
+        return Part(model.path, commit, self._contents("model", paths, cache))
+
+    def _read_tokenizer(self, cache: Path) -> Part:
+        model = self.config.model
+        tokenizer = load_tokenizer(model, cache)
+        contents = self._contents("tokenizer", tokenizer.files, cache)
+        # A template that the config names is no file of the tokenizer, but decides as much.
+        template = tokenizer.given_template
+        if template is not None:
+            text = template.encode()
+            contents[TEMPLATE] = Content(hashlib.sha256(text).hexdigest(), len(text))
+        commit = _commit_in(tokenizer.files.values())
+        return Part(model.tokenizer or model.path, commit, contents)
 
     def _contents(self, part: str, paths: Mapping[str, Path], cache: Path) -> dict[str, Content]:
-        known = self._known[part].files if part in self._known else {}
-        return {
-            name: self._content(path, known.get(name), cache)
-            for name, path in sorted(paths.items())
-        }
+        known: Mapping[str, Content] = {}
+        if part in self._known:
+            known = self._known[part].files
+        contents = {}
+        for name, path in sorted(paths.items()):
+            contents[name], bytes_read = content_of(path, cache, known.get(name))
+            self.bytes_read += bytes_read
+        return contents
 
-    def _content(self, path: Path, known: Content | None, cache: Path) -> Content:
-        found, size = content_of(path, cache, known)
-        self.bytes_read += size
-        return found
+
+def _change(file: str, before: Content | None, now: Content | None) -> str:
+    """Return in words how a file differs from what it was."""
+    if before is None:
+        return f"{file} was not there, now is"
+    if now is None:
+        return f"{file} was there, now is not"
+    return f"{file} was {before}, now is {now}"
 
 
 def content_of(path: Path, cache: Path, known: Content | None = None) -> tuple[Content, int]:
-    """A file's content, and the bytes that were read for it: none where it has the stamp that it was `known` by, or
-    that the cache holds."""
+    """Return a file's content, and how many bytes were read for it.
+
+    Nothing is read if the file has the stamp of the `known` content, or of one that the cache holds.
+    """
     real = path.resolve()
     facts = real.stat()
     stamp = _stamp_of(facts)
     if known is not None and known.stamp == stamp:
         return known, 0
-    if (
-        _BLOB.fullmatch(real.name) and real.parent.name == "blobs"
-    ):  # the hub's cache names it by its checksum
+
+    # The hub's cache names large files by their checksums.
+    if _BLOB.fullmatch(real.name) and real.parent.name == "blobs":
         return Content(real.name, facts.st_size, stamp), 0
+
     with suppress(OSError, errors.EnvironmentFault, KeyError, TypeError):
         before = files.read_object(_kept_at(real, cache))
         if tuple(before["stamp"]) == stamp:
             return Content(str(before["sha256"]), facts.st_size, stamp), 0
-    found = Content(files.sha256_file(real), facts.st_size, stamp)
-    _remember(real, found.sha256, stamp, cache)
-    return found, facts.st_size
+
+    content = Content(files.sha256_file(real), facts.st_size, stamp)
+    _remember(real, content.sha256, stamp, cache)
+    return content, facts.st_size
 
 
 def remember(path: Path, sha256: str, cache: Path) -> None:
-    """Note the checksum of a file that was just written, so that nobody has to read the file for it."""
+    """Keep the checksum of a file that was just written, so that nobody has to read the file for it."""
     real = path.resolve()
     _remember(real, sha256, _stamp_of(real.stat()), cache)
 
 
 def _remember(real: Path, sha256: str, stamp: Stamp, cache: Path) -> None:
-    """Keep the checksum that a large file had when it had this stamp."""
-    if stamp[0] < _WORTH_KEEPING_BYTES:
+    """Keep the checksum that a large file has while it has this stamp."""
+    file_size = stamp[0]
+    if file_size < _WORTH_KEEPING_BYTES:
         return
     note = json.dumps({"path": str(real), "sha256": sha256, "stamp": stamp}) + "\n"
     with suppress(errors.EnvironmentFault):  # a cache that cannot be written to costs time, no more
@@ -292,50 +333,56 @@ def _stamp_of(facts: os.stat_result) -> Stamp:
 
 
 def _kept_at(real: Path, cache: Path) -> Path:
-    """Return the place in the cache of the checksum of a file."""
+    """Return where the cache keeps the checksum of a file."""
     return cache / "checksums" / f"{hashlib.sha256(os.fsencode(real)).hexdigest()[:32]}.json"
 
 
 @contextmanager
 def checked(check: Check) -> Iterator[None]:
-    """Load what is checked within: at the end it is known to be the run's. Raises ConfigError as `require_same`."""
+    """Compare when the block that loads the base has ended. Raises ConfigError as `require_same` does."""
     try:
         yield
     except errors.KubetuneError:
         raise
     except Exception:
-        check.require_same()  # weights of another base may not even have the shapes
+        # Weights of another base may not even have the same shapes: then the difference is the better message.
+        check.require_same()
         raise
     check.require_same()
 
 
 def _as_json(part: Part) -> dict[str, Any]:
-    facts = {
-        name: {"sha256": content.sha256, "bytes": content.bytes, "stamp": content.stamp}
-        for name, content in part.files.items()
-    }
-    return {"path": part.path, "commit": part.commit, "files": facts}
+    contents = {}
+    for name, content in part.files.items():
+        contents[name] = {"sha256": content.sha256, "bytes": content.bytes, "stamp": content.stamp}
+    return {"path": part.path, "commit": part.commit, "files": contents}
 
 
 def _model_folder(model: ModelConfig) -> tuple[Path, str | None]:
-    """A model's folder on this machine, and the hub's commit if it comes from there. Raises as `find_files`."""
+    """Return a model's folder on this machine, and the hub's commit if it comes from there. Raises as `find_files`."""
     if is_local(model.path):
         return Path(model.path).expanduser(), None
-    found = find_files(model, model.path, ("config.json",))
-    if "config.json" not in found:
+    paths = find_files(model, model.path, ("config.json",))
+    if "config.json" not in paths:
         raise errors.ModelError(
             f"model {model.path} has no config.json; expected a model in Hugging Face form"
         )
-    return found["config.json"].parent, _commit_in(found.values())
+    return paths["config.json"].parent, _commit_in(paths.values())
 
 
 def _commit_of(model: ModelConfig) -> str | None:
+    """Return the commit that the hub has for a model's revision today."""
     if model.revision is not None and _COMMIT.fullmatch(model.revision):
         return model.revision
-    return _commit_in(find_files(model, model.path, ("config.json",)).values())
+    paths = find_files(model, model.path, ("config.json",))
+    return _commit_in(paths.values())
 
 
 def _commit_in(paths: Iterable[Path]) -> str | None:
-    """The commit that the hub's cache has these files of; None for files of a folder."""
-    found = {path.parent.name for path in paths if path.parent.parent.name == "snapshots"}
-    return next(iter(found)) if len(found) == 1 and all(map(_COMMIT.fullmatch, found)) else None
+    """Return the commit that these files of the hub's cache are of; None for files of a folder."""
+    # The cache has them as models--OWNER--NAME/snapshots/COMMIT/FILE.
+    names = {path.parent.name for path in paths if path.parent.parent.name == "snapshots"}
+    if len(names) != 1:
+        return None
+    name = names.pop()
+    return name if _COMMIT.fullmatch(name) else None

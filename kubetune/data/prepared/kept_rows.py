@@ -1,6 +1,6 @@
 """Rows that a run keeps in its directory, so that its exports can be proved, and its model asked, without its data.
 
-They lie in a safetensors file with the bytes of the images that they have: PROOF, and scoring/kept_questions'.
+They lie in safetensors files, with the bytes of their images: PROOF here, and QUESTION_ROWS of scoring/kept_questions.
 """
 
 from __future__ import annotations
@@ -27,62 +27,63 @@ if TYPE_CHECKING:
 PROOF: Final = "proof_rows.safetensors"
 
 PROOF_ROWS: Final = 8
+# Most tokens that are kept of a proof's row. Labelled rows and rows with images are kept whole.
 LONGEST: Final = 256
-"""Tokens of a row of the proof that are run; labelled rows and rows with images are run whole."""
+# Most bytes of all images of a file. With more, no file is written, and the data have to be at hand later.
 MOST_IMAGE_BYTES: Final = 64 << 20
-"""Of the images of all rows of a file; beyond that nothing is kept, and the data have to be at hand."""
 
 
 @dataclass(frozen=True)
 class KeptRow:
-    """One prepared row: `number` in its split, `ids` and `trained` `[tokens]`, the bytes of its `images`.
+    """One prepared row."""
 
-    A labelled row has its `target` `[width]` and token types, `segments` `[tokens]`.
-    """
-
-    number: int
-    ids: NDArray[np.uint32]
-    trained: NDArray[np.bool_]
-    target: NDArray[np.float32] | None = None
-    segments: NDArray[np.uint8] | None = None
+    number: int  # index in its split
+    ids: NDArray[np.uint32]  # [tokens]
+    trained: NDArray[np.bool_]  # [tokens]
+    target: NDArray[np.float32] | None = None  # [width] of a labelled row
+    segments: NDArray[np.uint8] | None = None  # [tokens] token types of a labelled row
     images: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True)
 class KeptRows:
-    """Some rows and, in words, where they come from. `turns`: what pages show of conversations, by rows' numbers."""
+    """Some rows of one split."""
 
     rows: tuple[KeptRow, ...]
-    origin: str
-    turns: Mapping[str, Any] = field(default_factory=dict)
+    origin: str  # where they come from, in words
+    turns: Mapping[str, Any] = field(
+        default_factory=dict
+    )  # row number -> the conversation, for pages
 
 
 def proof_rows(data: Prepared) -> KeptRows:
-    """Rows held out from training where there are any, always the same ones."""
-    rows, origin = (
-        (data.train, "training rows") if data.eval is None else (data.eval, "held-out rows")
-    )
+    """Return rows to prove an export with: held-out rows if the run has some, always the same ones."""
+    rows = data.train
+    origin = "training rows"
+    if data.eval is not None:
+        rows = data.eval
+        origin = "held-out rows"
     ids = np.arange(len(rows), dtype=np.int64)
-    chosen = np.sort(ids[np.argsort(hash_ids(ids, "proof of export"), kind="stable")][:PROOF_ROWS])
-    is_plain = not rows.is_labelled and rows.processor is None
-    return KeptRows(
-        tuple(row(rows, int(number), LONGEST if is_plain else None) for number in chosen), origin
-    )
+    order = np.argsort(hash_ids(ids, "proof of export"), kind="stable")
+    chosen = np.sort(ids[order][:PROOF_ROWS])
+
+    # A class is read off the last token, and an image may lie anywhere, so those rows are not cut.
+    may_be_cut = not rows.is_labelled and rows.processor is None
+    longest = LONGEST if may_be_cut else None
+    return KeptRows(tuple(row(rows, int(number), longest) for number in chosen), origin)
 
 
 def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
-    """One row with what is needed to run it; of a pair, the chosen answer. `longest`: most tokens that are kept."""
+    """Return a row with all that is needed to run it, cut to `longest` tokens. Of a pair, only the chosen answer."""
     ids, trained = rows.sequences(number)[0]
-    ids, trained = ids[:longest], trained[:longest]
+    ids = ids[:longest]
+    trained = trained[:longest]
     if rows.is_labelled and rows.targets is not None:
         return KeptRow(number, ids, trained, rows.targets[number], rows.segments(number))
-    processor = rows.processor
-    return KeptRow(
-        number,
-        ids,
-        trained,
-        images=tuple(map(processor.content, rows.images(number))) if processor is not None else (),
-    )
+    images: tuple[bytes, ...] = ()
+    if rows.processor is not None:
+        images = tuple(map(rows.processor.content, rows.images(number)))
+    return KeptRow(number, ids, trained, images=images)
 
 
 def keep(run_dir: Path, data: Prepared) -> None:
@@ -96,40 +97,50 @@ def keep(run_dir: Path, data: Prepared) -> None:
 
 def write(run_dir: Path, name: str, kept: KeptRows) -> None:
     """Write a file of rows, unless their images are too large to be kept."""
-    from safetensors.numpy import save
-
     images = [image for row in kept.rows for image in row.images]
-    if (taken := sum(map(len, images))) > MOST_IMAGE_BYTES:
+    image_bytes = sum(map(len, images))
+    if image_bytes > MOST_IMAGE_BYTES:
         logs.DATA.info(
             "%s of images are too much to keep in %s; what needs them will read the data",
-            size(taken),
+            size(image_bytes),
             name,
         )
         return
-    columns: dict[str, Sequence[NDArray[Any]]] = {
-        "ids": [row.ids for row in kept.rows],
-        "trained": [row.trained.astype(np.uint8) for row in kept.rows],
-        "segments": [row.segments for row in kept.rows if row.segments is not None],
+
+    from safetensors.numpy import save
+
+    facts = {"format": "np", "origin": kept.origin, "turns": json.dumps(kept.turns, default=str)}
+    content = save(_arrays(kept.rows, images), facts)
+    files.write_atomic(run_dir / name, content, within=run_dir)
+
+
+def _arrays(rows: Sequence[KeptRow], images: Sequence[bytes]) -> dict[str, NDArray[Any]]:
+    """Return the content of a file. Whatever differs in length between rows lies end to end, with its lengths beside it."""
+    arrays: dict[str, NDArray[Any]] = {
+        "numbers": np.array([row.number for row in rows], np.int64),
+        "lengths": np.array([len(row.ids) for row in rows], np.int64),
+        "images_of_rows": np.array([len(row.images) for row in rows], np.int64),
+        "image_lengths": np.array([len(image) for image in images], np.int64),
+    }
+    targets = [row.target for row in rows if row.target is not None]
+    arrays["targets"] = np.array(targets, np.float32)
+
+    end_to_end: dict[str, Sequence[NDArray[Any]]] = {
+        "ids": [row.ids for row in rows],
+        "trained": [row.trained.astype(np.uint8) for row in rows],
+        "segments": [row.segments for row in rows if row.segments is not None],
         "images": [np.frombuffer(image, np.uint8) for image in images],
     }
-    arrays: dict[str, NDArray[Any]] = {
-        "numbers": np.array([row.number for row in kept.rows], np.int64),
-        "lengths": np.array([len(row.ids) for row in kept.rows], np.int64),
-        "images_of_rows": np.array([len(row.images) for row in kept.rows], np.int64),
-        "image_lengths": np.array([len(image) for image in images], np.int64),
-        "targets": np.array(
-            [row.target for row in kept.rows if row.target is not None], np.float32
-        ),
-        **{name: np.concatenate(parts) for name, parts in columns.items() if parts},
-    }
-    facts = {"format": "np", "origin": kept.origin, "turns": json.dumps(kept.turns, default=str)}
-    files.write_atomic(run_dir / name, save(arrays, facts), within=run_dir)
+    for name, parts in end_to_end.items():
+        if parts:
+            arrays[name] = np.concatenate(parts)
+    return arrays
 
 
 def read(run_dir: Path, name: str) -> KeptRows | None:
-    """The rows that a run keeps in a file of this name; None where a run from before has none.
+    """Return the rows that a run keeps in a file of this name; None if there is no such file.
 
-    Raises EnvironmentFault where the file is damaged.
+    Raises EnvironmentFault if the file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -142,40 +153,47 @@ def read(run_dir: Path, name: str) -> KeptRows | None:
             facts = file.metadata()
         return KeptRows(_rows(arrays), facts["origin"], json.loads(facts.get("turns", "{}")))
     except (SafetensorError, LookupError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
         raise errors.EnvironmentFault(
-            f"{path} is damaged ({' '.join(str(error).split())}); put it back from a copy, such as a mirror's, or "
+            f"{path} is damaged ({reason}); put it back from a copy, such as a mirror's, or "
             "remove it: rows are then chosen from the data, where these are at hand"
         ) from error
 
 
 def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
-    lengths, image_counts = arrays["lengths"], arrays["images_of_rows"]
+    """Return the rows of a file: `_arrays` backwards. Raises ValueError or LookupError if it is damaged."""
+    lengths = arrays["lengths"]
+    ids = _split(arrays.get("ids"), lengths)
+    trained = _split(arrays.get("trained"), lengths)
     images = [part.tobytes() for part in _split(arrays.get("images"), arrays["image_lengths"])]
-    is_labelled, found, first = len(arrays["targets"]) > 0, list[KeptRow](), 0
-    segments = _split(arrays.get("segments"), lengths) if is_labelled else None
-    parts = zip(
-        _split(arrays.get("ids"), lengths), _split(arrays.get("trained"), lengths), strict=True
-    )
-    for i, (ids, trained) in enumerate(parts):
-        own = tuple(images[first : first + int(image_counts[i])])
-        first += len(own)
-        found.append(
+    is_labelled = len(arrays["targets"]) > 0
+    segments = _split(arrays.get("segments"), lengths) if is_labelled else []
+
+    rows = []
+    first_image = 0
+    for i in range(len(lengths)):
+        end_of_images = first_image + int(arrays["images_of_rows"][i])
+        rows.append(
             KeptRow(
-                int(arrays["numbers"][i]),
-                ids,
-                trained.view(np.bool_),
-                arrays["targets"][i] if is_labelled else None,
-                segments[i] if segments else None,
-                own,
+                number=int(arrays["numbers"][i]),
+                ids=ids[i],
+                trained=trained[i].view(np.bool_),
+                target=arrays["targets"][i] if is_labelled else None,
+                segments=segments[i] if is_labelled else None,
+                images=tuple(images[first_image:end_of_images]),
             )
         )
-    return tuple(found)
+        first_image = end_of_images
+    return tuple(rows)
 
 
 def _split(values: NDArray[Any] | None, lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """Parts of these lengths. Raises ValueError where `values` are more or fewer."""
-    if values is None:
+    """Cut an array into parts of these lengths. Raises ValueError if they do not add up to all of it."""
+    if values is None:  # an empty array has no entry in the file
         values = np.empty(0, np.uint8)
-    if int(lengths.sum()) != len(values):
-        raise ValueError(f"{int(lengths.sum()):,} values expected, {len(values):,} found")
-    return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []
+    expected = int(lengths.sum())
+    if expected != len(values):
+        raise ValueError(f"{expected:,} values expected, {len(values):,} found")
+    if not len(lengths):
+        return []
+    return np.split(values, np.cumsum(lengths)[:-1])

@@ -1,6 +1,8 @@
-"""Records to encoded rows, by as many processes as there are, in order and in flat memory.
+"""Turn records into encoded rows, in several processes, in order and in flat memory.
 
-`check` looks at what comes out, `prepare` keeps it.
+    records ──make_batches──▶ Batch ──Worker.encode──▶ Result: a Chunk of rows, and a Tally of what became of records
+
+`data/inspect` looks at the results, `prepare` keeps them.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor
 
 BATCH_RECORDS: Final = 256
+# Up to here starting processes takes longer than the work.
 FEW_BATCHES: Final = 8
-"""Up to here starting processes takes longer than the work."""
 
 SPLIT_ADVICE: Final = "data.overlong: split is for plain texts alone (choose drop or truncate)"
 
@@ -61,7 +63,7 @@ Split = Literal["train", "eval", "forget"]
 
 
 class Places(dict[str, list[int]]):
-    """The first records of a source that something is said about, by what that is: their indices."""
+    """The first records of a source that something is reported about: kind of report -> indices of records."""
 
     def note(self, what: str, record: int) -> None:
         """Keep a record, unless enough are kept."""
@@ -70,7 +72,7 @@ class Places(dict[str, list[int]]):
             kept.append(record)
 
     def __add__(self, other: Places) -> Places:
-        """Return the first ones of both, these before the other's."""
+        """Return the first records of both, these before the other's."""
         merged = Places()
         for places in (self, other):
             for what, records in places.items():
@@ -90,54 +92,68 @@ class Batch:
 
 @dataclass
 class Tally:
-    """Records counted by what became of them. `overlong` and `no_label` were left out, `truncated` cut to `max_length`,
-    `split` into `pieces`, each a row.
+    """Records of a source counted by what became of them.
 
-    `refused` could be read and are bad, `unreadable` are no records. With these, rows (of a record that was split,
-    one) and what is left out are all. Of `reasoning_dropped` the chat template left out reasoning that the record
-    holds; `unlike_prompt` train an answer elsewhere than where the generation prompt ends;
-    `rewrites_answer`: the chat template writes a trained answer otherwise; `begins_inside_token`: a token lies across
-    the end of an answer's prompt; the texts of `special_texts` hold what the tokenizer takes for special tokens;
-    `bos_twice` begin with what the tokenizer writes before a text too. Of the images of all records,
-    `images_above_budget` have more tokens than `vision.image_max_tokens`, `images_animated` lose all frames but the
-    first, and `images_deep` lose what 8 bits of grey cannot hold. `unused_keys` hold something in so many records and
-    decide nothing. `unusable` pairs have no difference to be trained, and were left out; `answers` are counts of
-    those that are compared or judged. `plain_prompts` are prompts that no chat template goes around, though the model
-    has one. `places` name the first records of these kinds.
+    Each record makes rows, or is left out, or is bad, so that
+
+        records = rows - pieces + split + overlong (if dropped) + no_label + unusable + refused + unreadable
     """
 
     records: int = 0
     rows: int = 0
+
+    # Longer than data.max_length: left out (overlong), cut (truncated), or split into pieces, each of which is a row.
     overlong: int = 0
     truncated: int = 0
     split: int = 0
     pieces: int = 0
+
+    # Left out because they teach nothing: no token is trained, or the answers of a pair do not differ.
     no_label: int = 0
     unusable: int = 0
+
+    # Bad: read, but not what a record has to be (refused), or no record at all (unreadable).
     refused: int = 0
     unreadable: int = 0
     blank_lines: int = 0
+
+    # Rows in which the chat template …
+    # … leaves out reasoning that the record holds
     reasoning_dropped: int = 0
+    # … puts a trained answer elsewhere than where the generation prompt ends
     unlike_prompt: int = 0
+    # … writes a trained answer differently from the record
     rewrites_answer: int = 0
+    # A token lies across the border between a prompt and its answer.
     begins_inside_token: int = 0
+    # Some text holds what the tokenizer reads as a special token.
     special_texts: int = 0
+    # The text begins with the token (BOS) that the tokenizer writes before each text too.
     bos_twice: int = 0
+    # The prompt is no conversation, although the model has a chat template.
     plain_prompts: int = 0
+
+    # Images, and those with more tokens than vision.image_max_tokens, with frames beyond the first, which are lost,
+    # and with more grey levels than 8 bits can hold.
     images: int = 0
     images_above_budget: int = 0
     images_animated: int = 0
     images_deep: int = 0
+
     tokens: int = 0
     trained_tokens: int = 0
     longest: int = 0
+
+    # Keys that decide nothing -> records in which they hold something.
     unused_keys: Counter[str] = field(default_factory=Counter)
+    # Of answers that are compared or judged: see _answers.
     answers: Counter[str] = field(default_factory=Counter)
+    # How a record with several readings was read -> records.
     taken: Counter[str] = field(default_factory=Counter)
     places: Places = field(default_factory=Places)
 
     def count(self, what: str, record: int, number: int = 1) -> None:
-        """Count one more of a kind, or none where `number` is 0, and keep its place."""
+        """Count `number` more of a kind, and keep the record as one of the kind's places."""
         if number:
             setattr(self, what, getattr(self, what) + number)
             self.places.note(what, record)
@@ -145,9 +161,9 @@ class Tally:
     @property
     def lost_share(self) -> float:
         """Share of the records that no row was made of."""
-        return (
-            (self.overlong + self.no_label + self.unusable) / self.records if self.records else 0.0
-        )
+        if not self.records:
+            return 0.0
+        return (self.overlong + self.no_label + self.unusable) / self.records
 
     def add(self, other: Tally) -> None:
         """Count the other's records too."""
@@ -159,21 +175,20 @@ class Tally:
 
 @dataclass
 class Result:
-    """One batch encoded. `lengths` are those of all its rows, before any was cut or left out, and so is `profile`.
-
-    It is there where the worker was asked for it. Equal rows have equal `digests`, of 64 bits so that lists of them
-    stay small; `reversed_digests` are those that pairs would have with their answers exchanged. `largest_id` is that of
-    all tokens.
-    """
+    """One batch encoded."""
 
     source: int
     split: Split
     chunk: Chunk = field(default_factory=Chunk)
     tally: Tally = field(default_factory=Tally)
+    # Tokens of every sequence, before any was cut or left out. So is the profile, if the worker makes any.
     lengths: array[int] = field(default_factory=lambda: array("I"))
-    problems: list[tuple[str, str]] = field(default_factory=list)
     profile: Profile | None = None
+    # (place of a record, what is wrong with it)
+    problems: list[tuple[str, str]] = field(default_factory=list)
+    # [rows] a number that equal rows share; of 64 bits, so that lists of them stay small
     digests: array[int] = field(default_factory=lambda: array("Q"))
+    # [pairs] the digest that a pair would have with its answers exchanged
     reversed_digests: array[int] = field(default_factory=lambda: array("Q"))
     largest_id: int = -1
 
@@ -191,35 +206,24 @@ class Worker:
         limits: tuple[int, ...] = (),
         kind: RecordKind = "text",
     ) -> None:
-        """`labels`: those of a classifier; `processor`: what images go through, where there may be any; `limits`: what
-        rows are profiled by, if at all; `kind`: what records hold."""
-        self._encoder: Encoder | LabelledEncoder | PreferenceEncoder | VisionEncoder
-        if labels is not None:
-            self._encoder = LabelledEncoder(tokenizer, labels)
-        else:
-            compares = kind not in ("text", "labelled")
-            encoder = Encoder(
-                tokenizer,
-                train_on=data.train_on,
-                add_special_tokens=data.add_special_tokens,
-                keeps_prompts=compares,
-            )
-            seeing = encoder if processor is None else VisionEncoder(encoder, processor)
-            self._encoder = (
-                PreferenceEncoder(seeing, margins=kind == "graded") if compares else seeing
-            )
+        """`labels`: a classifier's. `processor`: for images. `limits`: what rows are profiled by, none for no profile."""
+        self._encoder = _encoder_for(tokenizer, data, labels, processor, kind)
         self._kind: RecordKind = "labelled" if labels is not None else kind
         self._labels = labels
-        self._names_of_numbers: dict[tuple[Split, int], tuple[str, ...]] = {}  # by source
-        self._find_special = None if labels is not None else tokenizer.find_special
+        # Of each source that has been seen, the names that its numbers stand for; empty if they are the run's.
+        self._names_of_numbers: dict[tuple[Split, int], tuple[str, ...]] = {}
+        self._find_special = tokenizer.find_special if labels is None else None
         self._prefix = tokenizer.prefix
         self._data = data
         self._sources = sources
         self._limits = limits
-        template = tokenizer.chat.source if labels is None and tokenizer.chat is not None else ""
+
+        template = ""
+        if labels is None and tokenizer.chat is not None:
+            template = tokenizer.chat.source
+        self._has_template = bool(template)
         self._named_by_template = _keys_of_messages(template)
         self._image_token = processor.placeholder.token if processor is not None else None
-        self._has_template = bool(template)
 
     def encode(self, batch: Batch) -> Result:
         """Encode a batch. Bad records become problems of the result."""
@@ -227,18 +231,11 @@ class Worker:
         result = Result(batch.source, batch.split)
         if self._limits:
             result.profile = Profile(self._limits, self._image_token)
-        good, examples = [], []
+        good = []
+        examples = []
         for index, record in batch.records:
             try:
-                reading = read(record.value, source.format, source.columns, kind=self._kind)
-                example = located(reading.example, record.file, self._data.cache)
-                examples.append(self._named(example, batch))
-                good.append((index, record.where))
-                result.tally.unused_keys.update(
-                    key for key in reading.unused if not self._is_read_by_template(key)
-                )
-                if reading.taken:
-                    result.tally.taken[reading.taken] += 1
+                example = self._read(record, source, batch, result.tally)
             except Unusable as error:
                 if self._data.unusable_pairs == "drop":
                     result.tally.records += 1
@@ -247,39 +244,59 @@ class Worker:
                     result.problems.append((record.where, str(error)))
             except ValueError as error:
                 result.problems.append((record.where, str(error)))
+            else:
+                good.append((index, record.where))
+                examples.append(example)
+
         rows = self._encoder.encode_batch(examples)
         for (index, where), example, encoded in zip(good, examples, rows, strict=True):
-            if isinstance(encoded, str):
+            if isinstance(encoded, str):  # why it cannot be encoded
                 result.problems.append((where, encoded))
             else:
                 self._keep(result, index, where, example, encoded)
+
+        # What `_keep` and the tally have not seen became a problem above.
         bad = len(batch.records) - result.tally.records
         result.tally.records += bad
         result.tally.refused += bad
         _add_digests(result)
         return result
 
+    def _read(self, record: Record, source: SourceConfig, batch: Batch, tally: Tally) -> Example:
+        """Return the example of a record. Raises ValueError if it is none, Unusable for a pair without a difference."""
+        reading = read(record.value, source.format, source.columns, kind=self._kind)
+        example = located(reading.example, record.file, self._data.cache)
+        example = self._named(example, batch)
+        for key in reading.unused:
+            if not self._is_read_by_template(key):
+                tally.unused_keys[key] += 1
+        if reading.taken:
+            tally.taken[reading.taken] += 1
+        return example
+
     def _named(self, example: Example, batch: Batch) -> Example:
-        """Return a labelled example with names for numbers that its source counts otherwise than the run."""
+        """Return a labelled example with a name for a number that its source counts differently from the run."""
         if self._labels is None or not isinstance(example, Labelled):
             return example
+        source = self._sources[batch.split][batch.source]
         place = (batch.split, batch.source)
         if place not in self._names_of_numbers:
-            source = self._sources[batch.split][batch.source]
             self._names_of_numbers[place] = names_of_numbers(source, self._labels.names)
         names = self._names_of_numbers[place]
-        return replace(example, label=with_names(example.label, names)) if names else example
+        if not names:
+            return example
+        return replace(example, label=with_names(example.label, names))
 
     def _is_read_by_template(self, key: str) -> bool:
-        """A key of messages that the chat template names: it is given them whole."""
+        """True for a key of messages that the chat template names: it gets whole messages."""
         place, _, name = key.rpartition("[].")
         return place == "messages" and name in self._named_by_template
 
     def _keep(
         self, result: Result, index: int, where: str, example: Example, encoded: Encoded
     ) -> None:
-        """Add a row to a result, unless it is too long or teaches nothing, and count what became of it."""
-        tally, limit = result.tally, self._data.max_length
+        """Add a record's row to the result, unless it is too long or teaches nothing, and count what became of it."""
+        tally = result.tally
         tally.records += 1
         tally.longest = max(tally.longest, encoded.longest)
         tally.count("special_texts", index, self._holds_special_tokens(example))
@@ -290,33 +307,48 @@ class Worker:
         result.lengths.extend(len(ids) for ids, _ in encoded.sequences)
         if result.profile is not None:
             result.profile.add_row(encoded)
-        if encoded.longest > limit:
-            if self._data.overlong == "error":
-                result.problems.append(
-                    (where, f"has {encoded.longest:,} tokens; data.max_length is {limit:,}")
-                )
+
+        if encoded.longest > self._data.max_length:
+            self._shorten(result, index, where, example, encoded)
+        else:
+            self._add_if_it_teaches(result, index, example, encoded)
+
+    def _shorten(
+        self, result: Result, index: int, where: str, example: Example, encoded: Encoded
+    ) -> None:
+        """Do with a record that is too long what data.overlong says."""
+        tally = result.tally
+        limit = self._data.max_length
+        overlong = self._data.overlong
+        if overlong == "drop":
+            tally.count("overlong", index)
+        elif overlong == "error":
+            problem = f"has {encoded.longest:,} tokens; data.max_length is {limit:,}"
+            result.problems.append((where, problem))
+            tally.refused += 1
+        elif overlong == "split":
+            problem = not_to_split(self._data, example, encoded)
+            if problem:
+                result.problems.append((where, problem))
                 tally.refused += 1
                 return
-            if self._data.overlong == "drop":
-                tally.count("overlong", index)
-                return
-            if self._data.overlong == "split":
-                if said := not_to_split(self._data, example, encoded):
-                    result.problems.append((where, said))
-                    tally.refused += 1
-                    return
-                found = pieces(encoded, limit)
-                tally.count("split", index)
-                tally.pieces += len(found)
-                for piece in found:
-                    self._add(result, index, example, piece)
-                return
-            encoded = self._encoder.cut(example, encoded, limit)
+            parts = pieces(encoded, limit)
+            tally.count("split", index)
+            tally.pieces += len(parts)
+            for part in parts:
+                self._add(result, index, example, part)
+        else:
             tally.count("truncated", index)
-        if not _teaches(encoded):
-            tally.count("no_label", index)
-            return
-        self._add(result, index, example, encoded)
+            shorter = self._encoder.cut(example, encoded, limit)
+            self._add_if_it_teaches(result, index, example, shorter)
+
+    def _add_if_it_teaches(
+        self, result: Result, index: int, example: Example, encoded: Encoded
+    ) -> None:
+        if _teaches(encoded):
+            self._add(result, index, example, encoded)
+        else:
+            result.tally.count("no_label", index)
 
     def _add(self, result: Result, index: int, example: Example, encoded: Encoded) -> None:
         tally = result.tally
@@ -337,19 +369,43 @@ class Worker:
         return once > 0 and encoded.ids[: 2 * once] == self._prefix * 2
 
     def _holds_special_tokens(self, example: Example) -> bool:
-        """Some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
+        """True if some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
         return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
 
 
+def _encoder_for(
+    tokenizer: Tokenizer,
+    data: DataConfig,
+    labels: Labels | None,
+    processor: ImageProcessor | None,
+    kind: RecordKind,
+) -> Encoder | LabelledEncoder | PreferenceEncoder | VisionEncoder:
+    """Return what encodes records of a kind; encoders for images and for pairs are wrapped around that for texts."""
+    if labels is not None:
+        return LabelledEncoder(tokenizer, labels)
+    compares_answers = kind not in ("text", "labelled")
+    encoder: Encoder | VisionEncoder = Encoder(
+        tokenizer,
+        train_on=data.train_on,
+        add_special_tokens=data.add_special_tokens,
+        keeps_prompts=compares_answers,
+    )
+    if processor is not None:
+        encoder = VisionEncoder(encoder, processor)
+    if compares_answers:
+        return PreferenceEncoder(encoder, margins=kind == "graded")
+    return encoder
+
+
 def not_to_split(data: DataConfig, example: Example, encoded: Encoded) -> str:
-    """Words for a record that `data.overlong: split` is not for, though it is too long; empty for others."""
+    """Return what is wrong with a long record that `data.overlong: split` cannot split; empty if nothing is."""
     if data.overlong != "split" or encoded.longest <= data.max_length or isinstance(example, Text):
         return ""
     return f"has {encoded.longest:,} tokens of {data.max_length:,}, and {SPLIT_ADVICE}"
 
 
 def _answers(example: Example, encoded: Encoded) -> dict[str, int]:
-    """Counts of the answers of a row, and of their labels."""
+    """Return counts of a row's answers and of their labels, for rows that have compared or judged answers."""
     if isinstance(example, Judged):
         return {"good" if example.is_good else "bad": 1}
     if not encoded.split:
@@ -372,14 +428,15 @@ def _is_plain_prompt(example: Example) -> bool:
 
 
 def _add_digests(result: Result) -> None:
-    """Put a number for each row into the result, which equal rows share, and the largest of all ids."""
+    """Put the digests of the chunk's rows into the result, and the largest of all ids."""
     chunk = result.chunk
     stream = memoryview(chunk.tokens)
-    end = 0
+    start = 0
     for length, split, images in zip(chunk.lengths, chunk.splits, chunk.images, strict=True):
-        begin, end = end, end + length
+        row = stream[start : start + length]
+        start += length
+        # Rows with the same text about different images are not equal.
         crcs = b"".join(image.crc.to_bytes(4) for image in images)
-        row = stream[begin:end]
         result.digests.append(_digest(row, crcs))
         if split:
             result.reversed_digests.append(_digest(row[split:], bytes(row[:split]), crcs))
@@ -394,25 +451,19 @@ def _digest(*parts: bytes | memoryview[int]) -> int:
 
 
 def _teaches(encoded: Encoded) -> bool:
-    """True for a row with a token that is trained: of a pair, the difference between its answers."""
+    """True if a row has a trained token. Both answers of a pair need one, and the answers have to differ."""
     if not encoded.split:
         return encoded.labels > 0
-    (chosen, _), (rejected, _) = sequences = encoded.sequences
-    return all(any(trained) for _, trained in sequences) and chosen != rejected
+    (chosen, chosen_trained), (rejected, rejected_trained) = encoded.sequences
+    return any(chosen_trained) and any(rejected_trained) and chosen != rejected
 
 
 def _texts_of(example: Example) -> Iterator[str]:
-    """Texts that were written into a record: contents, reasoning, tools and calls of them, or its plain texts."""
+    """Yield the texts that somebody wrote into a record: contents, reasoning, tools and calls, or its plain texts."""
     match example:
         case Chat():
             for message in example.messages:
-                content = message["content"]
-                yield content.replace(IMAGE_TAG, "") if example.images else content
-                yield from (
-                    text for key in REASONING_FIELDS if isinstance(text := message.get(key), str)
-                )
-                if calls := message.get("tool_calls"):
-                    yield from _leaves(calls)
+                yield from _texts_of_message(message, has_images=bool(example.images))
             if example.tools:
                 yield from _leaves(example.tools)
         case Preference():
@@ -426,8 +477,22 @@ def _texts_of(example: Example) -> Iterator[str]:
             yield example.text
 
 
+def _texts_of_message(message: dict[str, Any], *, has_images: bool) -> Iterator[str]:
+    content = message["content"]
+    if has_images:
+        content = content.replace(IMAGE_TAG, "")  # tags stand for images, they are no text
+    yield content
+    for key in REASONING_FIELDS:
+        reasoning = message.get(key)
+        if isinstance(reasoning, str):
+            yield reasoning
+    calls = message.get("tool_calls")
+    if calls:
+        yield from _leaves(calls)
+
+
 def _leaves(value: Any) -> Iterator[str]:
-    """All texts within a value, keys too."""
+    """Yield all texts within a value, keys too."""
     match value:
         case str():
             yield value
@@ -441,20 +506,19 @@ def _leaves(value: Any) -> Iterator[str]:
 
 
 def _keys_of_messages(template: str) -> frozenset[str]:
-    """The keys of messages that a chat template names, such as `message.name` or `messages[0]['name']`."""
-    loops = re.findall(r"\bfor\s+(\w+)\s+in\s+[^%]*messages", template)
-    message = "|".join({"message", r"messages\s*\[[^\]]+\]", *map(re.escape, loops)})
-    return frozenset(
-        re.findall(
-            rf"\b(?:{message})\s*(?:\.(?!get\()|\.get\(\s*['\"]|\[\s*['\"])\s*(\w+)", template
-        )
-    )
+    """Return the keys of messages that a chat template reads, such as `message.name` or `messages[0]['name']`."""
+    # Names of a message: `m` in `for m in messages`, `message`, and `messages[…]`.
+    loop_variables = re.findall(r"\bfor\s+(\w+)\s+in\s+[^%]*messages", template)
+    message = "|".join({"message", r"messages\s*\[[^\]]+\]", *map(re.escape, loop_variables)})
+    # A key behind it: `.key`, `.get('key'` or `['key'`.
+    access = r"(?:\.(?!get\()|\.get\(\s*['\"]|\[\s*['\"])"
+    return frozenset(re.findall(rf"\b(?:{message})\s*{access}\s*(\w+)", template))
 
 
 def located(example: Example, data_file: str, cache: str | None) -> Example:
-    """The example with absolute paths of its images, which a file gives as seen from its own folder.
+    """Return the example with absolute paths of its images; in a data file they are relative to its folder.
 
-    `cache`: where those are kept that the record itself holds. Raises UnusableImage as `image_file` does.
+    Images that the record itself holds are written into the cache. Raises UnusableImage as `image_file` does.
     """
     return with_images(
         example, lambda image: os.path.abspath(image_file(data_file, image, cache_folder(cache)))
@@ -464,12 +528,13 @@ def located(example: Example, data_file: str, cache: str | None) -> Example:
 def encode_batches(
     worker: Worker, batches: Iterator[Batch], problems: Problems, num_proc: int | None = None
 ) -> Generator[Result]:
-    """The results of all batches, in order. Raises EnvironmentFault when a process was killed."""
+    """Yield the results of all batches, in order. Raises EnvironmentFault if a process was killed."""
     first = list(islice(batches, FEW_BATCHES + 1))
     processes = num_proc or len(os.sched_getaffinity(0))
     everything = chain(first, batches)
+    results: Iterable[Result]
     if processes == 1 or len(first) <= FEW_BATCHES:
-        results: Iterable[Result] = map(worker.encode, everything)
+        results = map(worker.encode, everything)
     else:
         results = map_in_processes(worker.encode, everything, processes, if_killed=_KILLED)
     try:
@@ -485,7 +550,7 @@ def encode_batches(
 def make_batches(
     records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]
 ) -> Iterator[Batch]:
-    """Group the records of one source by split; `split_of(index)` is None for those not taken."""
+    """Group the records of one source by split. `split_of(index)` is None for records that are not used."""
     open_batches: dict[Split, Batch] = {}
     for index, record in enumerate(records):
         split = split_of(index)

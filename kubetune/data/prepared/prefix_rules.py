@@ -1,4 +1,4 @@
-"""When prefixes are shared (prefixes.py says what that is): which runs may, and from how much on it is worth it.
+"""Decide when prefixes are shared (prefixes.py says what that is): which runs may, and when it is worth it.
 
 This file needs no numpy, so that a plan and a check of a small file do without it.
 """
@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kubetune.config.schema import DataConfig, PreferenceConfig
 
+# Tokens; prefixes are shared in multiples of it: a few equal words are not worth a sequence of their own.
 GRAIN = 16
-"""Tokens; prefixes are shared in multiples of it: a few equal words are not worth a sequence of their own."""
+# Prefixes are shared where that saves at least this part of the tokens: batches of like rows are less even ones.
 LEAST_SHARE = 0.02
-"""Prefixes are shared where that saves at least this part of the tokens: batches of like rows are less even ones."""
 
 
 def may_share_prefixes(task: str, data: DataConfig, preference: PreferenceConfig) -> bool:
@@ -38,7 +38,10 @@ def repeated_tokens(rows: Sequence[Sequence[Sequence[int]]]) -> int:
 
     A row is a list of sequences. Sorted, each sequence repeats what it has in common with the one before it.
     """
-    ordered = sorted(list(ids) for sequences in rows for ids in sequences)
+    ordered = []
+    for sequences in rows:
+        ordered += [list(ids) for ids in sequences]
+    ordered.sort()
     repeated = 0
     for before, after in pairwise(ordered):
         common = 0

@@ -1,4 +1,4 @@
-"""Prefix sharing: rows that begin with the same tokens compute this prefix once.
+"""Find rows that begin with the same tokens, so that this prefix is computed once (prefix sharing).
 
 Conversations with one system prompt share it, and so do the two answers of a pair their question. In a packed batch the
 prefix is a sequence of its own, and what each row has beyond it goes on from there. This file finds the prefixes and
@@ -61,7 +61,7 @@ def sort_by_prefix(sequences: Sequence[Tokens]) -> tuple[Ids, Ids]:
 
     These are whole grains, and never all of a sequence: its last token is always its own.
     """
-    # Big-endian bytes sort as the ids do.
+    # Big-endian bytes sort as the ids do, and sorting bytes is fast.
     keys = [ids.astype(">u4").tobytes() for ids in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     shared = np.zeros(len(order), np.int64)
@@ -73,6 +73,8 @@ def sort_by_prefix(sequences: Sequence[Tokens]) -> tuple[Ids, Ids]:
 
 
 def _common(first: Tokens, second: Tokens) -> int:
+    """Return how many tokens, in whole grains, two sequences begin with in common."""
+    # Without the last token of either: each row needs a token of its own that predicts.
     common = max(0, min(len(first), len(second)) - 1)
     differing = np.flatnonzero(first[:common] != second[:common])
     if len(differing):
@@ -147,13 +149,17 @@ class _SortedRows(NamedTuple):
         return stretches
 
     def cut_evenly(self, number: int, least: int) -> list[_Stretch]:
-        """Cut all rows into at most `number` stretches of at least about `least` tokens, the largest as small as can be."""
+        """Cut all rows into at most `number` stretches, the largest of which is as small as possible.
+
+        `least`: the tokens of an even share; a limit below it cannot be enough.
+        """
         rows = len(self.places)
         sizes = range(least, int(self.lengths.sum()) + 1)
 
         def is_enough(most: int) -> bool:
             return len(self.cut(0, rows, most)) <= number
 
+        # The higher the limit, the fewer stretches: a binary search finds the lowest limit that is enough.
         return self.cut(0, rows, least + bisect_left(sizes, True, key=is_enough))
 
 
@@ -170,12 +176,13 @@ def split_by_prefix(
     family = _rows_that_share([row[0] for row in rows], lengths)
     single = np.delete(np.arange(len(ids)), family.places)
     total = int(lengths.sum() - family.shared.sum())
-    stretches = family.cut_evenly(world_size, -(-total // world_size))
+    even_share = -(-total // world_size)  # rounded up
+    stretches = family.cut_evenly(world_size, even_share)
 
     # What ranks get is a unit: the stretches come first, then the single rows.
     units = np.array([*(stretch.tokens for stretch in stretches), *lengths[single]], np.int64)
     ranks = []
-    computed = 0
+    computed = 0  # tokens, of all ranks
     for of_rank in balance_ranks(np.arange(len(units)), units, world_size):
         together = []  # rows that stay in one micro-batch
         tokens = []
@@ -207,4 +214,7 @@ def _rows_that_share(sequences: Sequence[Tokens], lengths: Ids) -> _SortedRows:
 def _packed(together: Sequence[Ids], tokens: Sequence[int], token_budget: int) -> list[Ids]:
     """Pack groups of rows, which take so many tokens each, into micro-batches."""
     bins = pack(np.arange(len(together)), np.array(tokens, np.int64), token_budget)
-    return [np.concatenate([together[group] for group in groups]) for groups in bins]
+    micro_batches = []
+    for groups in bins:
+        micro_batches.append(np.concatenate([together[group] for group in groups]))
+    return micro_batches

@@ -1,6 +1,6 @@
-"""From sources to prepared rows: tokenised once by all cores, kept under a fingerprint, whole or not at all.
+"""Prepare rows from sources: tokenise once on all cores, and keep the rows under a fingerprint, whole or not at all.
 
-Runs before any process group exists, so that nobody waits in a collective while one process tokenises.
+This runs before any process group exists, so that no rank waits in a collective while one process tokenises.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from kubetune.rundir.starts import day_of
 
 __all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
 
-_WORTH_TELLING_BYTES: Final = 1 << 30
+# When fewer bytes were read, a log line is not worth it.
+_WORTH_LOGGING_BYTES: Final = 1 << 30
 
 LABELS: Final = "labels.json"
 
@@ -50,10 +51,14 @@ class Prepared:
     tokenizer: Tokenizer
     train: Rows
     eval: Rows | None
-    stats: dict[Split, dict[str, Any]]  # what became of the records
-    labels: Labels | None = None  # what a classifier is to tell apart; None for language models
-    forget: Rows | None = None  # rows whose loss is watched
-    findings: tuple[Finding, ...] = ()  # what a person should know about the data
+    # What became of the records of each split.
+    stats: dict[Split, dict[str, Any]]
+    # A classifier's; None for language models.
+    labels: Labels | None = None
+    # Rows whose loss is only watched.
+    forget: Rows | None = None
+    # What a person should know about the data.
+    findings: tuple[Finding, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -63,10 +68,10 @@ class Prepared:
 
 
 def prepare(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
-    """Tokenise the data of a run, or find them already prepared.
+    """Return the prepared data of a run, which this tokenises unless the cache has them.
 
     `progress` is called with the number of records done. Any number of processes may call this at once: one works,
-    the others wait for it. Raises DataError when records are bad or too many would be left out; nothing is kept then.
+    the others wait for it. Raises DataError if records are bad or too many would be left out; then nothing is kept.
     """
     spec = DataSpec.of(config)
     cache = cache_folder(spec.data.cache)
@@ -75,11 +80,11 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     key = fingerprint(spec, tokenizer)
     folder = cache / "prepared" / key[:32]
     with lock(folder.with_suffix(".lock"), wait=True):
-        is_there = os.path.lexists(folder)
-        damage = damage_of(folder, key, cache) if is_there else None
-        if damage is not None:
-            _set_aside(folder, damage)
-        if damage is not None or not is_there:
+        if os.path.lexists(folder):
+            damage = damage_of(folder, key, cache)
+            if damage is not None:
+                _set_aside(folder, damage)
+        if not os.path.lexists(folder):
             _build(folder, key, spec, tokenizer, progress)
             _remember_checksums(folder, cache)
     prepared = load_prepared(folder, tokenizer, spec)
@@ -89,9 +94,9 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
 
 
 def damage_of(folder: Path, key: str, cache: Path) -> str | None:
-    """Return what is wrong with the prepared data of a fingerprint, None if every byte is what was written.
+    """Return what is wrong with the prepared data of a fingerprint, None if every byte is as it was written.
 
-    A large file that has the stamp of an earlier look is not read again.
+    A large file that has not changed since its checksum was computed is not read again.
     """
     began = time.perf_counter()
     bytes_read = 0
@@ -113,7 +118,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
         damage = whole_folder.damage(folder, listed, but=MANIFEST, digest=digest)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"has a damaged {MANIFEST} ({type(error).__name__}: {error})"
-    if bytes_read >= _WORTH_TELLING_BYTES:
+    if bytes_read >= _WORTH_LOGGING_BYTES:
         seconds = time.perf_counter() - began
         logs.DATA.info(
             "%s of prepared data read for their checksums in %.1f s", size_of(bytes_read), seconds
@@ -122,7 +127,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
 
 
 def _set_aside(folder: Path, damage: str) -> None:
-    """Take damaged rows out of the way and say so. Their sources are there, so they can be made again."""
+    """Move damaged rows out of the way and log it. Their sources exist, so they can be made again."""
     aside = folder.with_name(f"damaged-{folder.name}")
     whole_folder.remove(aside)
     with explained_writes(aside):
@@ -179,7 +184,8 @@ def _build(
     tokenizer: Tokenizer,
     progress: Callable[[int], None] | None,
 ) -> None:
-    """Write the rows, the manifest last. The lock is held, so nobody is working on what killed runs left."""
+    """Write the rows, and the manifest last, so that a folder with a manifest is complete."""
+    # The caller holds the lock, so nobody works in a folder that a killed run left.
     whole_folder.remove_leftovers(folder.parent, folder.name)
     with whole_folder.written(folder, "prepare") as partial:
         _write_rows(partial, spec, tokenizer, progress)
@@ -202,12 +208,15 @@ def _write_rows(
                 lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken)
             )
         )
+
         for result in stack.enter_context(closing(data_pass.results())):
             writers[result.split].write(result.source, result.chunk)
             done += result.tally.records
             fault_injection.reach("prepare")
             if progress:
                 progress(done)
+
+    # Bad records are reported together, at the end, so that a user can mend all of them at once.
     data_pass.problems.raise_if_any()
     data_facts.write(folder, data_facts.learn(spec.data.train[0], spec.record_kind))
     if data_pass.labels is not None:

@@ -1,7 +1,7 @@
-"""Prepares the data of a run before its ranks start: `python -m kubetune.data.prepared.prepare_worker RUN_DIR`.
+"""Prepare the data of a run before its ranks start: `python -m kubetune.data.prepared.prepare_worker RUN_DIR`.
 
-A process of its own, so that the agent stays light and can pass a stop on. It ends with an exit code of errors.py, and
-on failure leaves the reason in place of the rank named by RANK.
+This is a process of its own, so that the agent stays small and can pass a stop on. The exit code is one of errors.py.
+After a failure the reason lies where the rank named by RANK would leave it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kubetune.rundir import exit_status
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prepare what RUN_DIR/resolved.json asks for, unless the cache has it; returns the exit code."""
+    """Prepare what RUN_DIR/resolved.json asks for, unless the cache has it. Return the exit code."""
     processes.die_with_parent()
     run_dir = Path(argv[0])
     rank = int(os.environ.get("RANK", "0"))
@@ -32,6 +32,7 @@ def main(argv: Sequence[str]) -> int:
         processes.try_threads()
         from kubetune.data.prepared.prepare import prepare
 
+        # The commit that the ranks will take too, even if the branch moves until then.
         model = pinned(config.model, run_dir)
         prepare(config.model_copy(update={"model": model}))
     except Exception as error:
@@ -41,11 +42,8 @@ def main(argv: Sequence[str]) -> int:
         reason = exit_status.reason_of(fault)
         logs.ERROR.error("%s", reason)
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
-            exit_status.write_rank_exit_status(
-                run_dir,
-                rank,
-                exit_status.ExitStatus(fault.exit_code, reason, error=type(fault).__name__),
-            )
+            status = exit_status.ExitStatus(fault.exit_code, reason, error=type(fault).__name__)
+            exit_status.write_rank_exit_status(run_dir, rank, status)
         return fault.exit_code
     return errors.OK
 

@@ -1,6 +1,6 @@
-"""Make-up of rows, counted as they go by: shares that are trained, tokens of images, what shorter rows would lose.
+"""What rows consist of: the share that is trained, tokens of images, and what a lower data.max_length would lose.
 
-For the data's page (reporting/data_page). Counts whole rows, before any is cut or left out.
+For the page about the data (reporting/data_page). Counts whole rows, before any is cut or left out.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from typing import Any, Final
 
 from kubetune.data.text.encode import Encoded
 
+# Values of data.max_length that are compared, besides the one that is set.
 LIMITS: Final = tuple(2**power for power in range(7, 18))
-"""Values of data.max_length that are compared, besides the one that is set."""
 
+# Rows are counted by the share of their tokens that is trained in steps of so many per cent.
 SHARE_STEP: Final = 5
-"""Rows are counted by the share of their tokens that is trained in steps of so many per cent."""
 
 _MOST_LIMITS: Final = 7
 
 
 @dataclass
 class Profile:
-    """Counts over the rows of one split. `limits` are in ascending order; `image_token` is None where none is seen.
+    """Counts over the rows of one split."""
 
-    `shares`: rows by the step that their share falls into; `lost`: labels behind each limit; `image_tokens`: rows with
-    images by the tokens of these.
-    """
-
+    # Values of data.max_length, rising.
     limits: tuple[int, ...] = ()
+    # None where no image can be.
     image_token: int | None = None
     labels: int = 0
+    # Step of the trained share, `percent // SHARE_STEP` -> sequences.
     shares: Counter[int] = field(default_factory=Counter)
+    # Limit -> labels behind it.
     lost: Counter[int] = field(default_factory=Counter)
+    # Tokens of a row's images -> rows with images.
     image_tokens: Counter[int] = field(default_factory=Counter)
 
     def add_row(self, row: Encoded) -> None:
@@ -44,57 +45,74 @@ class Profile:
             self.image_tokens[row.ids.count(self.image_token)] += 1  # type: ignore[arg-type]
 
     def _add_sequence(self, length: int, trained: Sequence[bool]) -> None:
-        end, labels = length, 0
+        # From the end to the beginning, so that each token is looked at once for all limits.
+        end = length
+        labels = 0
         for limit in reversed(self.limits):
             if limit < end:
                 labels += sum(trained[limit:end])
                 self.lost[limit] += labels
                 end = limit
         labels += sum(trained[:end])
+
         self.labels += labels
         if labels:
-            self.shares[min(99, 100 * labels // length) // SHARE_STEP] += 1
+            percent = min(99, 100 * labels // length)  # 100 % belongs to the last step
+            self.shares[percent // SHARE_STEP] += 1
 
     def add(self, other: Profile) -> None:
-        """Count the rows of another too."""
+        """Count the rows of another profile too."""
         self.labels += other.labels
-        for mine, theirs in ((self.shares, other.shares), (self.lost, other.lost)):
-            mine.update(theirs)
+        self.shares.update(other.shares)
+        self.lost.update(other.lost)
         self.image_tokens.update(other.image_tokens)
 
     def costs(self, lengths: Counter[int], chosen: int) -> list[dict[str, Any]]:
-        """For each limit worth a look, the shares that are lost by it: of rows, of tokens in these, of labels.
+        """Return what each limit worth showing loses: which share of the rows, of the tokens in them, of the labels.
 
-        `lengths`: rows by their tokens; `chosen`: the limit that is set, which is always among them.
+        `lengths`: tokens of a row -> rows. `chosen`: the limit that is set, which is always shown.
         """
-        rows, tokens = lengths.total(), sum(length * count for length, count in lengths.items())
-        longest = max(lengths, default=0)
-        cutting = [limit for limit in self.limits if limit < longest]
-        enough = next((limit for limit in self.limits if limit >= longest), chosen)
-        shown: Sequence[int] = sorted({*cutting[-_MOST_LIMITS:], enough, chosen})
-        found = []
-        for limit in shown:
-            long = {length: count for length, count in lengths.items() if length > limit}
-            found.append(
+        rows = lengths.total()
+        tokens = sum(length * count for length, count in lengths.items())
+        costs = []
+        for limit in self._limits_to_show(max(lengths, default=0), chosen):
+            long_rows = 0
+            long_tokens = 0
+            for length, count in lengths.items():
+                if length > limit:
+                    long_rows += count
+                    long_tokens += length * count
+            costs.append(
                 {
                     "limit": limit,
-                    "rows": sum(long.values()) / max(1, rows),
-                    "tokens": sum(length * count for length, count in long.items())
-                    / max(1, tokens),
+                    "rows": long_rows / max(1, rows),
+                    "tokens": long_tokens / max(1, tokens),
                     "labels": self.lost[limit] / max(1, self.labels),
                     "is_chosen": limit == chosen,
                 }
             )
-        return found
+        return costs
+
+    def _limits_to_show(self, longest: int, chosen: int) -> list[int]:
+        """Return the largest limits that cut a row, the smallest that cuts none, and the one that is set."""
+        cutting = [limit for limit in self.limits if limit < longest]
+        shown = {*cutting[-_MOST_LIMITS:], chosen}
+        not_cutting = self.limits[len(cutting) :]
+        if not_cutting:
+            shown.add(not_cutting[0])
+        return sorted(shown)
 
     def to_json(self, lengths: Counter[int], chosen: int) -> dict[str, Any]:
-        """For the page."""
+        """Return the profile for the page."""
         from kubetune.data.prepared.histogram import bars
 
-        steps = range(min(self.shares, default=0), max(self.shares, default=-1) + 1)
+        shares = []
+        for step in range(min(self.shares, default=0), max(self.shares, default=-1) + 1):
+            percent = SHARE_STEP * step
+            shares.append([percent, percent + SHARE_STEP, self.shares[step]])
         return {
             "costs": self.costs(lengths, chosen),
             "has_labels": self.labels > 0,
-            "shares": [[SHARE_STEP * n, SHARE_STEP * (n + 1), self.shares[n]] for n in steps],
+            "shares": shares,
             "image_tokens": bars(self.image_tokens.elements()),
         }

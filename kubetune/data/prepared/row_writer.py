@@ -1,13 +1,28 @@
-"""Prepared rows, written end to end. Imports no numpy, so that checking data starts fast.
+"""Prepared rows, written end to end. Imports no numpy, so that a check of the data starts fast.
 
-A folder holds `tokens.u32` and `trained.u8` (all rows end to end), `offsets.i64` (`[rows + 1]`, where each begins),
-`labels.u32` (labels in each row), and `source.u16` and `row.u32` (the source, and the record in it, that each is of).
-Labelled rows also have `targets.f32` (`[rows, width]`, what each is to be told as) and `segments.u8` (token types).
-Pairs of answers are one row each, and also have `splits.u32` (`[rows]`, where in it the second sequence, the rejected
-answer, begins); a reward model's have `targets.f32` (`[rows, 1]`, by how much the first is better). Judged answers have
-`targets.f32` (`[rows, 1]`, 1 for a good one, 0 for a bad one).
-Rows of a task with images also have these in one table, row after row: `images.i64` (`[rows + 1]`, the first image of
-each row), `image_crcs.u32`, `image_paths.utf8` (end to end) and `image_paths.i64` (`[images + 1]`, where each begins).
+A folder of `rows` rows with `tokens` tokens in all holds these arrays. Here are two rows of 3 and 2 tokens, of which
+one and two are labels:
+
+    tokens.u32   [tokens]    11 12 13 21 22
+    trained.u8   [tokens]     0  0  1  1  1    1 for a label
+    offsets.i64  [rows + 1]   0  3  5          where each row begins, and the end
+    labels.u32   [rows]       1  2             labels in each row
+    source.u16   [rows]       0  0             which source of the split the row is from
+    row.u32      [rows]       0  1             which record of the source it was made from
+
+Some kinds of records have more (FILES_OF_KIND):
+
+    targets.f32  [rows, width]  a classifier's labels; by how much a pair's chosen answer is better (width 1); 1 for a
+                                good judged answer, 0 for a bad one
+    segments.u8  [tokens]       a classifier's token types
+    splits.u32   [rows]         a pair is one row: where in it the rejected answer's sequence begins
+
+Where a task may have images, a table of all images, row after row:
+
+    images.i64        [rows + 1]    the first image of each row, and the end
+    image_crcs.u32    [images]
+    image_paths.utf8  [bytes]       paths end to end
+    image_paths.i64   [images + 1]  where each path begins, and the end
 """
 
 from __future__ import annotations
@@ -33,6 +48,7 @@ FILES: Final = {
     "row": "row.u32",
 }
 EXTRA_FILES: Final = {"targets": "targets.f32", "segments": "segments.u8", "splits": "splits.u32"}
+# Those of EXTRA_FILES that rows have, by the kind of record that they were made of.
 FILES_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
     "text": (),
     "labelled": ("targets", "segments"),
@@ -40,7 +56,6 @@ FILES_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
     "graded": ("splits", "targets"),
     "judged": ("targets",),
 }
-"""Those of EXTRA_FILES that rows have, by the kind of record that they are made of."""
 PICTURED_FILES: Final = {
     "images": "images.i64",
     "image_crcs": "image_crcs.u32",
@@ -51,7 +66,10 @@ PICTURED_FILES: Final = {
 
 @dataclass
 class Chunk:
-    """Some encoded rows on their way from the process that made them to the file: raw arrays, cheap to send."""
+    """Some encoded rows on their way from the process that made them to the file: raw arrays, cheap to send.
+
+    `tokens`, `trained` and `segments` of all rows lie end to end, the others have one entry a row.
+    """
 
     tokens: array[int] = field(default_factory=lambda: array("I"))
     trained: bytearray = field(default_factory=bytearray)
@@ -81,16 +99,26 @@ class RowWriter:
 
     def __init__(self, folder: Path, kind: RecordKind, *, pictured: bool = False) -> None:
         folder.mkdir()
-        self._extra, self._pictured = FILES_OF_KIND[kind], pictured
-        names = (
-            FILES
-            | {name: EXTRA_FILES[name] for name in self._extra}
-            | (PICTURED_FILES if pictured else {})
-        )
+        self._extra = FILES_OF_KIND[kind]
+        self._pictured = pictured
+        names = dict(FILES)
+        for name in self._extra:
+            names[name] = EXTRA_FILES[name]
+        if pictured:
+            names |= PICTURED_FILES
         self._files = {name: open(folder / file, "xb") for name, file in names.items()}  # noqa: SIM115
-        self._end = self._images_end = self._paths_end = 0
-        for name in ("offsets", *(("images", "image_path_offsets") if pictured else ())):
-            self._files[name].write(array("q", [0]).tobytes())
+
+        # How much was written so far: tokens, images, and bytes of paths.
+        self._end = 0
+        self._images_end = 0
+        self._paths_end = 0
+
+        # Files of offsets have one number more than rows: they begin with 0.
+        zero = array("q", [0]).tobytes()
+        self._files["offsets"].write(zero)
+        if pictured:
+            self._files["images"].write(zero)
+            self._files["image_path_offsets"].write(zero)
 
     def write(self, source: int, chunk: Chunk) -> None:
         """Append rows of the source with this index."""
@@ -110,19 +138,21 @@ class RowWriter:
             self._write_images(chunk)
 
     def _write_images(self, chunk: Chunk) -> None:
-        firsts, ends = array("q"), array("q")
+        row_ends = array("q")
+        path_ends = array("q")
+        crcs = array("I")
         for images in chunk.images:
             self._images_end += len(images)
-            firsts.append(self._images_end)
+            row_ends.append(self._images_end)
             for image in images:
                 path = os.fsencode(image.path)
                 self._files["image_paths"].write(path)
                 self._paths_end += len(path)
-                ends.append(self._paths_end)
-        crcs = array("I", [image.crc for images in chunk.images for image in images])
+                path_ends.append(self._paths_end)
+                crcs.append(image.crc)
         self._files["image_crcs"].write(crcs.tobytes())
-        self._files["images"].write(firsts.tobytes())
-        self._files["image_path_offsets"].write(ends.tobytes())
+        self._files["images"].write(row_ends.tobytes())
+        self._files["image_path_offsets"].write(path_ends.tobytes())
 
     def __enter__(self) -> RowWriter:
         return self
@@ -132,6 +162,7 @@ class RowWriter:
     ) -> None:
         for file in self._files.values():
             with file:
+                # Rows that an error cut short are removed by whoever called: they need not reach the disk.
                 if kind is None:
                     file.flush()
                     os.fsync(file.fileno())

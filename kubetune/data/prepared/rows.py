@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from kubetune.data.vision.image_processor import ImageProcessor
 
+# Numbers read at once from a file that is read through.
 _PART: Final = 2**18
-"""Numbers that are read at once where all of them are looked through."""
 
 _DTYPES: Final = {
     "tokens": "u4",
@@ -41,11 +41,10 @@ _DTYPES: Final = {
 
 
 class Rows:
-    """The rows of one split. Nothing is read before it is asked for.
+    """The rows of one split. Each file is mapped when it is first asked for.
 
-    `weights[s]` says how often each epoch has the rows of source s; `processor` is for images, where rows may have
-    any; `names` are the sources', where they are told apart. `reference`: what training finds before its first step,
-    the log-probability of both answers of each row under the model as it is then, `[rows, 2]`.
+    `weights` `[sources]`: how often each epoch uses the rows of a source. `names` `[sources]`, where sources are told
+    apart. `processor`: for images, if rows may have any.
     """
 
     def __init__(
@@ -55,15 +54,18 @@ class Rows:
         processor: ImageProcessor | None = None,
         names: Sequence[str] = (),
     ) -> None:
-        self.folder, self.names = folder, tuple(names)
+        self.folder = folder
+        self.names = tuple(names)
         self.processor = processor
         self.weights = tuple(weights)
+        # Log-probabilities of both answers under the model before its first step, [rows, 2]; training computes them.
         self.reference: NDArray[np.float64] | None = None
 
     def _map(self, name: str) -> NDArray[Any]:
         file = self.folder / (FILES | EXTRA_FILES | PICTURED_FILES)[name]
         if not file.stat().st_size:
             return np.empty(0, _DTYPES[name])  # an empty file cannot be mapped
+        # A plain view: slices of a memmap cost several times what slices of an array do.
         return np.memmap(file, _DTYPES[name], "r").view(np.ndarray)
 
     @cached_property
@@ -77,7 +79,7 @@ class Rows:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Places in `tokens` at which rows begin, and the end, `[rows + 1]`."""
+        """Where in `tokens` each row begins, and the end, `[rows + 1]`."""
         return self._map("offsets")
 
     def __len__(self) -> int:
@@ -90,18 +92,22 @@ class Rows:
 
     @cached_property
     def largest_id(self) -> int:
-        """The largest id of a token in any row; -1 where there is none."""
+        """The largest token id of all rows, -1 if there is none."""
         largest = -1
-        with (self.folder / FILES["tokens"]).open(
-            "rb"
-        ) as file:  # what is mapped would count as memory of the run
+        # Read, not mapped: pages of a map would count as memory of the run.
+        with (self.folder / FILES["tokens"]).open("rb") as file:
             while len(part := np.fromfile(file, _DTYPES["tokens"], _PART)):
                 largest = max(largest, int(part.max()))
         return largest
 
     def count_holding(self, smallest: int) -> int:
-        """Number of rows that hold an id of at least `smallest`."""
-        return sum(bool((self.row(index)[0] >= smallest).any()) for index in range(len(self)))
+        """Return the number of rows that hold an id of at least `smallest`."""
+        count = 0
+        for index in range(len(self)):
+            ids, _ = self.row(index)
+            if (ids >= smallest).any():
+                count += 1
+        return count
 
     @cached_property
     def trained_counts(self) -> NDArray[np.int64]:
@@ -120,9 +126,9 @@ class Rows:
 
     @cached_property
     def targets(self) -> NDArray[np.float32] | None:
-        """Numbers that rows have themselves, `[rows, width]`; None where they have none.
+        """What a row as a whole is to be predicted as, `[rows, width]`; None for kinds of records without that.
 
-        Labels of a classifier as its loss wants them; by how much the chosen answer of a pair is better; 1 for a judged
+        A classifier's labels as its loss wants them; by how much a pair's chosen answer is better; 1 for a judged
         answer that is good, 0 for a bad one.
         """
         if not (self.folder / EXTRA_FILES["targets"]).exists():
@@ -131,12 +137,14 @@ class Rows:
 
     @cached_property
     def splits(self) -> NDArray[np.uint32] | None:
-        """Beginnings of the second sequences in their rows, `[rows]`; None where every row is one sequence."""
-        return self._map("splits") if (self.folder / EXTRA_FILES["splits"]).exists() else None
+        """Where in each row its second sequence begins, `[rows]`; None if every row is one sequence."""
+        if not (self.folder / EXTRA_FILES["splits"]).exists():
+            return None
+        return self._map("splits")
 
     @property
     def is_labelled(self) -> bool:
-        """A property of a classifier's rows: they have targets and token types."""
+        """True for a classifier's rows, which have token types."""
         return (self.folder / EXTRA_FILES["segments"]).exists()
 
     @cached_property
@@ -144,45 +152,54 @@ class Rows:
         """Tokens of the longest sequence."""
         if self.splits is None:
             return int(self.lengths.max(initial=0))
-        return int(np.maximum(self.splits, self.lengths - self.splits).max(initial=0))
+        second = self.lengths - self.splits
+        return int(np.maximum(self.splits, second).max(initial=0))
 
     @cached_property
     def _segments(self) -> NDArray[np.uint8]:
         return self._map("segments")
 
     def segments(self, index: int) -> NDArray[np.uint8]:
-        """Token types of a labelled row: 1 for the second text of a pair."""
+        """Return the token types of a labelled row: 1 for the second text of a pair."""
         return self._segments[self.offsets[index] : self.offsets[index + 1]]
 
     @cached_property
     def _images(
         self,
     ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
-        first, crcs, paths, offsets = (self._map(name) for name in PICTURED_FILES)
-        return first, crcs, paths, offsets
+        """First image of each row; of the images, the checksums, the bytes of all paths, and where each path begins."""
+        firsts, crcs, paths, path_offsets = (self._map(name) for name in PICTURED_FILES)
+        return firsts, crcs, paths, path_offsets
 
     def images(self, index: int) -> tuple[ImageRef, ...]:
-        """The images of a row, in the order of their tokens."""
-        first, crcs, paths, offsets = self._images
-        return tuple(
-            ImageRef(os.fsdecode(paths[offsets[i] : offsets[i + 1]].tobytes()), int(crcs[i]))
-            for i in range(first[index], first[index + 1])
-        )
+        """Return the images of a row, in the order of their tokens."""
+        firsts, crcs, paths, path_offsets = self._images
+        images = []
+        for i in range(firsts[index], firsts[index + 1]):
+            path = paths[path_offsets[i] : path_offsets[i + 1]].tobytes()
+            images.append(ImageRef(os.fsdecode(path), int(crcs[i])))
+        return tuple(images)
 
     @property
     def image_digest(self) -> int:
-        """A number that is another where the bytes of an image are others."""
-        return zlib.crc32(self._images[1].tobytes())
+        """A number that changes when the bytes of an image do."""
+        _, crcs, _, _ = self._images
+        return zlib.crc32(crcs.tobytes())
 
     def row(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Ids of a row, and for each of them whether it is a label."""
-        start, end = self.offsets[index], self.offsets[index + 1]
+        """Return the ids of a row, and of each token whether it is a label."""
+        start = self.offsets[index]
+        end = self.offsets[index + 1]
         return self.tokens[start:end], self._trained[start:end]
 
     @cached_property
     def _others(self) -> NDArray[np.int64] | None:
-        """Of judged rows, for each another one, in an order that has nothing to do with theirs, `[rows]`."""
-        if self.targets is None or self.is_labelled or self.splits is not None:
+        """Of judged rows, the row whose answer each is compared with, `[rows]`; None for other kinds of rows.
+
+        A random cycle through all rows, so that no row (of two or more) is its own partner.
+        """
+        is_judged = self.targets is not None and not self.is_labelled and self.splits is None
+        if not is_judged:
             return None
         order = np.argsort(hash_ids(np.arange(len(self)), "unrelated answers"), kind="stable")
         others = np.empty(len(self), np.int64)
@@ -192,25 +209,38 @@ class Rows:
     @property
     def sequences_per_row(self) -> int:
         """Sequences that go through the model for a row."""
-        return 1 if self.splits is None and self._others is None else 2
+        if self.splits is None and self._others is None:
+            return 1
+        return 2
 
     def sequences(self, index: int) -> tuple[tuple[NDArray[np.uint32], NDArray[np.bool_]], ...]:
-        """Ids of each sequence of a row, and whether they are labels: of a pair, the chosen answer and the rejected;
-        of a judged row, its answer, and that of another row to the same question."""
+        """Return the sequences of a row: of each its ids, and of each token whether it is a label.
+
+        Of a pair: with the chosen answer, and with the rejected. Of a judged row: with its answer, and its prompt
+        with the answer of another row. Of other rows: one sequence.
+        """
         ids, trained = self.row(index)
         if self._others is not None:
-            start, (other, is_label) = int(trained.argmax()), self.row(int(self._others[index]))
-            answer = slice(int(is_label.argmax()), int(is_label.argmax()) + self.longest - start)
-            mixed = (
-                np.concatenate([ids[:start], other[answer]]),
-                np.concatenate([trained[:start], is_label[answer]]),
-            )
-            return (ids, trained), mixed
-        if self.splits is None:
-            return ((ids, trained),)
-        split = int(self.splits[index])
-        return (ids[:split], trained[:split]), (ids[split:], trained[split:])
+            other = self._with_answer_of(int(self._others[index]), ids, trained)
+            return (ids, trained), other
+        if self.splits is not None:
+            split = int(self.splits[index])
+            return (ids[:split], trained[:split]), (ids[split:], trained[split:])
+        return ((ids, trained),)
+
+    def _with_answer_of(
+        self, other: int, ids: NDArray[np.uint32], trained: NDArray[np.bool_]
+    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Return a row's prompt with the answer of the row `other`, as far as it fits the longest sequence."""
+        prompt = int(trained.argmax())  # tokens before the first label
+        other_ids, other_trained = self.row(other)
+        start = int(other_trained.argmax())
+        answer = slice(start, start + self.longest - prompt)
+        return (
+            np.concatenate([ids[:prompt], other_ids[answer]]),
+            np.concatenate([trained[:prompt], other_trained[answer]]),
+        )
 
     def ids_of_sequences(self, index: int) -> list[NDArray[np.uint32]]:
-        """Ids of each sequence of a row."""
+        """Return the ids of each sequence of a row."""
         return [ids for ids, _ in self.sequences(index)]

@@ -1,4 +1,4 @@
-"""Prepared data in numbers and facts: for data.json in the run directory, and for pages."""
+"""Describe prepared data in numbers and facts: for data.json in the run directory, and for pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from kubetune.base import files
 from kubetune.data.prepared import data_facts, kept_rows
@@ -21,31 +19,36 @@ if TYPE_CHECKING:
 
 
 def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
-    """Return what data.json holds: `fingerprint`, `splits`, `findings` and `facts`.
+    """Return what data.json holds.
 
-    `splits`: of each its counts and `lengths`, `[shortest, longest, rows]` of each bar.
-    `facts`: what data_facts.DataFacts holds; labels, SHA-256 of the chat template, and what decides images.
+    fingerprint  of the prepared data
+    splits       of each split its counts, and `lengths`: `[shortest, longest, rows]` of each bar of a histogram
+    findings     what a person should know about the data
+    facts        what the result needs: data_facts.DataFacts, labels, SHA-256 of the chat template, what decides images
     """
     rows = {"train": prepared.train, "eval": prepared.eval, "forget": prepared.forget}
     splits = {}
     for split, stats in prepared.stats.items():
         of_split = rows[split]
         if of_split is not None:
-            lengths = np.asarray(of_split.lengths).tolist()
-            splits[split] = {**stats, "lengths": bars(lengths)}
-    facts = asdict(data_facts.of_prepared(prepared.path, spec.data.train[0], spec.record_kind))
-    facts |= {"labels": None, "chat_template": None, "images": None}
+            splits[split] = {**stats, "lengths": bars(of_split.lengths.tolist())}
+
+    facts = asdict(data_facts.of_prepared(prepared.path))
+    facts["labels"] = None
     if prepared.labels is not None:
         facts["labels"] = asdict(prepared.labels)
+    facts["chat_template"] = None
     template = prepared.tokenizer.chat
     if template is not None:
         facts["chat_template"] = hashlib.sha256(template.source.encode()).hexdigest()
+    facts["images"] = None
     processor = prepared.train.processor
     if processor is not None and spec.vision is not None:
         facts["images"] = {
             "max_tokens": spec.vision.image_max_tokens,
             "fingerprint": processor.fingerprint,
         }
+
     return {
         "fingerprint": prepared.fingerprint,
         "splits": splits,
@@ -55,7 +58,7 @@ def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
 
 
 def record(run_dir: Path, spec: DataSpec, prepared: Prepared) -> None:
-    """Write into the run directory what its result needs to know of the data: data.json, and the rows that are kept.
+    """Write into the run directory what its result needs from the data: data.json, and the rows that are kept.
 
     Raises EnvironmentFault for a full disk.
     """

@@ -1,4 +1,4 @@
-"""A function applied by several processes at once, its results in order and only a few of them waiting at a time."""
+"""Apply a function in several processes at once, with the results in order and only few of them waiting."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ Result = TypeVar("Result")
 def map_in_processes(
     function: Callable[[Item], Result], items: Iterable[Item], processes: int, *, if_killed: str
 ) -> Generator[Result]:
-    """The results of `function` for all items, in their order, from forked processes, which share what it holds.
+    """Yield the results of `function` for all items, in their order.
 
-    Raises EnvironmentFault with `if_killed` when a process was killed. To close the generator ends the processes.
+    Raises EnvironmentFault with the text `if_killed` if a process was killed. Closing the generator ends the processes.
     """
+    # Forked processes share the memory of what the function holds, such as a tokenizer.
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(
         processes, mp_context=fork, initializer=_start, initargs=(function, os.getpid())
@@ -32,6 +33,7 @@ def map_in_processes(
     try:
         for item in items:
             waiting.append(pool.submit(_call, item))
+            # Results come in order, so the oldest is waited for; a few more items keep the other processes busy.
             if len(waiting) > 4 * processes:
                 yield waiting.popleft().result()
         while waiting:
@@ -42,6 +44,7 @@ def map_in_processes(
         pool.shutdown(cancel_futures=True)
 
 
+# The function of a forked process. It gets there by the fork: pickling it with each item would copy the tokenizer.
 _function: Callable[[Any], Any] | None = None
 
 
@@ -50,10 +53,9 @@ def _start(function: Callable[[Any], Any], parent: int) -> None:
     _function = function
     work_for_parent()
     if os.getppid() != parent:
-        os._exit(1)  # it died before it could be watched
-    os.environ["TOKENIZERS_PARALLELISM"] = (
-        "false"  # one thread each: the processes are the parallelism
-    )
+        os._exit(1)  # the parent died before it could be watched
+    # The processes are the parallelism: one thread in each.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
 def _call(item: Any) -> Any:

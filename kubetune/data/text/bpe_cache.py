@@ -19,11 +19,11 @@ from tokenizers.models import BPE
 
 from kubetune.data.text.tokenizer_files import QWEN2_SPLIT
 
+# Words remembered at once; some hundred MB. Then it begins anew.
 MOST_WORDS: Final = 1_000_000
-"""Words remembered at once; some hundred MB. Then it begins anew."""
 
+# Characters of the longest word worth remembering: longer ones seldom come back.
 LONGEST_WORD: Final = 64
-"""Characters of the longest word worth remembering: longer ones seldom come back."""
 
 _GPT2_SPLIT: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _ASCII_REST: Final = r" ?[^\sA-Za-z0-9]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,8 +35,8 @@ _SPLITS: Final = {
     QWEN2_SPLIT.replace(r"|\p{N}|", r"|\p{N}{1,3}|"): f"{_ASCII_WORDS}|[0-9]{{1,3}}|{_ASCII_REST}",
     _GPT2_SPLIT: r"'s|'t|'re|'ve|'m|'ll|'d| ?[A-Za-z]+| ?[0-9]+| ?[^\sA-Za-z0-9]+|\s+(?!\S)|\s+",
 }
+# White space and control characters as byte-level vocabularies write them; the rest of ASCII stands for itself.
 _BYTE_LEVEL: Final = {code: chr(code + 256) for code in range(33)}
-"""White space and control characters as byte-level vocabularies write them; the rest of ASCII stands for itself."""
 _PLAIN: Final = re.compile(r"[\t\n\r\x20-\x7e]*")
 
 

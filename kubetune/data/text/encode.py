@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 TrainOn = Literal["assistant", "all"]
 
+# Advice for records with images.
 SEEING: Final = "set `task: vision_language`"
-"""Advice for records with images."""
 
 
 @dataclass(frozen=True, slots=True)

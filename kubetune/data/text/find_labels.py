@@ -32,10 +32,10 @@ from kubetune.data.text.labels import (
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import DataError
 
+# Changes when the same labels would become other numbers or names.
 RULES: Final = 5
-"""Changes when the same labels would become other numbers or names."""
+# Classes that may be missing where numbers count them; more, and they are no count.
 MOST_UNSEEN: Final = 1000
-"""Classes that may be missing where numbers count them; more, and they are no count."""
 _NOTHING_WRITTEN: Final = "Nothing was written."
 
 

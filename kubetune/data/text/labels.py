@@ -22,8 +22,8 @@ UNLABELLED: Final = (
 NAMES_SHOWN: Final = 12
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.0*)?", re.ASCII)
+# The labels that `false` and `true` are read as, and the classes of two that they stand for where these have names.
 _TRUTHS: Final = {"False": 0, "True": 1}
-"""The labels that `false` and `true` are read as, and the classes of two that they stand for where these have names."""
 
 
 @dataclass(frozen=True)

@@ -47,8 +47,8 @@ def cache_folder(folder: str | None = None) -> Path:
     return user_cache(os.environ) / "kubetune"
 
 
+# Texts that show what a tokenizer puts before one; a vocabulary of few words may know none of them.
 PROBES = ("a", "0", "the")
-"""Texts that show what a tokenizer puts before one; a vocabulary of few words may know none of them."""
 
 
 def _texts_to_try(backend: tokenizers.Tokenizer) -> Iterator[str]:

@@ -21,6 +21,7 @@ from kubetune.base.files import read_inside, write_atomic
 from kubetune.errors import EnvironmentFault, ModelError
 
 TOOL_TEMPLATE: Final = "additional_chat_templates/tool_use.jinja"
+# The files that make a tokenizer, any of which may be missing.
 FILES: Final = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -33,19 +34,19 @@ FILES: Final = (
     "merges.txt",
     "vocab.txt",
 )
-"""The files that make a tokenizer, any of which may be missing."""
 
+# Files of the model that say something about its tokenizer.
 MODEL_FILES: Final = ("config.json", "generation_config.json")
-"""Files of the model that say something about its tokenizer."""
 
+# Files that a vision-language model has beside its tokenizer; they are kept with it.
 PROCESSOR_FILES: Final = (
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
     "chat_template.json",
 )
-"""Files that a vision-language model has beside its tokenizer; they are kept with it."""
 
+# The special tokens that have a role; chat templates know them by these names.
 NAMES: Final = (
     "bos_token",
     "eos_token",
@@ -55,16 +56,16 @@ NAMES: Final = (
     "cls_token",
     "mask_token",
 )
-"""The special tokens that have a role; chat templates know them by these names."""
 
+# Keys of a tokenizer's files that hold several tokens.
 _KEYS_OF_TOKENS: Final = (
     "added_tokens_decoder",
     "additional_special_tokens",
     "extra_special_tokens",
     "model_specific_special_tokens",
 )
-"""Keys of a tokenizer's files that hold several tokens."""
 
+# The words of Qwen's tokenizers.
 QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -74,7 +75,6 @@ QWEN2_SPLIT: Final = (
     r"|\s+(?!\S)"
     r"|\s+"
 )
-"""The words of Qwen's tokenizers."""
 
 _BERT_NORMALIZER: Final = {
     "type": "BertNormalizer",

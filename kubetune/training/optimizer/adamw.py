@@ -28,8 +28,8 @@ from kubetune.distributed.process_group import World
 from kubetune.training.optimizer.rows import Collected, OccurringRows
 from kubetune.training.optimizer.shards import OptimizerShard
 
+# Numbers whose squares are added up in fp32: few enough that their norm is right to a part in ten million.
 STRETCH = 2**12
-"""Numbers whose squares are added up in fp32: few enough that their norm is right to a part in ten million."""
 
 
 @dataclass(frozen=True)

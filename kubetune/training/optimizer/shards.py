@@ -31,8 +31,8 @@ OPTIMIZER = "optimizer.safetensors"
 PART = "optimizer-*.safetensors"
 MASTER = "master"
 WEIGHTS = "model.safetensors"
+# Numbers read at once: memory stays flat whatever the size of a tensor.
 CHUNK = 2**24
-"""Numbers read at once: memory stays flat whatever the size of a tensor."""
 
 # The names of the file format (github.com/huggingface/safetensors, "Format").
 DTYPE_NAMES = {

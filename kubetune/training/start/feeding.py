@@ -15,8 +15,8 @@ from kubetune.models.learner import Learner
 from kubetune.plan.plan import Plan
 from kubetune.training.flops import flops_of
 
+# So many are looked at, to see whether rows begin alike.
 STEPS = 4
-"""So many are looked at, to see whether rows begin alike."""
 
 
 def make_feed(

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from kubetune.config.schema import Config
     from kubetune.plan.plan import Plan
 
+# Share of the device that advice counts on after memory ran out although the forecast fitted.
 SHARE_AFTER_WRONG_FORECAST = 0.9
-"""Share of the device that advice counts on after memory ran out although the forecast fitted."""
 
 
 class MemoryBudget:

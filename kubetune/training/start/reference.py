@@ -57,11 +57,11 @@ if TYPE_CHECKING:
     Tables = dict[str, NDArray[np.float64]]
     """By split, the log-probabilities of the two answers of each row, `[rows, 2]`; NaN where still unknown."""
 
+# Changes when the same rows would give other numbers, or the files another form.
 FORMAT: Final = 1
-"""Changes when the same rows would give other numbers, or the files another form."""
 
+# Number of parts that the work is kept in; a kill loses one of them.
 PARTS: Final = 128
-"""Number of parts that the work is kept in; a kill loses one of them."""
 
 
 class Unit(NamedTuple):

@@ -34,21 +34,21 @@ from kubetune.data.text.turns.marks import Message
 from kubetune.data.text.turns.template import ChatTemplate, Rendered
 from kubetune.errors import EnvironmentFault, ModelError
 
+# Processor time that a template may take for what it is asked at once.
 SECONDS: Final = 10
-"""Processor time that a template may take for what it is asked at once."""
+# Processor time that it may take beyond that for each conversation. Published templates take a fiftieth of this.
 SECONDS_FOR_EACH: Final = 0.05
-"""Processor time that it may take beyond that for each conversation. Published templates take a fiftieth of this."""
+# Bytes that a template may use beyond what the process itself needs.
 MEMORY: Final = 1 << 30
-"""Bytes that a template may use beyond what the process itself needs."""
 
 _PIPE_BYTES: Final = 1 << 19
 
+# What a ChatTemplate is made of: source, special tokens, name, date.
 Made = tuple[str, tuple[tuple[str, str], ...], str, str | None]
-"""What a ChatTemplate is made of: source, special tokens, name, date."""
+# A method of ChatTemplate and its arguments.
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
-"""A method of ChatTemplate and its arguments."""
+# `done` and the result, or `refused`, `invalid`, `limit` and why.
 Answer = tuple[str, Any]
-"""`done` and the result, or `refused`, `invalid`, `limit` and why."""
 
 
 class LimitedTemplate:

@@ -11,8 +11,8 @@ from typing import Any, Final, Literal, NamedTuple
 Message = Mapping[str, Any]
 Kind = Literal["content", "reasoning", "call", "tool"]
 
+# Stands for an image in the content of a message whose `IMAGE_TEXTS` say what is written in its place.
 IMAGE_MARK: Final = "\U000f7e00image\U000f7e01"
-"""Stands for an image in the content of a message whose `IMAGE_TEXTS` say what is written in its place."""
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
 # A mark holds letters and digits only, so that it survives whatever a template does to a text (JSON, escapes, trimming).

@@ -14,8 +14,8 @@ import jinja2
 
 from kubetune.data.text.turns.marks import REASONING_FIELDS, Message
 
+# Writes messages and tools, and more variables of a template. Raises Refusal.
 Write = Callable[..., object]
-"""Writes messages and tools, and more variables of a template. Raises Refusal."""
 
 _PLAIN: Final[list[Message]] = [
     {"role": "user", "content": "?"},
@@ -26,8 +26,8 @@ _FACTS: Final = {
     "description": "?",
     "parameters": {"type": "object", "properties": {}},
 }
+# A tool in the forms of OpenAI and Cohere at once.
 _TOOL: Final = {"type": "function", "function": _FACTS, **_FACTS, "parameter_definitions": {}}
-"""A tool in the forms of OpenAI and Cohere at once."""
 _DOCUMENTS: Final = [{"title": "?", "text": "?"}]
 _OTHER: Final = "choose another (`model.chat_template: file.jinja`)"
 
@@ -183,6 +183,7 @@ def _from_question(messages: list[Message]) -> list[Message]:
     return kept
 
 
+# Parts that a template may not take, and functions that leave them out.
 _PARTS: Final[list[tuple[str, Callable[[list[Message]], list[Message]]]]] = [
     ("messages by the system", _without_system),
     ("tool calls and results", _without_calls),
@@ -190,4 +191,3 @@ _PARTS: Final[list[tuple[str, Callable[[list[Message]], list[Message]]]]] = [
     ("messages in a row by the same role", _one_of_each_row),
     ("answers that no question precedes", _from_question),
 ]
-"""Parts that a template may not take, and functions that leave them out."""

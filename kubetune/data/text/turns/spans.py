@@ -22,8 +22,8 @@ from kubetune.data.text.turns.marks import (
 )
 
 Span = tuple[int, int]
+# Of each part of a conversation, the number of its message and what it is.
 Shape = tuple[tuple[int, Kind], ...]
-"""Of each part of a conversation, the number of its message and what it is."""
 
 TAGS: Final = re.compile(r"(<[^<>\s]+>|\[/?[A-Z_]+\])")
 _MOST_KEPT_FRAMES: Final = 4096

@@ -17,6 +17,7 @@ from kubetune.data.text.turns.sandbox import (
 from kubetune.data.text.turns.spans import TAGS, HiddenText, Span, SpanFinder
 from kubetune.data.text.turns.writer import ANSWER, TemplateWriter
 
+# The built-in template that `model.chat_template: chatml` stands for.
 CHATML: Final = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -25,10 +26,9 @@ CHATML: Final = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
-"""The built-in template that `model.chat_template: chatml` stands for."""
 
+# So many characters of white space may stand between a generation prompt and an answer.
 _MOST_SPACE: Final = 80
-"""So many characters of white space may stand between a generation prompt and an answer."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,10 +18,10 @@ from kubetune.data.text.turns.refusals import Refusal, explained, words_of
 from kubetune.data.text.turns.sandbox import compile_template, to_json
 from kubetune.data.text.turns.spans import Span
 
+# Stands for a text where a template is tried. No data set holds it.
 ANSWER: Final = "\U000f7e00answer\U000f7e01"
-"""Stands for a text where a template is tried. No data set holds it."""
+# Key of a message: for each mark in it, what a template that lays images out itself writes, and what it becomes.
 IMAGE_TEXTS: Final = "_image_texts"
-"""Key of a message: for each mark in it, what a template that lays images out itself writes, and what it becomes."""
 
 
 class _CallsForm(NamedTuple):
