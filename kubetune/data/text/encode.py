@@ -1,7 +1,10 @@
-"""From examples to rows: ids, and which of them are labels.
+"""Turn examples into rows: ids, and which of them are labels.
 
-A conversation is rendered and its answers are found by the package `turns`. Plain texts and pairs of a prompt and its
-completion are encoded here.
+The package `turns` renders conversations and finds the answers in them. Plain texts, and pairs of a prompt and its
+completion, are encoded here:
+
+    text "a b"             ids  BOS a b EOS      trained  0 1 1 1
+    prompt "a", then "b"   ids  BOS a b EOS      trained  0 0 1 1
 """
 
 from __future__ import annotations
@@ -30,31 +33,33 @@ class Encoded:
     """One row: one sequence of ids, or the two of a pair one behind the other."""
 
     ids: list[int]
-    # of each id, whether it is a label; the first never is, since nothing predicts it
+    # Of each id, True for a label. The first never is one, since nothing predicts it.
     trained: list[bool]
-    # the label of a labelled text or a judged answer, or the margin of a pair
+    # The label of a labelled text or a judged answer, or the margin of a pair.
     target: tuple[float, ...] = ()
-    # token types of a labelled text, whose tokens are no labels
+    # Token types of a labelled text, none of whose tokens is a label.
     segments: list[int] = field(default_factory=list)
-    # the chat template left reasoning out, as Qwen3's does before the last question
+    # The chat template left reasoning out, as Qwen3's does before the last question.
     drops_reasoning: bool = False
-    # a trained answer begins elsewhere than where the generation prompt ends, which may open a thought
+    # A trained answer begins elsewhere than where the generation prompt ends, which may open a thought.
     unlike_prompt: bool = False
-    # the chat template writes a trained answer otherwise than the data have it
+    # The chat template writes a trained answer differently from the data.
     rewrites_answer: bool = False
-    # the prompt of a trained answer has other ids when it stands alone: a token lies across its end
+    # The prompt of a trained answer has other ids when it stands alone: a token lies across its end.
     begins_inside_token: bool = False
-    # in the order of their tokens
+    # In the order of their tokens.
     images: tuple[ImageRef, ...] = ()
-    # what is to be counted of them, as `image_processor.Seen` has it
+    # What to count about them, as `image_processor.Seen` has it.
     image_notes: tuple[str, ...] = ()
-    # where the second sequence of a pair begins; 0 for one sequence
+    # Where the second sequence of a pair begins; 0 for one sequence.
     split: int = 0
 
     @property
     def labels(self) -> int:
-        """Number of its labels: of its tokens, or the one that it has itself."""
-        return sum(self.trained) or (1 if self.segments else 0)
+        """Number of labels: trained tokens, or 1 for a labelled text."""
+        if self.segments:
+            return 1
+        return sum(self.trained)
 
     @property
     def longest(self) -> int:
@@ -63,17 +68,16 @@ class Encoded:
 
     @property
     def sequences(self) -> tuple[tuple[list[int], list[bool]], ...]:
-        """Ids of each sequence, and whether they are labels."""
+        """Of each sequence the ids, and which of them are labels."""
         if not self.split:
             return ((self.ids, self.trained),)
-        return (
-            (self.ids[: self.split], self.trained[: self.split]),
-            (self.ids[self.split :], self.trained[self.split :]),
-        )
+        first = self.ids[: self.split], self.trained[: self.split]
+        second = self.ids[self.split :], self.trained[self.split :]
+        return first, second
 
 
 class Encoder:
-    """Examples to rows, with one tokenizer and one choice of what is trained."""
+    """Turns examples into rows, with one tokenizer and one choice of what is trained."""
 
     def __init__(
         self,
@@ -83,7 +87,7 @@ class Encoder:
         add_special_tokens: bool = True,
         keeps_prompts: bool = False,
     ) -> None:
-        """`keeps_prompts`: no token may lie across the border of an answer, whose prompt is shared."""
+        """`keeps_prompts`: no token may lie across the beginning of an answer, because other rows share its prompt."""
         self.tokenizer = tokenizer
         self._all = train_on == "all"
         self._prefix = tokenizer.prefix if add_special_tokens else []
@@ -91,24 +95,24 @@ class Encoder:
 
     @property
     def trains_all(self) -> bool:
-        """Every token is a label, whoever speaks."""
+        """True if every token is a label, whoever speaks."""
         return self._all
 
     def without_prefix(self) -> Encoder:
-        """Return the same for texts that hold all of their special tokens themselves."""
+        """Return an encoder for texts that already hold all of their special tokens."""
         bare = copy(self)
         bare._prefix = []
         return bare
 
     def encode(self, example: Example) -> Encoded:
-        """Return one row. Raises ValueError where `encode_batch` has a reason in place of a row."""
+        """Return one row. Raises ValueError if the example is refused."""
         (row,) = self.encode_batch([example])
         if isinstance(row, str):
             raise ValueError(row)
         return row
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
-        """Return rows of many examples; in place of one that is refused stands why."""
+        """Return rows of many examples; in place of one that is refused, the reason."""
         results: list[Encoded | str] = [""] * len(examples)
         chats: dict[int, Chat] = {}
         for i, example in enumerate(examples):
@@ -120,12 +124,15 @@ class Encoder:
                     results[i] = self._encode_plain(example)
             except ValueError as error:
                 results[i] = str(error)
+
+        # Templates run in another process, and tokenizers on all cores: both want many conversations at once.
         rendered: dict[int, Rendered] = {}
         for i, rendering in zip(chats, self._render(list(chats.values())), strict=True):
             if isinstance(rendering, ValueError):
                 results[i] = str(rendering)
             else:
                 rendered[i] = rendering
+
         placed = self._tokens.place_all([(chat.text, chat.spans) for chat in rendered.values()])
         for i, row in zip(rendered, placed, strict=True):
             results[i] = self._label(rendered[i], row)
@@ -152,11 +159,12 @@ class Encoder:
         template = self.tokenizer.require_chat()
         requests = []
         for chat in chats:
-            requests.append(
-                (chat.messages, chat.tools, [] if self._all else trained_messages(chat))
-            )
+            trained: list[int] = []
+            if not self._all:
+                trained = trained_messages(chat)
+            requests.append((chat.messages, chat.tools, trained))
         rendered = template.render_all(requests)
-        if self._all:
+        if self._all:  # the whole text is one span
             for i, rendering in enumerate(rendered):
                 if isinstance(rendering, Rendered):
                     rendered[i] = replace(rendering, spans=[(0, len(rendering.text))])
@@ -172,11 +180,13 @@ class Encoder:
             if end < len(ids) and ids[end] in ends_turn and ids[end - 1] not in ends_turn:
                 end += 1
             trained[first:end] = [True] * (end - first)
+
+        # A model that never sees an end of a turn would never stop.
         if trained and trained[-1] and not self._is_ended(chat.text, ids):
             ids = [*ids, self.tokenizer.eos_id]
             trained.append(True)
         if trained:
-            trained[0] = False
+            trained[0] = False  # nothing predicts it
         return Encoded(
             ids,
             trained,
@@ -187,7 +197,7 @@ class Encoder:
         )
 
     def _is_ended(self, text: str, ids: list[int]) -> bool:
-        """Return True if a rendering ends with what ends a turn; a line break may stand behind it."""
+        """True if a rendering ends with what ends a turn; a line break may follow that."""
         if ids[-1] in self.tokenizer.eos_ids:
             return True
         closing = self.tokenizer.require_chat().closing
@@ -204,18 +214,20 @@ class Encoder:
             raise ValueError(
                 "is a labelled text; set `task: sequence_classification`, or `data.format: text`"
             )
+
         eos = self.tokenizer.eos_id
         if not after or after[-1] != eos:
             after = [*after, eos]
+        # Of a text BOS counts as trained too, but it comes first, which nothing predicts.
         trains_beginning = self._all or isinstance(example, Text)
         trained = [trains_beginning] * len(before) + [True] * len(after)
         trained[0] = False
         return Encoded([*before, *after], trained)
 
     def _encode_pair(self, pair: Pair) -> tuple[list[int], list[int]]:
-        """Return the ids of a prompt, as a model is asked, and of its completion, as they go on in the whole text.
+        """Return the ids of a prompt, as a model is asked with them, and of its completion.
 
-        Where a token of the whole lies across the border, the completion is encoded by itself.
+        They are the ids of the whole text, unless a token of that lies across the border. Then each is encoded alone.
         """
         text = pair.prompt + pair.completion
         placed = self._tokens.place(text, [(len(pair.prompt), len(text))])
@@ -228,7 +240,10 @@ class Encoder:
 
 
 def pieces(document: Encoded, limit: int) -> list[Encoded]:
-    """Return rows of at most `limit` tokens that train each token of a document once."""
+    """Return rows of at most `limit` tokens that train each token of a document once.
+
+    Example: 1 2 3 4 5 with the limit 3 becomes 1 2 3 and 3 4 5, of which 2 3 and 4 5 are trained.
+    """
     rows = []
     for part in split_at(len(document.ids), limit):
         trained = [False, *document.trained[part][1:]]
@@ -237,16 +252,16 @@ def pieces(document: Encoded, limit: int) -> list[Encoded]:
 
 
 def split_at(length: int, limit: int) -> list[slice]:
-    """Return the places in a document of the rows that it is split into.
+    """Return the slices of a document that become rows.
 
-    Each begins with the token that the one before ended with, which predicts the first token of its own.
+    Each begins with the last token of the one before, which predicts the first token that it trains.
     """
     starts = range(0, max(1, length - 1), limit - 1)
     return [slice(start, min(start + limit, length)) for start in starts]
 
 
 def trained_messages(chat: Chat) -> list[int]:
-    """Return the numbers of the trained messages: the assistant's that are no context and that the data train."""
+    """Return which messages are trained: the assistant's, without context and those that the data exclude."""
     numbers = []
     for i, message in enumerate(chat.messages):
         if message["role"] == "assistant" and i >= chat.context and i not in chat.not_trained:

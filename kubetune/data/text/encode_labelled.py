@@ -1,4 +1,4 @@
-"""From labelled texts to ids and targets, framed by the special tokens that the tokenizer puts around them."""
+"""Encode labelled texts: ids within the special tokens that the tokenizer puts around them, and targets."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from kubetune.data.text.tokenizer import Tokenizer
 
 
 class LabelledEncoder:
-    """Labelled texts and pairs of texts to rows, with the same interface as `encode.Encoder`."""
+    """Turns labelled texts and pairs of texts into rows, with the same interface as `encode.Encoder`.
+
+    text "Good"                       pair "Good", "Bad"
+    ids       [CLS] Good [SEP]        [CLS] Good [SEP] Bad [SEP]
+    segments  0     0    0            0     0    0     1   1
+    """
 
     def __init__(self, tokenizer: Tokenizer, labels: Labels) -> None:
         self._tokenizer = tokenizer
         self._labels = labels
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
-        """Return rows of many examples; in place of one that is refused stands why."""
-        labelled = {i: e for i, e in enumerate(examples) if isinstance(e, Labelled)}
-        encodings = self._tokenizer.framing_backend.encode_batch(
-            [_texts(example) for example in labelled.values()]
-        )
+        """Return rows of many examples; in place of one that is refused, the reason."""
         rows: list[Encoded | str] = [
             "has no label; expected a labelled text, as `task` is sequence_classification"
         ] * len(examples)
-        for (i, example), encoding in zip(labelled.items(), encodings, strict=True):
+
+        # The tokenizer uses all cores only when it gets all texts at once.
+        labelled = [(i, e) for i, e in enumerate(examples) if isinstance(e, Labelled)]
+        texts = [_texts(example) for _, example in labelled]
+        encodings = self._tokenizer.framing_backend.encode_batch(texts)
+        for (i, example), encoding in zip(labelled, encodings, strict=True):
             try:
                 target = self._labels.target(example.label)
             except ValueError as error:
                 rows[i] = str(error)
                 continue
-            rows[i] = Encoded(encoding.ids, [False] * len(encoding.ids), target, encoding.type_ids)
+            not_trained = [False] * len(encoding.ids)
+            rows[i] = Encoded(encoding.ids, not_trained, target, encoding.type_ids)
         return rows
 
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
-        """Return the row with its texts, the longer one first, shortened so that special tokens still frame them."""
+        """Return the row with its texts shortened, the longer one first, still with the special tokens around them."""
         assert isinstance(example, Labelled)
         ids, segments, _ = frame(self._tokenizer, example.text, example.second, limit)
         return Encoded(ids, [False] * len(ids), encoded.target, segments)
-
-
-def framed_ids(tokenizer: Tokenizer, examples: Sequence[Labelled]) -> list[list[int]]:
-    """Return the ids of each text, or pair, with the special ones that frame it."""
-    texts = [_texts(example) for example in examples]
-    return [encoding.ids for encoding in tokenizer.framing_backend.encode_batch(texts)]
 
 
 def most_tokens(max_length: int, tokenizer: Tokenizer) -> int:
@@ -56,11 +57,12 @@ def most_tokens(max_length: int, tokenizer: Tokenizer) -> int:
 def frame(
     tokenizer: Tokenizer, text: str, second: str | None, limit: int
 ) -> tuple[list[int], list[int], bool]:
-    """Return ids and token types of a text, or a pair, shortened to `limit` tokens with the special ones.
+    """Return ids and token types of a text or a pair, cut to `limit` tokens, and True if something was cut off.
 
-    The last is True for one that had more.
+    The special tokens around the texts count, and are never cut.
     """
     backend = tokenizer.framing_backend
+    # Truncation is a setting of the tokenizer, which others use without it.
     backend.enable_truncation(limit, strategy="longest_first")
     try:
         encoding = backend.encode(text, second)
@@ -70,4 +72,6 @@ def frame(
 
 
 def _texts(example: Labelled) -> str | tuple[str, str]:
-    return example.text if example.second is None else (example.text, example.second)
+    if example.second is None:
+        return example.text
+    return example.text, example.second

@@ -1,6 +1,10 @@
-"""From answers to be compared, or judged, to rows: each answer is encoded with its prompt as any conversation is.
+"""Encode answers that are compared or judged: each answer with its prompt, as any conversation is encoded.
 
-Both sequences of a pair begin with the same ids, those that a model is prompted with.
+A pair is one row with both sequences, which begin with the same ids, those that a model is prompted with:
+
+    ids      P P P c c   P P P r      prompt, chosen answer; prompt, rejected answer
+    trained  0 0 0 1 1   0 0 0 1
+    split    5                        where the second sequence begins
 """
 
 from __future__ import annotations
@@ -17,18 +21,20 @@ if TYPE_CHECKING:
 
 
 class PreferenceEncoder:
-    """Pairs of answers and judged answers to rows, with the same interface as `encode.Encoder`."""
+    """Turns pairs of answers and judged answers into rows, with the same interface as `encode.Encoder`."""
 
     def __init__(self, encoder: Encoder | VisionEncoder, *, margins: bool = False) -> None:
-        """`margins`: rows tell by how much the chosen answer is better, for a reward model."""
+        """`margins`: rows say by how much the chosen answer is better, for a reward model."""
         self._encoder = encoder
         self._margins = margins
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
-        """Return rows of many examples; in place of one that is refused stands why."""
+        """Return rows of many examples; in place of one that is refused, the reason."""
         answers: list[Example] = []
         for example in examples:
             answers += _answers(example)
+
+        # All answers are encoded at once, because that is faster, then dealt back to their examples.
         encoded = iter(self._encoder.encode_batch(answers))
         rows: list[Encoded | str] = []
         for example in examples:
@@ -39,6 +45,7 @@ class PreferenceEncoder:
         rows: list[Encoded] = []
         for answer in answers:
             if isinstance(answer, str):
+                # The encoder of conversations advises another task, which is wrong for answers.
                 advice = "set `preference.images: true`"
                 if self._margins:
                     advice = "a reward model scores texts alone"
@@ -53,15 +60,19 @@ class PreferenceEncoder:
         return "is no answer to be compared or judged"
 
     def _join(self, chosen: Encoded, rejected: Encoded, margin: float | None) -> Encoded | str:
+        """Return the row of a pair, or the reason why there is none."""
         if _prompt(chosen) != _prompt(rejected):
             return (
                 "has prompts with different tokens before its two answers: the chat template writes them in two ways, "
                 "or an answer has nothing to be trained"
             )
+        target: tuple[float, ...] = ()
+        if self._margins:
+            target = (margin or 0.0,)
         return Encoded(
-            [*chosen.ids, *rejected.ids],
-            [*chosen.trained, *rejected.trained],
-            (margin or 0.0,) if self._margins else (),
+            ids=chosen.ids + rejected.ids,
+            trained=chosen.trained + rejected.trained,
+            target=target,
             drops_reasoning=chosen.drops_reasoning or rejected.drops_reasoning,
             unlike_prompt=chosen.unlike_prompt or rejected.unlike_prompt,
             rewrites_answer=chosen.rewrites_answer or rejected.rewrites_answer,
@@ -72,8 +83,9 @@ class PreferenceEncoder:
 
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
         """Return the first `limit` tokens of each sequence. Images stand in the prompt, which is the same in both."""
-        parts: list[Encoded] = []
+        parts = []
         for answer, (ids, trained) in zip(_answers(example), encoded.sequences, strict=True):
+            # Each sequence is cut as if it were a row of its own.
             sequence = replace(encoded, ids=ids, trained=trained, split=0)
             parts.append(self._encoder.cut(answer, sequence, limit))
         if not encoded.split:
@@ -88,6 +100,7 @@ class PreferenceEncoder:
 
 
 def _answers(example: Example) -> tuple[Chat | Pair, ...]:
+    """Return the answers of an example with their prompts; none for an example of another kind."""
     match example:
         case Preference():
             return (example.chosen, example.rejected)
@@ -99,9 +112,12 @@ def _answers(example: Example) -> tuple[Chat | Pair, ...]:
 def _shows_in_answer(answer: Chat | Pair) -> bool:
     if not isinstance(answer, Chat) or not answer.images:
         return False
-    return any(IMAGE_TAG in message["content"] for message in answer.messages[answer.context :])
+    in_answer = answer.messages[answer.context :]
+    return any(IMAGE_TAG in message["content"] for message in in_answer)
 
 
 def _prompt(row: Encoded) -> list[int]:
     """Return the ids before the first label."""
-    return row.ids[: row.trained.index(True)] if any(row.trained) else row.ids
+    if not any(row.trained):
+        return row.ids
+    return row.ids[: row.trained.index(True)]

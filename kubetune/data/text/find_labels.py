@@ -1,7 +1,7 @@
-"""The labels of a run, found where they are named.
+"""Find the classes of a classifier.
 
-Names come from the config, from a data set that names its numbers, from the model where it already knows these classes,
-or from the labels in the data.
+Names of classes come from the config, from a data set that has names for its numbers, from the model if it already
+knows these classes, or else from the labels in the data.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from kubetune.data.text.labels import (
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import DataError
 
-# Changes when the same labels would become other numbers or names.
+# Part of the fingerprint of prepared data. Raise it when the same labels would become other numbers or names.
 RULES: Final = 5
-# Classes that may be missing where numbers count them; more, and they are no count.
+# Labels 0 … N count classes, of which some may not occur. If more than this many are missing, they are no count.
 MOST_UNSEEN: Final = 1000
 _NOTHING_WRITTEN: Final = "Nothing was written."
 
@@ -45,14 +45,15 @@ class _Seen:
 
     labels: set[str | int | float] = field(default_factory=set)
     has_lists: bool = False
-    width: int = 0  # of lists with a 0.0 or 1.0 for every class; 0 where there are none
-    are_scores: bool = (
-        False  # pairs have a `score` in the place of a label, which is a number to predict
-    )
-    first_bad: str = ""  # the first record that is refused, and why
+    # Of lists with a 0.0 or 1.0 for every class; 0 if there are none.
+    width: int = 0
+    # Pairs have a `score` in place of a label, which is a number to predict.
+    are_scores: bool = False
+    # The first record that is refused, and why.
+    first_bad: str = ""
 
     def add(self, label: Label) -> None:
-        """Note one more."""
+        """Add the label of one record."""
         if is_vector(label):
             self.has_lists = True
             self.width = max(self.width, len(label))
@@ -68,26 +69,30 @@ def find_labels(
     model: ModelConfig,
     sources: Mapping[Any, Sequence[SourceConfig]],
 ) -> Labels:
-    """Return the labels of a classifier. `sources`: of each split.
+    """Return the labels of a classifier. `sources`: split -> its sources.
 
-    Reads the sources of training once unless the config and the model say it all. Raises DataError when they hold no
-    labels that make a problem, or their data sets number the classes differently.
+    The training data are read once, unless the config and the model decide everything. Raises DataError if they hold no
+    usable labels, or if their data sets number the classes differently.
     """
     of_model = _labels_of_model(model)
-    problem_type = classification.problem_type
-    kind = of_model.get("problem_type") if problem_type == "auto" else problem_type
+    problem_type: str | None = classification.problem_type
+    if problem_type == "auto":
+        problem_type = of_model.get("problem_type")
+
     seen = _Seen()
-    if not kind or (kind != "regression" and not classification.labels):
+    needs_classes = problem_type != "regression" and not classification.labels
+    if not problem_type or needs_classes:
         seen = _look_through(sources["train"])
-    kind = cast(ProblemType, kind or _guess(seen))
+    kind = cast(ProblemType, problem_type or _guess(seen))
     if kind == "regression":
         return Labels(kind, ("value",))
+
     all_sources = list(chain(*sources.values()))
-    names = _names_in_data(classification, all_sources)
+    names_in_data = _names_in_data(classification, all_sources)
     if classification.labels:
         names = classification.labels
     else:
-        names = _names(seen, names, of_model.get("id2label", {}))
+        names = _names(seen, names_in_data, of_model.get("id2label", {}))
     labels = Labels(kind, names)
     if kind == "multi_label_classification" and len(names) == 2:
         _require_one_reading(all_sources, names)
@@ -95,20 +100,21 @@ def find_labels(
 
 
 def names_of_numbers(source: SourceConfig, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that a data set has for the numbers in its labels, where they could be taken for other classes.
+    """Return a data set's names for its numbers if the numbers could be taken for other classes of the run, else ().
 
-    `names`: those of the run. Example: `class_encode_column` of `datasets` makes of the ratings 1, 2 and 10 the numbers
-    0, 2 and 1, since it sorts them as texts: "1", "10", "2". Its number 2 is then the class "2", and 1 is "10".
-    Empty where numbers are places among the names of the run anyway.
+    `names`: the run's. Example: `class_encode_column` of `datasets` makes the numbers 0, 2 and 1 of the ratings 1, 2 and
+    10, since it sorts them as texts: "1", "10", "2". So its number 2 is the class "2", and its 1 is "10".
     """
     if not are_numbers(names):
         return ()
     of_data = class_names(source)
-    return () if set(of_data).isdisjoint(names) else of_data
+    if set(of_data).isdisjoint(names):
+        return ()
+    return of_data
 
 
 def label_facts(classification: ClassificationConfig, model: ModelConfig) -> dict[str, Any]:
-    """Return all besides the data that decides how labels become numbers, for a fingerprint."""
+    """Return everything but the data that decides how labels become numbers, for a fingerprint."""
     return {
         "rules": RULES,
         "config": classification.model_dump(),
@@ -117,6 +123,7 @@ def label_facts(classification: ClassificationConfig, model: ModelConfig) -> dic
 
 
 def _labels_of_model(model: ModelConfig) -> dict[str, Any]:
+    """Return what a model's config.json says about labels."""
     files = hub.find_files(model, model.path, ("config.json",))
     facts = read_json(files.get("config.json"))
     return {name: facts[name] for name in ("problem_type", "id2label") if facts.get(name)}
@@ -125,9 +132,9 @@ def _labels_of_model(model: ModelConfig) -> dict[str, Any]:
 def _names_in_data(
     classification: ClassificationConfig, sources: Sequence[SourceConfig]
 ) -> tuple[str, ...]:
-    """Return the names that data sets of the run give to the numbers in their labels, if any does.
+    """Return the names that the run's data sets have for the numbers in their labels, if any has.
 
-    Raises DataError where two of them differ, or one has those of `classification.labels` in another order.
+    Raises DataError if two of them differ, or if one has those of `classification.labels` in another order.
     """
     named: list[tuple[str, tuple[str, ...]]] = []
     if classification.labels:
@@ -138,6 +145,7 @@ def _names_in_data(
         place = " ".join(filter(None, (source.path, source.subset, source.split)))
         if names:
             named.append((place, names))
+
     for (first_place, first), (place, names) in combinations(named, 2):
         differs = names != first and not classification.labels
         if differs or _counts_otherwise(names, first):
@@ -145,26 +153,31 @@ def _names_in_data(
                 f"{place} numbers its classes {listed(names)}, but {first_place} {listed(first)}: one number would "
                 f"mean two classes. Give all the same names in the same order. {_NOTHING_WRITTEN}"
             )
-    return named[0][1] if named else ()
+    if not named:
+        return ()
+    _, names = named[0]
+    return names
 
 
 def _counts_otherwise(names: Sequence[str], others: Sequence[str]) -> bool:
-    """Return True if a name has another number in one list than in the other.
+    """True if some name has different numbers in the two lists.
 
-    `classification.labels` may give the classes of a data set other names, but not the same in another order.
+    `classification.labels` may give the classes of a data set other names, but not the same names in another order.
     """
     numbers = {name: number for number, name in enumerate(others)}
     return any(numbers.get(name, number) != number for number, name in enumerate(names))
 
 
 def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
-    """Return every label that occurs in the sources of training. Encoding tells of bad records, not this.
+    """Return every label in the training data. Raises DataError if all records are bad.
 
-    Raises DataError when all are bad.
+    Single bad records are reported when they are encoded, not here.
     """
     seen = _Seen()
     is_empty = True
     for source in sources:
+        # Names of classes are applied later, when it is known that the run uses them. But where the names are numbers
+        # themselves, the data's number is an index, and the name is the label.
         names = class_names(source)
         if not are_numbers(names):
             names = ()
@@ -181,6 +194,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
             key = label_key(record.value, is_pair=example.second is not None)
             if key == "score" and "label" not in source.columns:
                 seen.are_scores = True
+
     if not seen.first_bad or not is_empty:
         return seen
     if "`label` is missing" in seen.first_bad:
@@ -194,14 +208,16 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
 
 
 def _require_one_reading(sources: Sequence[SourceConfig], names: Sequence[str]) -> None:
-    """Raise DataError for a source whose lists of whole numbers are all `[1, 0]` or `[0, 1]`, of two classes.
+    """Raise DataError if all lists of whole numbers in a source are `[1, 0]` or `[0, 1]`, and there are two classes.
 
-    As numbers of classes that is both of them, for every row. As a 0 or 1 for each class, it is one of the two. With
-    more classes such a row holds a number twice, and is refused by that. Lists of 0.0 and 1.0 beside
-    them do not show that the others are numbers of classes.
+    Such a list has two meanings: the numbers of the classes that apply, so both, in every row; or a 0 or 1 for each
+    class, so one. With more classes the second kind of list would hold a number twice, which is refused anyway. Lists
+    of 0.0 and 1.0 elsewhere in the source do not decide it.
     """
     for source in sources:
-        where = "" if class_names(source) else _only_zero_and_one(source)
+        if class_names(source):
+            continue
+        where = _only_zero_and_one(source)
         if where:
             raise DataError(
                 f"{where}: label is [0, 1] or [1, 0], as in every list of whole numbers in {source.path}, and there "
@@ -212,13 +228,13 @@ def _require_one_reading(sources: Sequence[SourceConfig], names: Sequence[str]) 
 
 
 def _only_zero_and_one(source: SourceConfig) -> str:
-    """Return where the first list of 0 and 1 stands, if no label of a source shows that lists are of classes."""
+    """Return the place of the first list of 0 and 1; empty if some label shows that lists are numbers of classes."""
     first = ""
     for record in read_source(source, Problems()):
         try:
             example = convert(record.value, source.format, source.columns, kind="labelled")
         except ValueError:
-            continue  # the encoding tells of it
+            continue  # reported when it is encoded
         if not isinstance(example, Labelled):
             continue
         label = example.label
@@ -231,12 +247,18 @@ def _only_zero_and_one(source: SourceConfig) -> str:
 
 
 def _guess(seen: _Seen) -> ProblemType:
+    """Return the kind of problem that the labels look like."""
     if seen.has_lists:
         return "multi_label_classification"
     if seen.are_scores:
         return "regression"
-    numbers = [number for label in seen.labels if (number := number_of(label)) is not None]
-    has_fraction = any(number != int(number) for number in numbers)
+    numbers = []
+    has_fraction = False
+    for label in seen.labels:
+        number = number_of(label)
+        if number is not None:
+            numbers.append(number)
+            has_fraction = has_fraction or number != int(number)
     # A few words among many numbers are bad records, not classes.
     if has_fraction and 2 * len(numbers) > len(seen.labels):
         return "regression"
@@ -244,7 +266,7 @@ def _guess(seen: _Seen) -> ProblemType:
 
 
 def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the data set, or of the model, where they fit all labels, else the labels themselves."""
+    """Return the data set's names, or the model's, if they fit all labels, else the labels themselves."""
     labels = seen.labels | set(range(seen.width))
     of_model = tuple(id2label[key] for key in sorted(id2label, key=int))
     if all(name.startswith("LABEL_") for name in of_model):
@@ -252,6 +274,8 @@ def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> 
     for names in (named, of_model):
         if names and len(names) >= seen.width and cover(names, labels):
             return names
+
+    # Only numbers: they count classes.
     numbers = []
     for label in labels:
         number = whole_number_of(label)
@@ -259,6 +283,7 @@ def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> 
             numbers.append(number)
     if numbers and len(numbers) == len(labels):
         return _numbered(numbers)
+
     names = tuple(sorted({str(label) for label in labels}))
     if numbers and not _are_codes(names):
         words = [name for name in names if whole_number_of(name) is None]
@@ -273,13 +298,13 @@ def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> 
 
 
 def _are_codes(names: Sequence[str]) -> bool:
-    """Return True for codes such as `01` to `12`: all are digits, and no two are the same number."""
+    """True for codes such as `01` to `12`: all are digits, and no two are the same number."""
     are_short_digits = all(name.isdecimal() and len(name) <= 20 for name in names)
     return are_short_digits and len(set(map(int, names))) == len(names)
 
 
 def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
-    """Return the classes that numbers stand for: all from the least to the most, such as ratings from 1 to 5."""
+    """Return the classes that numbers stand for: all from the least to the greatest, such as ratings from 1 to 5."""
     least = min(numbers)
     most = max(numbers)
     count = len(set(numbers))
@@ -301,8 +326,12 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
 
 
 def _too_few(names: Sequence[str], first_bad: str) -> str:
-    labels = f"only the label {names[0]!r}" if names else "no labels"
-    refused = f"{first_bad}. Without the records that are refused, " if first_bad else ""
+    labels = "no labels"
+    if names:
+        labels = f"only the label {names[0]!r}"
+    refused = ""
+    if first_bad:
+        refused = f"{first_bad}. Without the records that are refused, "
     return (
         f"{refused}data.train holds {labels}; a classifier needs at least two classes. Give them in "
         f"`classification.labels`, or name the column in `data.train.columns`. {_NOTHING_WRITTEN}"

@@ -1,4 +1,4 @@
-"""Classes that a classifier is to tell apart: the kind of problem, the names of its classes, and labels as numbers."""
+"""The classes of a classifier: the kind of problem, the names of its classes, and labels as numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNLABELLED: Final = (
 NAMES_SHOWN: Final = 12
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.0*)?", re.ASCII)
-# The labels that `false` and `true` are read as, and the classes of two that they stand for where these have names.
+# How the readers write `false` and `true`, and which of two classes they stand for.
 _TRUTHS: Final = {"False": 0, "True": 1}
 
 
@@ -31,12 +31,11 @@ class Labels:
     """The labels of a run."""
 
     problem_type: ProblemType
-    names: tuple[
-        str, ...
-    ]  # in the order of the model's outputs; regression has one output, named "value"
+    # In the order of the model's outputs. Regression has one output, named "value".
+    names: tuple[str, ...]
 
     def __str__(self) -> str:
-        """For people: the kind of problem and its classes."""
+        """Return the kind of problem and its classes, for people."""
         if self.problem_type == "regression":
             return "regression"
         text = f"{self.problem_type.replace('_', ' ')}: {', '.join(self.names[:NAMES_SHOWN])}"
@@ -47,6 +46,7 @@ class Labels:
     def target(self, label: Label) -> tuple[float, ...]:
         """Return a label as numbers: the index of a class, a 0 or 1 for every class, or the value itself.
 
+        With the names a, b, c: `b` is (1.0,); of several labels at once, `(a, c)` is (1.0, 0.0, 1.0).
         Raises ValueError for a label that is not among them.
         """
         if self.problem_type == "regression":
@@ -61,6 +61,8 @@ class Labels:
             if isinstance(label, tuple):
                 raise ValueError(f"label is {list(label)}; expected one class, not a list")
             return (float(self._index(label)),)
+
+        # Several classes may apply: the label has a 0 or 1 for each class, or lists those that apply.
         if is_vector(label):
             if len(label) != len(self.names):
                 raise ValueError(
@@ -73,7 +75,7 @@ class Labels:
         return tuple(float(index in chosen) for index in range(len(self.names)))
 
     def name(self, target: Sequence[float]) -> str | float | list[str]:
-        """Return the label that `target` was made of: its name, the number, or the names."""
+        """Return the label that a target stands for: a name, a number, or names."""
         if self.problem_type == "regression":
             return float(target[0])
         if self.problem_type == "single_label_classification":
@@ -132,18 +134,21 @@ class Labels:
 
 def listed(names: Sequence[str]) -> str:
     """Return the first names in one line."""
-    return ", ".join(names[:NAMES_SHOWN]) + (" …" if len(names) > NAMES_SHOWN else "")
+    text = ", ".join(names[:NAMES_SHOWN])
+    if len(names) > NAMES_SHOWN:
+        text += " …"
+    return text
 
 
 def is_vector(label: Label) -> TypeGuard[tuple[float, ...]]:
-    """Return True if the label says 0.0 or 1.0 of every class."""
+    """True if the label has a 0.0 or 1.0 for every class."""
     return isinstance(label, tuple) and bool(label) and isinstance(label[0], float)
 
 
 def number_of(label: Label) -> float | None:
     """Return the finite number that a label is, or that its text writes: `0.5`, `-3`, `1e-05`.
 
-    Names that only Python takes for numbers are none: `1_000`, `１`, `nan`.
+    Names that only Python takes for numbers are no numbers: `1_000`, `１`, `nan`.
     """
     if isinstance(label, str) and not _NUMBER.fullmatch(label):
         return None
@@ -151,44 +156,54 @@ def number_of(label: Label) -> float | None:
         number = float(cast(Any, label))
     except (TypeError, OverflowError):  # a list, or a whole number beyond what a float holds
         return None
-    return number if abs(number) < float("inf") else None
+    if not abs(number) < float("inf"):  # NaN is not smaller either
+        return None
+    return number
 
 
 def whole_number_of(label: Label) -> int | None:
-    """Return the whole number that a label is: `2`, and `2.0` as tables write where a row has none.
+    """Return the whole number that a label is, None for others.
 
-    A text is one only as a table writes it, so that names that look alike stay apart: `01`, `1e3` and `+1` are names.
+    `2` is one, and so is `2.0`: tables write that if another row has no label. Texts such as `01`, `1e3` and `+1` are
+    names, so that names that look alike stay apart.
     """
     if isinstance(label, int):
         return label
     if isinstance(label, str) and not _WHOLE_NUMBER.fullmatch(label):
         return None
     number = number_of(label)
-    return int(number) if number is not None and number == int(number) else None
+    if number is None or number != int(number):
+        return None
+    return int(number)
 
 
 def class_index(indexes: Mapping[str, int], label: str | int | float) -> int | None:
-    """Return the place of a class among the names, None for a label that is none of them.
+    """Return the index of a label's class, None for a label that is no class. `indexes`: name -> index.
 
-    A number is the place of a class that has a name, and the name of one that is called by a number.
+    A number is an index if the classes have names, and a name if they are called by numbers.
     """
     if str(label) in indexes:
         return indexes[str(label)]
     number = whole_number_of(label)
     if number is not None and str(number) in indexes:
         return indexes[str(number)]
+
+    # False and True: the classes of these names in any spelling, else the two classes that there are.
     if label in _TRUTHS:
         by_lower_name = {name.lower(): index for name, index in indexes.items()}
         if str(label).lower() in by_lower_name:
             return by_lower_name[str(label).lower()]
-        return _TRUTHS[str(label)] if len(indexes) == 2 else None
+        if len(indexes) == 2:
+            return _TRUTHS[str(label)]
+        return None
+
     if number is None or not 0 <= number < len(indexes) or are_numbers(indexes):
         return None
     return number
 
 
 def with_names(label: Label, names: Sequence[str]) -> Label:
-    """Return a label with the names of the classes that its numbers count; a number beyond them stays."""
+    """Return a label with names for its numbers, which count `names`; a number beyond them stays."""
     if is_vector(label):
         return label
     if isinstance(label, tuple):
@@ -197,12 +212,13 @@ def with_names(label: Label, names: Sequence[str]) -> Label:
 
 
 def _name_of(label: Any, names: Sequence[str]) -> Any:
-    is_place = isinstance(label, int) and 0 <= label < len(names)
-    return names[label] if is_place else label
+    if isinstance(label, int) and 0 <= label < len(names):
+        return names[label]
+    return label
 
 
 def cover(names: Sequence[str], labels: set[Any]) -> bool:
-    """Return True if all labels are among the names."""
+    """True if all labels are among the names."""
     indexes = {name: index for index, name in enumerate(names)}
     if not labels.isdisjoint(_TRUTHS) and labels.isdisjoint(indexes):
         return False
@@ -210,8 +226,8 @@ def cover(names: Sequence[str], labels: set[Any]) -> bool:
 
 
 def are_numbers(names: Iterable[str]) -> bool:
-    """Return True if a class is named by a number, as where the data have no names for them.
+    """True if a class is named by a number, as where the data have no names for classes.
 
-    Then numbers are names alone: beside `1`, `2` and `other`, a 2 cannot also be the place of `other`.
+    Then a number is only a name, never an index: beside `1`, `2` and `other`, a 2 cannot also be the index of `other`.
     """
     return any(number_of(name) is not None or name.isdecimal() for name in names)

@@ -1,7 +1,7 @@
-"""A model's tokenizer and chat template: text and conversations to ids and back.
+"""A model's tokenizer and chat template: turn text and conversations into ids, and ids into text.
 
-Ids and renderings are those of transformers' `AutoTokenizer` (see tokenizer_files.py). What of them is a label is
-decided in encode.py.
+Ids and renderings are those of transformers' `AutoTokenizer` (see tokenizer_files.py). encode.py decides which ids are
+labels.
 """
 
 from __future__ import annotations
@@ -41,28 +41,27 @@ from kubetune.errors import ModelError
 
 
 def cache_folder(folder: str | None = None) -> Path:
-    """Return the folder of prepared data and of what is known about tokenizers. `folder`: `data.cache`, if it is set."""
+    """Return the folder for prepared data and for answers about tokenizers. `folder`: `data.cache`, if it is set."""
     if folder:
         return Path(folder).expanduser()
     return user_cache(os.environ) / "kubetune"
 
 
-# Texts that show what a tokenizer puts before one; a vocabulary of few words may know none of them.
+# Texts that show what a tokenizer puts before a text. A small vocabulary may know none of them.
 PROBES = ("a", "0", "the")
 
 
 def _texts_to_try(backend: tokenizers.Tokenizer) -> Iterator[str]:
-    """Yield texts that a tokenizer should make something of. Copying its vocabulary takes long, so that comes last."""
+    """Yield texts that a tokenizer should know. Copying its vocabulary takes long, so that comes last."""
     yield from PROBES
     added = {str(token) for token in backend.get_added_tokens_decoder().values()}
     yield from islice(backend.get_vocab().keys() - added, 100)
 
 
 class Tokenizer:
-    """Made by `load_tokenizer`. Loading what is heavy is put off until it is used, so that a cached run starts fast.
+    """A tokenizer with its chat template. Made by `load_tokenizer`.
 
-    Attributes: `name` for messages; `files`, those it was read from; `date`, what a chat template is told that asks for
-    today's, None for the real one.
+    Whatever takes long to load is loaded when it is first used, so that a run whose data are prepared starts fast.
     """
 
     def __init__(
@@ -73,11 +72,14 @@ class Tokenizer:
         cache: Path | None = None,
         date: str | None = None,
     ) -> None:
-        """`template` is the (name, source) of a chat template that replaces the tokenizer's own."""
+        """`template`: (name, source) of a chat template that replaces the tokenizer's own."""
+        # For messages: the folder or the hub's name.
         self.name = name
+        # Name -> path of the files that it was read from.
         self.files = dict(files)
         self._config = read_json(self.files.get("tokenizer_config.json"))
         self._given_template = template
+        # The day that a chat template gets when it asks for today's; None for the real one.
         self.date = date
         self._cache = cache or cache_folder()
 
@@ -101,7 +103,7 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         prefix = self._prefix_of(backend)
-        # Besides adding special tokens, post-processors may trim offsets, which are wanted exact here.
+        # Post-processors add special tokens, and may also trim offsets, which have to be exact here.
         post_processor = backend.post_processor
         backend.post_processor = tokenizers.processors.Sequence([])
         return backend, prefix, post_processor
@@ -111,6 +113,7 @@ class Tokenizer:
         for text in _texts_to_try(backend):
             bare = backend.encode(text, add_special_tokens=False).ids
             full = backend.encode(text, add_special_tokens=True).ids
+            # The text's own ids are somewhere in the full ones. What comes before them is the prefix.
             for place in range(len(full)):
                 if bare and full[place : place + len(bare)] == bare:
                     return full[:place]
@@ -123,7 +126,7 @@ class Tokenizer:
 
     @property
     def backend(self) -> tokenizers.Tokenizer:
-        """The tokenizer proper; it adds no special tokens."""
+        """The tokenizer of the `tokenizers` library. It adds no special tokens."""
         return self._loaded[0]
 
     @cached_property
@@ -140,34 +143,43 @@ class Tokenizer:
 
     @cached_property
     def chat(self) -> LimitedTemplate | None:
-        """The chat template, or None when the model has none."""
-        name, source = self._given_template or ("the tokenizer's", self._own_template())
-        return LimitedTemplate(source, self.special, name, self.date) if source else None
+        """The chat template, None if the model has none."""
+        if self._given_template is not None:
+            name, source = self._given_template
+        else:
+            name = "the tokenizer's"
+            source = self._own_template()
+        if not source:
+            return None
+        return LimitedTemplate(source, self.special, name, self.date)
 
     @property
     def writes_date(self) -> bool:
-        """The chat template may write today's date."""
+        """True if the chat template may write today's date."""
         return self.chat is not None and writes_date(self.chat.source)
 
     @property
     def given_template(self) -> str | None:
         """The source of the chat template that the run's config names, which replaces the tokenizer's."""
-        return self._given_template[1] if self._given_template else None
+        if self._given_template is None:
+            return None
+        _, source = self._given_template
+        return source
 
     @property
     def has_given_template(self) -> bool:
-        """The run's own chat template replaces the tokenizer's."""
+        """True if the run's own chat template replaces the tokenizer's."""
         return self._given_template is not None
 
     @property
-    def spared(self) -> tuple[str, ...]:
-        """Files that are not copied with the tokenizer: the model's, and templates that the run's own replaces."""
+    def files_not_copied(self) -> tuple[str, ...]:
+        """Names of files that `save` leaves out: the model's, and templates that the run's own replaces."""
         if not self.has_given_template:
             return MODEL_FILES
         return (*MODEL_FILES, "chat_template.jinja", TOOL_TEMPLATE)
 
     def require_chat(self) -> LimitedTemplate:
-        """The chat template. Raises ModelError, saying how to give one, when there is none."""
+        """Return the chat template. Raises ModelError, which says how to give one, if there is none."""
         if self.chat is None:
             raise ModelError(
                 f"the tokenizer of {self.name} has no chat template, and the data are conversations; set "
@@ -178,7 +190,7 @@ class Tokenizer:
 
     def _own_template(self) -> str:
         """Return the model's template: from its files, or else from its settings, as transformers does."""
-        templates = {}  # by name
+        templates = {}  # name -> source
         for name, file in (("default", "chat_template.jinja"), ("tool_use", TOOL_TEMPLATE)):
             if file in self.files:
                 templates[name] = self.files[file].read_text("utf-8")
@@ -193,7 +205,7 @@ class Tokenizer:
 
     @cached_property
     def added_tokens(self) -> dict[int, str]:
-        """The texts of the tokens beside the vocabulary proper, by id."""
+        """Id -> text of the tokens that were added to the vocabulary."""
         decoder = self.backend.get_added_tokens_decoder()
         return {id: token.content for id, token in decoder.items()}
 
@@ -205,7 +217,7 @@ class Tokenizer:
 
     @cached_property
     def find_special(self) -> Callable[[str], object]:
-        """A function that returns something true for a text that holds the text of a special token, else None."""
+        """A function that returns something true if a text holds the text of a special token, else None."""
         texts = [self.added_tokens[id] for id in self.special_ids]
         if not texts:
             return lambda _: None
@@ -214,7 +226,7 @@ class Tokenizer:
 
     @property
     def eos_id(self) -> int:
-        """The token that ends a text. Raises ModelError when the tokenizer has none."""
+        """The token that ends a text. Raises ModelError if the tokenizer has none."""
         id = self._id("eos_token")
         if id is None:
             raise ModelError(
@@ -225,7 +237,7 @@ class Tokenizer:
 
     @cached_property
     def turn_end_id(self) -> int | None:
-        """The token with which the chat template ends an answer, such as `<|im_end|>`."""
+        """The token with which the chat template ends an answer, such as `<|im_end|>`, if there is one."""
         if self.chat is None or not self.chat.closing:
             return None
         for id in reversed(self.encode_text(self.chat.closing, special=False)):
@@ -236,14 +248,17 @@ class Tokenizer:
     @cached_property
     def eos_ids(self) -> tuple[int, ...]:
         """All tokens that end generation: the tokenizer's, the model's, and the end of a turn."""
-        generation = read_json(self.files.get("generation_config.json")).get("eos_token_id")
-        listed = generation if isinstance(generation, list) else [generation]
-        ids = [self._id("eos_token"), self.turn_end_id, *listed]
+        ids = [self._id("eos_token"), self.turn_end_id]
+        of_model = read_json(self.files.get("generation_config.json")).get("eos_token_id")
+        if isinstance(of_model, list):
+            ids += of_model
+        else:
+            ids.append(of_model)
         return tuple(dict.fromkeys(id for id in ids if id is not None))
 
     @property
     def pad_id(self) -> int:
-        """Token that fills up batches that must be rectangular; never a label."""
+        """Token that fills up rows of a rectangular batch; such tokens are never labels."""
         for id in (self._id("pad_token"), self._stated_pad_id):
             if id is not None:
                 return id
@@ -251,13 +266,15 @@ class Tokenizer:
 
     @property
     def names_padding(self) -> bool:
-        """The tokenizer or the model names a token for padding; EOS stands in for it where neither does."""
+        """True if the tokenizer or the model names a token for padding; otherwise EOS is used."""
         return "pad_token" in self.special or self._stated_pad_id is not None
 
     @property
     def _stated_pad_id(self) -> int | None:
         id = read_json(self.files.get("config.json")).get("pad_token_id")
-        return id if isinstance(id, int) and id >= 0 else None  # some models state -1
+        if not isinstance(id, int) or id < 0:  # some models state -1
+            return None
+        return id
 
     @property
     def bos_id(self) -> int | None:
@@ -271,12 +288,11 @@ class Tokenizer:
 
     @property
     def max_length(self) -> int | None:
-        """Most tokens that the model takes, where its files say so."""
-        limits = (
-            self._config.get("model_max_length"),
-            read_json(self.files.get("config.json")).get("max_position_embeddings"),
-        )
-        return min((int(limit) for limit in limits if limit), default=None)
+        """Most tokens that the model can take, None if its files do not say."""
+        of_tokenizer = self._config.get("model_max_length")
+        of_model = read_json(self.files.get("config.json")).get("max_position_embeddings")
+        limits = [int(limit) for limit in (of_tokenizer, of_model) if limit]
+        return min(limits, default=None)
 
     @property
     def vocab_size(self) -> int:
@@ -284,7 +300,7 @@ class Tokenizer:
         return max(self.backend.get_vocab().values()) + 1
 
     def encode_text(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the ids of a text; with `special` after the special tokens that begin one."""
+        """Return the ids of a text; with `special` the special tokens that begin a text come first."""
         ids = self.backend.encode(text, add_special_tokens=False).ids
         if special:
             return [*self.prefix, *ids]
@@ -293,9 +309,9 @@ class Tokenizer:
     def encode_prompt(
         self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None
     ) -> list[int]:
-        """Return the ids that a model is given to go on from: those that it saw before its labels in training.
+        """Return the ids that a model gets to continue: those that stood before its labels in training.
 
-        `prompt` is a text or the messages of a conversation. Raises ValueError when the template refuses them.
+        `prompt`: a text, or the messages of a conversation. Raises ValueError if the template refuses them.
         """
         if isinstance(prompt, str):
             return self.encode_text(prompt)
@@ -307,19 +323,19 @@ class Tokenizer:
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
     def save(self, folder: Path) -> None:
-        """Copy the tokenizer's files, byte for byte, and the chat template that replaced its own."""
+        """Copy the tokenizer's files, byte for byte, and write the chat template that replaced its own."""
         folder.mkdir(exist_ok=True)
         for name, file in (self.files | self._named_templates()).items():
-            if name not in self.spared:
+            if name not in self.files_not_copied:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, folder / name)
         if self._given_template:
             (folder / "chat_template.jinja").write_text(self._given_template[1], encoding="utf-8")
 
     def _named_templates(self) -> dict[str, Path]:
-        """Return the chat templates beside the tokenizer's, which `apply_chat_template` can be told to use.
+        """Return further chat templates of the tokenizer, which `apply_chat_template` takes by name.
 
-        Only if the tokenizer's is a file too: where these lie alone, transformers sees no other.
+        There are none unless the main template is a file too: transformers would see only these, and no main one.
         """
         template = self.files.get("chat_template.jinja")
         if template is None or self.has_given_template:
@@ -333,7 +349,8 @@ class Tokenizer:
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256, in hex, of all that decides ids and labels: files, chat template and the date that it writes."""
-        digest = hashlib.sha256(repr((tokenizers.__version__, self._given_template)).encode())
+        settings = (tokenizers.__version__, self._given_template)
+        digest = hashlib.sha256(repr(settings).encode())
         for name, file in sorted(self.files.items()):
             digest.update(f"\0{name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
         if self.date is not None and self.writes_date:
@@ -342,12 +359,12 @@ class Tokenizer:
 
 
 def joined(named: Mapping[str, str]) -> str:
-    """Return one chat template of those that a tokenizer names. The one for tools is used where there are tools."""
+    """Return one chat template made of those that a tokenizer names: the one for tools is used when there are tools."""
     plain = str(named.get("default") or "")
     with_tools = str(named.get("tool_use") or "")
     if not plain or not with_tools:
         return plain
-    # `{{ '' }}` keeps a line break that a template begins with. The one that it ends with is never written.
+    # `{{ '' }}` keeps a line break at a template's beginning. Jinja never writes the one at its end.
     with_tools = with_tools.removesuffix("\n")
     plain = plain.removesuffix("\n")
     return "{% if tools %}{{ '' }}" + with_tools + "{% else %}{{ '' }}" + plain + "{% endif %}"
@@ -356,11 +373,10 @@ def joined(named: Mapping[str, str]) -> str:
 def load_tokenizer(
     model: ModelConfig, cache: Path | None = None, *, date: str | None = None
 ) -> Tokenizer:
-    """Return the tokenizer of a model, from `model.tokenizer` where that is given.
+    """Return the tokenizer of a model, or of `model.tokenizer` if that is set.
 
-    `date`: what a chat template is told that asks for today's; left out: the real one, as at inference.
-
-    Raises ModelError when it cannot be had, saying why, and EnvironmentFault when the hub cannot be reached.
+    `date`: the day that a chat template gets when it asks for today's; by default the real one, as at inference.
+    Raises ModelError if there is no usable tokenizer, and EnvironmentFault if the hub cannot be reached.
     """
     path = model.tokenizer or model.path
     files = hub.find_files(model, path, (*FILES, *MODEL_FILES))
@@ -373,6 +389,7 @@ def load_tokenizer(
 
 
 def _given_template(model: ModelConfig) -> tuple[str, str] | None:
+    """Return the (name, source) of the chat template that a config names."""
     if model.chat_template is None:
         return None
     if model.chat_template == BUILT_IN_TEMPLATE:

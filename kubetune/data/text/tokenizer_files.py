@@ -1,7 +1,11 @@
-"""A tokenizer's files as transformers' `AutoTokenizer` would read them, found out without importing transformers.
+"""Read a tokenizer's files as transformers' `AutoTokenizer` would, without importing transformers.
 
 tokenizer.json holds the whole tokenizer, but some of transformers' classes build their pre-processing anew instead of
-reading it there. Where that could matter, transformers itself is asked once and its answer kept in a cache.
+reading it there. Where that could make a difference, transformers itself is asked once, and its answer is cached:
+
+    tokenizer.json and the files beside it
+        tokens missing in it, or a class that builds other steps?   →  _ask_transformers, cached
+        otherwise                                                   →  tokenizers.Tokenizer.from_file
 """
 
 from __future__ import annotations
@@ -57,7 +61,7 @@ NAMES: Final = (
     "mask_token",
 )
 
-# Keys of a tokenizer's files that hold several tokens.
+# Keys of a tokenizer's files whose values are several tokens.
 _KEYS_OF_TOKENS: Final = (
     "added_tokens_decoder",
     "additional_special_tokens",
@@ -65,7 +69,7 @@ _KEYS_OF_TOKENS: Final = (
     "model_specific_special_tokens",
 )
 
-# The words of Qwen's tokenizers.
+# The pattern by which Qwen's tokenizers split a text into words.
 QWEN2_SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
     r"|[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -83,8 +87,8 @@ _BERT_NORMALIZER: Final = {
     "strip_accents": None,
     "lowercase": True,
 }
-# Classes of transformers that rebuild their pre-processing: the normalizer and pre-tokenizer they build with default
-# settings (checked against the real classes by a test). A tokenizer.json that says the same may be read as it is.
+# Classes of transformers that rebuild their pre-processing -> the normalizer and pre-tokenizer that they build with
+# default settings (a test checks these against the real classes). A tokenizer.json with the same may be read as it is.
 _REBUILT: Final[dict[str, tuple[Any, Any]]] = {
     "Qwen2Tokenizer": (
         {"type": "NFC"},
@@ -112,6 +116,7 @@ _REBUILT: Final[dict[str, tuple[Any, Any]]] = {
     ),
     "BertTokenizer": (_BERT_NORMALIZER, {"type": "BertPreTokenizer"}),
 }
+# Special tokens that these classes have even if no file names them.
 _DEFAULT_TOKENS: Final[dict[str, dict[str, str]]] = {
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
     "GPT2Tokenizer": dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"),
@@ -119,6 +124,7 @@ _DEFAULT_TOKENS: Final[dict[str, dict[str, str]]] = {
         n: f"[{n[:-6].upper()}]" for n in NAMES if n not in ("bos_token", "eos_token")
     },
 }
+# Class that transformers takes for a type of model whose files name none.
 _CLASS_OF_MODEL: Final = {
     "qwen2": "Qwen2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
@@ -126,8 +132,9 @@ _CLASS_OF_MODEL: Final = {
     "bert": "BertTokenizer",
     "distilbert": "BertTokenizer",
 }
-# Classes that take tokenizer.json as it is, and the model types for which transformers overrules them.
+# Classes that take tokenizer.json as it is.
 _READ_AS_IS: Final = ("TokenizersBackend", "PreTrainedTokenizer")
+# Types of models for which transformers ignores the class that the files name.
 _OVERRULED: Final = (
     "qwen2",
     "qwen3_5",
@@ -139,7 +146,7 @@ _OVERRULED: Final = (
 
 
 def read_json(path: Path | None) -> dict[str, Any]:
-    """Return a JSON object from a file of a model; an absent file is an empty one. Raises ModelError when it is damaged."""
+    """Return the JSON object in a file of a model, {} for a missing file. Raises ModelError if the file is damaged."""
     if path is None:
         return {}
     try:
@@ -154,23 +161,25 @@ def read_json(path: Path | None) -> dict[str, Any]:
 
 
 def tokenizer_class(files: Mapping[str, Path], config: Mapping[str, Any]) -> str | None:
-    """Return the name of the class `AutoTokenizer` would choose, without `Fast`; None when that takes asking it."""
+    """Return the name of the class that `AutoTokenizer` would choose, without `Fast`; None if only transformers knows."""
     model = read_json(files.get("config.json"))
     model_type = model.get("model_type")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class")
     if declared is None or (model_type in _OVERRULED and model_type in _CLASS_OF_MODEL):
         return _CLASS_OF_MODEL.get(str(model_type))
-    return None if model_type in _OVERRULED else str(declared).removesuffix("Fast")
+    if model_type in _OVERRULED:
+        return None
+    return str(declared).removesuffix("Fast")
 
 
 def special_tokens(
     files: Mapping[str, Path], config: Mapping[str, Any], cache: Path, *, names_missing: bool
 ) -> dict[str, str]:
-    """Return the special tokens that have a name: a role, or one that the tokenizer's files give.
+    """Return the special tokens that have a name: name -> text. It is a role (NAMES), or one from the tokenizer's files.
 
-    `names_missing`: what `names_missing_tokens` says of the files.
-    A class may have some by default, such as RoBERTa's `</s>`. Those of a class that is in no table here are asked of
-    transformers, whose answer `cache` keeps. Raises ModelError as `load_backend` does.
+    `names_missing`: the result of `names_missing_tokens`. A class may have tokens by default, such as RoBERTa's `</s>`,
+    so for classes in no table here transformers is asked, and `cache` keeps the answer. Raises ModelError as
+    `load_backend` does.
     """
     name = tokenizer_class(files, config)
     is_known = name in _READ_AS_IS or name in _DEFAULT_TOKENS
@@ -181,33 +190,43 @@ def special_tokens(
 
 def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens that the files name, and the defaults of a class in the table, as transformers does."""
+    # transformers reads special_tokens_map.json only beside an older tokenizer_config.json.
     legacy: dict[str, Any] = {}
     if "added_tokens_decoder" not in config:
         legacy = read_json(files.get("special_tokens_map.json"))
+
+    # Tokens with a role: a default, which the files may replace, also by null.
     values: dict[str, Any] = dict(_DEFAULT_TOKENS.get(tokenizer_class(files, config) or "", {}))
     for source in (config, legacy):
-        values |= {name: source[name] for name in NAMES if name in source}
+        for name in NAMES:
+            if name in source:
+                values[name] = source[name]
     tokens = {name: _text_of(values[name]) for name in NAMES if values.get(name)}
+
+    # Tokens with other names.
     for name, value in config.items():
         if name.endswith("_token") and name not in NAMES and isinstance(value, str) and value:
             tokens[name] = value
     for source in (config, legacy):
         extra = source.get("extra_special_tokens")
-        if isinstance(extra, dict):  # names to tokens, as vision-language models have them
-            tokens |= {name: _text_of(value) for name, value in extra.items()}
+        if isinstance(extra, dict):  # name -> token, as vision-language models have it
+            for name, value in extra.items():
+                tokens[name] = _text_of(value)
     return tokens
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of a token, of which a file says the text alone or its settings too."""
-    return str(value["content"] if isinstance(value, dict) else value)
+    """Return the text of a token. Files hold either the text alone, or an object with the text and settings."""
+    if isinstance(value, dict):
+        return str(value["content"])
+    return str(value)
 
 
 def names_missing_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> bool:
-    """True if the other files name tokens that tokenizer.json does not hold among its added ones.
+    """True if the other files name tokens that tokenizer.json does not have among its added tokens.
 
-    transformers then adds some of them. Which, in which order and with which settings depends on the key and on the file
-    that names them, so it is asked.
+    transformers then adds some of them. The key and the file that name them decide which, in which order and with which
+    settings, so it has to be asked.
     """
     added = read_json(files.get("tokenizer.json")).get("added_tokens", [])
     texts = set(read_json(files.get("added_tokens.json")))
@@ -225,18 +244,21 @@ def _texts_in(value: Any) -> Iterator[str]:
         yield value
     elif isinstance(value, dict) and "content" in value:
         yield str(value["content"])
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _texts_in(item)
+    elif isinstance(value, list):
+        for item in value:
             yield from _texts_in(item)
 
 
 def load_backend(
     files: Mapping[str, Path], config: Mapping[str, Any], cache: Path, *, names_missing: bool
 ) -> tokenizers.Tokenizer:
-    """Return the tokenizer with the ids `AutoTokenizer` gives. `cache` keeps what transformers had to be asked for.
+    """Return the tokenizer with the ids that `AutoTokenizer` gives. `cache` keeps what transformers was asked.
 
-    `names_missing`: what `names_missing_tokens` says of the files.
-    Raises ModelError when there is no tokenizer, or only one that the `tokenizers` library cannot run.
+    `names_missing`: the result of `names_missing_tokens`. Raises ModelError if there is no tokenizer, or only one that
+    the `tokenizers` library cannot run.
     """
     file = files.get("tokenizer.json")
     if file is None or names_missing:
@@ -255,34 +277,40 @@ def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> b
     """True if tokenizer.json alone gives the ids that transformers' class of this name gives."""
     if name in _READ_AS_IS:
         return True
-    if (
-        name not in _REBUILT
-        or config.get("add_prefix_space")
-        or not config.get("do_lower_case", True)
-    ):
+    if name not in _REBUILT:
         return False
-    content = read_json(file)
-    added = content.get("added_tokens", [])
-    decoder = config.get("added_tokens_decoder", {})
-    if decoder and _by_id(decoder.items()) != _by_id((token["id"], token) for token in added):
-        # Such a class adds the tokens of `added_tokens_decoder` alone: of others it makes several ids.
-        return False
-    if any(token.get(flag) for token in added for flag in ("lstrip", "rstrip", "single_word")):
-        # A class that builds its tokenizer anew takes some of these flags from one file, some from the other, and drops
-        # others.
+
+    # Settings from which such a class builds other steps than the table has.
+    if config.get("add_prefix_space") or not config.get("do_lower_case", True):
         return False
     if config.get("strip_accents") is not None or config.get("split_special_tokens"):
         return False
+
+    content = read_json(file)
+    added = content.get("added_tokens", [])
+    decoder = config.get("added_tokens_decoder", {})
+    # Such a class adds only the tokens of `added_tokens_decoder`, and makes several ids of others.
+    if decoder and _by_id(decoder.items()) != _by_id((token["id"], token) for token in added):
+        return False
+    # It takes some of these flags from one file and some from the other, and drops others.
+    for token in added:
+        if token.get("lstrip") or token.get("rstrip") or token.get("single_word"):
+            return False
+
     return _steps(content) == tuple(_canonical(step) for step in _REBUILT[name])
 
 
 def _by_id(tokens: Iterable[tuple[Any, Mapping[str, Any]]]) -> dict[int, tuple[Any, ...]]:
-    """Return what decides where the added tokens of one file are matched in a text."""
+    """Return what decides where the added tokens of one file are matched in a text: id -> content and flags."""
     flags = ("content", "lstrip", "rstrip", "single_word", "normalized")
-    return {int(id): tuple(token.get(flag, False) for flag in flags) for id, token in tokens}
+    by_id = {}
+    for id, token in tokens:
+        by_id[int(id)] = tuple(token.get(flag, False) for flag in flags)
+    return by_id
 
 
 def _steps(content: Mapping[str, Any]) -> tuple[Any, Any]:
+    """Return the normalizer and the pre-tokenizer of a tokenizer.json."""
     return _canonical(content.get("normalizer")), _canonical(content.get("pre_tokenizer"))
 
 
@@ -290,18 +318,22 @@ def _canonical(step: Any) -> Any:
     """Return a step of tokenizer.json without `trim_offsets`, which changes no ids."""
     if isinstance(step, dict):
         return {key: _canonical(value) for key, value in step.items() if key != "trim_offsets"}
-    return [_canonical(part) for part in step] if isinstance(step, list) else step
+    if isinstance(step, list):
+        return [_canonical(part) for part in step]
+    return step
 
 
 class Answer(NamedTuple):
-    """What transformers says of a tokenizer."""
+    """What transformers makes of a tokenizer's files."""
 
-    special_tokens: dict[str, str]  # those that have a name
-    backend: Callable[[], tokenizers.Tokenizer]  # the tokenizer as transformers runs it
+    # Name -> text of the special tokens that have a name.
+    special_tokens: dict[str, str]
+    # Loads the tokenizer as transformers runs it.
+    backend: Callable[[], tokenizers.Tokenizer]
 
 
 def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
-    """Return what transformers makes of a tokenizer's files. Raises ModelError where it makes nothing of them."""
+    """Return what transformers makes of a tokenizer's files. Raises ModelError if it cannot read them."""
     digest = hashlib.sha256(version("transformers").encode())
     for name in sorted(files):
         digest.update(name.encode() + b"\0" + files[name].read_bytes())
@@ -309,19 +341,19 @@ def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
     names = file.with_suffix(".special.json")
     if file.is_file() and names.is_file():
         return Answer(read_json(names), partial(tokenizers.Tokenizer.from_file, str(file)))
+
     tokenizer = _load_by_transformers(next(iter(files.values())).parent)
     special = tokenizer.special_tokens_map
     backend: tokenizers.Tokenizer = tokenizer.backend_tokenizer
-    with contextlib.suppress(
-        EnvironmentFault
-    ):  # without a cache only the time to ask again is lost
+    # A cache that cannot be written to only costs the time to ask again.
+    with contextlib.suppress(EnvironmentFault):
         write_atomic(names, json.dumps(special))
         write_atomic(file, backend.to_str())
     return Answer(special, lambda: backend)
 
 
 def _load_by_transformers(folder: Path) -> Any:
-    """Return the tokenizer that `AutoTokenizer` reads. Raises ModelError where it has no fast form."""
+    """Return the tokenizer that `AutoTokenizer` reads. Raises ModelError if it has no fast form."""
     from transformers import AutoTokenizer
 
     try:
