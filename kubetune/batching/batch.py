@@ -1,4 +1,4 @@
-"""From prepared rows to tensors: a micro-batch is one packed batch of whole sequences, never padded."""
+"""A micro-batch as tensors: whole sequences end to end in one packed batch, never padded."""
 
 from __future__ import annotations
 
@@ -29,34 +29,39 @@ class Batch:
     """
 
     input_ids: Tensor  # int64 [tokens]
-    position_ids: Tensor  # int64 [tokens] they begin anew in each sequence
-    cu_seqlens: tuple[int, ...]  # [sequences + 1] where sequences begin and end
+    position_ids: Tensor  # int64 [tokens] they begin at 0 in each sequence
+    cu_seqlens: tuple[int, ...]  # [sequences + 1] where sequences begin, and the end
     rows: Tensor  # int64 [labels] index of the token that predicts each label; empty for labelled texts
-    # int64 [labels] what is to be predicted; of labelled texts fp32 [sequences, width].
+    # int64 [labels] ids to predict; of labelled texts fp32 [sequences, width].
     labels: Tensor
     samples: tuple[int, ...]  # ids of the rows of data that it was made from
+    label_counts: tuple[int, ...] = ()  # [sequences] labels of each sequence
+
+    # What only some kinds of records have.
     segments: Tensor | None = None  # int64 [tokens] token types of labelled texts
     pictures: Pictures | None = None  # of a vision-language model
     targets: Tensor | None = None  # fp32 [samples, 1] of answers
-    # fp64 [samples, 2] log-probabilities of a pair's labels before training. A pair is two sequences, the chosen first.
+    # fp64 [samples, 2] log-probabilities of a pair's answers before training. A pair is two sequences, the chosen first.
     reference: Tensor | None = None
-    label_counts: tuple[int, ...] = ()  # [sequences] labels of each sequence
-    totals: object = None  # what a task needs to know of the whole global batch
-    tree: PrefixTree | None = None  # set where rows share beginnings, each a sequence by itself
+
+    totals: object = None  # what a task needs to know about the whole global batch
+    tree: PrefixTree | None = None  # set if rows share prefixes, which are sequences of their own
 
     @property
     def parents(self) -> tuple[int, ...]:
-        """Return the numbers of the sequences that others go on from (PrefixTree); empty where none does."""
-        return () if self.tree is None else self.tree.parents
+        """Of each sequence the one that it continues (PrefixTree); empty if rows share no prefixes."""
+        if self.tree is None:
+            return ()
+        return self.tree.parents
 
     @property
     def num_tokens(self) -> int:
-        """Return the number of tokens of all sequences."""
+        """Number of tokens of all sequences."""
         return self.cu_seqlens[-1]
 
     @property
     def num_labels(self) -> int:
-        """Return the number of tokens that are trained."""
+        """Number of labels."""
         return len(self.labels)
 
     def to(self, device: torch.device) -> Batch:
@@ -76,21 +81,25 @@ class Batch:
 def collate(
     rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()
 ) -> Batch:
-    """Lay sequences of (ids, trained) end to end. Position t predicts token t + 1 where that one is trained."""
-    cu_seqlens = np.cumsum([0, *(len(ids) for ids, _ in rows)])
+    """Lay sequences of (ids, trained) end to end. Token t predicts token t + 1 if that is trained."""
+    lengths = [len(ids) for ids, _ in rows]
+    cu_seqlens = np.cumsum([0, *lengths])
     ids = np.concatenate([ids for ids, _ in rows]).astype(np.int64)
+    positions = np.concatenate([np.arange(length) for length in lengths])
+
     trained = np.concatenate([trained for _, trained in rows]).astype(bool)
+    # Nothing predicts the first token of a sequence: the token before it is another sequence's.
     trained[cu_seqlens[:-1]] = False
-    positions = np.concatenate([np.arange(len(ids)) for ids, _ in rows])
     targets = np.flatnonzero(trained)
+    labels_before = np.searchsorted(targets, cu_seqlens)  # before each sequence, and of all
     return Batch(
         input_ids=torch.from_numpy(ids),
         position_ids=torch.from_numpy(positions),
         cu_seqlens=tuple(cu_seqlens.tolist()),
         rows=torch.from_numpy(targets - 1),
         labels=torch.from_numpy(ids[targets]),
-        samples=tuple(int(s) for s in samples),
-        label_counts=tuple(np.diff(np.searchsorted(targets, cu_seqlens)).tolist()),
+        samples=tuple(int(sample) for sample in samples),
+        label_counts=tuple(np.diff(labels_before).tolist()),
     )
 
 
@@ -102,5 +111,6 @@ def collate_labelled(
 ) -> Batch:
     """Lay labelled sequences of ids end to end. `targets`: `[sequences, width]`."""
     batch = collate([(ids, np.zeros(len(ids), bool)) for ids in rows], samples)
-    types = torch.from_numpy(np.concatenate(segments).astype(np.int64))
-    return replace(batch, labels=torch.from_numpy(targets.astype(np.float32)), segments=types)
+    token_types = torch.from_numpy(np.concatenate(segments).astype(np.int64))
+    labels = torch.from_numpy(targets.astype(np.float32))
+    return replace(batch, labels=labels, segments=token_types)

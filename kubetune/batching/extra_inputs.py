@@ -1,4 +1,4 @@
-"""Parts of a batch besides its tokens: the images in it, and the beginnings that its rows share."""
+"""Parts of a batch besides its tokens: its images, and the prefixes that its rows share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from torch import Tensor
 
 
 def moved_tensor(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    """Return a copy on a device, made by way of pinned memory and not waited for; None of None."""
-    return None if tensor is None else tensor.pin_memory().to(device, non_blocking=True)
+    """Copy a tensor to a device through pinned memory, without waiting for it. Return None for None."""
+    if tensor is None:
+        return None
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def _moved_fields(part: Any, names: Sequence[str], device: torch.device) -> dict[str, Any]:
+    """Return copies on a device of a part's tensors of these names."""
+    moved = {}
+    for name in names:
+        moved[name] = moved_tensor(getattr(part, name), device)
+    return moved
 
 
 @dataclass(frozen=True)
@@ -23,30 +33,38 @@ class Pictures:
     positions: Tensor  # int64 [3, tokens] in time, down and across
     is_image: Tensor  # bool [tokens]
     pixel_values: Tensor | None = None  # fp32 [patches, values] of all images; None without images
-    grids: Tensor | None = None  # int64 [images, 3] patches in time, down, across; None without
-    counts: tuple[int, ...] = ()  # images of each sequence
-    # Of a model whose images are no grids of patches: what its processor made of the images of each sequence.
+    grids: Tensor | None = (
+        None  # int64 [images, 3] patches in time, down, across; None without images
+    )
+    counts: tuple[int, ...] = ()  # [sequences] images of each
+    # [sequences] what a model's own processor made of the images of each, if its images are no grids of patches.
     inputs: tuple[dict[str, Tensor], ...] = ()
 
     def of(self, sequences: Sequence[int], cu_seqlens: Sequence[int]) -> Pictures:
-        """Return the images of some sequences alone, of a batch whose sequences begin and end at `cu_seqlens`."""
+        """Return only the images of some sequences. `cu_seqlens`: where the batch's sequences begin, and the end."""
         spans = [slice(cu_seqlens[number], cu_seqlens[number + 1]) for number in sequences]
+        inputs: tuple[dict[str, Tensor], ...] = ()
+        if self.inputs:
+            inputs = tuple(self.inputs[number] for number in sequences)
         kept = replace(
             self,
             positions=torch.cat([self.positions[:, span] for span in spans], 1),
             is_image=torch.cat([self.is_image[span] for span in spans]),
             counts=tuple(self.counts[number] for number in sequences),
-            inputs=tuple(self.inputs[number] for number in sequences) if self.inputs else (),
+            inputs=inputs,
         )
         if self.grids is None or self.pixel_values is None:
             return kept
+
+        # Images lie end to end, and so do the patches of all images: first which images, then their patches.
         ends = list(accumulate(self.counts, initial=0))
         images: list[int] = []
         for number in sequences:
             images.extend(range(ends[number], ends[number + 1]))
         if not images:
             return replace(kept, pixel_values=None, grids=None)
-        patches = self.pixel_values.split(self.grids.prod(1).tolist())
+        patches_of_image = self.grids.prod(1).tolist()
+        patches = self.pixel_values.split(patches_of_image)
         return replace(
             kept,
             pixel_values=torch.cat([patches[image] for image in images]),
@@ -54,21 +72,20 @@ class Pictures:
         )
 
     def to(self, device: torch.device) -> Pictures:
-        """Return the same on a device."""
+        """Return a copy on a device."""
         names = ("positions", "is_image", "pixel_values", "grids")
-        moved: dict[str, Any] = {name: moved_tensor(getattr(self, name), device) for name in names}
         inputs = []
         for of_sequence in self.inputs:
             inputs.append({name: tensor.to(device) for name, tensor in of_sequence.items()})
-        return replace(self, **moved, inputs=tuple(inputs))
+        return replace(self, **_moved_fields(self, names, device), inputs=tuple(inputs))
 
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """A packed batch in which rows with the same beginning share one sequence for it.
+    """How the rows of a packed batch share sequences: rows with the same prefix have one sequence for it.
 
     Example: row 0 is "S S S a" and row 1 is "S S S b c". Row 0 trains the second S and a, row 1 the second S, b and c.
-    The beginning S S S stands once; the longest row goes on right behind it:
+    The prefix S S S stands once; the longest row continues right behind it:
 
         token        0 1 2 | 3 4 | 5        sequence 0: S S S     1: b c     2: a
                      S S S | b c | a        parents     -1        0          0
@@ -81,14 +98,14 @@ class PrefixTree:
         ends                                           row 0: token 5      row 1: token 4
     """
 
-    parents: tuple[int, ...]  # [sequences] the sequence that each one goes on from, -1 for none
+    parents: tuple[int, ...]  # [sequences] the sequence that each one continues, -1 for none
     places: Tensor  # int64 [labels] which of the batch's `rows` predicts each label
-    counts: tuple[tuple[int, int], ...]  # runs of labels: how many labels, how many rows have them
+    counts: tuple[
+        tuple[int, int], ...
+    ]  # runs of labels: (number of labels, number of rows that have them)
     entries: Tensor  # int64 [labels of all rows] index into the batch's labels, row after row
     ends: Tensor  # int64 [rows] the last token of each row
 
     def to(self, device: torch.device) -> PrefixTree:
-        """Return the same on a device."""
-        names = ("places", "entries", "ends")
-        moved: dict[str, Any] = {name: moved_tensor(getattr(self, name), device) for name in names}
-        return replace(self, **moved)
+        """Return a copy on a device."""
+        return replace(self, **_moved_fields(self, ("places", "entries", "ends"), device))

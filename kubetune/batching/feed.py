@@ -38,11 +38,12 @@ class Work:
     """One rank's share of an optimizer step, and the sizes of the whole global batch."""
 
     batches: list[Batch]  # this rank's micro-batches
+    # Of the global batch:
     divisor: int  # what the summed loss is divided by
-    labels: int  # labels of the global batch
-    tokens: int  # tokens of the global batch
-    samples: int  # rows of data of the global batch
-    computed: int = 0  # tokens that go through the model, shared beginnings once; 0: not counted
+    labels: int
+    tokens: int
+    samples: int  # rows of data
+    computed: int = 0  # tokens that go through the model, shared prefixes once; 0 if not counted
 
 
 class Feed:
@@ -57,34 +58,36 @@ class Feed:
         *,
         padding_free: bool = True,
         even: bool = False,
-        shares: bool = False,
+        share_prefixes: bool = False,
         costs: NDArray[np.float64] | None = None,
     ) -> None:
-        """Say how rows become micro-batches.
+        """Decide how rows become micro-batches.
 
-        `padding_free`: False makes every sequence a micro-batch of its own. `even`: every rank gets
-        equally many micro-batches, because each takes all ranks; some may hold no sample then.
-        `shares`: rows that begin alike are put together, and their beginnings are computed once.
-        `costs` `[rows]`: ranks get equal shares of these; without them, or where rows share
-        beginnings, ranks get equal shares of tokens.
+        `padding_free`: False makes every sequence a micro-batch of its own. `even`: give every rank equally many
+        micro-batches, some of them empty, because each one takes all ranks (FSDP). `share_prefixes`: put rows with the
+        same prefix together, and compute it once. `costs` `[rows]`: give ranks equal shares of these; without them, or
+        with shared prefixes, ranks get equal shares of tokens.
         """
         self._rows = rows
         self._plan = plan
         self._seed = seed
         self._world = world
         self._even = even
-        self.shares = shares
+        self.share_prefixes = share_prefixes
         self._costs = None
         if costs is not None and costs.any():
-            self._costs = whole(costs)
+            self._costs = _whole_numbers(costs)
         self._reader = picture_reader(rows)
         self._token_budget = plan.micro_batch_tokens if padding_free else None
         self._sequences = plan.per_device_train_batch_size if padding_free else 1
         self._lengths = rows.lengths
+
+        # Of two epochs and two steps: with images, the share of the next step is asked for ahead.
         self._order = lru_cache(maxsize=2)(self._epoch_order)
-        # Kept for two steps: with images the share of the next step is asked for ahead.
         self._share = lru_cache(maxsize=2)(self._split)
-        self._boundaries = None  # in an epoch's order, where the batch is given in tokens
+
+        # Bounds of the steps in an epoch's order, if the config gives the batch in tokens rather than in rows.
+        self._boundaries = None
         self.steps_per_epoch = -(-rows_per_epoch(rows) // plan.global_batch_size)
         if plan.global_batch_tokens is not None:
             self._boundaries = lru_cache(maxsize=2)(self._epoch_boundaries)
@@ -110,12 +113,18 @@ class Feed:
         share, computed = self._share(step)
         batches = []
         for micro_ids in share:
-            batches.append(batch_of(self._rows, micro_ids, self._reader, shares=self.shares))
+            batch = batch_of(
+                self._rows, micro_ids, self._reader, share_prefixes=self.share_prefixes
+            )
+            batches.append(batch)
+
+        # Threads read the images of the next step while this one is trained.
         if self._reader is not None:
             next_share, _ = self._share(step + 1)
             for micro_ids in next_share:
                 for row in micro_ids:
                     self._reader.look_ahead(self._rows.images(int(row)))
+
         labels = int(self._rows.trained_counts[ids].sum())
         return Work(
             batches,
@@ -132,10 +141,10 @@ class Feed:
         return computed, int(self._lengths[self.samples(step)].sum())
 
     def largest(self) -> Batch:
-        """Return a micro-batch about as large as the run's largest: the longest rows that one holds."""
+        """Return a micro-batch about as large as the run's largest, made of the longest rows, to measure memory with."""
         most = -(-self._plan.global_batch_size // self._world.size)
         if self._boundaries is not None:
-            most = len(self._lengths)  # a batch that is given in tokens holds any number of rows
+            most = len(self._lengths)  # a batch given in tokens has any number of rows
         if self._token_budget is None:
             ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
         else:
@@ -146,7 +155,7 @@ class Feed:
         """Return the row ids of this rank's micro-batches, and how many tokens all ranks compute."""
         ids = self.samples(step)
         size = self._world.size
-        if self.shares and self._token_budget is not None:
+        if self.share_prefixes and self._token_budget is not None:
             split, computed = split_by_prefix(
                 ids, self._rows.ids_of_sequences, size, self._token_budget
             )
@@ -165,17 +174,17 @@ class Feed:
         return split[self._world.rank], computed
 
 
-def whole(costs: NDArray[np.float64]) -> Ids:
+def _whole_numbers(costs: NDArray[np.float64]) -> Ids:
     """Return costs as whole numbers, about a million in the mean.
 
-    Their sum is the same on every rank, in whatever order each adds them.
+    Sums of floats depend on the order in which they are added, so ranks might deal the rows differently.
     """
     scaled: Ids = np.rint(costs * (2**20 / costs.mean())).astype(np.int64)
     return scaled
 
 
 def rows_per_epoch(rows: Rows) -> int:
-    """Return the samples of an epoch: every row of every source, as often as its weight says."""
+    """Return the number of samples of an epoch: every row of every source, as often as its weight says."""
     return epoch_size(_rows_per_source(rows), rows.weights)
 
 
@@ -185,7 +194,7 @@ def _rows_per_source(rows: Rows) -> list[int]:
 
 
 def tokens_per_epoch(rows: Rows) -> int:
-    """Return the tokens of an epoch. Of a source that appears in part, they follow from its mean row."""
+    """Return the tokens of an epoch. A source that is used in part counts with rows of its mean length."""
     tokens = np.bincount(rows.source, weights=rows.lengths, minlength=len(rows.weights))
     total = 0
     for source, count in enumerate(_rows_per_source(rows)):
@@ -196,10 +205,8 @@ def tokens_per_epoch(rows: Rows) -> int:
 
 
 def evaluated(rows: Rows) -> Ids:
-    """Return the rows that an evaluation takes.
-
-    These are all rows; where sources have different weights, each gives its part by these.
-    """
+    """Return the rows that an evaluation uses: all, or of each source a part if their weights differ."""
+    # Hashes choose the part, so it is the same at each evaluation.
     keys = hash_ids(np.arange(len(rows), dtype=np.int64), "evaluated")
     parts = []
     for source, number in enumerate(evaluated_rows(_rows_per_source(rows), rows.weights)):
@@ -215,9 +222,8 @@ def evaluation_batches(
 ) -> list[list[Ids]]:
     """Return every row of `evaluated` once, `[rank][batch]` -> row ids.
 
-    Batches hold at most training's budget of tokens. Which rows share a batch does not depend on the
-    world, so that the last bit of every output does not either. `even`: every rank gets equally many
-    batches, some of them empty.
+    A batch holds at most training's budget of tokens. Which rows are in one batch does not depend on the number of
+    ranks, so that no bit of the results does. `even`: give every rank equally many batches, some of them empty.
     """
     batches = groups(rows, plan, evaluated(rows), padding_free=padding_free)
     split = deal(batches, rows.lengths, world.size)
@@ -227,8 +233,9 @@ def evaluation_batches(
 
 
 def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]:
-    """Return batches of row ids for a forward without training, the same for every world."""
+    """Return batches of row ids for a forward pass without training, the same for any number of ranks."""
     if padding_free and plan.micro_batch_tokens is not None:
+        # Small enough that many ranks get a batch, even if the budget would hold all rows.
         share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
         budget = min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS))
         return pack(ids, rows.lengths, budget)
@@ -238,14 +245,21 @@ def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]
 
 
 def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
-    longest = max(len(share) for share in split)
-    return [share + [NOTHING] * (longest - len(share)) for share in split]
+    """Give every rank as many micro-batches as the one with the most, by adding empty ones."""
+    most = max(len(share) for share in split)
+    evened = []
+    for share in split:
+        missing = most - len(share)
+        evened.append(share + [NOTHING] * missing)
+    return evened
 
 
-def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool = False) -> Batch:
+def batch_of(
+    rows: Rows, ids: Ids, reader: PictureReader | None, *, share_prefixes: bool = False
+) -> Batch:
     """Return rows as one batch of tensors.
 
-    `reader` is `picture_reader(rows)`, kept from batch to batch. `shares`: see `Feed`.
+    `reader`: what `picture_reader(rows)` returned, the same for all batches. `share_prefixes`: see `Feed`.
     """
     if not len(ids):
         return _empty_batch(rows.sequences_per_row, reader)
@@ -254,14 +268,18 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool
         texts = [rows.row(row)[0] for row in samples]
         segments = [rows.segments(row) for row in samples]
         return collate_labelled(texts, segments, rows.targets[ids], samples)
-    sequences = [sequence for row in samples for sequence in rows.sequences(row)]
+
+    sequences = []
+    for row in samples:
+        sequences += rows.sequences(row)
     if reader is not None:
         pictures = [reader.read(rows.images(row)) for row in samples]
         batch = collate_pictured(sequences, pictures, reader.processor, samples)
-    elif shares:
+    elif share_prefixes:
         batch = collate_shared(sequences, samples)
     else:
         batch = collate(sequences, samples)
+
     if rows.targets is not None:
         batch = replace(batch, targets=torch.from_numpy(rows.targets[ids]))
     if rows.reference is not None:
@@ -270,7 +288,7 @@ def batch_of(rows: Rows, ids: Ids, reader: PictureReader | None, *, shares: bool
 
 
 def _empty_batch(sequences: int, reader: PictureReader | None) -> Batch:
-    """Return a batch that passes through the whole model and adds nothing: one token, no label."""
+    """Return a batch that goes through the whole model and adds nothing: one token in each sequence, and no label."""
     nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))] * sequences
     if reader is None:
         return collate(nothing)

@@ -1,4 +1,4 @@
-"""The images of a micro-batch: read ahead by threads, laid end to end, with the positions their tokens have."""
+"""The images of a micro-batch: read ahead by threads, laid end to end, and the positions of their tokens."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from kubetune.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_AHEAD = 32  # images read before they are asked for: one of 1,024 tokens takes 24 MiB
+MOST_AHEAD = 32  # images that are read ahead; one of 1,024 tokens takes 24 MiB
 
 
 class PictureReader:
-    """Reads, decodes and cuts images in threads, which Pillow and NumPy let run beside the training."""
+    """Reads, decodes and cuts images in threads. Pillow and NumPy release the lock, so training runs meanwhile."""
 
     def __init__(self, processor: ImageProcessor) -> None:
         self.processor = processor
@@ -34,7 +34,7 @@ class PictureReader:
         self._pool: ThreadPoolExecutor | None = None
 
     def look_ahead(self, images: Iterable[ImageRef]) -> None:
-        """Begin to read what will be asked for soon."""
+        """Start to read images that will soon be needed."""
         for image in images:
             if len(self._waiting) >= MOST_AHEAD:
                 return
@@ -42,10 +42,11 @@ class PictureReader:
                 self._waiting[image] = self._submit(image)
 
     def read(self, images: Sequence[ImageRef | bytes]) -> list[Picture | Upright]:
-        """Return the images, named or passed as bytes, in order.
+        """Return the images, which are references or bytes, in order.
 
-        Raises DataError for an image that is not what it was when the data were prepared.
+        Raises DataError for an image that has changed since the data were prepared.
         """
+        # An image that occurs twice is read once.
         futures = {}
         for image in images:
             if image in self._waiting:
@@ -65,7 +66,7 @@ class PictureReader:
 
 
 def picture_reader(rows: Rows) -> PictureReader | None:
-    """Return a reader of the images of `rows`; None where rows have none."""
+    """Return a reader of the images of `rows`, None if they can have none."""
     if rows.processor is None:
         return None
     return PictureReader(rows.processor)
@@ -79,9 +80,8 @@ def collate_pictured(
 ) -> Batch:
     """Lay sequences and the images of each end to end. A sequence may have no image.
 
-    There are as many `pictures` as sequences, or half as many: then each is that of two sequences in
-    turn, a pair. Raises DataError for a row with more or fewer tokens for images than the vision tower
-    will make features.
+    `pictures` has an entry for each row of data: for one sequence, or for both sequences of a pair. Raises DataError if
+    a row's tokens for images are not as many as the features that the vision tower will make.
     """
     batch = collate(rows, samples)
     sequences_per_row = len(rows) // len(pictures)
@@ -90,22 +90,32 @@ def collate_pictured(
         images_of.extend([of_row] * sequences_per_row)
     if not processor.is_grid:
         return _with_processed_images(batch, images_of, processor)
+
     merge = processor.merge_size
     positions = []
     all_images: list[Picture] = []
     for number, (ids, _) in enumerate(rows):
         images = [cast(Picture, image) for image in images_of[number]]
         is_image = ids == processor.placeholder.token
-        # What the vision tower makes of merge × merge patches is one feature.
-        grids = [(down // merge, across // merge) for _, (_, down, across) in images]
-        features = sum(down * across for down, across in grids)
-        if int(is_image.sum()) != features:
-            name = f"row {samples[number // sequences_per_row]}" if samples else "a row"
-            raise DataError(
-                f"{name} has {int(is_image.sum()):,} tokens for images of {features:,} features"
-            )
+
+        # The vision tower makes one feature of merge × merge patches, and each feature has a token.
+        grids = []
+        features = 0
+        for image in images:
+            _, patches_down, patches_across = image.grid
+            down = patches_down // merge
+            across = patches_across // merge
+            grids.append((down, across))
+            features += down * across
+        tokens = int(is_image.sum())
+        if tokens != features:
+            name = "a row"
+            if samples:
+                name = f"row {samples[number // sequences_per_row]}"
+            raise DataError(f"{name} has {tokens:,} tokens for images of {features:,} features")
         positions.append(grid_positions(is_image, grids))
         all_images += images
+
     result = Pictures(
         positions=torch.from_numpy(np.concatenate(positions, 1)),
         is_image=batch.input_ids == processor.placeholder.token,
@@ -124,12 +134,12 @@ def collate_pictured(
 def _with_processed_images(
     batch: Batch, images_of: Sequence[Sequence[Any]], processor: ImageProcessor
 ) -> Batch:
-    """Return the batch with each sequence's images as the model's own processor makes them."""
+    """Return the batch with what the model's own processor makes of each sequence's images."""
     is_image = batch.input_ids == processor.placeholder.token
     first_labels = list(accumulate(batch.label_counts, initial=0))
     inputs = []
     for number, (start, stop) in enumerate(pairwise(batch.cu_seqlens)):
-        # A sequence is a prompt up to its first label, all of it without one.
+        # The prompt ends at the first label. A sequence without labels is all prompt.
         prompt_tokens = stop - start
         if batch.label_counts[number]:
             prompt_tokens = int(batch.rows[first_labels[number]]) + 1 - start
@@ -149,7 +159,7 @@ def grid_positions(
 ) -> NDArray[np.int64]:
     """Return positions `[3, tokens]` in time, down and across, as Qwen-VL counts (arXiv 2409.12191).
 
-    Text moves on by one in all three. An image stays at one time, and text behind it goes on from the
+    A token of text is one further in all three. An image stays at one time, and the text behind it continues from the
     image's longer side. `grids`: tokens down and across of each image, in order.
 
     Example: two tokens of text, an image of 2 × 3 tokens, one token of text:
@@ -162,9 +172,11 @@ def grid_positions(
     token = 0  # the next token
     position = 0  # its position
     for down, across in grids:
-        first = token + int(np.argmax(is_image[token:]))  # of the image
+        # The text before the image.
+        first = token + int(np.argmax(is_image[token:]))
         positions[:, token:first] = np.arange(position, position + first - token)
         position += first - token
+        # The image, row by row.
         token = first + down * across
         positions[0, first:token] = position
         positions[1, first:token] = position + np.repeat(np.arange(down), across)
@@ -175,11 +187,9 @@ def grid_positions(
 
 
 def image_inputs(batch: Batch) -> dict[str, Tensor]:
-    """Return the images of a batch as transformers' models take them; nothing where it has none.
-
-    Where the model's own processor makes them, the batch has one sequence.
-    """
+    """Return the images of a batch as arguments of transformers' models; none if it has no images."""
     pictures = batch.pictures
+    # Results of a model's own processor cannot be packed, so such a batch has one sequence.
     if pictures is not None and pictures.inputs:
         (inputs,) = pictures.inputs
         return inputs

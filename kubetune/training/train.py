@@ -110,7 +110,9 @@ def _build(
     feed, plan = make_feed(plan, config.training.seed, data, world, learner, may_share=may_share)
     if config.needs_reference:
         dtype = config.model.dtype
-        reference.attach(learner, dtype, plan, data, world, run_dir, base, shares=feed.shares)
+        reference.attach(
+            learner, dtype, plan, data, world, run_dir, base, share_prefixes=feed.share_prefixes
+        )
     learner, optimizer = _with_optimizer(learner, config.training)
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)

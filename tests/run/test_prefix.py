@@ -422,9 +422,12 @@ def test_what_the_reference_says_is_the_same_where_prompts_are_computed_once(
     learner = preference.TASK.build(ModelSpec.of(config), config.training, world, Workload(0))
     plan = make_plan(config, len(rows))
     runs = []
-    for shares in (True, False):
+    for share_prefixes in (True, False):
         tokens.append(0)
-        runs.append(reference.scores(learner, {"train": rows}, plan, world, shares=shares)["train"])
+        tables = reference.scores(
+            learner, {"train": rows}, plan, world, share_prefixes=share_prefixes
+        )
+        runs.append(tables["train"])
     np.testing.assert_allclose(*runs, rtol=1e-6)
     assert tokens[0] < 0.75 * tokens[1] == 0.75 * rows.lengths.sum()
 

@@ -41,7 +41,7 @@ def make_feed(
     )
     if not may_share:
         return feed(), plan
-    sharing = feed(shares=True)
+    sharing = feed(share_prefixes=True)
     share = spared_share(sharing, plan)
     if share < LEAST_SHARE:
         return feed(), plan

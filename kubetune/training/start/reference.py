@@ -88,11 +88,11 @@ def attach(
     run_dir: Path,
     base: identity.Check | None,
     *,
-    shares: bool,
+    share_prefixes: bool,
 ) -> None:
     """Set `reference` of the rows of a run. All ranks call it.
 
-    The model must be as it is before training. `dtype`: model.dtype. `base`: of rank 0. `shares`: beginnings that rows
+    The model must be as it is before training. `dtype`: model.dtype. `base`: of rank 0. `share_prefixes`: beginnings that rows
     share are computed once.
 
     Raises ModelError where a log-probability is not finite.
@@ -103,7 +103,7 @@ def attach(
     key = None
     if world.is_main:
         assert base is not None, "rank 0 has it"
-        key = _fingerprint(learner, choose_dtype(dtype, world.device), data, base, shares)
+        key = _fingerprint(learner, choose_dtype(dtype, world.device), data, base, share_prefixes)
     key = process_group.broadcast(key, world)
     path = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
     parts = path.with_suffix(".parts")
@@ -111,7 +111,7 @@ def attach(
     tables = _read(path, splits)
     is_missing = process_group.agree(tables is None, world)
     if is_missing or tables is None:
-        tables = scores(learner, splits, plan, world, parts, shares=shares)
+        tables = scores(learner, splits, plan, world, parts, share_prefixes=share_prefixes)
         if world.local_rank == 0:
             _write(path, tables)
             whole_folder.remove(parts)
@@ -145,7 +145,7 @@ def _fingerprint(
     dtype: torch.dtype,
     data: Prepared,
     base: identity.Check,
-    shares: bool,
+    share_prefixes: bool,
 ) -> str:
     """Return the SHA-256 of all that decides what the reference says."""
     weights = base.now()["model"].files
@@ -154,7 +154,7 @@ def _fingerprint(
         "data": data.fingerprint,
         "weights": {name: content.sha256 for name, content in sorted(weights.items())},
         "dtype": str(dtype),
-        "attention": [implementation(learner.lm), learner.route.padding_free, shares],
+        "attention": [implementation(learner.lm), learner.route.padding_free, share_prefixes],
         "quantization": str(getattr(learner.lm.config, "quantization_config", None)),
     }
     if data.train.processor is not None:
@@ -171,7 +171,7 @@ def scores(
     world: World,
     parts: Path | None = None,
     *,
-    shares: bool = False,
+    share_prefixes: bool = False,
 ) -> Tables:
     """Return the tables of the model with its adapter off, for the rows of some splits.
 
@@ -196,7 +196,9 @@ def scores(
     learner.model.eval()
     try:
         for start in range(0, len(missing), size):
-            answers = _answers(learner, splits, missing[start : start + size], world, shares)
+            answers = _answers(
+                learner, splits, missing[start : start + size], world, share_prefixes
+            )
             for answer in answers:
                 _require_finite(answer)
                 tables[answer.split][answer.ids] = answer.values
@@ -217,7 +219,11 @@ def _missing(units: Sequence[Unit], tables: Tables, world: World) -> list[Unit]:
 
 
 def _answers(
-    learner: Learner, splits: Mapping[str, Rows], units: Sequence[Unit], world: World, shares: bool
+    learner: Learner,
+    splits: Mapping[str, Rows],
+    units: Sequence[Unit],
+    world: World,
+    share_prefixes: bool,
 ) -> list[Answer]:
     """Return what the reference says of some units, which ranks do in turn; the same on all ranks."""
     mine = list(units[world.rank :: world.size])
@@ -230,7 +236,9 @@ def _answers(
     answers = []
     for unit in mine:
         heartbeat.beat("reference")
-        batch = batch_of(splits[unit.split], unit.ids, readers[unit.split], shares=shares)
+        batch = batch_of(
+            splits[unit.split], unit.ids, readers[unit.split], share_prefixes=share_prefixes
+        )
         values = preference.log_probabilities(learner, batch.to(world.device))
         answers.append(Answer(unit.split, unit.ids, values))
     of_all = []
