@@ -27,6 +27,9 @@ from kubetune.data.reading.sources import evaluated_rows
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan
 
+# Ids of a sequence, and of each token whether it is a label.
+Sequence = tuple[NDArray[np.uint32], NDArray[np.bool_]]
+
 NOTHING: Ids = np.empty(0, np.int64)
 
 EVALUATION_BATCHES = 32  # at least so many, where rows suffice, for any number of ranks to share
@@ -269,7 +272,7 @@ def batch_of(
         segments = [rows.segments(row) for row in samples]
         return collate_labelled(texts, segments, rows.targets[ids], samples)
 
-    sequences = []
+    sequences: list[Sequence] = []
     for row in samples:
         sequences += rows.sequences(row)
     if reader is not None:

@@ -1,12 +1,12 @@
-"""What is due after a step: an evaluation, then a checkpoint that knows its result; and the end on request.
+"""Do what is due after a step: an evaluation, then a checkpoint that knows its result; and stop on request.
 
     step      9   10         11   12         save_steps: 4, eval_steps: 10, last step 12
     due       -   evaluate   -    evaluate
                   save*           save       * where the evaluation is the best so far
 
-`evaluated_step` and `saved_step` are in the checkpoint and say what of it was done, so that a run that goes on does
+`evaluated_step` and `saved_step` are in the checkpoint and say what was done for its step, so that a resumed run does
 nothing twice and leaves nothing out. A stop saves at once, before an evaluation that is due: the next start evaluates
-that step first, and saves it once more.
+that step first, and saves it again.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from kubetune.training.start import preflight, warm_up
 def stop(
     run: Run, state: State, run_log: RunLog, reason: type[errors.Preempted] = errors.Preempted
 ) -> NoReturn:
-    """Save the step if it is not saved, and raise what ends the run."""
+    """Save the step if it is not saved, and raise the error that ends the run."""
     logs.STEP.info("asked to stop: saving step %d", state.step)
-    run_log.sync()
+    run_log.sync()  # a checkpoint must not be ahead of the numbers on disk
     if state.saved_step < state.step:
         run.checkpointer.save(state)
     run.checkpointer.finish()
@@ -40,7 +40,7 @@ def stop(
 
 
 def finish(run: Run, state: State, run_log: RunLog) -> State:
-    """Evaluate and save as is due. Call it after each step, and once where a run goes on."""
+    """Evaluate and save if that is due. Call it after each step, and once when a run is resumed."""
     heartbeat.beat("end of step", state.step)
     is_last = state.step == run.plan.num_steps
     is_unsaved = state.saved_step < state.step
@@ -48,6 +48,7 @@ def finish(run: Run, state: State, run_log: RunLog) -> State:
     if not is_evaluated and (is_last or run.plan.is_eval_step(state.step)):
         state = _evaluate(run, state, run_log)
         is_unsaved = True
+
     is_best = state.best_step == state.step
     # A loss that runs away must not push the last good checkpoint out.
     is_sound = run.plan.is_save_step(state.step) and not state.steps_above_threshold
@@ -60,7 +61,7 @@ def finish(run: Run, state: State, run_log: RunLog) -> State:
 
 
 def is_patience_spent(training: TrainingConfig, state: State) -> bool:
-    """True if so many evaluations in a row were no better that the run is to end early."""
+    """True if so many evaluations in a row were no better that the run ends early."""
     patience = training.early_stopping_patience
     return patience is not None and state.evaluations_without_improvement >= patience
 
@@ -80,7 +81,7 @@ def _evaluate(run: Run, state: State, run_log: RunLog) -> State:
 
 
 def _judged(training: TrainingConfig, state: State, values: dict[str, float]) -> State:
-    """Return the state with this evaluation's value, and with its step where that is the best so far."""
+    """Return the state after an evaluation, with its step and value as the best if they are."""
     name = training.metric_for_best_model
     preflight.require_metric(name, values)
     value = values[name]

@@ -1,14 +1,15 @@
 """The training loop. One step: its batches, their gradient, one agreement of all ranks, one update.
 
-What differs between tasks is the task's. What could be state follows from the step: to resume is to start at another.
+What differs between tasks is in the task. Whatever could be state follows from the step's number instead, so resuming
+a run is starting at another step.
 
 A step may be stopped, killed, or left alone by its peers anywhere. Its order makes that harmless:
-  1. Every rank computes its share of the global batch, which follows from the step alone.
+  1. Every rank computes its share of the global batch, which follows from the step's number alone.
   2. One message tells all ranks the same: the loss, whether any rank must stop, whose background save failed. From here
      all take the same branches, so none waits in a collective that another will never enter.
-  3. Gradients meet and are judged before weights move: what is ever saved has come from finite numbers.
-  4. `state` counts the step when its update is done. Weights, optimizer and state of one step make a checkpoint.
-  5. A stop is obeyed only after that, or within an evaluation, which the next start makes anew.
+  3. Gradients are summed and judged before weights move: whatever is saved was made of finite numbers.
+  4. `state` counts the step after its update. Weights, optimizer and state of one step make a checkpoint.
+  5. A stop is obeyed only after that, or within an evaluation, which the next start repeats.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from kubetune.training.stop import is_pause_due
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know of a step after their one message."""
+    """What all ranks know about a step after their one message."""
 
     measured: dict[str, float]  # loss and the task's step_metrics over the global batch
     is_stopping: bool  # a rank was asked to stop
     has_failed_save: bool  # a checkpoint in the background failed on a rank
-    rank_seconds: list[float]  # what each rank computed for, before it waited for the others
+    rank_seconds: list[float]  # how long each rank computed before it waited for the others
 
 
 def loop(run: Run, state: State, run_log: RunLog) -> State:
@@ -70,9 +71,11 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
 
 
 def _step(run: Run, state: State, run_log: RunLog) -> State:
-    """Make one step with all that is due after it. An fp16 gradient that overflows only lowers the loss scale."""
+    """Make one step, with all that is due after it. An fp16 gradient that overflows only lowers the loss scale."""
     heartbeat.beat("step", state.step)
     began = time.perf_counter()
+
+    # This rank's part of the gradient.
     work = run.task.with_batch_totals(run.learner, run.feed.step(state.step), run.world)
     run.learner.begin_step(work, run.world, run.task.evaluate)
     values = [_backward(run, state, micro, work) for micro in range(len(work.batches))]
@@ -80,16 +83,20 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     computed = time.perf_counter() - began
     step_digest.record(run.world.rank, state.step, work.batches, losses, run.optimizer)
 
+    # All ranks: agree, add up the gradient, and look at it before weights move.
     agreement = _agree(run, values, computed)
     norm = run.optimizer.reduce_gradient(run.world) / state.loss_scale
     if state.loss_scale > 1.0 and not math.isfinite(norm):
         return loss_scale.lowered(run.optimizer, state)
     steps_above = _require_sound(run, state, work, losses, agreement.measured["loss"], norm)
+
+    # The update.
     run.optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
     run.optimizer.update(learning_rate_at(run.plan, state.step))
-
     seconds = time.perf_counter() - began
     state = _counted(state, work, seconds, steps_above)
+
+    # What is due after it.
     measured = agreement.measured | run.learner.routing.measured(run.world)
     ranks = agreement.rank_seconds
     run_log.step(state, work, measured, norm=norm, seconds=seconds, ranks=ranks)
@@ -114,7 +121,7 @@ def _counted(state: State, work: Work, seconds: float, steps_above_threshold: in
 
 
 def _backward(run: Run, state: State, micro: int, work: Work) -> torch.Tensor:
-    """Add the gradient of one micro-batch to the parameters.
+    """Add the gradient of one micro-batch to the parameters'.
 
     Return its loss and metrics `[1 + metrics]`, divided by the divisor of the whole global batch.
     """
@@ -123,9 +130,11 @@ def _backward(run: Run, state: State, micro: int, work: Work) -> torch.Tensor:
     run.learner.expect_backward(is_last=micro == number - 1)
     began = time.perf_counter()
     batch = work.batches[micro].to(run.world.device)
-    # Dropout depends on where we are, not on what ran before: a resumed run draws the same masks.
+
+    # Dropout depends on the place in the run, not on what ran before: a resumed run draws the same masks.
     place = mixed_seed(run.config.training.seed, state.step, micro, run.world.rank)
     seed(place, run.world.device)
+
     scale = state.loss_scale / max(work.divisor, 1)
     values = run.task.backward(run.learner, batch, scale) / state.loss_scale
     values = values.reshape(-1)
@@ -135,15 +144,18 @@ def _backward(run: Run, state: State, micro: int, work: Work) -> torch.Tensor:
 
 
 def _agree(run: Run, values: Sequence[torch.Tensor], computed: float) -> Agreement:
-    """Add up the loss and metrics of all ranks, and learn what each of them has to say, in one small message."""
+    """Add up the loss and metrics of all ranks, and exchange what else they must know, in one small message."""
+    # The message: [loss, metrics …, number of ranks to stop, of failed saves, seconds of rank 0, of rank 1, …]
     names = ("loss", *run.task.step_metrics)
     sums = [0.0] * len(names)
     if values:
+        # In fp64, each column by itself, so that its sum does not depend on what else is measured.
         columns = torch.stack(list(values)).double().t().contiguous()
         sums = torch.stack([column.sum() for column in columns]).tolist()
     flags = [float(run.stop.requested), float(run.checkpointer.has_failed)]
     seconds = [0.0] * run.world.size
     seconds[run.world.rank] = computed
+
     numbers = sum_numbers([*sums, *flags, *seconds], run.world)
     stopping, failing, *rank_seconds = numbers[len(names) :]
     measured = dict(zip(names, numbers, strict=False))
@@ -153,9 +165,10 @@ def _agree(run: Run, values: Sequence[torch.Tensor], computed: float) -> Agreeme
 def _require_sound(
     run: Run, state: State, work: Work, losses: Sequence[torch.Tensor], loss: float, norm: float
 ) -> int:
-    """Raise Diverged unless weights may move by this step; return the steps in a row above the loss watchdog."""
-    pairs = zip(work.batches, losses, strict=True)
-    micro_losses = [(batch.samples, micro_loss) for batch, micro_loss in pairs]
+    """Raise Diverged if weights must not move. Return how many steps in a row were above the loss watchdog's threshold."""
+    micro_losses = []
+    for batch, micro_loss in zip(work.batches, losses, strict=True):
+        micro_losses.append((batch.samples, micro_loss))
     origin = partial(finite.origin, run.data, run.config.data.train)
     finite.require_finite(loss, norm, state.step, micro_losses, run.world, origin)
     return finite.steps_above_threshold(loss, state, run.config.training)

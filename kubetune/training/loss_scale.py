@@ -1,4 +1,7 @@
-"""Factor before the loss in fp16, whose small gradients would vanish: halved after an overflow, doubled in time."""
+"""The factor on the loss in fp16, without which small gradients would become 0.
+
+It is halved after an overflow, and doubled after many good steps. bf16 and fp32 need none: their factor stays 1.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ STEPS_TO_RAISE = 1000
 
 
 def lowered(optimizer: FlatAdamW, state: State) -> State:
-    """State to try the same step again in after an overflow, its gradient cleared."""
+    """Clear the gradient after an overflow, and return the state in which to try the same step again."""
     optimizer.clear_gradient()
     logs.TRAIN.info(
         "step %d: fp16 overflow, loss scale %g -> %g",
@@ -25,7 +28,7 @@ def lowered(optimizer: FlatAdamW, state: State) -> State:
 
 
 def raised(state: State) -> State:
-    """State after a good step: after enough of them the factor grows again."""
+    """Return the state after a good step: after enough of them the factor is doubled."""
     if state.loss_scale == 1.0 or state.steps_since_overflow + 1 < STEPS_TO_RAISE:
         return replace(state, steps_since_overflow=state.steps_since_overflow + 1)
     return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)

@@ -1,4 +1,4 @@
-"""Everything the training loop works with, as one value that is passed along."""
+"""The parts of a run, as one value that is passed along."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubetune.training.stop import StopRequest
 
 @dataclass(frozen=True)
 class Run:
-    """Everything the loop works with. Only the tensors of the model and the optimizer change."""
+    """Everything the training loop works with. Only the tensors of the model and the optimizer change."""
 
     config: Config
     plan: Plan

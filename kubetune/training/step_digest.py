@@ -1,7 +1,7 @@
-"""Digests of what steps worked with, for `kubetune verify-resume`: none unless KUBETUNE_STEP_DIGESTS names a folder.
+"""Write digests of what each step worked with, for `kubetune verify-resume`, into the folder KUBETUNE_STEP_DIGESTS.
 
 Each rank appends one line a step to `rank-N.jsonl` there: sample ids, losses to the last bit, and digests of the random
-state and of all that the optimizer holds. Not for numbers that people read (rundir/metrics).
+state and of the optimizer's tensors. Without the variable nothing is written. Numbers for people are in rundir/metrics.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ FOLDER = "KUBETUNE_STEP_DIGESTS"
 def record(
     rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tensor], optimizer: FlatAdamW
 ) -> None:
-    """Note the step that begins after `step` completed ones: called after its gradient, before its update."""
+    """Append the line of the step after `step` completed ones. Call it after its gradient, before its update."""
     if FOLDER not in os.environ:
         return
     random = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         random["cuda"] = torch.cuda.get_rng_state()
+    # `hex` keeps every bit of a float; digests stand for tensors that are too large to write.
     line = {
         "step": step,
         "samples": [list(batch.samples) for batch in batches],
@@ -42,11 +43,11 @@ def record(
 
 
 def file_of(folder: Path, rank: int) -> Path:
-    """File of a rank's lines."""
+    """Return the file of a rank's lines."""
     return folder / f"rank-{rank}.jsonl"
 
 
 def digest(tensor: Tensor) -> str:
-    """A hash of a tensor's bytes, of any shape and type."""
+    """Return a hash of a tensor's bytes, of any shape and type."""
     numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.blake2b(numbers.numpy().data, digest_size=16).hexdigest()

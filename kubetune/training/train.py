@@ -1,4 +1,4 @@
-"""A whole training run of one rank: build the model, go on where the run left off, train to the end, report it."""
+"""Train a whole run on one rank: build the model, resume where the run left off, train to the end, report."""
 
 from __future__ import annotations
 
@@ -56,23 +56,27 @@ def train(
 ) -> tuple[State, str]:
     """Train a run to its end. All ranks call it.
 
-    `base`, on rank 0, is the check of the files that the run is made from. Return the last state, and on rank 0 a
-    remark on the run, if there is one. Raises Preempted after a stop with a committed checkpoint, Diverged before a bad
-    update, LostPeer when the other ranks are gone.
+    `base`, on rank 0: the check of the files that the run is made from. Return the last state and, on rank 0, a remark
+    on the run, mostly empty. Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update,
+    LostPeer if other ranks are gone.
     """
-    # A sharded model talks with the other ranks wherever it is used.
+    # Losses of peers and shortages of memory may come up anywhere: a sharded model talks with other ranks in each layer.
     budget_of = partial(MemoryBudget, config, plan, world.device)
     with process_group.noticing_losses(), preflight.explaining_shortage(budget_of, world.rank):
         run = _build(config, plan, run_dir, data, task, world, stop, base)
         state = _restore(run)
         if world.is_main:
             record_start(run, state, run_dir)
+
+        # Trials, which change no weight.
         if config.training.fp8:
             model = run.learner.model
             first_loss = partial(warm_up.loss_ahead, run, state)
             fp8.adopt(model, run.learner.kernels, world.device, first_loss)
         if config.training.preflight:
             preflight.rehearse(run, state)
+
+        # Until here a stop ends the process at once. From here it is obeyed where nothing is lost.
         stop.defer()
         measure_base(run, state)
         with open_run_log(config, plan, run_dir, world, state) as run_log:
@@ -93,26 +97,28 @@ def _build(
     base: Check | None,
 ) -> Run:
     """Build the model as it is before training, and everything else that the loop works with."""
-    # A classifier's metrics follow from its labels.
-    of_task = config.metrics if data.labels is None else data.labels.metrics
-    if data.eval is not None:
-        names = of_task + config.evaluation.names
-        preflight.require_metric(config.training.metric_for_best_model, names)
+    # What can be refused is refused before the weights are loaded, which may take minutes.
+    _require_best_metric(config, data)
     sources = DataSpec.of(config).splits.get("eval", ())
     judge = open_judge(config.evaluation, sources, data, world)
     check_rows(getattr(transformers, task.auto_class), config.model, data)
+
     heartbeat.beat("loading")
     logs.STEP.info("loading model %s", config.model.path)
     workload = _workload(RankWork.of(config, plan, data.longest), plan, data)
     learner = task.build(ModelSpec.of(config), config.training, world, workload)
     check_positions(learner.lm, data.longest)
+
     may_share = may_share_prefixes(config.task, config.data, config.preference)
     feed, plan = make_feed(plan, config.training.seed, data, world, learner, may_share=may_share)
     if config.needs_reference:
+        # By the model before training, so before a checkpoint is loaded into it.
         dtype = config.model.dtype
+        share_prefixes = feed.share_prefixes
         reference.attach(
-            learner, dtype, plan, data, world, run_dir, base, share_prefixes=feed.share_prefixes
+            learner, dtype, plan, data, world, run_dir, base, share_prefixes=share_prefixes
         )
+
     learner, optimizer = _with_optimizer(learner, config.training)
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
@@ -127,33 +133,48 @@ def _build(
         background=writes_in_background(config.training.async_save, optimizer),
         timeout_seconds=config.training.timeout_seconds,
         base=base,
+        # An adapter's checkpoint holds no code: that of the base is loaded with the base.
         brings_code=config.model.trust_remote_code and config.lora is None,
     )
     checkpointer.require_room()
     return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
 
 
+def _require_best_metric(config: Config, data: Prepared) -> None:
+    """Raise ConfigError unless evaluations will have the metric that chooses the best checkpoint."""
+    if data.eval is None:
+        return
+    names = config.metrics
+    if data.labels is not None:
+        names = data.labels.metrics  # a classifier's metrics follow from its labels
+    preflight.require_metric(config.training.metric_for_best_model, names + config.evaluation.names)
+
+
 def _workload(work: RankWork, plan: Plan, data: Prepared) -> Workload:
-    num_tokens = int(data.train.lengths.mean() * plan.global_batch_size * plan.num_steps)
+    mean_tokens = data.train.lengths.mean()
+    num_tokens = int(mean_tokens * plan.global_batch_size * plan.num_steps)
     return Workload(num_tokens, data.labels, work)
 
 
 def _with_optimizer(learner: Learner, training: TrainingConfig) -> tuple[Learner, FlatAdamW]:
-    """Return the learner with places for its gradients in the optimizer's buffers, and the optimizer."""
+    """Return the learner, whose gradients are summed in the optimizer's buffers, and the optimizer."""
     optimizer = make_optimizer(learner.model, training)
     learner = replace(learner, gradient_sums=optimizer.collected)
+    # Copies of weights that the forward pass uses have to follow the weights.
     optimizer.mirror(shared_input.copies(learner.model, optimizer.collected))
     return learner, optimizer
 
 
 def _restore(run: Run) -> State:
-    """Return the state of the newest checkpoint, whose weights are loaded, or the state before the first step."""
+    """Load the newest checkpoint and return its state, or the state before the first step if there is none."""
     first = State(
         data_fingerprint=run.data.fingerprint,
         global_batch_size=run.plan.global_batch_size,
         global_batch_tokens=run.plan.global_batch_tokens,
     )
     state = run.checkpointer.restore(run.config.training.resume, first)
+
+    # The scale is part of a checkpoint's state.
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     if state.step == 0 and dtype == torch.float16:
         state = replace(state, loss_scale=loss_scale.FIRST)

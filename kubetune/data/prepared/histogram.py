@@ -44,7 +44,8 @@ def bars(lengths: Iterable[int], limit: int | None = None) -> list[list[int]]:
 
 def _round_width(width: float) -> int:
     """Return the smallest of 1, 2, 5, 10, 20, 25, 50 … that is at least `width`."""
-    power = 10 ** max(0, math.floor(math.log10(max(width, 1))))
+    exponent = max(0, math.floor(math.log10(max(width, 1))))
+    power = int(10**exponent)
     for factor in (1, 2, 2.5, 5):
         rounded = power * factor
         is_whole = rounded % 1 == 0  # 2.5 is no width, 25 is

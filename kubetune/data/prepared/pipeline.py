@@ -384,14 +384,15 @@ def _encoder_for(
     if labels is not None:
         return LabelledEncoder(tokenizer, labels)
     compares_answers = kind not in ("text", "labelled")
-    encoder: Encoder | VisionEncoder = Encoder(
+    text_encoder = Encoder(
         tokenizer,
         train_on=data.train_on,
         add_special_tokens=data.add_special_tokens,
         keeps_prompts=compares_answers,
     )
+    encoder: Encoder | VisionEncoder = text_encoder
     if processor is not None:
-        encoder = VisionEncoder(encoder, processor)
+        encoder = VisionEncoder(text_encoder, processor)
     if compares_answers:
         return PreferenceEncoder(encoder, margins=kind == "graded")
     return encoder

@@ -1,6 +1,6 @@
-"""Settings that are `auto` and what they mean here: the dtype on a CPU, and what `kubetune bench` measured.
+"""Decide what settings that are `auto` mean on this machine: by the CPU, and by what `kubetune bench` measured.
 
-What a run began with it keeps to its end.
+A run keeps to its end what its first start decided.
 """
 
 from __future__ import annotations
@@ -26,26 +26,24 @@ from kubetune.training.start import cpu_dtype
 def decide(
     config: Config, plan: Plan, run_dir: Path, world: World, tokens: float, width: int | None = None
 ) -> Config:
-    """Return the config with what `auto` means on this machine; all ranks call it and agree.
+    """Return the config with `auto` replaced by what it means on this machine. All ranks call it and agree.
 
-    `tokens`: of all steps; `width`: the model's hidden size, where it is known.
+    `tokens`: of all steps. `width`: the model's hidden size, if it is known.
     """
     dtype = cpu_dtype.decide(config.model.dtype, run_dir, world, width)
     chosen = None
     if world.is_main:
         chosen = _choose(config, plan, tokens, run_dir, world)
     chosen = process_group.broadcast(chosen, world)
-    model = {"dtype": dtype, "attention": chosen["attention"]}
-    return config.model_copy(
-        update={
-            "model": config.model.model_copy(update=model),
-            "training": config.training.model_copy(update={"compile": chosen["compile"]}),
-        }
-    )
+
+    changes = {"dtype": dtype, "attention": chosen["attention"]}
+    model = config.model.model_copy(update=changes)
+    training = config.training.model_copy(update={"compile": chosen["compile"]})
+    return config.model_copy(update={"model": model, "training": training})
 
 
 def as_event(model: ModelConfig, training: TrainingConfig) -> dict[str, Any]:
-    """Return the decisions, as the event of a start holds them for the next one."""
+    """Return the decisions as a start's event keeps them for the next start."""
     return {"attention": model.attention, "compile": training.compile}
 
 
@@ -55,6 +53,8 @@ def _choose(
     """Return what `as_event` holds, with `auto` decided: by an earlier start, else by what was measured here."""
     asked = as_event(config.model, config.training)
     chosen = dict(asked)
+
+    # An earlier start has decided.
     events = metrics.read_events(run_dir)
     starts = [event for event in events if event["event"] in ("start", "resume")]
     if starts:
@@ -62,6 +62,8 @@ def _choose(
             if value == "auto":
                 chosen[name] = starts[-1].get(name, value)
         return chosen
+
+    # What was measured on this kind of machine.
     gpu = None
     if world.device.type == "cuda":
         gpu = torch.cuda.get_device_name(world.device)
@@ -73,8 +75,10 @@ def _choose(
         chosen["compile"] = measured.compiles(
             config.task, config.training, known, weights.parameters, tokens, plan.device
         )
+        # What cannot be compiled here is left to `auto`, which then does without.
         if chosen["compile"] and pointwise.can_compile(world.device) is not None:
             chosen["compile"] = "auto"
+
     changed = []
     for name in asked:
         if chosen[name] != asked[name]:

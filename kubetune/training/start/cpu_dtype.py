@@ -1,4 +1,4 @@
-"""The dtype of a run without a GPU if `model.dtype` is auto: chosen by the first start, kept for the whole run."""
+"""Decide the dtype of a run without a GPU if `model.dtype` is auto: the first start chooses, the whole run keeps it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def decide(dtype: str, run_dir: Path, world: World, width: int | None = None) -> str:
-    """Return `model.dtype`, with `auto` replaced by what that means on this CPU.
+    """Return `model.dtype`, with `auto` replaced by what that means on this CPU. All ranks call it and agree.
 
-    All ranks call it and agree. A run that was begun goes on as it began. `width` is the model's hidden size, if known.
+    `width`: the model's hidden size, if it is known.
     """
     if dtype != "auto" or world.device.type == "cuda":
         return dtype
@@ -30,7 +30,7 @@ def decide(dtype: str, run_dir: Path, world: World, width: int | None = None) ->
 
 
 def as_trained(run_dir: Path, dtype: str) -> str:
-    """Return `model.dtype` of a run, with `auto` as its start decided it, if that was without a GPU."""
+    """Return `model.dtype` of a run, with `auto` replaced by what its start decided, if it had no GPU."""
     if dtype != "auto":
         return dtype
     return _kept(run_dir) or dtype

@@ -1,4 +1,4 @@
-"""Facts of a start of a run, written before its first step: in its log, and as an event."""
+"""Record the facts of a start before its first step: in the log, and as an event."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def gpu_name(world: World) -> str | None:
 
 
 def log_start(plan: Plan, world: World, data: Prepared) -> None:
-    """Log the facts that every log should begin with."""
+    """Log what every log should begin with: ranks, data and batches."""
     variables = [f"{name}={value}" for name, value in process_group.environment().items()]
     logs.DDP.info("%s, device %s", " ".join(variables) or "one process", world.device)
     rows = f"{len(data.train):,} rows"
@@ -44,26 +44,32 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
     for finding in data.findings:
-        log = logs.DATA.info if finding.severity == "note" else logs.DATA.warning
-        log("%s", finding.line)
+        if finding.severity == "note":
+            logs.DATA.info("%s", finding.line)
+        else:
+            logs.DATA.warning("%s", finding.line)
     logs.DATA.info("%s", plan.batch_line())
 
 
 def log_model(learner: Any, optimizer: FlatAdamW) -> None:
-    """Log the parameters, those that are trained, and how sequences run."""
+    """Log how many parameters there are and are trained, and how sequences go through the model."""
     total = sum(quantization.count(parameter) for parameter in learner.model.parameters())
     trained = optimizer.size
     percent = 100 * trained / total
     logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", percent)
-    # Numbers by part of the model: those of the base, and those that are trained.
+
+    # Part of the model -> numbers of parameters, of the base and trained.
     of_base = Counter[str]()
     of_trained = Counter[str]()
     for name, parameter in learner.model.named_parameters():
         part = part_of(name)
-        of_base[part] += 0 if ".lora_" in name else quantization.count(parameter)
-        of_trained[part] += parameter.numel() if parameter.requires_grad else 0
+        if ".lora_" not in name:
+            of_base[part] += quantization.count(parameter)
+        if parameter.requires_grad:
+            of_trained[part] += parameter.numel()
     logs.MODEL.info("trained: %s", parts_line(of_trained, of_base))
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
+
     if learner.route.padding_free:
         logs.MODEL.info(
             "padding-free packed batches of many sequences (self-check: %.1e)",
@@ -82,7 +88,7 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
 
 
 def log_padding(tokenizer: Tokenizer, world: World) -> None:
-    """Log that EOS stands in for a pad token, if it does."""
+    """Log it if EOS stands in for a pad token."""
     if world.is_main and not tokenizer.names_padding:
         logs.MODEL.info(
             "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
@@ -93,13 +99,18 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
 def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Record the event of this start, with the facts that speeds depend on."""
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
-    spared = run.plan.spared_share
     config = run.config
-    stated_peak = config.compute.peak_tflops
+    saved_share = run.plan.spared_share
     facts = flops.describe(
-        run.learner, stated_peak, run.data.train, run.world.device, dtype, spared
+        run.learner,
+        config.compute.peak_tflops,
+        run.data.train,
+        run.world.device,
+        dtype,
+        saved_share,
     )
-    facts |= {"spared_share": spared, **choices.as_event(config.model, config.training)}
-    facts |= {"machine": machine.describe()}
+    facts["spared_share"] = saved_share
+    facts |= choices.as_event(config.model, config.training)
+    facts["machine"] = machine.describe()
     event = "resume" if state.step else "start"
     metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)

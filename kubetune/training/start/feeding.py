@@ -1,4 +1,4 @@
-"""The batches of a run, and whether the beginnings that its rows share are computed once."""
+"""Make the batches of a run, and decide whether prefixes that its rows share are computed once."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from kubetune.models.learner import Learner
 from kubetune.plan.plan import Plan
 from kubetune.training.flops import flops_of
 
-# So many are looked at, to see whether rows begin alike.
+# The first steps, whose rows are compared.
 STEPS = 4
 
 
 def make_feed(
     plan: Plan, seed: int, data: Prepared, world: World, learner: Learner, *, may_share: bool
 ) -> tuple[Feed, Plan]:
-    """Return the batches of a run, and its plan with the share of the tokens that they spare. All ranks call it.
+    """Return the batches of a run, and its plan with the share of the tokens that shared prefixes save.
 
-    `may_share`: beginnings that rows share may be computed once.
+    All ranks call it. `may_share`: the config allows prefixes to be shared.
     """
+    # Ranks wait for the slowest, so each gets rows of about equally many FLOPs.
     flops = None
     if world.size > 1:
         flops = flops_of(learner, data.train)
@@ -41,13 +42,16 @@ def make_feed(
     )
     if not may_share:
         return feed(), plan
+
     sharing = feed(share_prefixes=True)
     share = spared_share(sharing, plan)
     if share < LEAST_SHARE:
         return feed(), plan
+
     line = f"beginnings that rows share, {share:.0%} of the tokens, are computed"
-    # All ranks share or none: where one cannot, all have its reason.
-    reasons = list(filter(None, process_group.gather(prefix_sharing.why_not(learner), world)))
+    # All ranks share, or none does: if one cannot, its reason is everybody's.
+    of_ranks = process_group.gather(prefix_sharing.why_not(learner), world)
+    reasons = [reason for reason in of_ranks if reason]
     if reasons:
         logs.DATA.info(
             "%s again for each row, since the model does not let them be shared: %s",
@@ -60,7 +64,7 @@ def make_feed(
 
 
 def spared_share(feed: Feed, plan: Plan) -> float:
-    """Return the share of the tokens of the first steps that are not computed again; 0 where none are shared."""
+    """Return the share of the tokens of the first steps that shared prefixes save."""
     computed = 0
     tokens = 0
     for step in range(min(STEPS, plan.num_steps)):

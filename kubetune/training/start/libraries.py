@@ -1,4 +1,4 @@
-"""The import of all that every run needs, whatever it learns: most of a start."""
+"""Import what every run needs, whatever it learns. This takes most of a start's time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from kubetune.base import collector
 
 
 def import_libraries() -> None:
-    """Import torch, transformers and what every run needs of them. Once they are there, it costs nothing."""
+    """Import torch, transformers and what every run needs of them. A second call costs nothing."""
+    # Imports make many objects and no garbage, so the garbage collector would only cost time.
     with collector.paused():
         import transformers.generation.utils
         import transformers.modeling_utils  # noqa: F401

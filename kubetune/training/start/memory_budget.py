@@ -25,11 +25,14 @@ SHARE_AFTER_WRONG_FORECAST = 0.9
 
 
 class MemoryBudget:
-    """The memory that a rank may take, and what the forecast expects of the run."""
+    """How much memory a rank may take, and how much the run is expected to take."""
 
-    device_bytes: int  # what the rank may take
-    owner: str  # who says so, for messages: a GPU's name, `compute.memory`, this machine
-    forecast_bytes: int | None  # None where the files of the model say too little for a forecast
+    # What the rank may take.
+    device_bytes: int
+    # What sets that limit, for messages: a GPU's name, `compute.memory`, this machine.
+    owner: str
+    # None if the model's files say too little for a forecast.
+    forecast_bytes: int | None
 
     def __init__(
         self, config: Config, plan: Plan, device: torch.device, longest: int | None = None
@@ -48,7 +51,7 @@ class MemoryBudget:
             self.forecast_bytes = self._forecast.allocated_bytes
 
     def outlook(self) -> str:
-        """Return the forecast. It is logged first: on a CPU the kernel may kill the process without a word."""
+        """Return the forecast in words, to log before anything is tried: on a CPU the kernel may kill without a word."""
         if self._forecast is None:
             return "unknown"
         text = f"{size(self.forecast_bytes or 0)} of {size(self.device_bytes)} ({self.owner})"
@@ -62,7 +65,7 @@ class MemoryBudget:
         if reserved is not None:
             text += f" allocated, {size(reserved)} reserved"
         if self.forecast_bytes:
-            error = peak / self.forecast_bytes - 1
+            error = peak / self.forecast_bytes - 1  # positive if the forecast was too low
             text += f", forecast {size(self.forecast_bytes)} ({error:+z.0%})"
         share = (reserved or peak) / self.device_bytes
         text += f"; {share:.0%} of {size(self.device_bytes)} ({self.owner})"
@@ -71,7 +74,7 @@ class MemoryBudget:
         return text
 
     def require(self, peak: int, content: str) -> None:
-        """Raise OutOfMemory where the largest peak of all ranks exceeds the device. `content`: of the batch."""
+        """Raise OutOfMemory if the largest peak of all ranks exceeds the device. `content`: of the batch, in words."""
         if peak > self.device_bytes:
             what = f"the longest batch ({content}), an evaluation and a save"
             raise self.fault(what, f"take {size(peak)}", peak)
@@ -84,9 +87,13 @@ class MemoryBudget:
         )
 
     def advice(self, share: float, peak: int | None = None) -> str:
-        """Return the changes with which the run fits. A measured peak corrects the forecast, else `share` does."""
+        """Return the changes with which the run would fit, in words.
+
+        A measured peak corrects the forecast. Without one, only this share of the device is counted on.
+        """
         if self._weights is None or self._forecast is None:
             return "lower training.per_device_train_batch_size or data.max_length, or recompute activations"
+        # The forecast of a changed run is taken to be wrong by the same factor, so the device looks that much smaller.
         wrong_by = 1 / share
         if peak and self.forecast_bytes:
             wrong_by = max(1.0, peak / self.forecast_bytes)
@@ -99,7 +106,7 @@ class MemoryBudget:
 
 
 def _device_bytes(compute_memory: str | None, plan: Plan, device: torch.device) -> tuple[int, str]:
-    """Return the memory that a rank may take, and who says so."""
+    """Return how much memory a rank may take, and what sets that limit."""
     if device.type == "cuda":
         return acceleration.device_bytes(device), torch.cuda.get_device_name(device)
     if compute_memory:

@@ -1,8 +1,8 @@
-"""The rehearsal of a run before its first step (`training.preflight`): its longest batch, an evaluation and a save.
+"""Rehearse a run before its first step (`training.preflight`): its longest batch, an evaluation and a save.
 
-What would fail after hours fails now: memory, a metric that the task does not have, a folder that cannot be written.
-Nothing of it stays: no weight moves, the gradient is cleared, the loop seeds every micro-batch anew, and the checkpoint
-lies where the next start would clear it away as well.
+What would fail after hours fails now: too little memory, a metric that the task does not have, a folder that cannot be
+written. Nothing of it remains: no weight moves, the gradient is cleared, the loop seeds every micro-batch anew, and a
+checkpoint that a kill leaves behind lies where the next start clears it away.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def require_metric(name: str, values: Collection[str]) -> None:
-    """Raise ConfigError unless the metric that chooses the best checkpoint is one that the task gives."""
+    """Raise ConfigError unless the task has the metric that chooses the best checkpoint."""
     if name not in values:
         raise errors.ConfigError(
             f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}"
@@ -43,7 +43,7 @@ def require_metric(name: str, values: Collection[str]) -> None:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if memory ran out: on a GPU, or on a CPU where the kernel refuses more."""
+    """True if memory ran out: on a GPU, or on a CPU when the kernel refuses more."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
@@ -51,7 +51,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Iterator[None]:
-    """Turn memory that runs out anywhere within into an error that says what would help."""
+    """Turn the error when memory runs out within the block into one that says what would help."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
@@ -66,9 +66,9 @@ def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Ite
 
 
 def rehearse(run: Run, state: State) -> None:
-    """Try what the run will do, and log what memory it took. All ranks call it.
+    """Try what the run will do, and log how much memory it took. All ranks call it.
 
-    Raises OutOfMemory where it does not fit, with the changes that make it fit.
+    Raises OutOfMemory if it does not fit, with the changes that would make it fit.
     """
     if state.step:
         logs.STEP.info(
@@ -76,6 +76,7 @@ def rehearse(run: Run, state: State) -> None:
             state.step,
         )
         return
+
     device = run.world.device
     budget = MemoryBudget(run.config, run.plan, device, run.data.longest)
     work = warm_up.largest(run)
@@ -86,10 +87,11 @@ def rehearse(run: Run, state: State) -> None:
         "preflight: the longest batch (%s), an evaluation, a save; forecast: %s",
         content, budget.outlook(),
     )  # fmt: skip
+
     trials = _Trials(run, budget)
     with trials.trial("batch", f"the longest batch ({content})"):
         _learn(run, state, batch, work)
-    # What ranks talk through takes memory from its first use on.
+    # Buffers for messages between ranks are allocated when they are first used.
     run.optimizer.reduce_gradient(run.world)
     run.optimizer.clear_gradient()
     if run.data.eval is not None:
@@ -97,6 +99,7 @@ def rehearse(run: Run, state: State) -> None:
     heartbeat.beat("preflight of a save")
     with trials.trial("save", "a save"):
         checkpoint_bytes = run.checkpointer.rehearse(state)
+
     peak = max(process_group.gather(peak_memory_bytes(device), run.world))
     reserved = None
     if device.type == "cuda":
@@ -126,7 +129,7 @@ def rehearse(run: Run, state: State) -> None:
 
 
 def _learn(run: Run, state: State, batch: Batch, work: Work) -> None:
-    """Compute the gradient of a batch, twice if steps have several: the second one meets the first one's memory."""
+    """Compute the gradient of a batch, twice if steps have several: the second needs memory beside the first's gradient."""
     heartbeat.beat("preflight of a batch")
     times = 2 if run.plan.may_accumulate else 1
     for micro in range(times):
@@ -135,7 +138,7 @@ def _learn(run: Run, state: State, batch: Batch, work: Work) -> None:
 
 
 def _evaluate(run: Run, trials: _Trials) -> None:
-    """Evaluate one batch, answer the longest questions, and look for the metric that chooses the best checkpoint."""
+    """Evaluate one batch, answer the longest questions, and require the metric that chooses the best checkpoint."""
     assert run.data.eval is not None
     with trials.trial("evaluation", "the longest batch of an evaluation"):
         values = evaluation.rehearse(run.task, run.learner, run.data.eval, run.plan, run.world)
@@ -149,15 +152,15 @@ def _evaluate(run: Run, trials: _Trials) -> None:
 
 @dataclass
 class _Trials:
-    """What is tried, each with its time, and with an error that says what does not fit."""
+    """Times what is tried, and raises errors that say what does not fit."""
 
     run: Run
     budget: MemoryBudget
-    seconds: dict[str, float] = field(default_factory=dict)  # by name
+    seconds: dict[str, float] = field(default_factory=dict)  # name -> how long it took
 
     @contextmanager
     def trial(self, name: str, what: str) -> Iterator[None]:
-        """Time what is within; turn memory that runs out on any rank into an error on all."""
+        """Time the block. If memory runs out on any rank, raise OutOfMemory on all."""
         began = time.perf_counter()
         shortage = ""
         try:
@@ -166,7 +169,9 @@ class _Trials:
             if not is_out_of_memory(error):
                 raise
             shortage = errors.first_line(error)
-        # Outside of the handler, whose traceback would keep the tensors alive.
+
+        # Outside of the handler, whose traceback would keep the tensors alive. Ranks of a sharded model run out of memory
+        # within a collective, where the others cannot be asked any more.
         shortages = [shortage]
         if not fsdp.is_sharded(self.run.learner.model):
             shortages = process_group.gather(shortage, self.run.world)

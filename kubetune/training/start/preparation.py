@@ -1,6 +1,6 @@
-"""Data of a run prepared beside the imports of a rank, and what a plan needs to know of them.
+"""Prepare the data of a run while the rank imports its libraries, and measure them for the plan.
 
-Imports no torch: it runs while torch is being imported.
+Imports no torch, because it runs while torch is being imported.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Result = TypeVar("Result")
 
 
 class Preparation:
-    """Data of a run prepared in another process while this one imports torch; a context manager, left when they are.
+    """Prepares the data of a run in another process. Use it as a context manager, and import torch within.
 
-    The process is forked before this one imports any large library, so that it costs nothing and shares no lock.
+    The other process is forked before this one imports any large library, so that it costs little and no lock is held.
     """
 
     def __init__(self, config: Config, run_dir: Path) -> None:
@@ -56,15 +56,16 @@ class Preparation:
         trace: TracebackType | None,
     ) -> None:
         if error is not None:
-            processes.kill_children()  # the pool would wait until work is done that nobody wants any more
+            processes.kill_children()  # or the pool would wait for work that nobody wants any more
         self._pool.shutdown()
 
     def result(self) -> tuple[Prepared, Config]:
-        """Return the data, and the config whose model is one commit of the hub; waiting may take hours by right."""
+        """Return the data, and the config with a commit of the hub as its model. Preparing may rightly take hours."""
         with reminders.reminding(
             lambda taken: logs.DATA.info(reminders.OF_PREPARING, taken), reminders.PATIENT_SECONDS
         ):
             folder, config = _unless_killed(self._folder)
+
             from kubetune.data.prepared.prepare import load_prepared
             from kubetune.data.spec import DataSpec
             from kubetune.data.text.tokenizer import load_tokenizer
@@ -91,17 +92,21 @@ def log_to_run(level: str, run_dir: Path, rank: int) -> None:
 
 
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
+    """Prepare the data in the other process. Return their folder, and the config that they were prepared for."""
     from kubetune.data.prepared.identity import pinned
     from kubetune.data.prepared.prepare import prepare
 
-    alone = os.environ.get("WORLD_SIZE", "1") == "1"
-    logs.STEP.info("preparing data" if alone else "opening the prepared data")
+    # With several ranks the agent has them prepared before it starts any.
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        logs.STEP.info("preparing data")
+    else:
+        logs.STEP.info("opening the prepared data")
     config = config.model_copy(update={"model": pinned(config.model, run_dir)})
     return prepare(config).path, config
 
 
 def width_of(data: Prepared) -> int | None:
-    """Return the hidden size of the model, from its config.json; None where that names none."""
+    """Return the hidden size of the model from its config.json, None if that has none."""
     from kubetune.data.text.tokenizer_files import read_json
     from kubetune.plan.memory import Shape
     from kubetune.plan.model_shapes import Weights
@@ -117,13 +122,17 @@ def sizes(data: Prepared) -> dict[str, Any]:
     """Return the sizes of the prepared data that the plan needs."""
     from kubetune.batching.feed import evaluated, rows_per_epoch, tokens_per_epoch
 
+    eval_rows = 0
+    if data.eval is not None:
+        eval_rows = len(evaluated(data.eval))
     return {
         "rows": rows_per_epoch(data.train),
-        "eval_rows": len(evaluated(data.eval)) if data.eval is not None else 0,
+        "eval_rows": eval_rows,
         "tokens": tokens_per_epoch(data.train),
     }
 
 
 def planned_tokens(plan: Plan, data: Prepared) -> int:
-    """Return the tokens of all steps planned."""
-    return round(float(data.train.lengths.mean()) * (plan.rows or 0) * plan.num_epochs)
+    """Return about how many tokens all planned steps have."""
+    mean_tokens = float(data.train.lengths.mean())
+    return round(mean_tokens * (plan.rows or 0) * plan.num_epochs)

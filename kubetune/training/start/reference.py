@@ -1,14 +1,14 @@
-"""Log-probabilities of all answers under the reference, computed once, before the first step, by all ranks.
+"""Compute the log-probabilities of all answers under the reference, once, before the first step, on all ranks.
 
-The reference is the model as it is before training: the base with its adapter off, or the frozen start. Its numbers lie
-beside the prepared data, and every run on the same data and the same base takes them from there:
+The reference is the model before training: the base with its adapter off, or the frozen start. The results lie beside
+the prepared data, where every run on the same data and the same base finds them:
 
-    DATA.reference-3c4d.npz       train [rows, 2], eval [rows, 2]; only once it is whole
+    DATA.reference-3c4d.npz       train [rows, 2], eval [rows, 2]; written when all is done
     DATA.reference-3c4d.parts/    until then: one file for each part that is done
-        5e6f.npz                        train.ids [2, 0, 5], train [3, 2]: what the model says of rows 2, 0 and 5
+        5e6f.npz                        train.ids [2, 0, 5], train [3, 2]: the results of rows 2, 0 and 5
 
-The work is cut into units, rows that are run together. They follow from the rows and the plan, not from ranks, so a
-later start on any number of ranks does exactly the units that no part has. Two ranks, parts of 4 units:
+The work is cut into units, which are rows that are run together. They follow from the rows and the plan, not from the
+ranks, so a later start on any number of ranks does exactly the units that no part has. Two ranks, parts of 4 units:
 
     part 0    rank 0: units 0 2    rank 1: units 1 3    all ranks gather, one rank of each node writes its file
     part 1    rank 0: units 4 6    rank 1: unit  5      rank 1 runs an empty unit if the model is sharded
@@ -54,13 +54,13 @@ if TYPE_CHECKING:
     from kubetune.models.spec import ModelSpec
     from kubetune.plan.plan import Plan
 
+    # Split -> log-probabilities of the two answers of each row, [rows, 2]; NaN for those still unknown.
     Tables = dict[str, NDArray[np.float64]]
-    """By split, the log-probabilities of the two answers of each row, `[rows, 2]`; NaN where still unknown."""
 
-# Changes when the same rows would give other numbers, or the files another form.
+# Raise it when the same rows would give other numbers, or when the form of the files changes.
 FORMAT: Final = 1
 
-# Number of parts that the work is kept in; a kill loses one of them.
+# Number of parts in which the work is written; a kill loses at most one of them.
 PARTS: Final = 128
 
 
@@ -72,7 +72,7 @@ class Unit(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What the reference says of a unit."""
+    """The result of a unit."""
 
     split: str
     ids: Ids  # [rows]
@@ -90,20 +90,21 @@ def attach(
     *,
     share_prefixes: bool,
 ) -> None:
-    """Set `reference` of the rows of a run. All ranks call it.
+    """Set `reference` of the rows of a run. All ranks call it, with the model as it is before training.
 
-    The model must be as it is before training. `dtype`: model.dtype. `base`: of rank 0. `share_prefixes`: beginnings that rows
-    share are computed once.
-
-    Raises ModelError where a log-probability is not finite.
+    `dtype`: model.dtype. `base`: on rank 0. `share_prefixes`: compute prefixes that rows share once. Raises ModelError
+    if a log-probability is not finite.
     """
     splits = {"train": data.train}
     if data.eval is not None:
         splits["eval"] = data.eval
+
+    # All ranks agree on the name of the file, and on whether it has to be computed: nodes need not share a disk.
     key = None
     if world.is_main:
         assert base is not None, "rank 0 has it"
-        key = _fingerprint(learner, choose_dtype(dtype, world.device), data, base, share_prefixes)
+        chosen_dtype = choose_dtype(dtype, world.device)
+        key = _fingerprint(learner, chosen_dtype, data, base, share_prefixes)
     key = process_group.broadcast(key, world)
     path = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
     parts = path.with_suffix(".parts")
@@ -117,11 +118,14 @@ def attach(
             whole_folder.remove(parts)
     for split, rows in splits.items():
         rows.reference = tables[split]
+
     if not world.is_main:
         return
     seconds = time.perf_counter() - began
     num_rows = sum(len(rows) for rows in splits.values())
-    source = f"computed in {seconds:.1f} s" if is_missing else "found"
+    source = "found"
+    if is_missing:
+        source = f"computed in {seconds:.1f} s"
     logs.MODEL.info(
         "log-probabilities of %s rows under the model before training: %s", f"{num_rows:,}", source
     )
@@ -129,9 +133,9 @@ def attach(
 
 
 def ask_base(spec: ModelSpec, learner: Learner, rows: Rows, plan: Plan, world: World) -> None:
-    """Set `reference` of rows that are only evaluated, from the base of a trained model.
+    """Set `reference` of rows that are only evaluated, by the base of a trained model.
 
-    Where every weight was trained, the base is loaded as a second model.
+    If every weight was trained, the base is loaded as a second model.
     """
     if spec.lora is None:
         task = causal_lm.TASK if spec.vision is None else vision_language.TASK
@@ -147,7 +151,7 @@ def _fingerprint(
     base: identity.Check,
     share_prefixes: bool,
 ) -> str:
-    """Return the SHA-256 of all that decides what the reference says."""
+    """Return the SHA-256 of all that decides the log-probabilities."""
     weights = base.now()["model"].files
     facts: dict[str, Any] = {
         "format": FORMAT,
@@ -175,12 +179,14 @@ def scores(
 ) -> Tables:
     """Return the tables of the model with its adapter off, for the rows of some splits.
 
-    `parts`: the folder that keeps what is done. Raises ModelError where a log-probability is not finite.
+    `parts`: the folder in which finished work is kept. Raises ModelError if a log-probability is not finite.
     """
+    # What earlier starts have done.
     tables = {split: np.full((len(rows), 2), np.nan) for split, rows in splits.items()}
     if parts is not None:
         for part in sorted(parts.glob("*.npz")):
             _take_up(part, tables)
+
     units = []
     for split, rows in splits.items():
         everything = np.arange(len(rows))
@@ -190,9 +196,11 @@ def scores(
     if len(missing) < len(units) and world.is_main:
         percent = 100 * (len(units) - len(missing)) // len(units)
         logs.MODEL.info("%d %% of the reference's part was done before", percent)
-    # Each rank has as many units of a part, but for the last part.
+
+    # All ranks have equally many units of a part, except of the last one.
     units_of_rank = max(1, math.ceil(len(missing) / (PARTS * world.size)))
     size = units_of_rank * world.size
+
     learner.model.eval()
     try:
         for start in range(0, len(missing), size):
@@ -211,11 +219,18 @@ def scores(
 
 
 def _missing(units: Sequence[Unit], tables: Tables, world: World) -> list[Unit]:
-    """Return the units that the files of at least one rank lack: nodes need not share a disk."""
-    has_unit = [not np.isnan(tables[unit.split][unit.ids]).any() for unit in units]
+    """Return the units that are missing on at least one rank: nodes need not share a disk."""
+    has_unit = []
+    for unit in units:
+        values = tables[unit.split][unit.ids]
+        has_unit.append(not np.isnan(values).any())
     of_ranks = process_group.gather(np.array(has_unit, bool), world)
     everywhere = np.logical_and.reduce(of_ranks)
-    return [unit for unit, is_done in zip(units, everywhere, strict=True) if not is_done]
+    missing = []
+    for unit, is_done in zip(units, everywhere, strict=True):
+        if not is_done:
+            missing.append(unit)
+    return missing
 
 
 def _answers(
@@ -225,13 +240,14 @@ def _answers(
     world: World,
     share_prefixes: bool,
 ) -> list[Answer]:
-    """Return what the reference says of some units, which ranks do in turn; the same on all ranks."""
+    """Run some units, which are dealt to the ranks in turn. Return the results of all, the same on all ranks."""
     mine = list(units[world.rank :: world.size])
     if fsdp.is_sharded(learner.model):
         # All ranks take part in each forward, so a rank without a unit runs one of no rows.
         most = math.ceil(len(units) / world.size)
         empty = Unit(next(iter(splits)), np.empty(0, np.int64))
         mine += [empty] * (most - len(mine))
+
     readers = {split: picture_reader(rows) for split, rows in splits.items()}
     answers = []
     for unit in mine:
@@ -241,6 +257,7 @@ def _answers(
         )
         values = preference.log_probabilities(learner, batch.to(world.device))
         answers.append(Answer(unit.split, unit.ids, values))
+
     of_all = []
     for of_rank in process_group.gather(answers, world):
         of_all.extend(of_rank)
@@ -248,7 +265,7 @@ def _answers(
 
 
 def _require_finite(answer: Answer) -> None:
-    """Raise ModelError, naming the first row, where a log-probability is not finite."""
+    """Raise ModelError, naming the first row, if a log-probability is not finite."""
     is_finite = np.isfinite(answer.values).all(1)
     if is_finite.all():
         return
@@ -261,7 +278,7 @@ def _require_finite(answer: Answer) -> None:
 
 
 def _write_part(parts: Path, answers: Sequence[Answer]) -> None:
-    """Write a file with the rows of each split, in the form that the top of this file shows."""
+    """Write the file of a part, in the form that the top of this module shows."""
     by_split: dict[str, list[Answer]] = {}
     for answer in answers:
         if len(answer.ids):
@@ -289,11 +306,13 @@ def _load(path: Path) -> Tables:
 
 
 def _read(path: Path, splits: Mapping[str, Rows]) -> Tables | None:
-    """Return the tables in a file, or None unless all are there and whole."""
+    """Return the tables in a file, None if one is missing or incomplete."""
     tables = _load(path)
     shapes = {split: table.shape for split, table in tables.items()}
     expected = {split: (len(rows), 2) for split, rows in splits.items()}
-    return tables if shapes == expected else None
+    if shapes != expected:
+        return None
+    return tables
 
 
 def _take_up(part: Path, tables: Tables) -> None:

@@ -1,4 +1,7 @@
-"""Trials of a model on batches of the run before it learns from them: to compile what was planned or compare losses."""
+"""Try a model on batches of the run without learning from them: to compile what was planned, or to compare losses.
+
+No weight moves, and the gradient is cleared afterwards.
+"""
 
 from __future__ import annotations
 
@@ -17,42 +20,47 @@ from kubetune.training.run import Run
 
 
 def compile_planned(run: Run, state: State) -> None:
-    """Once, after the first step: use the compiled form of what is to be compiled.
+    """Compile what is planned, once, after the first step.
 
-    Kernels are laid out for the sizes they first meet, so these must be the same wherever a run goes on.
+    Kernels are laid out for the sizes that they meet first, so these must be the same wherever a run is resumed.
     """
-    kernels, layers = run.learner.kernels, run.learner.compiled_layers
-    if not (kernels.is_planned or (layers is not None and layers.is_planned)):
+    kernels = run.learner.kernels
+    layers = run.learner.compiled_layers
+    compiles_layers = layers is not None and layers.is_planned
+    if not kernels.is_planned and not compiles_layers:
         return
-    learn, began = partial(_learn_ahead, run, state), time.perf_counter()
+
+    began = time.perf_counter()
+    learn_ahead = partial(_learn_ahead, run, state)
     if kernels.is_planned:
         kernels.compile()
-        learn()
+        learn_ahead()
     if layers is not None:
+        # A stop may interrupt compiling, unless other ranks wait for this one within a layer.
         may_leave = not is_sharded(run.learner.model)
-        compiled_layers.warm_up(layers, learn, may_leave=may_leave)
+        compiled_layers.warm_up(layers, learn_ahead, may_leave=may_leave)
     if run.world.is_main:
         seconds = time.perf_counter() - began
         metrics.record_event(run.checkpointer.run_dir, "compile", step=state.step, seconds=seconds)
 
 
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
-    """Loss and norm of the gradient of the largest micro-batch, which is the same wherever a run goes on."""
+    """Return the loss and the gradient's norm of the largest micro-batch, which every start of a run can make."""
     heartbeat.beat("compiling")
     work = largest(run)
     try:
-        parts = [learn(run, state, batch, work) for batch in work.batches]
-        return float(sum(parts)), run.optimizer.gradient_norm()
+        losses = [learn(run, state, batch, work) for batch in work.batches]
+        return float(sum(losses)), run.optimizer.gradient_norm()
     finally:
         run.optimizer.clear_gradient()
 
 
 def largest(run: Run) -> Work:
-    """A step of one micro-batch about as large as the run's largest; all ranks call it."""
+    """Return a step of one micro-batch about as large as the run's largest. All ranks call it."""
     batch = run.feed.largest().to(run.world.device)
     work = Work(
         [batch],
-        batch.num_labels,
+        divisor=batch.num_labels,
         labels=batch.num_labels,
         tokens=batch.num_tokens,
         samples=len(batch.samples),
@@ -61,16 +69,16 @@ def largest(run: Run) -> Work:
 
 
 def learn(run: Run, state: State, batch: Batch, work: Work) -> Tensor:
-    """Loss of a micro-batch of a step; its gradient is added to the parameters'."""
-    return run.task.backward(run.learner, batch, state.loss_scale / max(work.divisor, 1)).reshape(
-        -1
-    )[0]
+    """Add the gradient of a micro-batch to the parameters'. Return its loss."""
+    scale = state.loss_scale / max(work.divisor, 1)
+    values = run.task.backward(run.learner, batch, scale)  # the loss, then metrics
+    return values.reshape(-1)[0]
 
 
 def loss_ahead(run: Run, state: State) -> float:
-    """Loss of the model on the first micro-batches of the next step."""
+    """Return the model's loss on the first micro-batches of the next step."""
     work = run.feed.step(min(state.step, run.plan.num_steps - 1))
-    parts = [
-        run.task.evaluate(run.learner, batch.to(run.world.device)) for batch in work.batches[:1]
-    ]
+    parts = []
+    for batch in work.batches[:1]:
+        parts.append(run.task.evaluate(run.learner, batch.to(run.world.device)))
     return float(run.task.metrics(run.learner, parts, run.world)["eval_loss"])
