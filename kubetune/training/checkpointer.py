@@ -1,6 +1,6 @@
-"""What a checkpoint of a run holds, when it is written, and how a run goes on from one.
+"""Write the checkpoints of a run, and resume from them.
 
-Where every rank holds everything, rank 0 writes everything. A sharded model is cut over the ranks, and so are its
+If every rank holds everything, rank 0 writes everything. A sharded model is cut over the ranks, and so are its
 files. Two ranks, a model of two trained tensors, a `[2, 3]` and b `[5]`, of which FSDP cuts rows:
 
     buffers of the whole model    a a a a a a b b b b b          master, exp_avg, exp_avg_sq: 11 numbers each
@@ -63,12 +63,15 @@ class Checkpointer:
     background: bool = False  # copy the tensors, and write the copies while the loop goes on
     brings_code: bool = False  # checkpoints hold code of the model, which runs when they are loaded
     timeout_seconds: float = 1800.0  # of messages between ranks
-    base: Check | None = None  # on rank 0: what the run is made from, compared before going on
+    base: Check | None = None  # on rank 0: what the run is made from, compared before resuming
+
+    # The newest save: what writes it in the background, its state, and how long it kept the loop waiting.
     _writing: Future[errors.KubetuneError | None] | None = field(default=None, init=False)
-    _state: State = field(default_factory=State, init=False)  # of the newest save
+    _state: State = field(default_factory=State, init=False)
+    _stall_seconds: float = field(default=0.0, init=False)
+
     _copies: HostCopies = field(default_factory=HostCopies, init=False)
     _bytes: int = field(default=0, init=False)  # of one checkpoint
-    _stall_seconds: float = field(default=0.0, init=False)  # that the newest save kept the loop
     _rehearses: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -88,24 +91,26 @@ class Checkpointer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Wait for what is being written, also when all ranks end for a reason they agree on."""
+        """Wait for what is being written, also after an error that all ranks have raised."""
         if error is None:
             self.finish()
             return
+        # If other ranks are gone, a thread that waits for them would never end.
         agrees = isinstance(error, errors.KubetuneError) and not isinstance(error, errors.LostPeer)
         if agrees and self._writing is not None:
             self._writing.result()
 
     def save(self, state: State) -> State:
-        """Commit a checkpoint of this state, move the links, prune. Return the state that knows it is saved.
+        """Commit a checkpoint of this state, move the links, prune. Return the state with its `saved_step`.
 
-        The checkpoint is durable when this returns or, in the background, copied. One is written at a time.
+        When this returns the checkpoint is durable or, in the background, copied. One is written at a time.
         """
         self.finish()
         heartbeat.beat("save", state.step)
         began = time.perf_counter()
         state = replace(state, saved_step=state.step)
         self._state = state
+
         tensors = self._tensors()
         if self.background:
             self._writing = self._thread.submit(self._attempt, state, tensors)
@@ -117,13 +122,14 @@ class Checkpointer:
         return state
 
     def rehearse(self, state: State) -> int:
-        """Write a checkpoint as `save` does and remove it again. Return its bytes.
+        """Write a checkpoint as `save` does, and remove it. Return its bytes.
 
-        It lies where the start after a kill clears away what was half written.
+        If this is killed, the next start removes it, as it does with half-written checkpoints.
         """
         run_dir = self.run_dir
         folder = files.temporary_sibling(run_dir / "checkpoints" / "preflight")
         self._state = state
+        # `_attempt` writes into `run_dir`, which is another folder until the end of this method.
         self.run_dir = process_group.broadcast(folder, self.world)
         self._rehearses = True
         try:
@@ -142,13 +148,13 @@ class Checkpointer:
 
     @property
     def has_failed(self) -> bool:
-        """True if the checkpoint in the background is known to have failed; `finish` raises why."""
+        """True if the checkpoint in the background is known to have failed. `finish` then raises the reason."""
         if self._writing is None or not self._writing.done():
             return False
         return self._writing.result() is not None
 
     def finish(self) -> None:
-        """Wait for the checkpoint in the background, if there is one. Raises what went wrong with it."""
+        """Wait for the checkpoint in the background, if there is one. Raises the error that it ended with."""
         if self._writing is None:
             return
         heartbeat.beat("save")
@@ -165,14 +171,14 @@ class Checkpointer:
         return Tensors(self.optimizer.state())
 
     def _require_all(self, failure: errors.KubetuneError | None) -> None:
-        """Raise on every rank what failed on any."""
+        """Raise on every rank an error that any rank had."""
         if isinstance(failure, errors.LostPeer):
             raise failure  # asking the same ranks again would only take as long once more
-        # Every rank hears how it went: one that went on alone would wait in the next collective for a dead rank 0.
+        # A rank that did not know would go on, and wait in the next collective for a rank 0 that has ended.
         _raise_first(process_group.gather(failure, self.world))
 
     def _settle(self, failure: errors.KubetuneError | None) -> None:
-        """Raise on every rank what failed on any, or log that the checkpoint is saved."""
+        """Raise on every rank an error that any rank had, or log that the checkpoint is saved."""
         self._require_all(failure)
         step = self._state.step
         seconds = self._stall_seconds
@@ -182,18 +188,20 @@ class Checkpointer:
             metrics.record_event(self.run_dir, "save", step=step, seconds=seconds)
 
     def _attempt(self, state: State, tensors: Tensors) -> errors.KubetuneError | None:
-        """Write, commit and tidy up. Return what failed instead of raising it, for `_require_all`."""
+        """Write, commit and tidy up. Return the error rather than raise it, for `_require_all`."""
         try:
             if self.base is not None:
                 self.base.record()
+
             if not self._is_whole:
                 self._commit_parts(state, tensors)
             elif self.world.is_main:
                 self._require_place()
                 checkpoint.commit(self.run_dir, state, lambda folder: self._write(folder, tensors))
             self._tidy(state)
+
             if self.brings_code and self.world.is_main:
-                # The code in a checkpoint is that which the user has this run train with.
+                # The user allowed this run to execute the code, which is the same in the checkpoint.
                 folder = checkpoint.folder_of(self.run_dir, state.step)
                 consent.allow([consent.of_folder(folder)])
         except errors.KubetuneError as error:
@@ -204,7 +212,7 @@ class Checkpointer:
         return None
 
     def _require_place(self) -> None:
-        """Raise EnvironmentFault without room for a checkpoint; make a rehearsal's folder, but no run directory."""
+        """Raise EnvironmentFault if there is no room for a checkpoint. Make a rehearsal's folder, but no run directory."""
         require_free(self.run_dir, 1, self._bytes)
         if self._rehearses:
             with files.explained_writes(self.run_dir):
@@ -212,7 +220,7 @@ class Checkpointer:
                 self.run_dir.mkdir()
 
     def require_room(self) -> None:
-        """Raise EnvironmentFault, before hours are spent, when the checkpoints still to come do not fit the disk."""
+        """Raise EnvironmentFault, before hours are spent, if the checkpoints still to come do not fit the disk."""
         tensors = list(self.optimizer.state().values())
         for parameter in self.model.parameters():
             if parameter.requires_grad:
@@ -220,13 +228,14 @@ class Checkpointer:
         self._bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         if not self._is_whole:
             self._bytes = int(process_group.sum_numbers([self._bytes], self.world)[0])
-        # One more than are kept: the new one is whole before an old one goes.
+
+        # One more than are kept: the new one is complete before an old one is removed.
         missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))
         free = process_group.broadcast(files.free_bytes(self.run_dir), self.world)
         require_free(self.run_dir, missing, self._bytes, free)
 
     def _tidy(self, state: State) -> None:
-        """Point `last` and `best` at their checkpoints, and remove those beyond `keep`."""
+        """Point the links `last` and `best` at their checkpoints, and remove those beyond `keep`."""
         if not self.world.is_main:
             return
         checkpoint.link(self.run_dir, "last", state.saved_step)
@@ -238,27 +247,28 @@ class Checkpointer:
     def _write(self, folder: Path, tensors: Tensors) -> None:
         """Write a whole checkpoint into the folder."""
         with explained_full_disk(folder):
-            # PEFT writes a card unless there is one, a form with nothing filled in.
+            # PEFT writes a model card, an empty form, unless there is one.
             card = folder / "README.md"
             card.write_text("---\nlibrary_name: peft\n---\n")
             self.model.save_pretrained(folder, state_dict=tensors.weights)
             card.unlink()
             base_model = unwrap(self.model)
             if self.labelled and base_model is not self.model:
-                # An adapter of a classifier is of no use without the names and number of its classes.
+                # An adapter of a classifier is useless without the number and names of its classes.
                 base_model.config.save_pretrained(folder)
             self.tokenizer.save(folder)
             fault_injection.reach("commit.weights")
             save_file(tensors.optimizer, folder / shards.OPTIMIZER)
 
     def _commit_parts(self, state: State, tensors: Tensors) -> None:
-        """Write a checkpoint of a sharded model, in the four steps that the top of this file shows."""
+        """Write a checkpoint of a sharded model, in the four steps that the top of this module shows."""
         if not self.world.is_main:
             folder = process_group.broadcast(None, self.world, self._group)
             if folder is not None:
                 self._write_part(folder, tensors)
             return
-        is_announced = False
+
+        is_announced = False  # the other ranks know the folder
 
         def write(folder: Path) -> None:
             nonlocal is_announced
@@ -273,11 +283,11 @@ class Checkpointer:
             checkpoint.commit(self.run_dir, state, write)
         finally:
             if not is_announced:
-                # No folder was made; the others must not wait for one.
+                # No folder was made, and the others wait for one.
                 process_group.broadcast(None, self.world, self._group)
 
     def _write_part(self, folder: Path, tensors: Tensors) -> None:
-        """Write this rank's shards. Raises on every rank what went wrong on any."""
+        """Write this rank's shards. Raises on every rank an error that any rank had."""
         failure: errors.KubetuneError | None = None
         path = folder / shards.part_name(self.world.rank, self.world.size)
         try:
@@ -289,7 +299,7 @@ class Checkpointer:
         _raise_first(process_group.gather(failure, self.world, self._group))
 
     def _write_model(self, folder: Path) -> None:
-        """Put the model together from the parts in the folder, and write what belongs to it."""
+        """Put the model together from the parts in the folder, and write the files that belong to it."""
         config = self.model.config
         others = fsdp.saved_beside(self.model)
         shards.write_weights(folder, self.optimizer.layout, config.dtype, others)
@@ -300,10 +310,10 @@ class Checkpointer:
         fault_injection.reach("commit.weights")
 
     def restore(self, mode: str, first: State) -> State:
-        """Go on from the newest whole checkpoint, or start with `first`, which knows the data and the global batch.
+        """Load the newest whole checkpoint and return its state, or return `first` if there is none.
 
-        `mode` is training.resume. Raises ConfigError when a checkpoint must or must not exist, or was made from other
-        data.
+        `mode`: training.resume. `first`: the state before the first step, with the data and the global batch. Raises
+        ConfigError if a checkpoint must or must not exist, or if it was made from other data.
         """
         folder = on_main(self._newest, self.world)
         if folder is None:
@@ -316,6 +326,7 @@ class Checkpointer:
             raise errors.ConfigError(
                 f"training.resume is never, but {self.run_dir} has {folder.name}; choose another `output`"
             )
+
         heartbeat.beat("resuming")
         state = checkpoint.load_state(folder)
         before = _batches_of(state)
@@ -325,6 +336,7 @@ class Checkpointer:
                 f"{folder} was made from {before}, this run has {now}: going on would repeat or skip samples. Choose "
                 "another `output`, or put back what changed"
             )
+
         try:
             with shards.Buffers(folder) as buffers:
                 self.optimizer.load(buffers.state(self.optimizer.shards, self.optimizer.size))
@@ -336,13 +348,14 @@ class Checkpointer:
             raise errors.ConfigError(
                 f"{folder}: {error}; was `model` or `lora` changed since? Use another `output`"
             ) from error
-        # The start before may have died between a checkpoint's commit and its links.
+
+        # An earlier start may have died between a checkpoint's commit and its links.
         self._tidy(state)
         logs.STEP.info("resumed from %s", folder.name)
         return state
 
     def _newest(self) -> Path | None:
-        """Clear away what was half written. Return the newest whole checkpoint."""
+        """Remove half-written checkpoints. Return the folder of the newest whole one, if it fits the run's base."""
         checkpoint.clean(self.run_dir)
         folder = checkpoint.find(self.run_dir)
         if folder is not None and self.base is not None:
@@ -358,7 +371,7 @@ def _raise_first(failures: Sequence[errors.KubetuneError | None]) -> None:
 
 
 def _batches_of(state: State) -> str:
-    """Describe what decides which samples a step has."""
+    """Return in words what decides which samples a step has."""
     sizes = f"global_batch_size {state.global_batch_size}"
     if state.global_batch_tokens:
         sizes = f"global_batch_tokens {state.global_batch_tokens}, {sizes}"

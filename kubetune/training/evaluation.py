@@ -1,4 +1,4 @@
-"""Evaluation: every sample of every rank exactly once, at any world size."""
+"""Evaluate a model on rows: each exactly once, on any number of ranks."""
 
 from __future__ import annotations
 
@@ -41,17 +41,20 @@ def measured(
 ) -> dict[str, float]:
     """Return the task's metrics of what `collect` returned on each rank, the same on all ranks.
 
-    If there are several sources, `eval_loss/SOURCE` of each is among them.
+    If there are several sources, `eval_loss/SOURCE` of each is among the metrics.
     """
     metrics = task.metrics(learner, parts, world)
     number = len(rows.names)
     if number < 2:
         return metrics
+
+    # Sums of losses and of labels of each source, over all ranks.
     samples, losses, labels = task.sample_losses(learner, parts)
     source = rows.source[samples]
     losses_by_source = np.bincount(source, losses, number)
     labels_by_source = np.bincount(source, labels, number)
     sums = sum_numbers([*losses_by_source.tolist(), *labels_by_source.tolist()], world)
+
     by_source = {}
     for index, name in enumerate(rows.names):
         num_labels = sums[number + index]
@@ -65,7 +68,7 @@ def measured(
 def rehearse(
     task: Task, learner: Learner, rows: Rows, plan: Plan, world: World
 ) -> dict[str, float]:
-    """Evaluate each rank's largest batch alone, to see that it works and what memory it takes."""
+    """Evaluate only each rank's largest batch, to see that it works and how much memory it takes."""
     parts = collect(task, learner, rows, plan, world, only_largest=True)
     assert parts is not None
     return measured(task, learner, rows, parts, world)
@@ -81,7 +84,7 @@ def collect(
     *,
     only_largest: bool = False,
 ) -> list[Any] | None:
-    """Return what the task computed of each of this rank's batches of `rows`; None if a stop came meanwhile."""
+    """Return what the task computed from each of this rank's batches of `rows`; None if a stop came meanwhile."""
     even = fsdp.is_sharded(learner.model)
     shares = evaluation_batches(
         rows, plan, world, padding_free=learner.route.padding_free, even=even
@@ -90,13 +93,14 @@ def collect(
         for batches in shares:
             batches.sort(key=lambda ids: -int(rows.lengths[ids].sum()))
             del batches[1:]
+
     share = shares[world.rank]
     longest = max(len(batches) for batches in shares)
     parts = []
     reader = picture_reader(rows)
     learner.model.eval()
     try:
-        # As many turns as the longest share has batches, for all ranks: the question for a stop takes them all.
+        # All ranks take as many turns as the longest share has batches, since asking for a stop takes all of them.
         for index in range(longest):
             is_time_to_ask = index % BETWEEN_STOP_CHECKS == 0
             if stop is not None and is_time_to_ask and agree(stop.requested, world):

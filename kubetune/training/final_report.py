@@ -1,4 +1,4 @@
-"""Report of a run that has reached its end: report.json, the last lines of its log, what later forecasts go by."""
+"""Report on a run that has reached its end: report.json, the last log lines, and measurements for later forecasts."""
 
 from __future__ import annotations
 
@@ -28,18 +28,20 @@ from kubetune.training.start.preparation import planned_tokens
 def report(
     config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State
 ) -> str:
-    """Write report.json and log where the result lies. Return what its owner should know of it, mostly nothing."""
+    """Write report.json and log where the result is. Return a remark on the run, mostly empty."""
     heartbeat.beat("report")
     peak = max(process_group.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
         return ""
+
     copy = config.logging.report_json
     if is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
-        # A start that found nothing left to train would only spoil the numbers of those that did.
+        # This start had nothing left to train, and would only spoil the numbers of those that trained.
         logs.DONE.info(
             "all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT
         )
         return _remark(read_report(run_dir).get("loss_runaway"))
+
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
     compared = actuals.compare(
@@ -52,19 +54,26 @@ def report(
         events=events,
         until=metrics.now(),
     )
-    preflights = [event for event in events if event["event"] == "preflight"]
+    preflight = None
+    for event in events:
+        if event["event"] == "preflight":
+            preflight = event  # the newest
+    copy_to = None
+    if copy:
+        copy_to = Path(copy)
     numbers = write_report_json(
         run_dir,
         totals,
         world_size=world.size,
         data_fingerprint=data.fingerprint,
         peak_memory_bytes=peak,
-        copy_to=Path(copy) if copy else None,
+        copy_to=copy_to,
         best_step=state.best_step,
-        preflight=preflights[-1] if preflights else None,
+        preflight=preflight,
         actuals=compared,
     )
     if numbers["throughput"] is not None:
+        # Forecasts of later runs on this machine go by what this one measured.
         actuals.remember(
             RankWork.of(config, plan),
             plan,
@@ -79,7 +88,7 @@ def report(
 def _log_result(
     run_dir: Path, state: State, numbers: Mapping[str, Any], compared: Mapping[str, Any]
 ) -> str:
-    """Log what report.json says in short, and return the remark on the run. `compared`: with its forecast."""
+    """Log a summary of report.json. Return the remark on the run. `compared`: its numbers beside the forecast."""
     if numbers["throughput"] is not None:
         logs.RESULT.info("%s", throughput_line(numbers["throughput"]))
     for line in actuals.tell(compared):
@@ -99,14 +108,18 @@ def _log_result(
 
 
 def _remark(runaway: Any) -> str:
-    return runaway_line(runaway) if isinstance(runaway, dict) else ""
+    """Return the remark on a loss that has run away, "" if it has not."""
+    if not isinstance(runaway, dict):
+        return ""
+    return runaway_line(runaway)
 
 
 def totals_of(run_dir: Path, plan: Plan, state: State) -> Totals:
-    """Return the sums of the whole run. Those of its checkpoint hold, where the disk has lost lines of the numbers."""
+    """Return the sums of the whole run: of its metrics, or of its checkpoint if the disk has lost lines of metrics."""
     of_lines = read_totals(run_dir)
     if of_lines.steps == state.step:
         return replace(of_lines, seconds=state.seconds)
+
     first = of_lines.first
     if first.get("step") != 1:
         first = {}

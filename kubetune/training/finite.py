@@ -1,4 +1,4 @@
-"""What must hold of a step's numbers before weights move: they are finite on every rank, and the loss has not run away."""
+"""Check a step's numbers before weights move: they are finite on every rank, and the loss has not run away."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ def require_finite(
 ) -> None:
     """Raise Diverged, on every rank and before weights move, unless loss and gradient are finite.
 
-    Both numbers are sums over all ranks, so all ranks decide alike. `micro_losses` are this rank's (samples, loss);
-    `origin` names the records that samples were made of.
+    `micro_losses`: (samples, loss) of this rank's micro-batches. `origin`: names the records that samples were made of.
     """
+    # Both are sums over all ranks, so all ranks decide alike.
     if math.isfinite(loss) and math.isfinite(gradient_norm):
         return
+
+    # Look for the rows that the loss is not finite on.
     suspects: set[int] = set()
     for samples, value in micro_losses:
         if not math.isfinite(float(value)):
@@ -57,14 +59,15 @@ def require_finite(
 
 
 def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -> int:
-    """Return how many steps in a row, with this one, had a loss above `training.loss_watchdog_threshold`.
+    """Return how many steps in a row, up to this one, had a loss above `training.loss_watchdog_threshold`.
 
-    Raises Diverged, on every rank and before weights move, where there have been too many.
+    Raises Diverged, on every rank and before weights move, if these are too many.
     """
     threshold = training.loss_watchdog_threshold
     patience = training.loss_watchdog_patience
     if threshold is None or loss <= threshold:
         return 0
+
     count = state.steps_above_threshold + 1
     if count >= patience:
         checkpoint = "there is no checkpoint"

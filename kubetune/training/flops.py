@@ -1,6 +1,6 @@
-"""Share of a device's speed that a run makes use of (MFU): its FLOPs, against a peak that is named.
+"""Count a run's FLOPs and find its device's peak, for the share of the peak that the run uses (MFU).
 
-What is counted is said in plan/flops.py; this file finds it in a model at hand.
+plan/flops.py says what is counted; this module reads the sizes off a loaded model.
 """
 
 from __future__ import annotations
@@ -27,13 +27,17 @@ from kubetune.plan.linears import is_expert
 
 
 def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
-    """Cost of training this model. `has_vocabulary`: its head is one, and computed where there is a label."""
+    """Return the cost of training this model.
+
+    `has_vocabulary`: its head predicts tokens, and is computed only where there is a label.
+    """
     lm: Any = unwrap(model)
     config = lm.config.get_text_config()
     layer = lm.get_output_embeddings() if has_vocabulary else None
     head = None
     if layer is not None:
-        head = Linear("head", _weights_of(layer), any(p.requires_grad for p in layer.parameters()))
+        is_trained = any(parameter.requires_grad for parameter in layer.parameters())
+        head = Linear("head", _weights_of(layer), is_trained)
     return cost(
         _linears(lm, skip=layer),
         head,
@@ -44,29 +48,35 @@ def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
 
 
 def _attention_width(config: Any) -> float:
-    """Heads times their size, of a mean layer: those of Gemma 4 differ."""
+    """Return the heads times their size, in the mean of all layers: Gemma 4's layers differ."""
     if getattr(config, "is_heterogeneous", False):
-        return math.fsum(map(_attention_width, config.per_layer_config)) / len(
-            config.per_layer_config
-        )
+        widths = [_attention_width(layer) for layer in config.per_layer_config]
+        return math.fsum(widths) / len(widths)
     heads = getattr(config, "num_attention_heads", 0)
-    return float(heads * (getattr(config, "head_dim", None) or config.hidden_size // max(1, heads)))
+    head_size = getattr(config, "head_dim", None)
+    if not head_size:
+        head_size = config.hidden_size // max(1, heads)
+    return float(heads * head_size)
 
 
 def flops_of(learner: Learner, rows: Rows, spared: float = 0.0) -> NDArray[np.float64] | None:
-    """Return the FLOPs of each row, `[rows]`; None where the model hides its sizes.
+    """Return the FLOPs of each row, `[rows]`; None if the model does not show its sizes.
 
-    `spared`: share of the tokens that stands in beginnings which other rows have computed.
+    `spared`: the share of the tokens that is saved because rows share prefixes.
     """
     classifies = learner.labels is not None
     try:
         unit = cost_of(learner.model, has_vocabulary=not classifies).sparing(spared)
     except AttributeError:
         return None
+
+    # Pairs of tokens of which one attends to the other. In a causal model each attends to itself and those before it:
+    # 3 tokens are 1 + 2 + 3 pairs.
     lengths = rows.lengths.astype(np.float64)
     is_causal = not classifies or pools_last(unwrap(learner.model))
-    # Pairs of tokens of which one attends to the other.
-    pairs = lengths * (lengths + 1) / 2 if is_causal else lengths**2
+    pairs = lengths**2
+    if is_causal:
+        pairs = lengths * (lengths + 1) / 2
     flops: NDArray[np.float64] = unit.token * lengths + unit.pair * pairs
     return flops + unit.label * rows.trained_counts
 
@@ -79,12 +89,14 @@ def describe(
     dtype: torch.dtype,
     spared: float = 0.0,
 ) -> dict[str, Any]:
-    """Return device and dtype, and what report.json needs to speak of MFU, unless the model hides its sizes.
+    """Return device and dtype, and what MFU is computed from, if the model shows its sizes.
 
-    That is the peak of the device, where `stated_peak` is the config's word on it, and FLOPs per token: a mean over an
-    epoch with labels and attention shared out over all tokens.
+    That is the device's peak, by `stated_peak` of the config if it is set, and the FLOPs per token: the mean of an
+    epoch, in which labels and attention are shared out over all tokens.
     """
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    name = "CPU"
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
     known = {
         "device": name,
         "device_bytes": device_bytes(device),
@@ -103,7 +115,7 @@ def describe(
 
 
 def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> tuple[float, str]:
-    """TFLOP/s that one device could do at best, and whose word that is: config, data sheet, or a measurement."""
+    """Return the TFLOP/s that one device could do at best, and the source: config, data sheet, or a measurement."""
     if stated is not None:
         return stated, "compute.peak_tflops"
     if device.type == "cuda" and dtype != torch.float32:
@@ -117,9 +129,11 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
 def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str]:
     """Return the TFLOP/s of the fastest bare matrix product here, and what was multiplied.
 
-    The fastest, since whatever else the machine does only slows products down.
+    The fastest, because whatever else the machine does only slows products down.
     """
-    size = 8192 if device.type == "cuda" else 512
+    size = 512
+    if device.type == "cuda":
+        size = 8192  # smaller ones do not fill a GPU
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right = left.clone()
     _ = left @ right  # the first one prepares the kernel
@@ -130,28 +144,32 @@ def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str
         _ = left @ right
         wait_for_device(device)
         durations.append(time.perf_counter() - began)
+
     kind = str(dtype).removeprefix("torch.")
-    return 2 * size**3 / min(durations) / 1e12, f"measured: a {size} × {size} {kind} product"
+    operations = 2 * size**3  # a multiplication and an addition for each of size³ pairs of numbers
+    return operations / min(durations) / 1e12, f"measured: a {size} × {size} {kind} product"
 
 
 def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:
-    """Linear modules that each token meets."""
+    """Yield the linear modules that every token goes through, and all experts."""
     for name, module in lm.named_modules():
         if module is skip or _is_head(name):
             continue
-        if weights := _weights_of(module):
-            yield Linear(
-                name, weights, any(p.requires_grad for p in module.parameters(recurse=False))
-            )
+        parameters = list(module.parameters(recurse=False))
+        weights = _weights_of(module)
+        if weights:
+            is_trained = any(parameter.requires_grad for parameter in parameters)
+            yield Linear(name, weights, is_trained)
         elif is_expert(name):
             # All experts of a layer in one parameter: [experts, inputs, outputs].
-            for parameter in module.parameters(recurse=False):
+            for parameter in parameters:
                 if parameter.dim() == 3:
                     yield Linear(name, parameter.numel(), parameter.requires_grad)
 
 
 def _weights_of(module: nn.Module) -> int:
-    """Of a linear module of any make; quantised ones hold fewer numbers than they have weights."""
+    """Return the number of weights of a linear module of any kind, 0 for another module."""
+    # Not `numel`: quantised weights are packed into fewer numbers.
     if isinstance(module, nn.Linear):
         return module.in_features * module.out_features
     weight = getattr(module, "weight", None)
@@ -161,7 +179,6 @@ def _weights_of(module: nn.Module) -> int:
 
 
 def _is_head(name: str) -> bool:
-    """A classifier's own layers see one token of each sequence."""
-    return any(
-        part in ("score", "classifier", "pre_classifier", "pooler") for part in name.split(".")
-    )
+    """True for a classifier's own layers, which see only one token of each sequence."""
+    heads = {"score", "classifier", "pre_classifier", "pooler"}
+    return not heads.isdisjoint(name.split("."))

@@ -1,4 +1,4 @@
-"""Disks that are full, or would be: said before hours are spent, and in our words where safetensors finds out."""
+"""Report disks that are full, or will be: before hours are spent, and with a clear error when safetensors fails."""
 
 from __future__ import annotations
 
@@ -15,10 +15,14 @@ from kubetune.base import files
 
 
 def require_free(run_dir: Path, checkpoints: int, each_bytes: int, free: int | None = None) -> None:
-    """Raise EnvironmentFault unless so many checkpoints fit into what is free."""
-    free, needed = files.free_bytes(run_dir) if free is None else free, checkpoints * each_bytes
+    """Raise EnvironmentFault unless so many checkpoints fit. `free`: bytes on the disk; by default, look."""
+    if free is None:
+        free = files.free_bytes(run_dir)
+    needed = checkpoints * each_bytes
     if free < needed:
-        what = f"{checkpoints} checkpoints" if checkpoints > 1 else "a checkpoint"
+        what = "a checkpoint"
+        if checkpoints > 1:
+            what = f"{checkpoints} checkpoints"
         raise errors.EnvironmentFault(
             f"{run_dir}: {what} of {each_bytes:,} bytes need {needed:,} bytes, {free:,} are free; free some "
             "space, or lower training.save_total_limit, and run the same command again"
@@ -27,10 +31,13 @@ def require_free(run_dir: Path, checkpoints: int, each_bytes: int, free: int | N
 
 @contextmanager
 def explained_full_disk(folder: Path) -> Iterator[None]:
-    """safetensors tells of a full disk in words of its own: "… I/O error: No space left on device (os error 28)"."""
+    """Raise OSError in place of safetensors' error about the operating system, so that callers see a full disk."""
     try:
         yield
     except SafetensorError as error:
-        if found := re.search(r"\(os error (\d+)\)", str(error)):
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(folder)) from error
-        raise
+        # Only its text says so: "… I/O error: No space left on device (os error 28)".
+        match = re.search(r"\(os error (\d+)\)", str(error))
+        if match is None:
+            raise
+        code = int(match[1])
+        raise OSError(code, os.strerror(code), str(folder)) from error

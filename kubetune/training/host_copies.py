@@ -9,12 +9,12 @@ from torch import Tensor
 
 from kubetune.training.optimizer.adamw import FlatAdamW
 
-# A smaller checkpoint is written sooner than its copy pays.
+# Writing a smaller checkpoint takes so little time that a copy does not pay.
 WORTH_BACKGROUND_BYTES = 64 * 2**20
 
 
 def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
-    """Return `training.async_save`; `auto` is true of large checkpoints on a GPU, whose copies are in other memory."""
+    """Return `training.async_save`. `auto` means large checkpoints on a GPU, whose copies are in other memory."""
     if setting != "auto":
         return bool(setting)
     size = sum(tensor.numel() * tensor.element_size() for tensor in optimizer.state().values())
@@ -25,24 +25,26 @@ class Tensors(NamedTuple):
     """What one rank writes of a checkpoint: copies, or the tensors themselves."""
 
     optimizer: dict[str, Tensor]
-    weights: dict[str, Tensor] | None = None  # None: as the model has them when they are written
+    # None: take them from the model while they are written.
+    weights: dict[str, Tensor] | None = None
 
 
 class HostCopies:
-    """Memory of the host that is reused from one checkpoint to the next."""
+    """Buffers in the host's memory, which all checkpoints reuse."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
     def take(self, model: Any, optimizer: FlatAdamW, *, is_whole: bool) -> Tensors:
-        """Copy the tensors of this moment, and the weights too where this rank has them whole."""
+        """Copy the tensors as they are now, and the weights too if this rank has all of them (`is_whole`)."""
         state = {}
         for name, tensor in optimizer.state().items():
             state[name] = self._copy(f"optimizer.{name}", tensor)
         if not is_whole:
             return Tensors(state)
+
         entries = model.state_dict(keep_vars=True)
-        # A tied weight has several names and is copied once, under its first.
+        # A tied weight has several names. It has one buffer, under its first name.
         first_names: dict[int, str] = {}
         for name, value in entries.items():
             first_names.setdefault(id(value), name)

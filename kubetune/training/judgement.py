@@ -33,12 +33,13 @@ def open_judge(
     data: Prepared,
     world: World,
 ) -> Judge | None:
-    """Return the judge of a run's answers, None where no answers are asked for. `sources`: of the evaluation data.
+    """Return the judge of a run's answers, None if no answers are asked for. `sources`: of the evaluation data.
 
-    Raises ConfigError where the judge cannot be made.
+    Raises ConfigError if the judge cannot be made, or if a benchmark does not exist.
     """
     benchmarks = evaluation.benchmarks
     if benchmarks is not None:
+        # Only to see that they exist; all ranks get the error.
         on_main(lambda: harness.task_manager(benchmarks) and None, world)
     if data.eval is None:
         return None
@@ -46,7 +47,7 @@ def open_judge(
 
 
 def judge_weights(run: Run, step: int) -> dict[str, float] | None:
-    """Return every metric of the weights after `step` steps, the same on all ranks; None if a stop came meanwhile.
+    """Return all metrics of the weights after `step` steps, the same on all ranks; None if a stop came meanwhile.
 
     The answers are written to the run directory.
     """
@@ -54,11 +55,13 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     values = evaluate(run.task, run.learner, run.data.eval, run.plan, run.world, run.stop)
     if values is None:
         return None
+
     if run.data.forget is not None:
         of_forget = evaluate(run.task, run.learner, run.data.forget, run.plan, run.world, run.stop)
         if of_forget is None:
             return None
         values[FORGET_LOSS] = of_forget["eval_loss"]
+
     if run.judge is None:
         return values
     answers = answer(run.judge, run.learner, run.world, lambda: run.stop.requested)
@@ -69,7 +72,7 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
 
 
 def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -> dict[str, float]:
-    """Return the metrics of the answers; write the answers, and the questions once for a run."""
+    """Return the metrics of the answers. Write the answers, and the questions once for each run."""
     values, lines = judge.score(answers)
     questions = run_dir / metrics.ANSWERS / QUESTIONS
     if not questions.exists():
@@ -86,7 +89,7 @@ def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -
 
 
 def measure_base(run: Run, state: State) -> None:
-    """Measure the model before its first step, once for a run, where later evaluations are compared with it."""
+    """Measure the model before its first step, once for each run, if later evaluations are compared with it."""
     run_dir = run.checkpointer.run_dir
     wanted = run.config.evaluation
     if not wanted.needs_base:
@@ -99,7 +102,7 @@ def measure_base(run: Run, state: State) -> None:
             logs.EVAL.info("%s", line)
     values = judge_weights(run, 0)
     if values is None:
-        raise errors.Preempted(0)
+        raise errors.Preempted(0)  # stopped; the next start measures again
     if run.world.is_main:
         content = json.dumps({"metrics": values, **verdict.functions_of(wanted)}, indent=1)
         files.write_atomic(run_dir / metrics.BASE, content, within=run_dir)
@@ -110,8 +113,10 @@ def measure_base(run: Run, state: State) -> None:
 def conclude(wanted: EvaluationConfig, run_dir: Path, state: State, world: World) -> None:
     """Write the verdict on a run: the best checkpoint against the base model, and the gate.
 
-    Raises GateFailed, on every rank, where the best checkpoint misses what `evaluation.gate` asks for.
+    Raises GateFailed, on every rank, if the best checkpoint misses what `evaluation.gate` asks for.
     """
     if wanted.names or wanted.gate:
-        step = state.best_step if state.best_step is not None else state.step
+        step = state.best_step
+        if step is None:
+            step = state.step
         on_main(partial(verdict.conclude, wanted, run_dir, step), world)

@@ -1,6 +1,6 @@
-"""Voice of a run while it trains: log lines, the progress bar, metrics and timings, trackers. Rank 0 speaks.
+"""Report on a run while it trains: log lines, the progress bar, metrics and timings, trackers. Only rank 0 reports.
 
-The loop calls `step`, `evaluation` and nothing else; how it is shown is decided here.
+The loop calls `step` and `evaluation` and nothing else; how they are shown is decided here.
 """
 
 from __future__ import annotations
@@ -29,20 +29,22 @@ from kubetune.rundir.totals import read_totals, runaway, runaway_line
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Highest memory so far: allocated on the GPU, or resident in RAM."""
+    """Return the highest memory so far: allocated on the GPU, or resident in RAM."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    if sys.platform == "darwin":
+        return peak
+    return peak * 1024  # Linux counts in KiB
 
 
 class RunLog:
-    """Open one with `open_run_log`; on ranks other than 0 it stays silent."""
+    """Reports on one start of a run. Open it with `open_run_log`. On ranks other than 0 it does nothing."""
 
     def __init__(
         self, logging_steps: int, plan: Plan, run_dir: Path, world: World, state: State
     ) -> None:
-        """`logging_steps`: every so many steps one is logged."""
+        """`logging_steps`: one of so many steps gets a line in the log."""
         self._logging_steps = logging_steps
         self._plan = plan
         self._run_dir = run_dir
@@ -50,11 +52,12 @@ class RunLog:
         self._numbers: metrics.MetricsLog | None = None
         self._tracker: trackers.Tracker | None = None
         self._bar: Progress | None = None
+        # (loss, labels) of the steps of the epoch that is under way.
         self._epoch_losses: list[tuple[float, int]] = []
         self.last_step = state.step
 
     def epoch(self, step: int) -> float:
-        """Return the epochs completed after `step` steps, a fraction within one."""
+        """Return how many epochs are completed after `step` steps, with a fraction."""
         return step / self._plan.steps_per_epoch
 
     def step(
@@ -66,13 +69,15 @@ class RunLog:
         seconds: float,
         ranks: Sequence[float],
     ) -> None:
-        """Log one optimizer step that is done.
+        """Report one completed optimizer step.
 
-        `measured`: its loss, and what else the task measures, NaN where there is nothing of it. `ranks`: seconds each
-        rank computed, before waiting for the others.
+        `measured`: its loss, and what else the task measures, NaN for what this step has not. `norm`: the gradient's,
+        before clipping. `ranks`: seconds that each rank computed, before it waited for the others.
         """
         if self._numbers is None:
             return
+
+        # What depends on the data and the weights alone, and is the same in a resumed run.
         loss = measured["loss"]
         rate = learning_rate_at(self._plan, state.step - 1)
         values = {
@@ -83,8 +88,12 @@ class RunLog:
             "samples": work.samples,
             "tokens": work.tokens,
             "trained_tokens": work.labels,
-            **{name: value for name, value in measured.items() if not math.isnan(value)},
         }
+        for name, value in measured.items():
+            if not math.isnan(value):
+                values[name] = value
+
+        # What depends on the machine.
         speed = work.tokens / seconds
         timing = {
             "seconds": seconds,
@@ -95,6 +104,7 @@ class RunLog:
         }
         if 0 < work.computed < work.tokens:
             timing["computed_tokens"] = work.computed
+
         self.last_step = state.step
         self._numbers.write(state.step, values)
         self._numbers.write_timing(state.step, timing)
@@ -106,14 +116,21 @@ class RunLog:
         if state.step % self._logging_steps == 0 or state.step == self._plan.num_steps:
             logs.TRAIN.info(
                 "step %d/%d epoch %.2f loss %.4f%s lr %.3g grad_norm %.3f tokens/s %.0f",
-                state.step, self._plan.num_steps, values["epoch"], loss, _compared(measured), rate, norm, speed,
+                state.step, self._plan.num_steps, values["epoch"], loss, _besides_loss(measured), rate, norm, speed,
             )  # fmt: skip
         if state.step % self._plan.steps_per_epoch == 0:
             self._end_epoch(state)
 
     def _end_epoch(self, state: State) -> None:
-        labels = sum(n for _, n in self._epoch_losses)
-        mean = math.fsum(loss * n for loss, n in self._epoch_losses) / max(labels, 1)
+        """Log the mean loss of an epoch, over its labels."""
+        losses = []
+        all_labels = 0
+        for loss, labels in self._epoch_losses:
+            losses.append(loss * labels)
+            all_labels += labels
+        mean = math.fsum(losses) / max(all_labels, 1)
+
+        # A disk may have lost lines that earlier starts wrote.
         num_logged = len(self._epoch_losses)
         steps_per_epoch = self._plan.steps_per_epoch
         lost = ""
@@ -129,14 +146,14 @@ class RunLog:
         )
 
     def remember(self, run_dir: Path, step: int) -> None:
-        """Take up the losses that earlier starts had in the epoch which is under way after `step` steps."""
+        """Read the losses of earlier starts in the epoch that is under way after `step` steps."""
         begun = step - step % self._plan.steps_per_epoch
         for line in metrics.stream_lines(run_dir / metrics.METRICS):
             if begun < line["step"] <= step and "loss" in line:
                 self._epoch_losses.append((line["loss"], line["trained_tokens"]))
 
     def evaluation(self, step: int, values: dict[str, float], best: bool, seconds: float) -> None:
-        """Log an evaluation of the weights after `step` steps."""
+        """Report an evaluation of the weights after `step` steps. `best`: it is the best so far."""
         if self._numbers is None:
             return
         metrics.record_event(
@@ -145,36 +162,46 @@ class RunLog:
         self._numbers.write(step, {"epoch": self.epoch(step), **values})
         if self._tracker is not None:
             self._tracker.log(step, values)
-        # A perplexity of a model that was never trained has hundreds of digits.
-        texts = {
-            name: f"{value:.4f}" if value < 1e6 else f"{value:.3g}"
-            for name, value in values.items()
-        }
-        shown = " ".join(f"{name} {text}" for name, text in texts.items() if "/" not in name)
-        logs.EVAL.info("step %d %s%s", step, shown, " (best so far)" if best else "")
-        of_sources = [
-            f"{name.partition('/')[2]} {text}" for name, text in texts.items() if "/" in name
-        ]
+
+        # One line with the metrics, and one with the losses of single sources, if there are several.
+        shown = []
+        of_sources = []
+        for name, value in values.items():
+            text = f"{value:.4f}"
+            if (
+                value >= 1e6
+            ):  # a perplexity of a model that was never trained may have hundreds of digits
+                text = f"{value:.3g}"
+            _, slash, source = name.partition("/")
+            if slash:
+                of_sources.append(f"{source} {text}")
+            else:
+                shown.append(f"{name} {text}")
+        remark = " (best so far)" if best else ""
+        logs.EVAL.info("step %d %s%s", step, " ".join(shown), remark)
         if of_sources:
             logs.EVAL.info("step %d eval_loss by source: %s", step, ", ".join(of_sources))
 
     def sync(self) -> None:
-        """Make the numbers durable before a checkpoint that must not be ahead of them."""
+        """Make the numbers durable, before a checkpoint that must not be ahead of them."""
         if self._numbers is not None:
             self._numbers.sync()
 
 
-def _compared(measured: Mapping[str, float]) -> str:
-    """Return the measures of a step beside its loss, for its line of the log."""
-    names = [name for name in ("accuracy", "margin", "expert_load_max") if name in measured]
-    return "".join(f" {name} {measured[name]:.3g}" for name in names)
+def _besides_loss(measured: Mapping[str, float]) -> str:
+    """Return what a step's log line shows besides the loss."""
+    text = ""
+    for name in ("accuracy", "margin", "expert_load_max"):
+        if name in measured:
+            text += f" {name} {measured[name]:.3g}"
+    return text
 
 
 @contextmanager
 def open_run_log(
     config: Config, plan: Plan, run_dir: Path, world: World, state: State
 ) -> Iterator[RunLog]:
-    """Yield the log of one start of a run, going on after `state`."""
+    """Yield the log of one start of a run, which continues from `state`."""
     run_log = RunLog(config.training.logging_steps, plan, run_dir, world, state)
     if not world.is_main:
         yield run_log
@@ -184,6 +211,8 @@ def open_run_log(
             metrics.MetricsLog(run_dir, state.step, state.evaluated_step)
         )
         run_log.remember(run_dir, state.step)
+
+        # Each is closed at the end, in the opposite order, also after an error.
         tracker = trackers.open_tracker(
             config, run_dir, state.step, write_page=partial(_write_page, run_dir)
         )
@@ -193,6 +222,8 @@ def open_run_log(
             Progress(plan.num_steps, state.step, is_wanted(world.rank))
         )
         yield run_log
+
+        # Only after a run that came to its end.
         losses = runaway(read_totals(run_dir))
         if losses is not None:
             run_log._tracker.tell("loss_runaway", runaway_line(losses))
@@ -209,7 +240,11 @@ def log_batch(
 ) -> None:
     """Log `[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
     if logs.shows_batch(logging.batches, micro, count):
-        sequences = len(batch.cu_seqlens) - 1 if batch.tree is None else len(batch.samples)
+        sequences = len(batch.cu_seqlens) - 1
+        if batch.tree is not None:
+            sequences = len(
+                batch.samples
+            )  # shared prefixes are sequences of their own in `cu_seqlens`
         logs.COLLATE.debug(
             "input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels
         )

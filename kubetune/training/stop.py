@@ -1,4 +1,4 @@
-"""The wish to stop, by SIGTERM or Ctrl-C.
+"""Requests to stop, by SIGTERM or Ctrl-C.
 
 Imports no torch: the signal handler has to be in place before the slow imports begin.
 """
@@ -18,7 +18,10 @@ from kubetune.rundir.checkpoints import State
 class StopRequest:
     """SIGTERM or Ctrl-C, remembered until the loop reaches the end of a step.
 
-    Before the loop runs there is nothing to save, so the request ends the process at once.
+        install ──────────── leave_to_kernel ──────────── defer ──────────────────────
+        raises Preempted     the kernel ends the process  sets `requested`, for the loop
+
+    Before the loop there is nothing to save, so a request ends the process at once.
     """
 
     def __init__(self) -> None:
@@ -27,14 +30,14 @@ class StopRequest:
         self._installed = False
 
     def install(self) -> StopRequest:
-        """Catch the signals from now on (a no-op outside the main thread, where Python forbids it)."""
+        """Catch the signals from now on. Outside of the main thread, where Python forbids it, do nothing."""
         if threading.current_thread() is threading.main_thread():
             self._installed = True
             self._set(self._on_signal)
         return self
 
     def leave_to_kernel(self) -> None:
-        """Until `defer` the kernel itself ends this process: no handler runs while C++ waits for other ranks."""
+        """Let the kernel end this process until `defer`: Python runs no handler while C++ waits for other ranks."""
         if self._installed:
             self._set(signal.SIG_DFL)
 
@@ -43,7 +46,7 @@ class StopRequest:
         signal.signal(signal.SIGINT, handler)
 
     def defer(self) -> None:
-        """From now on the loop looks at `requested` itself; a request that came before is honoured now."""
+        """Only set `requested` from now on, for the loop to look at. Raises Preempted if a request came before."""
         self._deferred = True
         if self._installed:
             self._set(self._on_signal)
@@ -54,13 +57,11 @@ class StopRequest:
         self.requested = True
         if not self._deferred:
             raise errors.Preempted(0)
-        leave_compiler()
+        leave_compiler()  # a compilation may take minutes
 
 
 def is_pause_due(pause: int | None, state: State, *, evaluates: bool) -> bool:
-    """The run has come to `training.pause_at_step`: at an evaluation, which is made by then, where it has any."""
-    return (
-        pause is not None
-        and state.step >= pause
-        and (not evaluates or state.evaluated_step == state.step)
-    )
+    """True if the run has reached `training.pause_at_step`; if it evaluates, at the next step that was evaluated."""
+    if pause is None or state.step < pause:
+        return False
+    return not evaluates or state.evaluated_step == state.step

@@ -2,8 +2,8 @@
 
     torchrun --nnodes 2 --nproc-per-node 4 … -m kubetune.worker run.yaml output=/shared/run
 
-Sets up what must come before torch is imported, then trains. Ends with an exit code of errors.py, which is also
-written to `logs/rank-N.exit.json`, because torchrun itself answers 1 whatever its children said.
+It sets up what must come before torch is imported, then trains. The exit code is one of errors.py, and is also written
+to `logs/rank-N.exit.json`, because torchrun itself ends with 1 whatever code its children had.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank = int(os.environ.get("RANK", "0"))
     run_dir: Path | None = None
     try:
-        config, folder = open_run(sys.argv[1:] if argv is None else list(argv), rank)
+        arguments = sys.argv[1:] if argv is None else list(argv)
+        config, folder = open_run(arguments, rank)
         with hold(folder, rank):
             run_dir = folder  # from here on this rank may write to it
             state, remark = work(config, run_dir, stop)
@@ -67,19 +68,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
-    """Log what ended the rank, and return its exit status. `run_dir`: None before anything was written there."""
+    """Log what ended the rank, and return its exit status. `run_dir`: None if nothing may be written there."""
     if isinstance(error, errors.Preempted):
         step = error.step
         if not step and run_dir is not None:
-            # Who is stopped before the loop does not know how far an earlier start has come.
+            # A rank that is stopped before the loop does not know how far an earlier start came.
             step = checkpoints.newest_step(run_dir)
         reason = str(type(error)(step))
         logs.STEP.info("%s", reason)
         return ExitStatus(error.exit_code, reason, step, error.kind)
+
     if isinstance(error, errors.KubetuneError):
-        reason = str(error) if run_dir is None else exit_status.reason_of(error)
+        reason = str(error)
+        if run_dir is not None:
+            reason = exit_status.reason_of(error)
         logs.ERROR.error("%s", reason)
         return ExitStatus(error.exit_code, reason, error=type(error).__name__)
+
+    # Errors of the operating system that a user can mend, such as a full disk.
     fault = files.fault_of(error)
     if fault is not None:
         logs.ERROR.error("%s", fault)
@@ -89,7 +95,7 @@ def _status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
 
 
 def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
-    """Keep a second writer out where no agent does. Raises EnvironmentFault that names the first writer."""
+    """Keep other processes from writing to the run directory, if no agent does. Raises EnvironmentFault, naming one."""
     if rank != 0 or processes.AGENT_PID in os.environ:
         return nullcontext()
     return place.hold(run_dir, node=0)
@@ -105,9 +111,10 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         config = load_resolved(run_dir / RESOLVED)
         log_to_run(config.logging.level, run_dir, rank)
         return config, run_dir
+
     from kubetune.supervisor.local import create_run_dir, dated
 
-    logs.configure("INFO", rank=rank)  # for what reading the config has to say
+    logs.configure("INFO", rank=rank)  # for warnings about the config
     parser = argparse.ArgumentParser(prog="kubetune.worker", description="One rank of a run.")
     add_run_arguments(parser)
     config = config_from_args(parse(parser, argv), os.environ)
@@ -115,6 +122,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
         raise errors.ConfigError(
             "under torchrun every rank must know the run directory: set output=DIR"
         )
+
     run_dir = Path(config.output)
     config = dated(config, run_dir)
     if rank == 0:
@@ -127,7 +135,8 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     """Prepare the data, join the other ranks, train. Return the last state and, on rank 0, a remark on the run."""
     cpu.keep_memory()
     processes.try_threads()
-    # Before any process group: ranks that wait here wait for a file lock, not for a collective that times out.
+
+    # Before any process group: ranks that wait here wait for a file lock, not in a collective, which would time out.
     with Preparation(config, run_dir) as preparation:
         import_libraries()
         from kubetune.data.prepared.identity import Check
@@ -139,13 +148,17 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
             if config.lora is not None:
                 import peft  # noqa: F401
         data, config = preparation.result()
+
     rank = int(os.environ.get("RANK", "0"))
-    # On one rank alone; it reads the base while that is being loaded, and is waited for where weights meet.
-    base = Check(config, run_dir) if rank == 0 else None
+    # On one rank alone. A thread reads the base's files while the model is loaded, and is waited for before resuming.
+    base = None
+    if rank == 0:
+        base = Check(config, run_dir)
     if os.environ.get("WORLD_SIZE", "1") != "1":
         stop.leave_to_kernel()
+
     logs.STEP.info("joining the other ranks")
-    # Ranks that wait have the more patience, so that the one that hangs is the one that says so.
+    # A rank that waits has more patience than the heartbeat, so that the rank that hangs is the one that reports it.
     patience = config.training.timeout_seconds
     with heartbeat.watch(run_dir, rank, patience):
         heartbeat.beat("joining")
@@ -162,7 +175,7 @@ def _train(
     stop: StopRequest,
     base: Check | None,
 ) -> tuple[State, str]:
-    """Plan the run, record what it is made of, train, judge."""
+    """Plan the run, record plan and data in its directory, train, judge."""
     from kubetune.data.prepared.statistics import record
     from kubetune.data.spec import DataSpec
     from kubetune.plan import actuals
@@ -173,7 +186,9 @@ def _train(
     from kubetune.training.train import train
 
     heartbeat.beat("starting")
-    device: Literal["cuda", "cpu"] = "cuda" if world.device.type == "cuda" else "cpu"
+    device: Literal["cuda", "cpu"] = "cpu"
+    if world.device.type == "cuda":
+        device = "cuda"
     plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
     num_tokens = planned_tokens(plan, data)
     config = choices.decide(config, plan, run_dir, world, num_tokens, width_of(data))
@@ -186,9 +201,11 @@ def _train(
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
         spec = DataSpec.of(config)
         record(run_dir, spec, data)
-        # A classifier has no questions that could be asked.
-        num_questions = 0 if config.classifies else config.logging.before_after
+        num_questions = config.logging.before_after
+        if config.classifies:
+            num_questions = 0  # a classifier answers no questions
         kept_questions.keep(run_dir, spec, data.eval, num_questions)
+
     state, remark = train(config, plan, run_dir, data, task, world, stop, base)
     heartbeat.beat("report")
     conclude(config.evaluation, run_dir, state, world)

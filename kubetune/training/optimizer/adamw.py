@@ -1,7 +1,7 @@
 """The optimizer: every trained parameter, its gradient and AdamW's state in flat fp32 buffers.
 
-Parameters stay what they are (names, shapes, modules); only their storage moves. So a step has one norm, one all-reduce
-and one fused update. Trained are a weight w `[2, 2]`, a bias b `[2]`, and a bf16 weight v `[2]` of a norm:
+Parameters keep their names, shapes and modules; only their storage moves. So a step has one norm, one all-reduce and
+one fused update. In this example a weight w `[2, 2]`, a bias b `[2]`, and a norm's bf16 weight v `[2]` are trained:
 
     layout       w w w w | b b | v v        those that decay come first
     master       . . . . | . . | . .        w and b are views of it; v is copied from it after each update, so that
@@ -10,7 +10,7 @@ and one fused update. Trained are a weight w `[2, 2]`, a bias b `[2]`, and a bf1
     exp_avg_sq   . . . . | . . | . .        as soon as autograd has it
                  0       4 = _decayed
 
-Tables of words of which few rows occur (rows.py) are stretches of the buffers that are left out; `_around` yields the
+Embedding tables of which few rows occur (rows.py) are stretches of the buffers that are left out; `_around` yields the
 rest.
 """
 
@@ -61,26 +61,30 @@ def sum_of_squares(vector: Tensor) -> float:
 class FlatAdamW:
     """AdamW (arXiv 1711.05101) over flat buffers."""
 
-    layout: dict[
-        str, tuple[int, ...]
-    ]  # names and shapes of the trained parameters, in the order of the buffers
+    # Name -> shape of the trained parameters, in the order of the buffers.
+    layout: dict[str, tuple[int, ...]]
     master: Tensor  # fp32 [parameters], as are the next three
     gradient: Tensor
     exp_avg: Tensor
     exp_avg_sq: Tensor
-    collected: dict[nn.Parameter, Collected]  # kernels/cross_entropy.py adds to the head's directly
+    # Sums of the gradients, which are views of `gradient`. kernels/cross_entropy.py adds to the head's directly.
+    collected: dict[nn.Parameter, Collected]
 
     def __init__(
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
     ) -> None:
-        named = [
-            (name, parameter) for name, parameter in named_parameters if parameter.requires_grad
-        ]
+        named = []
+        for name, parameter in named_parameters:
+            if parameter.requires_grad:
+                named.append((name, parameter))
         if not named:
             raise ValueError("no trainable parameters")
+
+        # Those that decay come first, so that each of the two kinds is one stretch.
         named.sort(key=lambda pair: not decays(*pair))
         self.settings = settings
         self.layout = {name: tuple(parameter.shape) for name, parameter in named}
+
         parts = [process_group.local(parameter) for _, parameter in named]
         size = sum(part.numel() for part in parts)
         device = parts[0].device
@@ -92,6 +96,7 @@ class FlatAdamW:
         self._mirrors: list[tuple[Tensor, Tensor]] = []  # (copy, what it must equal)
         self.collected = {}
         self._decayed = 0  # numbers that weight decay applies to
+
         start = 0
         for (name, parameter), part in zip(named, parts, strict=True):
             span = slice(start, start + part.numel())
@@ -104,7 +109,7 @@ class FlatAdamW:
                 self._decayed = start
 
     def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
-        """Put a parameter and its gradient into the buffers: those in fp32 live there, others are copied there."""
+        """Put a parameter and its gradient into the buffers: as views if it is fp32, else as copies."""
         value.copy_(parameter.data)
         collected = Collected(gradient)
         self.collected[parameter] = collected
@@ -113,6 +118,7 @@ class FlatAdamW:
             parameter.grad = gradient
             return
 
+        # A hook, so that a gradient in bf16 exists only until it is added in fp32.
         def collect(p: Tensor) -> None:
             if p.grad is not None:
                 collected.add(p.grad)
@@ -122,40 +128,40 @@ class FlatAdamW:
         self._mirrors.append((parameter, value))
 
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
-        """Let a table of words be moved by the rows that occur."""
+        """Let only the rows that occur be updated, if a parameter is an embedding table that this suits."""
         collected = self.collected.get(parameter)
         if not collected or parameter.dtype == torch.float32 or self.settings.weight_decay:
-            return  # decay moves every row
+            return  # weight decay changes every row
         if OccurringRows.fit(parameter, span):
             parts = tuple(part.view(parameter.shape) for part in self._buffers(span))
             collected.occurring = OccurringRows(parameter, span, parts)
 
     @property
     def size(self) -> int:
-        """Return the number of trained parameters of the whole model."""
+        """Number of trained parameters of the whole model."""
         return self.master.numel()
 
     @property
     def shards(self) -> list[OptimizerShard]:
-        """Return which stretches of the whole model's buffers this rank holds."""
+        """The stretches of the whole model's buffers that this rank holds."""
         return [OptimizerShard(0, self.master.numel())]
 
     def reduce_gradient(self, world: World) -> float:
-        """Add `gradient` over all ranks. Return its norm, the same on each."""
+        """Sum `gradient` over all ranks. Return its norm, the same on each."""
         if world.size > 1:
             for collected in self.collected.values():
-                collected.opened()  # other ranks have other rows
+                collected.opened()  # rows occur on other ranks that do not occur here
         process_group.sum_(self.gradient, world)
         return self.gradient_norm()
 
     def gradient_norm(self) -> float:
-        """Return the norm of what this rank holds of the gradient."""
+        """Return the norm of this rank's part of the gradient."""
         parts = [self.gradient[span] for span in self._around()]
         parts += [rows.gradient() for rows in self._occurring()]
         return math.sqrt(sum(sum_of_squares(part) for part in parts))
 
     def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
-        """Multiply the gradient by `factor`, which makes its norm `norm`, and clip that to `largest` (0: never)."""
+        """Multiply the gradient by `factor`, after which its norm is `norm`, and clip it to `largest` (0: no limit)."""
         if 0 < largest < norm:
             factor *= largest / norm
         if factor == 1.0:
@@ -166,9 +172,10 @@ class FlatAdamW:
             rows.buffers()[1].mul_(factor)
 
     def update(self, learning_rate: float) -> None:
-        """Make one AdamW step from `gradient`, which is zeroed afterwards."""
+        """Make one AdamW step from `gradient`, then set that to zero."""
         self.step_count += 1
         for span in self._around():
+            # A stretch may have a part that decays and one that does not.
             middle = min(max(span.start, self._decayed), span.stop)
             decayed = self._buffers(slice(span.start, middle))
             others = self._buffers(slice(middle, span.stop))
@@ -185,10 +192,10 @@ class FlatAdamW:
         return [buffer[span] for buffer in buffers]
 
     def _move(self, buffers: Sequence[Tensor], learning_rate: float, decay: float) -> None:
-        """Move what stands in parts of the four buffers by a step."""
+        """Make the step on parts of the four buffers."""
         master, gradient, exp_avg, exp_avg_sq = buffers
         if len(master):
-            # The fused kernel itself: torch.optim.AdamW imports torch._dynamo, which costs a second of start-up.
+            # The fused kernel, without torch.optim.AdamW, whose import of torch._dynamo takes a second of a start.
             torch._fused_adamw_(
                 [master],
                 [gradient],
@@ -206,7 +213,7 @@ class FlatAdamW:
             )
 
     def clear_gradient(self) -> None:
-        """Forget what was added up, so that the next gradient is the first."""
+        """Set the gradient to zero."""
         for span in self._around():
             self.gradient[span].zero_()
         for rows in self._occurring():
@@ -215,7 +222,7 @@ class FlatAdamW:
             collected.is_zero = True
 
     def _occurring(self) -> list[OccurringRows]:
-        """Return the tables of which rows have occurred, which are moved by themselves."""
+        """Return the embedding tables of which rows have occurred. They are updated by themselves."""
         tables = []
         for collected in self.collected.values():
             rows = collected.occurring
@@ -224,7 +231,7 @@ class FlatAdamW:
         return tables
 
     def _around(self) -> Iterator[slice]:
-        """Yield the stretches of the buffers between those tables."""
+        """Yield the stretches of the buffers before, between and behind those tables."""
         start = 0
         for rows in self._occurring():
             yield slice(start, rows.span.start)
@@ -232,8 +239,9 @@ class FlatAdamW:
         yield slice(start, len(self.gradient))
 
     def mirror(self, copies: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
-        """Keep copies of trained parameters, of whatever dtype, equal to them from now on."""
-        self._mirrors += [(copy, process_group.local(parameter)) for parameter, copy in copies]
+        """Keep copies of trained parameters, of any dtype, equal to them from now on."""
+        for parameter, copy in copies:
+            self._mirrors.append((copy, process_group.local(parameter)))
         self._refresh()
 
     def _refresh(self) -> None:
@@ -241,18 +249,19 @@ class FlatAdamW:
         tables = self._occurring()
         for rows in tables:
             rows.refresh()
-        tables_of_words = {id(rows.weight) for rows in tables}
+        refreshed = {id(rows.weight) for rows in tables}
+
         copies = []
         values = []
         for copy, value in self._mirrors:
-            if id(copy) not in tables_of_words:
+            if id(copy) not in refreshed:
                 copies.append(process_group.local(copy))
                 values.append(value)
-        if copies:
+        if copies:  # one call for all: thousands of small copies take longer
             torch._foreach_copy_(copies, values)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint needs to go on bit by bit."""
+        """Return the tensors that a checkpoint needs to continue bit for bit."""
         for rows in self._occurring():
             rows.write_back()
         return {
@@ -263,17 +272,19 @@ class FlatAdamW:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Take over a checkpoint's state; parameters follow. Raises ValueError where names, shapes or dtypes differ."""
+        """Load a checkpoint's state, and the weights from it. Raises ValueError if names, shapes or dtypes differ."""
         for name, tensor in self.state().items():
             stored = state.get(name)
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
                 raise ValueError(f"optimizer state {name!r} does not fit this model")
             tensor.copy_(stored)
+
+        # Which rows have occurred is not in a checkpoint: it follows from the moments.
         tables = {}
         for parameter, collected in self.collected.items():
             if collected.occurring is not None:
                 tables[parameter] = collected.occurring.read_again()
-                collected.occurring = None  # once, all weights follow what was loaded
+                collected.occurring = None  # so that `_refresh` copies the whole table
         self._refresh()
         for parameter, rows in tables.items():
             self.collected[parameter].occurring = rows

@@ -1,4 +1,4 @@
-"""AdamW whose two moments are kept in 8 bits (arXiv 2110.02861), a quarter of the memory, by bitsandbytes' kernel."""
+"""AdamW with both moments in 8 bits (arXiv 2110.02861), a quarter of their memory, by bitsandbytes' kernel."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ BLOCK = 256  # numbers that share a scale
 class FlatAdamW8bit(FlatAdamW):
     """`FlatAdamW` with `exp_avg` and `exp_avg_sq` as codes, uint8 `[parameters]`.
 
-    A number of the first moment is `codes[0][exp_avg[i]] * scale[block]`. Decayed parameters and the rest are two
-    spans, whose blocks of `BLOCK` numbers do not overlap.
+    A number of the first moment is `codes[0][exp_avg[i]] * scale[block]`. Parameters that decay and the others are two
+    spans, and no block lies in both. With blocks of 4, 6 numbers that decay and 3 that do not:
+
+        numbers   . . . . | . . || . . .
+        block     0         1      2
     """
 
     codes: tuple[Tensor, Tensor]  # for each moment, fp32 [256]: what a code means
@@ -28,7 +31,7 @@ class FlatAdamW8bit(FlatAdamW):
     def __init__(
         self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
     ) -> None:
-        """Raises ConfigError when bitsandbytes is missing."""
+        """Raise ConfigError if bitsandbytes is missing."""
         require_bitsandbytes("training.optim: adamw_8bit")
         super().__init__(named_parameters, settings)
         from bitsandbytes.functional import create_dynamic_map
@@ -39,7 +42,7 @@ class FlatAdamW8bit(FlatAdamW):
             create_dynamic_map(signed=True).to(device),
             create_dynamic_map(signed=False).to(device),
         )
-        # What stands for zero differs: the table of the first moment is signed.
+        # The code for zero differs: only the first moment's table is signed.
         zero, zero_sq = (int(code.abs().argmin()) for code in self.codes)
         self.exp_avg = torch.full((size,), zero, dtype=torch.uint8, device=device)
         self.exp_avg_sq = torch.full((size,), zero_sq, dtype=torch.uint8, device=device)
@@ -48,10 +51,10 @@ class FlatAdamW8bit(FlatAdamW):
         self.scale_sq = torch.zeros(blocks, device=device)
 
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
-        """Numbers that share a scale are moved together, so no row is by itself."""
+        """Do nothing: numbers that share a scale are updated together, so rows cannot be updated alone."""
 
     def update(self, learning_rate: float) -> None:
-        """Make one AdamW step from `gradient`, which is zeroed afterwards."""
+        """Make one AdamW step from `gradient`, then set that to zero."""
         self.step_count += 1
         blocks = _num_blocks(self._decayed)
         decayed = slice(0, self._decayed)
@@ -87,9 +90,10 @@ class FlatAdamW8bit(FlatAdamW):
         )
 
     def state(self) -> dict[str, Tensor]:
-        """Return the tensors that a checkpoint needs to go on bit by bit."""
+        """Return the tensors that a checkpoint needs to continue bit for bit."""
         return super().state() | {"scale": self.scale, "scale_sq": self.scale_sq}
 
 
 def _num_blocks(size: int) -> int:
+    """Return the number of blocks of a span; its last one may be shorter."""
     return math.ceil(size / BLOCK)

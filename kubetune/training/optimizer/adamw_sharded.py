@@ -18,7 +18,7 @@ from kubetune.training.optimizer.shards import OptimizerShard
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
-    """Return the optimizer that `training.optim` names, over what is trained of a model: over slices if it is sharded."""
+    """Return the optimizer of a model's trained parameters that `training.optim` names; over slices if it is sharded."""
     settings = AdamSettings(
         training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
     )
@@ -39,7 +39,8 @@ class ShardedAdamW(FlatAdamW):
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 _renew(module)
-        # A slice shorter than other ranks' is padded by FSDP in memory of its own: that one has to be refreshed.
+
+        # A slice shorter than other ranks' is padded by FSDP in other memory, which has to be refreshed.
         self._mirrors = []
         for parameter, value in self._slices:
             if process_group.local(parameter).data_ptr() != value.data_ptr():
@@ -47,6 +48,7 @@ class ShardedAdamW(FlatAdamW):
 
     def _adopt(self, parameter: Any, value: Tensor, gradient: Tensor) -> None:
         value.copy_(process_group.local(parameter))
+        # FSDP adds to an existing gradient in place, so it adds to the buffer.
         parameter.grad = DTensor.from_local(
             gradient,
             parameter.device_mesh,
@@ -59,12 +61,12 @@ class ShardedAdamW(FlatAdamW):
 
     @property
     def size(self) -> int:
-        """Return the number of trained parameters of all ranks."""
+        """Number of trained parameters of all ranks."""
         return sum(parameter.numel() for parameter, _ in self._slices)
 
     @property
     def shards(self) -> list[OptimizerShard]:
-        """Return where the slices stand in the whole model's buffers.
+        """Where the slices stand in the whole model's buffers.
 
         Slices are whole rows, so each is one stretch of its parameter. `[5, 2]` at number 100, over 2 ranks:
 
@@ -77,18 +79,20 @@ class ShardedAdamW(FlatAdamW):
             num_rows = parameter.shape[0]
             width = parameter.numel() // num_rows
             mesh = parameter.device_mesh
-            first_row = min(num_rows, mesh.get_local_rank() * math.ceil(num_rows / mesh.size()))
+            rows_of_rank = math.ceil(num_rows / mesh.size())
+            first_row = min(num_rows, mesh.get_local_rank() * rows_of_rank)
             shards.append(OptimizerShard(start + first_row * width, value.numel()))
             start += parameter.numel()
         return shards
 
     def reduce_gradient(self, world: World) -> float:
-        """Return the norm over the slices of all ranks."""
-        return math.sqrt(process_group.sum_numbers([sum_of_squares(self.gradient)], world)[0])
+        """Return the norm over the slices of all ranks. FSDP has summed the gradient already."""
+        (squares,) = process_group.sum_numbers([sum_of_squares(self.gradient)], world)
+        return math.sqrt(squares)
 
 
 def _renew(module: FSDPModule) -> None:
-    """Let FSDP notice that slices have moved; it looks by itself only before its first forward."""
+    """Tell FSDP that slices have moved. By itself it looks only before its first forward pass."""
     for group in module._get_fsdp_state()._fsdp_param_groups:
         for parameter in group.fsdp_params:
             parameter.reset_sharded_param()

@@ -1,9 +1,9 @@
-"""Gradients as they are collected, and tables of words of which few rows occur: only those rows are moved.
+"""Update only the rows of an embedding table that occur in the data.
 
-AdamW without weight decay moves by zero what never had a gradient, so no bit of the other rows changes. Of a small
-model's parameters the table is most, and an epoch holds a part of its words. Rows that occur lie together in buffers of
-their own, since scattered rows take longer to reach than a whole table in order. A table of 6 rows, whose rows 4 and 1
-have occurred, in this order:
+AdamW without weight decay adds zero to a number that never had a gradient, so the other rows keep every bit. Of a small
+model's parameters the table is the largest part, and an epoch uses few of its rows. Rows that occur lie together in
+buffers of their own, since scattered rows take longer to reach than a whole table in order. A table of 6 rows, of which
+row 4 occurred first and then row 1:
 
     _slots       -1  1 -1 -1  0 -1      by row of the table: its row in the buffers, -1 for none
     _ids          4  1                  by row of the buffers: its row in the table
@@ -18,18 +18,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-LEAST = 2**18  # numbers of a table; it does not pay for a smaller one
-MOST = (
-    2**23
-)  # numbers of a table; for a larger one the forecast of memory would have to count the buffers
-SHARE = 2  # one of so many rows may occur; with more, all are moved
-ALIGNED = 16  # numbers that vector units take at once; rows of a multiple are moved alike wherever they lie
+# Numbers of a table. For a smaller one it does not pay; for a larger one the memory forecast would have to count the
+# buffers.
+LEAST = 2**18
+MOST = 2**23
+# At most one of so many rows may occur. With more, the whole table is updated.
+SHARE = 2
+# Numbers that vector units take at once. Rows that are a multiple of it give the same bits wherever they lie.
+ALIGNED = 16
 
 
 class OccurringRows:
-    """Rows of a table `[rows, width]` that have occurred, taken out of the optimizer's buffers.
+    """Rows of a table `[rows, width]` that have occurred, copied out of the optimizer's buffers.
 
-    The optimizer's buffers do not know what happens here until `write_back`.
+    The optimizer's buffers keep the old values until `write_back`.
     """
 
     def __init__(self, weight: Tensor, span: slice, parts: tuple[Tensor, ...]) -> None:
@@ -43,7 +45,7 @@ class OccurringRows:
 
     @staticmethod
     def fit(weight: Tensor, span: slice) -> bool:
-        """True if a parameter may be a table whose rows can be moved by themselves."""
+        """True if a parameter may be a table whose rows can be updated alone."""
         if weight.dim() != 2 or weight.device.type != "cpu":
             return False
         is_aligned = weight.shape[1] % ALIGNED == 0 and span.start % ALIGNED == 0
@@ -55,16 +57,19 @@ class OccurringRows:
         return not len(self._ids)
 
     def admit(self, rows: Tensor) -> bool:
-        """Count sorted rows, each once, among those that have occurred. Return False if these are too many."""
+        """Give buffers to rows, sorted and each once, that have none. Return False if too many rows have occurred."""
+        # Made when the first row occurs.
         if not self._buffers:
             count, width = self.weight.shape
             self._slots = torch.full((count,), -1)
             self._buffers = tuple(torch.empty(count // SHARE, width) for _ in self._parts)
+
         new = rows[self._slots.index_select(0, rows) < 0]
         first = len(self._ids)
         stop = first + len(new)
         if stop > len(self._buffers[0]):
             return False
+
         self._slots[new] = torch.arange(first, stop)
         self._ids = torch.cat([self._ids, new])
         for buffer, part in zip(self._buffers, self._parts, strict=True):
@@ -73,7 +78,8 @@ class OccurringRows:
 
     def add(self, rows: Tensor, values: Tensor) -> bool:
         """Add to the gradient of rows. Return False, and add nothing, if too many rows have occurred."""
-        # Zeros alone, as of a word that stands last in its sequence, leave no moments by which a resume knows the row.
+        # A gradient of only zeros, as of the last word of a sequence, leaves no moments by which a resumed run would know
+        # that the row has occurred.
         is_moved = values.any(1)
         rows = rows[is_moved]
         distinct = rows.unique()
@@ -90,33 +96,33 @@ class OccurringRows:
         return [buffer[: len(self._ids)].view(-1) for buffer in self._buffers]
 
     def gradient(self) -> Tensor:
-        """Return the gradient of the rows that have one.
+        """Return the gradient of the rows that have one, in the order of the table.
 
-        They stand in the order of the table: a norm must not depend on when they occurred.
+        So its norm does not depend on when the rows first occurred, which a resumed run does not know.
         """
         if not self._buffers:
             return torch.empty(0)
         return self._buffers[1].index_select(0, self._slots[self.touched]).view(-1)
 
     def clear_gradient(self) -> None:
-        """Forget what was added up."""
+        """Set the gradient to zero."""
         if len(self.touched):
             self._buffers[1].index_fill_(0, self._slots[self.touched], 0.0)
             self.touched = self.touched[:0]
 
     def refresh(self) -> None:
-        """Let the weights follow what was moved."""
+        """Copy the updated rows to the weights."""
         if len(self._ids):
             values = self._buffers[0][: len(self._ids)].to(self.weight.dtype)
             _put(self.weight.data, self._ids, values)
 
     def write_back(self) -> None:
-        """Let the optimizer's buffers hold what is here."""
+        """Copy the rows back to the optimizer's buffers."""
         for buffer, part in zip(self._buffers, self._parts, strict=False):
             _put(part, self._ids, buffer[: len(self._ids)])
 
     def read_again(self) -> OccurringRows | None:
-        """Return the same table anew: a row has occurred if it has moments. None if too many have."""
+        """Return the same table after a checkpoint was loaded: a row has occurred if it has moments. None if too many."""
         _, _, exp_avg, exp_avg_sq = self._parts
         rows = (exp_avg.any(1) | exp_avg_sq.any(1)).nonzero()[:, 0]
         table = OccurringRows(self.weight, self.span, self._parts)
@@ -127,7 +133,7 @@ class OccurringRows:
 
 def _put(table: Tensor, rows: Tensor, values: Tensor) -> None:
     """Copy values to rows of a table."""
-    # torch copies one number at a time: these are as wide as they can be.
+    # torch copies number by number, so the numbers are read as the widest kind that there is.
     table.view(torch.complex128).index_copy_(0, rows, values.view(torch.complex128))
 
 
@@ -135,27 +141,28 @@ def _put(table: Tensor, rows: Tensor, values: Tensor) -> None:
 class Collected:
     """The sum of one parameter's gradient in fp32."""
 
-    gradient: Tensor  # the parameter's part of the optimizer's `gradient`
-    is_zero: bool = True  # nothing was added yet in this step
-    occurring: OccurringRows | None = (
-        None  # the sum is there instead, if the parameter is such a table
-    )
+    # The parameter's part of the optimizer's `gradient`.
+    gradient: Tensor
+    # Nothing was added yet in this step.
+    is_zero: bool = True
+    # If the parameter is a table whose rows are updated alone, the sum is there instead.
+    occurring: OccurringRows | None = None
 
     def add(self, gradient: Tensor) -> None:
-        """Add what autograd made, of whatever dtype, dense or of some rows."""
-        # Adding bf16 to fp32 first makes an fp32 copy: four times the work of writing it where nothing is yet.
+        """Add a gradient that autograd made, of any dtype, dense or of some rows."""
         if gradient.is_sparse:
             rows = gradient._indices()[0]
             values = gradient._values().float()
             if self.occurring is None or not self.occurring.add(rows, values):
                 self.opened().index_add_(0, rows, values)
         elif self.is_zero:
+            # Adding bf16 to fp32 makes an fp32 copy first, four times the work of writing it where nothing is yet.
             self.opened().copy_(gradient)
         else:
             self.opened().add_(gradient)
 
     def opened(self) -> Tensor:
-        """Return the sum, for those who add to it themselves (kernels/cross_entropy.py)."""
+        """Return the sum in the optimizer's buffer, to add to it directly, as kernels/cross_entropy.py does."""
         self.is_zero = False
         if self.occurring is not None:
             self.occurring.write_back()

@@ -1,14 +1,14 @@
-"""The optimizer's buffers on disk, whole or cut over the ranks, so that any number of ranks can go on from them.
+"""The optimizer's buffers on disk, whole or cut over the ranks, so that any number of ranks can resume from them.
 
-A file of one rank says in its header which stretches of the whole model's buffers it holds; a file that says nothing
-holds all. Two ranks wrote these; a run on one rank, or on three, reads what it needs by the numbers of the whole:
+The header of a rank's file has the stretches of the whole model's buffers that are in it; a file without them holds
+all. Two ranks wrote these; a run on one rank, or on three, finds its numbers by their place in the whole buffer:
 
     numbers of the whole buffer   0 1 2 3 4 5 6 7 8 9 10
     optimizer-00001-of-00002      0 1 2       6 7 8            header: shards [[0, 3], [6, 3]] (start, length)
     optimizer-00002-of-00002            3 4 5       9 10       header: shards [[3, 3], [9, 2]]
 
-`master` holds the weights themselves, so a model is put together from it without any rank's memory. Safetensors only:
-reading runs no code. adamw.py knows what the buffers mean.
+`master` holds the weights, so a model is put together from the files, and needs no rank's memory. All are safetensors,
+whose reading runs no code. adamw.py knows what the buffers mean.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def part_name(rank: int, world_size: int) -> str:
 
 
 def write_part(path: Path, state: dict[str, Tensor], shards: Sequence[OptimizerShard]) -> None:
-    """Write one rank's buffers; `state` holds flat ones of the shards' total length, and scalars."""
+    """Write one rank's buffers. `state`: flat buffers as long as all shards together, and scalars."""
     save_file(state, path, metadata={"shards": json.dumps(shards)})
     with open(path, "rb") as file:
         os.fsync(file.fileno())  # rank 0, which makes the rest durable, may be on another machine
@@ -80,7 +80,9 @@ class Buffers:
 
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
-        paths = sorted(folder.glob(PART)) or [folder / OPTIMIZER]
+        paths = sorted(folder.glob(PART))
+        if not paths:
+            paths = [folder / OPTIMIZER]
         self._files = []
         self._sources: list[_Source] = []  # in the order of the whole buffer
         for path in paths:
@@ -88,10 +90,13 @@ class Buffers:
             self._files.append(file)
             self._sources.extend(_sources(file))
         self._sources.sort(key=lambda source: (source.start, source.stop))
-        self.size = self._sources[-1].stop if self._sources else 0
+        self.size = 0
+        if self._sources:
+            self.size = self._sources[-1].stop
 
     def __enter__(self) -> Buffers:
         """Raise ValueError if files of some rank are missing."""
+        # Each shard must begin where the one before it ends.
         stop = 0
         is_whole = bool(self._sources)
         for source in self._sources:
@@ -108,9 +113,10 @@ class Buffers:
         self._stack.close()
 
     def read(self, name: str, shard: OptimizerShard) -> Iterator[Tensor]:
-        """Yield the numbers of one shard in pieces, each out of one file."""
+        """Yield the numbers of one shard in pieces, each from one file."""
         at = shard.start
         stop = shard.start + shard.length
+        # The last shard in the files that begins at or before it.
         index = bisect_right(self._sources, at, key=lambda source: source.start) - 1
         while at < stop:
             source = self._sources[index]
@@ -122,7 +128,7 @@ class Buffers:
                 index += 1
 
     def state(self, shards: Sequence[OptimizerShard], size: int) -> dict[str, Tensor]:
-        """Return all buffers of some shards, laid end to end, and what is no such buffer as it is.
+        """Return all buffers of some shards, laid end to end, and other tensors as they are.
 
         Raises ValueError unless the whole model's buffers have `size` numbers.
         """
@@ -130,13 +136,14 @@ class Buffers:
             raise ValueError(
                 f"its optimizer state is of {self.size:,} parameters, and {size:,} are trained now"
             )
+
         first = self._files[0]
         length = sum(shard.length for shard in shards)
         buffer_shape = first.get_slice(MASTER).get_shape()
         state: dict[str, Tensor] = {}
         for name in first.keys():  # noqa: SIM118 - not a dict
             stored = first.get_slice(name)
-            if stored.get_shape() != buffer_shape:
+            if stored.get_shape() != buffer_shape:  # such as `step_count`, the same in all files
                 state[name] = first.get_tensor(name)
                 continue
             buffer = torch.empty(length, dtype=stored[:0].dtype)
@@ -168,11 +175,12 @@ def write_weights(
     dtype: torch.dtype,
     others: Mapping[str, Tensor],
 ) -> None:
-    """Put `model.safetensors` together from the parts in a checkpoint folder, and make it durable.
+    """Write `model.safetensors`, put together from the parts in a checkpoint folder.
 
-    `layout`: shapes of the trained parameters, in the order of the buffers; they are written as `dtype`. `others`:
-    what a model saves besides. safetensors itself would want all of it in memory.
+    `layout`: shapes of the trained parameters, in the order of the buffers; they are written as `dtype`. `others`: other
+    tensors that the model saves. The library safetensors would need all of it in memory at once.
     """
+    # The header: of each tensor its type, shape and place.
     tensors = [(name, shape, dtype) for name, shape in layout.items()]
     tensors += [(name, tensor.shape, tensor.dtype) for name, tensor in others.items()]
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
@@ -186,7 +194,8 @@ def write_weights(
         }
         begin = end
     text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    text += b" " * (-len(text) % 8)  # so that the numbers behind it are aligned
+
     with Buffers(folder) as buffers, open(folder / WEIGHTS, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         start = 0
