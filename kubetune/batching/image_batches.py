@@ -91,22 +91,14 @@ def collate_pictured(
     if not processor.is_grid:
         return _with_processed_images(batch, images_of, processor)
 
-    merge = processor.merge_size
     positions = []
     all_images: list[Picture] = []
     for number, (ids, _) in enumerate(rows):
         images = [cast(Picture, image) for image in images_of[number]]
         is_image = ids == processor.placeholder.token
 
-        # The vision tower makes one feature of merge × merge patches, and each feature has a token.
-        grids = []
-        features = 0
-        for image in images:
-            _, patches_down, patches_across = image.grid
-            down = patches_down // merge
-            across = patches_across // merge
-            grids.append((down, across))
-            features += down * across
+        grids = _token_grids(images, processor.merge_size)
+        features = sum(down * across for down, across in grids)
         tokens = int(is_image.sum())
         if tokens != features:
             name = "a row"
@@ -129,6 +121,18 @@ def collate_pictured(
             grids=torch.tensor([image.grid for image in all_images]),
         )
     return replace(batch, pictures=result)
+
+
+def _token_grids(images: Sequence[Picture], merge: int) -> list[tuple[int, int]]:
+    """Return how many tokens each image has down and across.
+
+    The vision tower makes one feature of merge × merge patches, and each feature has a token.
+    """
+    grids = []
+    for image in images:
+        _, patches_down, patches_across = image.grid
+        grids.append((patches_down // merge, patches_across // merge))
+    return grids
 
 
 def _with_processed_images(

@@ -106,26 +106,34 @@ def rehearse(run: Run, state: State) -> None:
         reserved = max(process_group.gather(torch.cuda.max_memory_reserved(device), run.world))
     budget.require(peak, content)
     if run.world.is_main:
-        logs.RESULT.info("preflight: %s", budget.verdict(peak, reserved))
-        durations = ", ".join(f"{name} {value:.2g} s" for name, value in trials.seconds.items())
-        logs.RESULT.info(
-            "preflight: %s; a checkpoint has %s; nothing of it was kept",
-            durations, size(checkpoint_bytes),
-        )  # fmt: skip
-        metrics.record_event(
-            run.checkpointer.run_dir,
-            "preflight",
-            rows=num_rows,
-            tokens=batch.num_tokens,
-            forecast_bytes=budget.forecast_bytes,
-            measured_bytes=peak,
-            reserved_bytes=reserved,
-            device_bytes=budget.device_bytes,
-            checkpoint_bytes=checkpoint_bytes,
-            seconds=trials.seconds,
-        )
+        _report(run, trials, batch, peak, reserved, checkpoint_bytes)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # the run's own peak may be lower
+
+
+def _report(
+    run: Run, trials: _Trials, batch: Batch, peak: int, reserved: int | None, checkpoint_bytes: int
+) -> None:
+    """Log what was measured, and record it as an event."""
+    budget = trials.budget
+    logs.RESULT.info("preflight: %s", budget.verdict(peak, reserved))
+    durations = [f"{name} {value:.2g} s" for name, value in trials.seconds.items()]
+    logs.RESULT.info(
+        "preflight: %s; a checkpoint has %s; nothing of it was kept",
+        ", ".join(durations), size(checkpoint_bytes),
+    )  # fmt: skip
+    metrics.record_event(
+        run.checkpointer.run_dir,
+        "preflight",
+        rows=len(batch.cu_seqlens) - 1,
+        tokens=batch.num_tokens,
+        forecast_bytes=budget.forecast_bytes,
+        measured_bytes=peak,
+        reserved_bytes=reserved,
+        device_bytes=budget.device_bytes,
+        checkpoint_bytes=checkpoint_bytes,
+        seconds=trials.seconds,
+    )
 
 
 def _learn(run: Run, state: State, batch: Batch, work: Work) -> None:

@@ -1,9 +1,13 @@
-"""Chat templates rendered by a process of their own, whose time and memory have limits.
+"""Render chat templates in another process, whose time and memory have limits.
 
-A template comes with a model and is a program of somebody else's. Jinja's sandbox keeps it from files and the network,
-but not from doubling a string sixty times or from loops without end. So another process renders, the kernel limits its
-memory and its processor time, and this one tells of the limit. Conversations go there by the hundred, so that it costs
-next to nothing.
+A template comes with a model and is somebody else's program. Jinja's sandbox keeps it from files and the network, but
+not from doubling a string sixty times, or from endless loops. So another process renders, the kernel limits its memory
+and processor time, and this process reports when a limit was reached:
+
+    LimitedTemplate._ask ──pickle: seconds, template, calls──▶ main (the other process)
+                         ◀──marshal: answers────────────────── _answer_all
+
+Conversations are sent by the hundred, so that this takes almost no time.
 """
 
 from __future__ import annotations
@@ -34,13 +38,14 @@ from kubetune.data.text.turns.marks import Message
 from kubetune.data.text.turns.template import ChatTemplate, Rendered
 from kubetune.errors import EnvironmentFault, ModelError
 
-# Processor time that a template may take for what it is asked at once.
+# Processor time that a template may take for one request, whatever is in it.
 SECONDS: Final = 10
-# Processor time that it may take beyond that for each conversation. Published templates take a fiftieth of this.
+# Processor time that it may take for each conversation beyond that. Published templates take a fiftieth of this.
 SECONDS_FOR_EACH: Final = 0.05
 # Bytes that a template may use beyond what the process itself needs.
 MEMORY: Final = 1 << 30
 
+# A pipe that takes a whole batch, so that two processes need not take turns within it.
 _PIPE_BYTES: Final = 1 << 19
 
 # What a ChatTemplate is made of: source, special tokens, name, date.
@@ -52,10 +57,10 @@ Answer = tuple[str, Any]
 
 
 class LimitedTemplate:
-    """A chat template that another process renders: `ChatTemplate` with limits. Made without rendering anything.
+    """A `ChatTemplate` with limits, which another process renders. Making one renders nothing.
 
-    Its methods raise ValueError as ChatTemplate's do, and ModelError when the template is no valid Jinja or needs more
-    than the limits.
+    Its methods raise ValueError as ChatTemplate's do, and ModelError if the template is no valid Jinja or exceeds a
+    limit.
     """
 
     def __init__(
@@ -70,12 +75,12 @@ class LimitedTemplate:
         self._made: Made = (source, tuple(special_tokens.items()), name, date)
 
     def load(self) -> None:
-        """Have the other process read the template. Raises ModelError as all methods do."""
+        """Let the other process read the template. Raises ModelError as all methods do."""
         _ = self.closing
 
     @cached_property
     def closing(self) -> str:
-        """Text that the template writes after an answer, such as `<|im_end|>`; empty when it writes nothing."""
+        """Text that the template writes after an answer, such as `<|im_end|>`; empty if it writes nothing."""
         return str(self._call("closing"))
 
     def render(
@@ -91,7 +96,7 @@ class LimitedTemplate:
     def left_out(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
     ) -> list[str]:
-        """Return what the template hides from a model that is to answer, as `ChatTemplate.left_out`."""
+        """Return in words what the template leaves out of the prompt, as `ChatTemplate.left_out`."""
         return list(self._call("left_out", messages, tools))
 
     def render_all(
@@ -103,7 +108,10 @@ class LimitedTemplate:
             calls.append(("render_answers", (messages, tools), {"trained": trained}))
         rendered: list[Rendered | ValueError] = []
         for kind, value in self._ask(calls):
-            rendered.append(ValueError(value) if kind == "refused" else Rendered(*value))
+            if kind == "refused":
+                rendered.append(ValueError(value))
+            else:
+                rendered.append(Rendered(*value))
         return rendered
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -127,7 +135,7 @@ class LimitedTemplate:
 
 
 class _Process:
-    """The process that renders, seen from the one that asks. It ends when its input does."""
+    """The process that renders, as seen by the one that asks. It ends when its input ends."""
 
     def __init__(self) -> None:
         try:
@@ -135,7 +143,7 @@ class _Process:
                 module("kubetune.data.text.turns.limited_template", MEMORY),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                start_new_session=True,  # Ctrl-C is for who asks
+                start_new_session=True,  # Ctrl-C is for the process that asks
             )
         except OSError as error:
             raise EnvironmentFault(
@@ -152,9 +160,10 @@ class _Process:
         seconds = math.ceil(SECONDS + SECONDS_FOR_EACH * len(calls))
         try:
             _send(self._requests, pickle.dumps((seconds, made, calls)))
-            # marshal makes plain values alone: what comes back is a template's work.
+            # marshal makes only plain values. pickle could run code, and a template has influence on what comes back.
             return list(marshal.loads(_receive(self._answers)))
         except (OSError, EOFError) as error:
+            # It has ended. A template that took too long was ended by SIGXCPU.
             code = self.child.wait()
             end()
             if code == -signal.SIGXCPU:
@@ -172,7 +181,7 @@ class _Process:
         self.child.wait()
 
     def disown(self) -> None:
-        """Let go of a process that belongs to the one that forked this one."""
+        """Let go of the process after a fork: it belongs to the parent."""
         self.child.returncode = 0  # or Python would wait for it
         self._close_pipes()
 
@@ -182,6 +191,7 @@ class _Process:
                 stream.close()
 
 
+# One process for all templates. It is started when it is first needed.
 _current: _Process | None = None
 _lock = threading.Lock()
 
@@ -194,7 +204,7 @@ def _process() -> _Process:
 
 
 def _start_anew() -> None:
-    """After a fork: the process that renders is the parent's."""
+    """Forget the process that renders after a fork, and a lock that a thread of the parent may hold."""
     global _current, _lock
     _lock = threading.Lock()
     if _current is not None:
@@ -207,7 +217,7 @@ os.register_at_fork(after_in_child=_start_anew)
 
 @atexit.register
 def end() -> None:
-    """End the process that renders, if there is one; what needs it starts another."""
+    """End the process that renders, if there is one. Whoever needs it later starts another."""
     global _current
     if _current is not None:
         _current.close()
@@ -215,9 +225,9 @@ def end() -> None:
 
 
 def _widen(stream: IO[bytes]) -> None:
-    """Let a pipe take a batch at once: each time it is full two processes change places."""
+    """Let a pipe hold a whole batch."""
     if hasattr(fcntl, "F_SETPIPE_SZ"):
-        with contextlib.suppress(OSError):  # a user may have no more such memory to give to pipes
+        with contextlib.suppress(OSError):  # users may have only so much memory in pipes
             fcntl.fcntl(stream, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
 
@@ -242,7 +252,7 @@ def _template(made: Made) -> ChatTemplate:
 
 
 def _answer_all(made: Made, calls: list[Call]) -> list[Answer]:
-    """Return the answers to all calls, or the limit alone that one of them exceeds."""
+    """Return the answers to all calls, or only the limit that one of them exceeds."""
     try:
         template = _template(made)
     except MemoryError:
@@ -260,7 +270,7 @@ def _answer_all(made: Made, calls: list[Call]) -> list[Answer]:
         except ValueError as error:
             answers.append(("refused", str(error)))
             continue
-        if isinstance(value, Rendered):
+        if isinstance(value, Rendered):  # marshal knows no dataclasses
             value = tuple(getattr(value, field.name) for field in fields(Rendered))
         answers.append(("done", value))
     return answers
@@ -271,7 +281,7 @@ def _memory_limit() -> Answer:
 
 
 def _allow(seconds: int) -> None:
-    """Have the kernel end this process by SIGXCPU once it has used so much more processor time."""
+    """Let the kernel end this process by SIGXCPU when it has used this much more processor time."""
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
     limit = math.ceil(time.process_time()) + seconds
     if most != resource.RLIM_INFINITY:
@@ -280,6 +290,7 @@ def _allow(seconds: int) -> None:
 
 
 def _limit_memory(more: int) -> None:
+    """Let this process use so many bytes more than now."""
     with contextlib.suppress(OSError, ValueError):  # where there is no such limit or file
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _, most = resource.getrlimit(resource.RLIMIT_AS)
@@ -287,17 +298,17 @@ def _limit_memory(more: int) -> None:
 
 
 def _end_with(pipe: int) -> None:
-    """End this process when nobody is left who could ask it, though it may be rendering."""
+    """End this process when the other end of the pipe is closed, even while a template is rendered."""
     watched = select.poll()
-    watched.register(pipe, 0)  # of a pipe that was hung up the kernel always tells
+    watched.register(pipe, 0)  # no event is asked for, but the kernel always reports a closed pipe
     watched.poll()
     os._exit(0)
 
 
 def main() -> None:
-    """Render what is asked for on standard input until it ends."""
+    """Answer requests on standard input until it ends."""
     threading.Thread(target=_end_with, args=(sys.stdin.fileno(),), daemon=True).start()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # SIGXCPU would leave a core file
     _limit_memory(int(sys.argv[1]))
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:

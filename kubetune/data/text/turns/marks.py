@@ -1,4 +1,4 @@
-"""Marks around the texts of a conversation, which show where a chat template writes them and what it leaves out."""
+"""Put marks around the texts of a conversation, to see where a chat template writes them and what it leaves out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, NamedTuple
 Message = Mapping[str, Any]
 Kind = Literal["content", "reasoning", "call", "tool"]
 
-# Stands for an image in the content of a message whose `IMAGE_TEXTS` say what is written in its place.
+# Stands for an image in a content. The message's `IMAGE_TEXTS` say what is written in its place.
 IMAGE_MARK: Final = "\U000f7e00image\U000f7e01"
 REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 
@@ -19,6 +19,7 @@ REASONING_FIELDS: Final = ("reasoning_content", "thinking", "reasoning")
 # It is a hash, so that no text holds it, not even this file.
 _SIGN: Final = "m" + hashlib.sha256(b"a mark in a conversation").hexdigest()[:15]
 _MARKS: Final = re.compile(rf"{_SIGN}x(\d+)([oc])")
+# Tags around reasoning.
 _THINKING: Final = re.compile(r"</?think(?:ing)?>|\[/?THINK\]", re.IGNORECASE)
 _BOUNDARIES: Final = re.compile(f"({_THINKING.pattern}|{IMAGE_MARK})", re.IGNORECASE)
 # Templates look at how a question begins and ends (`<tool_response>`), so marks stand inside such tags.
@@ -27,19 +28,20 @@ _TAIL: Final = re.compile(r"(?:<[^<>\s]{1,40}>\s*)+\Z")
 
 
 class Part(NamedTuple):
-    """One text of a conversation, without the white space around it, which a template may leave out."""
+    """One text of a conversation."""
 
     message: int  # number of its message, -1 for the tools
     kind: Kind
     text: str
-    before: str = ""  # white space before the text
-    after: str = ""  # white space behind it
+    # White space around the text in the data, which a template may leave out.
+    before: str = ""
+    after: str = ""
 
 
 class Mark(NamedTuple):
-    """Where a mark stood in a rendering from which the marks were taken."""
+    """Where a mark was in a rendering."""
 
-    offset: int
+    offset: int  # in the text without marks
     part: int  # number of the part
     opens: bool  # True before the part, False behind it
 
@@ -56,7 +58,7 @@ class MarkedConversation:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What a template wrote, and where in it the parts of the conversation stand."""
+    """What a template wrote, and where in it the parts of the conversation are."""
 
     text: str
     conversation: MarkedConversation
@@ -67,7 +69,7 @@ class Rendering:
         return self.conversation.parts[mark.part]
 
     def missing(self) -> list[Part]:
-        """Return the parts that the rendering lacks, wholly or from one end on."""
+        """Return the parts that the rendering lacks, completely or in part."""
         opened = {mark.part for mark in self.marks if mark.opens}
         closed = {mark.part for mark in self.marks if not mark.opens}
         whole = opened & closed
@@ -77,7 +79,7 @@ class Rendering:
 
 
 def not_written(conversation: MarkedConversation, text: str) -> list[Part]:
-    """Return the parts whose text a rendering does not hold anywhere. For renderings whose marks are not known."""
+    """Return the parts whose text is nowhere in a rendering, for renderings in which the marks cannot be seen."""
     return _not_in(text, [*conversation.parts, *conversation.unmarked])
 
 
@@ -86,7 +88,7 @@ def _not_in(text: str, parts: Sequence[Part]) -> list[Part]:
 
 
 def probe(part: int) -> str:
-    """Return a text that bears the marks of part `part`."""
+    """Return a text with the marks of part `part`, to see where a template writes it."""
     return _marked("Go on.", part)
 
 
@@ -95,9 +97,9 @@ def _marked(text: str, part: int) -> str:
 
 
 def read_marks(marked: str, parts: Sequence[Part] = ()) -> tuple[str, list[Mark]]:
-    """Take the marks out of a rendering. Return it without them, and where they stood.
+    """Return a rendering without its marks, and where the marks were.
 
-    A template may write the name of a tool again beside its result. Then only the first place counts.
+    A template may repeat the name of a tool beside its result. Then only the first place counts.
     """
     # By its two groups the pattern splits into: text, number of a part, "o" or "c", text, number, …
     pieces = _MARKS.split(marked)
@@ -120,7 +122,7 @@ def mark_texts(
 ) -> MarkedConversation:
     """Mark every text of a conversation.
 
-    Without `calls`, tool calls and tools bear no marks: some templates compare them, and would write other texts.
+    Without `calls`, tool calls and tools get no marks: some templates compare them, and would write other texts.
     """
     marker = _Marker(calls)
     marked_tools = [marker.tool(tool) for tool in tools]
@@ -129,7 +131,7 @@ def mark_texts(
 
 
 class _Marker:
-    """Marks one conversation, and lists its parts in the order in which it comes to them."""
+    """Marks one conversation, and lists its parts in the order in which they are marked."""
 
     def __init__(self, calls: bool) -> None:
         self.parts: list[Part] = []
@@ -151,22 +153,28 @@ class _Marker:
 
     def _mark_reasoning(self, message: dict[str, Any], number: int) -> None:
         """Mark the reasoning of a message, which may stand under several names."""
-        texts = [text for key in REASONING_FIELDS if isinstance(text := message.get(key), str)]
+        texts: list[str] = []
+        for key in REASONING_FIELDS:
+            if isinstance(message.get(key), str):
+                texts.append(message[key])
         if not texts or not texts[0].strip():
             return
-        marked = self._around(texts[0], number, "reasoning")
+        reasoning = texts[0]
+        marked = self._around(reasoning, number, "reasoning")
         for key in REASONING_FIELDS:
-            if message.get(key) == texts[0]:
+            if message.get(key) == reasoning:
                 message[key] = marked
 
     def tool(self, tool: Any) -> Any:
-        """Return a tool with marks around its description, or around its name where it has none."""
+        """Return a tool with marks around its description, or around its name if it has none."""
         schema = tool.get("function", tool)
         key = "description" if _is_text(schema.get("description")) else "name"
         if not _is_text(schema.get(key)):
             return tool
         schema = {**schema, key: self._around_call(schema[key], -1, "tool")}
-        return {**tool, "function": schema} if "function" in tool else schema
+        if "function" in tool:
+            return {**tool, "function": schema}
+        return schema
 
     def _call(self, call: Any, number: int) -> Any:
         function = dict(call["function"])
@@ -183,24 +191,28 @@ class _Marker:
             case str() if value.strip():
                 return self._around_call(value, number, "call")
             case int() | float() if not isinstance(value, bool):
+                # With marks it would be a text. Templates write numbers as JSON, so it can be looked for as it is.
                 self.unmarked.append(Part(number, "call", str(value)))
         return value
 
     def _content(self, content: str, number: int, is_answer: bool) -> str:
-        """Mark a content, piece by piece where it holds images, or reasoning between tags.
+        """Mark a content; in pieces, if it has images, or reasoning between tags.
 
         <think>⏎Warm.⏎</think>⏎⏎Yes   →   <think>⏎«0 Warm. 0»⏎</think>⏎⏎«1 Yes 1»
         """
         if "<" not in content and "[" not in content and IMAGE_MARK not in content:
             return self._around(content, number, "content")
+
         # Every second piece is a boundary: a tag of reasoning, or an image.
         pieces = _BOUNDARIES.split(content)
         if IMAGE_MARK not in content and not "".join(pieces[::2]).strip():
             return self._around(content, number, "content")  # only tags: they are the content
+
         thinking = is_answer and _opens_with_thought(pieces)
         for i in range(0, len(pieces), 2):
             if i and is_answer and _THINKING.fullmatch(pieces[i - 1]):
                 thinking = "/" not in pieces[i - 1]
+            # What a question's own tags enclose: templates look at those, so they stay in front.
             begin = 0
             end = len(pieces[i])
             if not is_answer:
@@ -211,7 +223,7 @@ class _Marker:
         return "".join(pieces)
 
     def _around(self, text: str, number: int, kind: Kind) -> str:
-        """Put marks around a text, inside the white space around it, which templates trim."""
+        """Put marks around a text, but within the white space around it, which templates trim."""
         core = text.strip()
         if not core:
             return text
@@ -224,7 +236,7 @@ class _Marker:
         return f"{before}{_marked(core, len(self.parts) - 1)}{after}"
 
     def _around_call(self, text: str, number: int, kind: Kind) -> str:
-        """Put marks around a text of a tool or a call, unless these bear none."""
+        """Put marks around a text of a tool or a call, if those are marked."""
         if self._calls:
             return self._around(text, number, kind)
         self.unmarked.append(Part(number, kind, text.strip()))
@@ -232,7 +244,7 @@ class _Marker:
 
 
 def _opens_with_thought(pieces: Sequence[str]) -> bool:
-    """True if the first tag closes a thought: the generation prompt has opened it, and the answer only closes it."""
+    """True if the first tag closes a thought, as if the generation prompt had opened it."""
     for tag in pieces[1::2]:
         if _THINKING.fullmatch(tag):
             return "/" in tag
@@ -240,11 +252,18 @@ def _opens_with_thought(pieces: Sequence[str]) -> bool:
 
 
 def _inside_tags(piece: str, is_first: bool, is_last: bool) -> tuple[int, int]:
-    """Return where a piece of a question begins and ends, without the tags around the question."""
-    head = _HEAD.match(piece) if is_first else None
-    begin = head.end() if head else 0
-    tail = _TAIL.search(piece, begin) if is_last else None
-    end = tail.start() if tail else len(piece)
+    """Return where a piece of a question begins and ends without the tags around the question."""
+    begin = 0
+    end = len(piece)
+    if is_first:
+        head = _HEAD.match(piece)
+        if head is not None:
+            begin = head.end()
+    if is_last:
+        tail = _TAIL.search(piece, begin)
+        if tail is not None:
+            end = tail.start()
+    # A question of only tags is marked as a whole.
     if not piece[begin:end].strip():
         return 0, len(piece)
     return begin, end

@@ -1,7 +1,7 @@
-"""Refusals of chat templates in the user's words: the part of a conversation that a template does not take.
+"""Explain a chat template's refusal to the user: find the part of a conversation that the template does not take.
 
-A template is a program of somebody else's, whose own words ("'NoneType' object is not iterable") name no part of a
-record. So parts are left out, one after the other, until the template writes the rest.
+A template is somebody else's program, whose own errors ("'NoneType' object is not iterable") name no part of a record.
+So the conversation is tried without each of its parts, until the template writes the rest.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import jinja2
 
 from kubetune.data.text.turns.marks import REASONING_FIELDS, Message
 
-# Writes messages and tools, and more variables of a template. Raises Refusal.
+# Writes messages and tools, with further variables of a template. Raises Refusal.
 Write = Callable[..., object]
 
 _PLAIN: Final[list[Message]] = [
@@ -33,7 +33,7 @@ _OTHER: Final = "choose another (`model.chat_template: file.jinja`)"
 
 
 class Refusal(ValueError):
-    """A conversation that a template did not write; `reason` is in the template's own words."""
+    """The error of a template that does not write a conversation. `reason`: in the template's own words."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name} chat template refused the conversation: {reason}")
@@ -42,17 +42,18 @@ class Refusal(ValueError):
 
 
 class _Attempt(NamedTuple):
-    """A conversation with something left out, which `what` names."""
+    """A conversation with something left out."""
 
-    what: str
+    what: str  # what is left out, in words
     messages: list[Message]
     tools: Sequence[Any] | None
 
 
 def words_of(error: Exception, template: jinja2.Template) -> str:
-    """Return what a template raised by itself, or the line that it tripped over."""
+    """Return the message that a template raised itself, or the error and the line in which it failed."""
     if type(error) is jinja2.TemplateError:  # raise_exception
         return f"it says {str(error)!r}"
+
     line = ""
     frame = error.__traceback__
     while frame is not None:
@@ -63,18 +64,19 @@ def words_of(error: Exception, template: jinja2.Template) -> str:
 
 
 def require_order(name: str, source: str, messages: Sequence[Message]) -> None:
-    """Raise ValueError for tool results in another order than their calls, if the template does not write their ids."""
+    """Raise ValueError if tool results are in another order than their calls, unless the template writes their ids."""
     if "tool_call_id" in source:
         return
-    numbers: dict[Any, int] = {}  # of calls, by their ids, which may come again
+    numbers: dict[Any, int] = {}  # id of a call -> its number; ids may come again
     calls = 0
     last = -1
     for i, message in enumerate(messages):
         for call in message.get("tool_calls") or ():
             calls += 1
             numbers[call.get("id")] = calls
-        answered = message.get("tool_call_id") if message["role"] == "tool" else None
-        number = numbers.get(answered) if answered is not None else None
+        if message["role"] != "tool" or message.get("tool_call_id") is None:
+            continue
+        number = numbers.get(message["tool_call_id"])
         if number is None:
             continue
         if number < last:
@@ -88,7 +90,7 @@ def require_order(name: str, source: str, messages: Sequence[Message]) -> None:
 def explained(
     refusal: Refusal, write: Write, messages: Sequence[Message], tools: Sequence[Any] | None
 ) -> ValueError:
-    """Return the error for a conversation that a template refused, naming the part that it does not take."""
+    """Return the error for a conversation that a template refused; it names the part that the template does not take."""
 
     def is_written(*conversation: Any, **variables: Any) -> bool:
         try:
@@ -98,6 +100,8 @@ def explained(
         return True
 
     name = f"{refusal.name} chat template"
+
+    # A template that does not even write a question and an answer needs something more in every conversation.
     if not is_written(_PLAIN, None):
         needed = ""
         if is_written(_PLAIN, [_TOOL]):
@@ -111,6 +115,7 @@ def explained(
         else:
             problem = f"takes only conversations with {needed}"
         return ValueError(f"{name} {problem} ({refusal.reason}); {_OTHER}")
+
     for attempt in _attempts(list(messages), tools):
         if is_written(attempt.messages, attempt.tools):
             return ValueError(
@@ -124,17 +129,19 @@ def explained(
 
 
 def _attempts(messages: list[Message], tools: Sequence[Any] | None) -> list[_Attempt]:
-    """Return the conversation without each of its parts that a template may not take, then without all of them."""
+    """Return the conversation without each part that a template may not take, then without all of those parts."""
     attempts: list[_Attempt] = []
     if tools:
         attempts.append(_Attempt("the tools", messages, None))
-    bare = messages
+
+    bare = messages  # without all parts
     for what, leave_out in _PARTS:
         fewer = leave_out(messages)
         if fewer != messages:
             where = f"{what} (messages[{_first_difference(messages, fewer)}])"
             attempts.append(_Attempt(where, fewer, tools))
         bare = leave_out(bare)
+
     if len(attempts) > 1:
         everything = " together with ".join(attempt.what for attempt in attempts)
         attempts.append(_Attempt(everything, bare, None))
@@ -142,8 +149,8 @@ def _attempts(messages: list[Message], tools: Sequence[Any] | None) -> list[_Att
 
 
 def _first_difference(messages: list[Message], fewer: list[Message]) -> int:
-    for i, pair in enumerate(zip(messages, fewer, strict=False)):
-        if pair[0] != pair[1]:
+    for i, (message, other) in enumerate(zip(messages, fewer, strict=False)):
+        if message != other:
             return i
     return len(fewer)
 
@@ -164,7 +171,7 @@ def _without_reasoning(messages: list[Message]) -> list[Message]:
 
 
 def _one_of_each_row(messages: list[Message]) -> list[Message]:
-    """Return the first message of each row of messages by one role."""
+    """Return the first of all messages in a row by the same role."""
     first = messages[:1]
     for before, after in pairwise(messages):
         if after["role"] != before["role"]:
@@ -183,7 +190,7 @@ def _from_question(messages: list[Message]) -> list[Message]:
     return kept
 
 
-# Parts that a template may not take, and functions that leave them out.
+# (part that a template may not take, function that leaves it out)
 _PARTS: Final[list[tuple[str, Callable[[list[Message]], list[Message]]]]] = [
     ("messages by the system", _without_system),
     ("tool calls and results", _without_calls),

@@ -1,6 +1,6 @@
-"""Chat templates compiled as transformers compiles them, in Jinja's sandbox: they come with models.
+"""Compile chat templates as transformers does, in Jinja's sandbox, because they come with models from anywhere.
 
-A `{% generation %}` block encloses what it writes in two marks; `take_generation_marks` makes spans of them.
+A `{% generation %}` block writes two marks around its output; `take_generation_marks` makes spans of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-# Strings that no data set holds.
+# Strings that are in no data set.
 _OPEN: Final = "\U000f7e00open\U000f7e01"
 _CLOSE: Final = "\U000f7e00close\U000f7e01"
 _MARK: Final = re.compile(f"{_OPEN}|{_CLOSE}")
@@ -27,21 +27,26 @@ _METHODS_OF_DICTIONARIES: Final = frozenset(dir(dict))
 
 
 def marks_generation(source: str) -> bool:
-    """Return True if a template says by itself what of its text is generated."""
+    """True if a template itself marks which part of its text is generated."""
     return _GENERATION.search(source) is not None
 
 
 def writes_date(source: str) -> bool:
-    """Return True if a template may write today's date, as gpt-oss' does."""
+    """True if a template may write today's date, as gpt-oss' does."""
     return "strftime_now" in source
 
 
 class Generated(NamedTuple):
-    """A rendering without the marks of its generation blocks, and where these stood."""
+    """A rendering without the marks of its generation blocks, and the blocks' spans.
+
+    with marks   Hi«Hello»      text Hi      spans (2, 7)      marked_spans (2, 8)
+    """
 
     text: str
-    spans: list[tuple[int, int]]  # of each block, in `text`
-    marked_spans: list[tuple[int, int]]  # of each block, in the rendering that has the marks
+    # Of each block, in `text`.
+    spans: list[tuple[int, int]]
+    # Of each block, in the rendering with the marks.
+    marked_spans: list[tuple[int, int]]
 
 
 def without_generation_marks(marked: str) -> str:
@@ -50,15 +55,14 @@ def without_generation_marks(marked: str) -> str:
 
 
 def take_generation_marks(marked: str) -> Generated:
-    """Take the marks of generation blocks out of a rendering."""
+    """Return a rendering without the marks of its generation blocks, and where the blocks are."""
     pieces = _MARK.split(marked)
-    ends = list(accumulate(map(len, pieces)))  # of the pieces, in the text without marks
+    # Marks open and close in turn, and a mark is where the piece before it ends.
+    ends = list(accumulate(map(len, pieces)))
+    spans = list(zip(ends[:-1:2], ends[1:-1:2], strict=True))
     places = [mark.start() for mark in _MARK.finditer(marked)]
-    return Generated(
-        "".join(pieces),
-        list(zip(ends[:-1:2], ends[1:-1:2], strict=True)),
-        list(zip(places[::2], places[1::2], strict=True)),
-    )
+    marked_spans = list(zip(places[::2], places[1::2], strict=True))
+    return Generated("".join(pieces), spans, marked_spans)
 
 
 @lru_cache(maxsize=16)
@@ -75,14 +79,14 @@ def compile_template(source: str) -> jinja2.Template:
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def getattr(self, obj: Any, attribute: str) -> Any:
-        """As Jinja's own, but `message.role` of a dictionary is looked up without the cost of an exception."""
+        """Do what Jinja does, but look up `message.role` of a dictionary without the cost of an exception."""
         if type(obj) is dict and attribute in obj and attribute not in _METHODS_OF_DICTIONARIES:
             return obj[attribute]
         return super().getattr(obj, attribute)
 
 
 class _GenerationBlock(jinja2.ext.Extension):
-    """`{% generation %}…{% endgeneration %}` encloses its output in marks."""
+    """Writes marks around the output of `{% generation %}…{% endgeneration %}`."""
 
     tags = {"generation"}  # noqa: RUF012 - the name and type are Jinja's
 
@@ -93,7 +97,9 @@ class _GenerationBlock(jinja2.ext.Extension):
 
     def _mark(self, caller: Callable[[], str]) -> str:
         output = caller()
-        return f"{_OPEN}{output}{_CLOSE}" if output else ""
+        if not output:
+            return ""
+        return f"{_OPEN}{output}{_CLOSE}"
 
 
 def to_json(
@@ -103,7 +109,7 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Write a value as JSON with the options that templates may give, as transformers' `tojson`."""
+    """Return a value as JSON, with the options that transformers' filter `tojson` has."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

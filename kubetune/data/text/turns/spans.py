@@ -1,13 +1,20 @@
-"""The span of each turn in a rendering: from behind the generation prompt to behind the end-of-turn token.
+"""Find the span of each turn in a rendering: from behind the generation prompt to behind the end-of-turn token.
 
 The package's drawing shows what is compared. The cases below come from templates in use: one that writes its last turn
-otherwise than those before (gpt-oss), one whose prompt opens a thought (DeepSeek-R1), one that trims texts (Gemma).
+unlike those before (gpt-oss), one whose prompt opens a thought (DeepSeek-R1), one that trims texts (Gemma).
+
+Words of this module, for `user "Ping"`, `assistant "Pong"`, each text between its two marks:
+
+    …user⏎«0 Ping 0»<|im_end|>⏎<|im_start|>assistant⏎«1 Pong 1»<|im_end|>⏎
+                    └───────────── gap ─────────────┘          └── gap ──┘
+                    └─ end ──┘ └────── header ──────┘          └─ end ──┘
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 from kubetune.data.text.turns.marks import (
@@ -31,7 +38,7 @@ _MOST_KEPT_LAYOUTS: Final = 256
 
 
 class Write(Protocol):
-    """Writes a conversation as the template does. Raises ValueError where it refuses it."""
+    """Writes a conversation as the template does. Raises ValueError if the template refuses it."""
 
     def __call__(
         self,
@@ -43,17 +50,19 @@ class Write(Protocol):
 
 
 class HiddenText(ValueError):
-    """The template changes the texts of a conversation, so nobody sees where they stand."""
+    """The template changes the texts of a conversation, so their places cannot be seen."""
 
 
 class _Layout(NamedTuple):
     """What a template writes around the parts of all conversations of one shape."""
 
-    steps: list[tuple[str, int]]  # the text before a part, and the number of the part
-    end: str  # the text behind the last part
+    # (text before a part, number of the part)
+    steps: list[tuple[str, int]]
+    # The text behind the last part.
+    end: str
 
     def find(self, parts: Sequence[Part], text: str) -> list[Mark] | None:
-        """Return where the parts stand in a text with this layout, None for a text with another one."""
+        """Return where the parts are in a text with this layout, None for a text with another layout."""
         marks: list[Mark] = []
         offset = 0
         for before, part in self.steps:
@@ -66,31 +75,42 @@ class _Layout(NamedTuple):
             marks.append(Mark(offset, part, True))
             offset += len(core)
             marks.append(Mark(offset, part, False))
-        return marks if text[offset:] == self.end else None
+        if text[offset:] != self.end:
+            return None
+        return marks
 
 
 class SpanFinder:
-    """Finds the turns in one template's renderings. What it learns of the texts between messages is kept."""
+    """Finds the turns in one template's renderings. Remembers what it learns about the texts between messages."""
 
     def __init__(self, write: Write) -> None:
         self._write = write
         self._layouts: dict[Shape, _Layout] = {}
+        # (which end of a turn, the gap, white space in it) -> length of the part of the gap that belongs to the turn before.
         self._frames: dict[tuple[str, str, str], int] = {}
 
     def locate(
         self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None
     ) -> Rendering:
-        """Find the texts of a conversation in its rendering. Raises HiddenText where marks change what is written."""
+        """Find the texts of a conversation in its rendering. Raises HiddenText if marks change what is written."""
         tools = list(tools or ())
         has_calls = bool(tools) or any(message.get("tool_calls") for message in messages)
-        # Some templates compare calls with tools; marks in them would change what is written.
-        for mark_calls in (True, False) if has_calls else (True,):
+        ways_to_mark = [True]
+        if has_calls:
+            ways_to_mark.append(
+                False
+            )  # some templates compare calls with tools: marks would change what they write
+        for mark_calls in ways_to_mark:
             conversation = mark_texts(messages, tools, calls=mark_calls)
             shape = tuple((part.message, part.kind) for part in conversation.parts)
+
+            # A conversation of a known shape need not be written with marks.
             layout = self._layouts.get(shape)
-            known = layout.find(conversation.parts, text) if layout is not None else None
-            if known is not None:
-                return Rendering(text, conversation, known)
+            if layout is not None:
+                known = layout.find(conversation.parts, text)
+                if known is not None:
+                    return Rendering(text, conversation, known)
+
             try:
                 marked = self._write(conversation.messages, conversation.tools)
             except ValueError:
@@ -102,7 +122,8 @@ class SpanFinder:
         raise HiddenText("changes the texts of the conversation, or what it writes depends on them")
 
     def _keep_layout(self, shape: Shape, text: str, marks: Sequence[Mark]) -> None:
-        """Keep what stands around the parts: the next conversation of this shape need not be written twice."""
+        """Keep what is around the parts, so that the next conversation of this shape need not be written twice."""
+        # Only if each part is whole, and none is within another.
         steps: list[tuple[str, int]] = []
         end = 0
         for opening, closing in zip(marks[::2], marks[1::2], strict=False):
@@ -117,7 +138,7 @@ class SpanFinder:
         self._layouts[shape] = _Layout(steps, text[end:])
 
     def span(self, rendering: Rendering, turn: int) -> Span | None:
-        """Return the span of the text that message `turn` became, None where that cannot be told."""
+        """Return the span of message `turn`, None if it cannot be told."""
         marks = rendering.marks
         of_turn = [i for i, mark in enumerate(marks) if rendering.part(mark).message == turn]
         if not of_turn or of_turn[-1] - of_turn[0] >= len(of_turn):
@@ -129,24 +150,27 @@ class SpanFinder:
         return begin, end
 
     def _begin(self, rendering: Rendering, turn: int, first: int) -> int | None:
-        """Return where a turn begins, whose first mark is number `first`: behind the generation prompt."""
+        """Return where a turn begins: behind the generation prompt. `first`: number of its first mark."""
         opening = rendering.marks[first]
         space = rendering.part(opening).before
         if first == 0:
             gap = rendering.text[: opening.offset]
             header = gap.removesuffix(space)
             return self._kept(("first", gap, space), lambda: self._first_header(header))
+
         before = rendering.marks[first - 1]
         gap = rendering.text[before.offset : opening.offset]
         length = self._kept(
             ("begin", gap, space), lambda: self._prompt_length(rendering, turn, before, gap, space)
         )
-        return None if length is None else before.offset + length
+        if length is None:
+            return None
+        return before.offset + length
 
     def _prompt_length(
         self, rendering: Rendering, turn: int, before: Mark, gap: str, space: str
     ) -> int | None:
-        """Return the length of the generation prompt within `gap`, which stands between mark `before` and a turn."""
+        """Return how much of `gap`, the text between mark `before` and a turn, is the generation prompt."""
         conversation = rendering.conversation
         history = conversation.messages[:turn]
         written = self._write(history, conversation.tools, generation_prompt=True)
@@ -154,16 +178,20 @@ class SpanFinder:
         if not marks or marks[-1].part != before.part:
             return None
         prompt = with_prompt[marks[-1].offset :]
+
+        # The usual case: the prompt, and right behind it the answer.
         if gap.startswith(prompt):
             return len(prompt)
         gap = gap.removesuffix(space)
         if prompt.startswith(gap):
-            # The prompt goes on with what history does not hold, such as DeepSeek-R1's `<think>`.
+            # The prompt ends with something that past answers lack, such as DeepSeek-R1's `<think>`.
             return len(gap)
+        # The prompt and the gap differ only behind some tag.
         shared = _shared_tags(gap, prompt, to_last_tag=False)
         if shared:
             return shared
-        # What the message before ends with depends on what follows. Then only what the prompt adds tells.
+
+        # The end of the message before depends on what follows. Then only what the prompt adds helps.
         without_prompt, _ = read_marks(self._write(history, conversation.tools))
         added = with_prompt[_same_characters(with_prompt, without_prompt) :]
         for header in (prompt, TAGS.split(prompt)[0], added, TAGS.split(added)[0]):
@@ -172,14 +200,16 @@ class SpanFinder:
         return None
 
     def _first_header(self, gap: str) -> int:
-        """Return the length of the generation prompt within what stands before an answer that nothing precedes."""
+        """Return how much of `gap`, the text before an answer that comes first of all, is the generation prompt."""
         question = {"role": "user", "content": probe(0)}
         try:
             text, marks = read_marks(self._write([question], None, generation_prompt=True))
         except ValueError:
             return len(gap)
-        prompt = text[marks[-1].offset :] if marks else ""
-        # The prompt also ends the question, so its longest end counts that stands in the gap.
+        prompt = ""
+        if marks:
+            prompt = text[marks[-1].offset :]
+        # The prompt also holds the end of the question. Its longest ending that is in the gap counts.
         for start in range(len(prompt)):
             header = prompt[start:]
             if header.strip() and header in gap:
@@ -187,50 +217,56 @@ class SpanFinder:
         return len(gap)
 
     def _end(self, rendering: Rendering, turn: int, last: int) -> int | None:
-        """Return where a turn ends, whose last mark is number `last`: behind the end-of-turn token."""
+        """Return where a turn ends: behind the end-of-turn token. `last`: number of its last mark."""
         marks = rendering.marks
         closing = marks[last]
+        space = rendering.part(closing).after
         if last == len(marks) - 1:
             gap = rendering.text[closing.offset :]
-        else:
-            gap = rendering.text[closing.offset : marks[last + 1].offset]
-        frame = gap.removeprefix(rendering.part(closing).after)
-        if last == len(marks) - 1:
+            frame = gap.removeprefix(space)
             length = self._kept(
                 ("last", frame, ""), lambda: self._end_of_last(rendering, turn, closing, frame)
             )
         else:
+            gap = rendering.text[closing.offset : marks[last + 1].offset]
+            frame = gap.removeprefix(space)
             length = self._kept(
                 ("inner", frame, ""), lambda: self._end_of_inner(rendering, turn, closing, frame)
             )
-        return None if length is None else closing.offset + len(gap) - len(frame) + length
+        if length is None:
+            return None
+        written_space = len(gap) - len(frame)  # the template may have trimmed it
+        return closing.offset + written_space + length
 
     def _end_of_last(self, rendering: Rendering, turn: int, closing: Mark, gap: str) -> int:
-        """Return the length of the last turn's end within `gap`: what the template also writes before a question."""
+        """Return how much of `gap` ends the last turn: what the template also writes there before another question."""
         conversation = rendering.conversation
         probe_part = len(conversation.parts)
         messages = conversation.messages[: turn + 1]
-        for role in ("user", "tool"):
+        for role in ("user", "tool"):  # some templates want a tool's result after a call
             question = {"role": role, "content": probe(probe_part)}
             try:
                 written = self._write([*messages, question], conversation.tools)
             except ValueError:
                 continue
             text, marks = read_marks(written, conversation.parts)
-            asked = [i for i, mark in enumerate(marks) if mark.part == probe_part]
-            if asked and asked[0] and marks[asked[0] - 1].part == closing.part:
-                between = text[marks[asked[0] - 1].offset : marks[asked[0]].offset]
+            between = _between(text, marks, closing.part, probe_part)
+            if between is not None:
                 between = between.removeprefix(rendering.part(closing).after)
                 return (
                     _shared_tags(gap, between)
                     or _leading_tag(gap)
                     or _shared_beginning(gap, between)
                 )
+
+        # The template refuses a question here, so the last tag counts.
         tags = list(TAGS.finditer(gap))
-        return tags[-1].end() if tags else len(gap)
+        if not tags:
+            return len(gap)
+        return tags[-1].end()
 
     def _end_of_inner(self, rendering: Rendering, turn: int, closing: Mark, gap: str) -> int | None:
-        """Return the length of a turn's end within `gap`: what the turn also ends with as the last of all."""
+        """Return how much of `gap` ends a turn: what the turn also ends with if it is the last one."""
         conversation = rendering.conversation
         written = self._write(conversation.messages[: turn + 1], conversation.tools)
         text, marks = read_marks(written, conversation.parts)
@@ -247,7 +283,7 @@ class SpanFinder:
         return _shared_beginning(gap, end)
 
     def _kept(self, key: tuple[str, str, str], find: Callable[[], int | None]) -> int | None:
-        """Return a length that is the same for the same text between two messages. Find it if it is not known."""
+        """Return a length that is always the same for the same text between two messages, from memory if it is known."""
         if key in self._frames:
             return self._frames[key]
         length = find()
@@ -258,8 +294,18 @@ class SpanFinder:
         return length
 
 
+def _between(text: str, marks: Sequence[Mark], part: int, next_part: int) -> str | None:
+    """Return the text between a part and the next one, None if they do not follow each other."""
+    for before, after in pairwise(marks):
+        if after.part == next_part:
+            if before.part != part:
+                return None
+            return text[before.offset : after.offset]
+    return None
+
+
 def _others_end_with(end: str, rendering: Rendering) -> bool:
-    """True if a message that is not the assistant's ends in this way too."""
+    """True if a message by somebody other than the assistant ends like this too."""
     messages = rendering.conversation.messages
     for mark in rendering.marks:
         number = rendering.part(mark).message
@@ -271,9 +317,9 @@ def _others_end_with(end: str, rendering: Rendering) -> bool:
 
 
 def _shared_tags(gap: str, other: str, *, to_last_tag: bool = True) -> int:
-    """Return the length of what both begin with: tags, and whole texts between tags. 0 where they share no tag.
+    """Return how much both begin with, in tags and whole texts between tags; 0 if they share no tag.
 
-    With `to_last_tag` what stands behind the last shared tag does not count, such as a line break.
+    With `to_last_tag`, text behind the last shared tag, such as a line break, does not count.
     """
     shared: list[str] = []
     # Every second piece is a tag.
@@ -288,13 +334,15 @@ def _shared_tags(gap: str, other: str, *, to_last_tag: bool = True) -> int:
 
 
 def _leading_tag(gap: str) -> int:
-    """Return the length up to the end of the first tag if only white space stands before it, else 0."""
+    """Return the length up to the end of the first tag if only white space is before it, else 0."""
     match = TAGS.search(gap)
-    return match.end() if match and not gap[: match.start()].strip() else 0
+    if match is None or gap[: match.start()].strip():
+        return 0
+    return match.end()
 
 
 def _shared_beginning(gap: str, other: str) -> int:
-    """Return the length of what both begin with if that is all of one of them, else of the white space in it."""
+    """Return how much both begin with if that is all of one of them, else how much white space that begins with."""
     same = _same_characters(gap, other)
     if same in (len(gap), len(other)):
         return same

@@ -1,4 +1,4 @@
-"""One chat template: a conversation as text, and where in it the assistant's turns are. Tokens are not known here."""
+"""One chat template: write a conversation as text, and find the assistant's turns in it. Tokens are not known here."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ CHATML: Final = """\
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
 
-# So many characters of white space may stand between a generation prompt and an answer.
+# Characters of white space that may be between a generation prompt and an answer.
 _MOST_SPACE: Final = 80
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """A conversation as text, and where in it is what is trained."""
+    """A conversation as text, and the trained spans in it."""
 
     text: str
     spans: list[Span]
-    drops_reasoning: bool = False  # the template left reasoning out
-    unlike_prompt: bool = (
-        False  # something trained begins elsewhere than where a model begins that is asked
-    )
-    rewrites_answer: bool = False  # a trained answer is written otherwise than the data have it
+    # The template left reasoning out.
+    drops_reasoning: bool = False
+    # A trained answer begins elsewhere than where a model that is asked begins.
+    unlike_prompt: bool = False
+    # The template writes a trained answer differently from the data.
+    rewrites_answer: bool = False
 
 
 class ChatTemplate:
-    """One chat template with the special tokens it may name.
+    """One chat template with the special tokens that it may use.
 
-    Every method raises ValueError when the template refuses the conversation, saying why; the caller knows the row.
+    Every method raises ValueError, with the reason, if the template refuses the conversation. The caller adds the row.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class ChatTemplate:
         name: str = "the tokenizer's",
         date: str | None = None,
     ) -> None:
-        """`date`: the day (`2026-11-22`) that a template is told which asks for today's; left out: today."""
+        """`date`: the day (`2026-11-22`) that the template gets when it asks for today's; by default the real one."""
         self.source = source
         self.name = name
         self._marks_generation = marks_generation(source)
@@ -73,7 +74,7 @@ class ChatTemplate:
         *,
         generation_prompt: bool = False,
     ) -> str:
-        """Return the text of a conversation; with `generation_prompt` up to where the next answer begins."""
+        """Return the text of a conversation; with `generation_prompt`, up to where the next answer begins."""
         text = self._writer.write_or_explain(messages, tools, generation_prompt=generation_prompt)
         if self._marks_generation:
             text = without_generation_marks(text)
@@ -87,15 +88,17 @@ class ChatTemplate:
         *,
         trained: Collection[int] = (),
     ) -> Rendered:
-        """Return the text of a conversation, and where in it the assistant's messages `trained` are.
+        """Return the text of a conversation, and the spans of the assistant's messages `trained`.
 
-        A span holds what the model writes at inference: everything behind the generation prompt, up to and with the
-        end-of-turn token. Where the template marks what is generated, the spans are those. Raises ValueError also when
-        the template leaves out a message, a tool call or the tools. Reasoning it may leave out, as Qwen3's does before
+        A span holds what the model writes at inference: everything behind the generation prompt, up to the end-of-turn
+        token and with it. If the template itself marks what is generated, its spans are used. Raises ValueError also if
+        the template leaves out a message, a tool call or the tools. It may leave out reasoning, as Qwen3's does before
         the last question.
         """
         require_order(self.name, self.source, messages)
         raw = self._writer.write_or_explain(messages, tools)
+
+        # Where the texts of the conversation are. Nobody needs to know if nothing is trained, or if the template marks it.
         try:
             rendering = self._finder.locate(raw, messages, tools)
             absent = rendering.missing()
@@ -104,12 +107,14 @@ class ChatTemplate:
                 raise self._cannot_find(next(iter(trained)), str(error)) from error
             rendering = Rendering(raw, mark_texts(messages, tools or ()), [])
             absent = not_written(rendering.conversation, raw)
+
         for part in absent:
             if part.kind != "reasoning":
                 raise ValueError(
                     f"{self._leaves_out(part, messages)}; choose one that writes it "
                     "(`model.chat_template: file.jinja`), or take it out of the data"
                 )
+
         if self._marks_generation:
             text, answers = self._marked_answers(rendering, trained)
         else:
@@ -123,20 +128,26 @@ class ChatTemplate:
     def left_out(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
     ) -> list[str]:
-        """Return what the template hides from a model that is to answer, but for reasoning."""
+        """Return in words what the template leaves out of the prompt, except reasoning."""
         prompt = self._writer.write_or_explain(messages, tools, generation_prompt=True)
         try:
             text = self._writer.write(messages, tools)
             absent = self._finder.locate(text, messages, tools).missing()
         except ValueError:
             absent = not_written(mark_texts(messages, tools or ()), prompt)
-        return [self._leaves_out(part, messages) for part in absent if part.kind != "reasoning"]
+        missing = []
+        for part in absent:
+            if part.kind != "reasoning":
+                missing.append(self._leaves_out(part, messages))
+        return missing
 
     def _find_turn(self, rendering: Rendering, turn: int) -> Span:
-        """Return the span of a turn. Raises ValueError where that cannot be told."""
-        opened = [mark.part for mark in rendering.marks if mark.opens]
-        of_turn = [part for part in opened if rendering.conversation.parts[part].message == turn]
-        if len(set(of_turn)) < len(of_turn):
+        """Return the span of a turn. Raises ValueError if it cannot be told."""
+        parts = []
+        for mark in rendering.marks:
+            if mark.opens and rendering.part(mark).message == turn:
+                parts.append(mark.part)
+        if len(set(parts)) < len(parts):
             raise self._cannot_find(turn, "writes it more than once")
         span = self._finder.span(rendering, turn)
         if span is None:
@@ -146,11 +157,11 @@ class ChatTemplate:
     def _marked_answers(
         self, rendering: Rendering, trained: Collection[int]
     ) -> tuple[str, list[tuple[int, Span]]]:
-        """Return a rendering without the marks of its generation blocks, and the trained blocks with their turns."""
+        """Return a rendering without the marks of its generation blocks, and (turn, span) of each trained block."""
         generated = take_generation_marks(rendering.text)
         written = {rendering.part(mark).message for mark in rendering.marks}
         if not written.issuperset(trained):
-            # Nobody sees which block is whose, so they must be one for each answer, in order.
+            # Some answers cannot be seen. If there is one block for each answer, they are in the same order.
             messages = rendering.conversation.messages
             turns = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
             if len(turns) != len(generated.spans):
@@ -161,6 +172,7 @@ class ChatTemplate:
             turns = [_turn_of(block, rendering) for block in generated.marked_spans]
         else:
             turns = []
+
         answers = []
         for turn, span in zip(turns, generated.spans, strict=False):
             if turn in trained:
@@ -174,22 +186,24 @@ class ChatTemplate:
         messages: Sequence[Message],
         tools: Sequence[Any] | None,
     ) -> bool:
-        """Return True if an answer begins elsewhere than where the generation prompt ends, which may open a thought."""
+        """True if an answer begins elsewhere than where the generation prompt ends, which may open a thought."""
         beginnings: dict[int, int] = {}
         for turn, (start, _) in answers:
             beginnings.setdefault(turn, start)
         for turn, start in beginnings.items():
+            # Mostly the prompt ends in the same way everywhere, and need not be written for each turn.
             if turn == 0 or _is_behind(self._prompt_end, text, start):
                 continue
             try:
                 prompt = self.render(messages[:turn], tools, generation_prompt=True)
             except ValueError:
-                continue  # a model is not to be asked after these messages
+                continue  # the template does not ask a model after these messages
             if not _is_behind(_end_of(prompt), text, start):
                 return True
         return False
 
     def _find_prompt_end(self) -> str:
+        """Return how the generation prompt ends behind a question; "" if the template refuses a single question."""
         try:
             question = {"role": "user", "content": ANSWER}
             return _end_of(self.render([question], generation_prompt=True))
@@ -197,7 +211,7 @@ class ChatTemplate:
             return ""
 
     def _find_closing(self) -> str:
-        """Return what the template writes after an answer, such as `<|im_end|>`; nothing where it writes nothing."""
+        """Return what the template writes after an answer, such as `<|im_end|>`; "" if that is nothing."""
         messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
         try:
             text = self._writer.write(messages, None)
@@ -210,7 +224,7 @@ class ChatTemplate:
         return without_generation_marks(behind_answer).strip()
 
     def _to_end_of_turn(self, text: str, span: Span) -> Span:
-        """Let a span end right behind the end-of-turn token: not before it, nor behind the line break that follows."""
+        """Return a span that ends right behind the end-of-turn token, as some blocks end before it or a line break later."""
         start, end = span
         if self.closing:
             written = text[start:end].rstrip()
@@ -228,7 +242,10 @@ class ChatTemplate:
         )
 
     def _leaves_out(self, part: Part, messages: Sequence[Message]) -> str:
-        brief = part.text if len(part.text) <= 40 else part.text[:39] + "…"
+        """Return in words that the template leaves out a part."""
+        brief = part.text
+        if len(brief) > 40:
+            brief = brief[:39] + "…"
         if part.kind == "tool":
             what = f"the tools ({brief!r})"
         elif part.kind == "call":
@@ -240,7 +257,7 @@ class ChatTemplate:
 
 
 def _end_of(prompt: str) -> str:
-    """Return the last tag of a generation prompt with what follows it, or its last word where it has no tag."""
+    """Return the last tag of a generation prompt with what follows it, or its last word if it has no tag."""
     tags = list(TAGS.finditer(prompt))
     if tags:
         return prompt[tags[-1].start() :].rstrip()
@@ -248,7 +265,7 @@ def _end_of(prompt: str) -> str:
 
 
 def _is_behind(end: str, text: str, start: int) -> bool:
-    """Return True if an answer that begins at `start` has this end of a prompt before it, or begins with it."""
+    """True if this end of a prompt is right before an answer that begins at `start`, or begins the answer."""
     reach = len(end) + _MOST_SPACE
     before = text[max(0, start - reach) : start]
     after = text[start : start + reach]
@@ -256,7 +273,7 @@ def _is_behind(end: str, text: str, start: int) -> bool:
 
 
 def _rewrites(rendering: Rendering, trained: Collection[int]) -> bool:
-    """Return True if a content that is trained stands otherwise in a rendering than in its message."""
+    """True if a trained content is different in the rendering from what it is in its message."""
     begins: dict[int, int] = {}
     for mark in rendering.marks:
         part = rendering.part(mark)
@@ -264,13 +281,15 @@ def _rewrites(rendering: Rendering, trained: Collection[int]) -> bool:
             continue
         if mark.opens:
             begins[mark.part] = mark.offset
-        elif rendering.text[begins.get(mark.part, mark.offset) : mark.offset] != part.text:
+            continue
+        begin = begins.get(mark.part, mark.offset)
+        if rendering.text[begin : mark.offset] != part.text:
             return True
     return False
 
 
 def _turn_of(block: Span, rendering: Rendering) -> int:
-    """Return the turn whose text stands in a block or, where no text begins in it, right before it.
+    """Return the turn whose text begins in a block or, if none does, is right before it.
 
     A block without a text only ends a turn.
     """

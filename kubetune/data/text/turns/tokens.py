@@ -1,13 +1,13 @@
-"""From spans of a text to tokens: which ids a text has, and which of its tokens hold characters of its spans.
+"""Find the tokens of spans: which ids a text has, and which of its tokens hold characters of its spans.
 
-A conversation has the ids that transformers gives to the whole of it. The ids before an answer are those that a model
-is asked with; where a token lies across that border they cannot be, and the row says so. docs/data.md says which
-tokens are then trained.
+A conversation has the ids that transformers gives to all of its text. The ids before an answer should be those that a
+model is asked with. If a token lies across that border they differ, and the row is counted (`begins_inside_token`).
+docs/data.md says which tokens are then trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import chain, pairwise
 from typing import NamedTuple
@@ -24,24 +24,28 @@ class Placed(NamedTuple):
     """A text as ids, and the tokens of its spans."""
 
     ids: list[int]
-    runs: list[tuple[int, int]]  # of each span its first token, and the one behind its last
-    begins_inside_token: bool = False  # the text before a span has other ids when it stands alone
+    # Of each span its first token, and the one behind its last.
+    runs: list[tuple[int, int]]
+    # The text before a span has other ids when it stands alone.
+    begins_inside_token: bool = False
 
 
 class TokenFinder:
     """Finds the tokens of spans, by one tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, *, keeps_prompts: bool) -> None:
-        """`keeps_prompts`: the text before a span keeps the ids that it has alone, because other rows share it.
+        """`keeps_prompts`: the text before a span has the ids that it has alone, because other rows share it.
 
-        So a text with a token across such a border is encoded in pieces, and its ids are not those of the whole.
+        Then a text with a token across such a border is encoded in pieces, and has other ids than the whole text.
         """
         self._tokenizer = tokenizer
         self._keeps_prompts = keeps_prompts
         self._anchor = ""
         self._anchor_tokens = 0
         self._find_anchor()
-        self._words = None if self._anchor_tokens else Words.of(tokenizer.backend)
+        self._words = None
+        if not self._anchor_tokens:
+            self._words = Words.of(tokenizer.backend)
         self._looks_ahead = _looks_ahead(tokenizer.backend)
         self._ids_alone = lru_cache(maxsize=1024)(partial(tokenizer.encode_text, special=False))
 
@@ -60,7 +64,8 @@ class TokenFinder:
             by_words = self._place_by_words(text, spans)
             if by_words is not None:
                 placed[i] = by_words
-        # The tokenizer itself takes all others at once.
+
+        # The tokenizer encodes all others at once, on all cores.
         others = [i for i in range(len(texts)) if i not in placed]
         encodings = self._tokenizer.backend.encode_batch(
             [texts[i][0] for i in others], add_special_tokens=False
@@ -70,7 +75,7 @@ class TokenFinder:
         return [placed[i] for i in range(len(texts))]
 
     def encode(self, text: str, *, after_something: bool = False) -> list[int]:
-        """Return the ids of a text that begins a row, or that goes on from something before it."""
+        """Return the ids of a text that begins a row, or that continues something before it."""
         if self._words is not None:
             return self._words.ids(text)
         if not after_something:
@@ -79,10 +84,10 @@ class TokenFinder:
         return ids[self._anchor_tokens :]
 
     def _find_anchor(self) -> None:
-        """Find the text that must stand before a continuation; mostly none.
+        """Find the text to put before a continuation while it is encoded; mostly none.
 
-        SentencePiece tokenizers begin every text with a space, which a completion of " World" or "World" must not
-        get twice or at all. After a line break they do not.
+        SentencePiece tokenizers put a space before every text. A continuation " World" must not get a second one, and
+        "World" must get none. After a line break they add none, so a line break is encoded with it and cut off.
         """
         alone = self._tokenizer.encode_text("a", special=False)
         anchor = self._tokenizer.encode_text("\n", special=False)
@@ -92,7 +97,7 @@ class TokenFinder:
             self._anchor_tokens = len(anchor)
 
     def _place_by_words(self, text: str, spans: Sequence[Span]) -> Placed | None:
-        """Look words up; None where that takes the tokenizer itself."""
+        """Place spans by looking words up; None if only the tokenizer itself can."""
         if self._words is None:
             return None
         borders = sorted({*chain.from_iterable(spans)})
@@ -100,13 +105,13 @@ class TokenFinder:
         if cut is None:
             return None
         ids, tokens = cut
-        return Placed(ids, [(tokens[start], tokens[stop]) for start, stop in spans])
+        return Placed(ids, _runs_of(spans, tokens))
 
     def _place_by_offsets(self, text: str, spans: Sequence[Span], encoding: Encoding) -> Placed:
         """Find the tokens that hold characters of the spans.
 
-        Example: an answer that begins with a line break, in the middle of a token, and ends with a tag that takes the
-        space behind it (`rstrip`). Both are trained.
+        Example: an answer that begins with a line break, within a token, and ends with a tag that includes the space
+        behind it (`rstrip`). Both tokens are trained.
 
             text      <|assistant|> \\n [\\n P o n g <|end|>] \\n <|user|>       [ ] is the span
             tokens    <|assistant|>  \\n\\n   Pong  <|end|>\\n    <|user|>
@@ -115,24 +120,30 @@ class TokenFinder:
         begins_inside = False
         runs: list[tuple[int, int]] = []
         for start, stop in spans:
+            # The first token, which may begin before the span.
             first = _token_at(encoding, start, len(text))
             if _begins_before(encoding, first, start):
-                if self._span_of_token(text, encoding, first)[1] <= start:
-                    first += 1  # a tag of the prompt, which takes the space behind it
+                _, end_of_token = self._span_of_token(text, encoding, first)
+                if end_of_token <= start:
+                    first += 1  # a tag of the prompt, which includes the space behind it
                 else:
                     begins_inside = True
             if self._looks_ahead and self._differs_alone(text[:start], encoding, first):
                 begins_inside = True
+
+            # The token behind the last one. A token across the end belongs to the span, unless only its space does.
             end = _token_at(encoding, stop, len(text))
             if _begins_before(encoding, end, stop):
-                end += self._span_of_token(text, encoding, end)[0] < stop
+                begin_of_token, _ = self._span_of_token(text, encoding, end)
+                if begin_of_token < stop:
+                    end += 1
             runs.append((first, end))
         if begins_inside and self._keeps_prompts:
             return self._place_by_pieces(text, spans)
         return Placed(encoding.ids, runs, begins_inside)
 
     def _place_by_pieces(self, text: str, spans: Sequence[Span]) -> Placed:
-        """Encode a text up to each border of a span, and on from there."""
+        """Encode a text piece by piece, cut at each border of a span."""
         ids: list[int] = []
         tokens: dict[int, int] = {}
         borders = sorted({0, len(text), *chain.from_iterable(spans)})
@@ -140,13 +151,12 @@ class TokenFinder:
             tokens[begin] = len(ids)
             ids += self.encode(text[begin:end], after_something=begin > 0)
         tokens[len(text)] = len(ids)
-        return Placed(ids, [(tokens[start], tokens[stop]) for start, stop in spans])
+        return Placed(ids, _runs_of(spans, tokens))
 
     def _differs_alone(self, prompt: str, encoding: Encoding, first: int) -> bool:
-        """Return True if a prompt has other ids alone than in a text, whose encoding goes on with token `first`.
-
-        Nothing before the last added token matters to what follows, and prompts mostly end alike from there on.
-        """
+        """True if a prompt has other ids alone than in a text, in whose encoding token `first` follows it."""
+        # What comes before the last added token has no influence on what follows it. Prompts mostly end alike from there
+        # on, so the ids of that end are in the cache.
         token = first - 1
         while token > 0 and encoding.ids[token] not in self._tokenizer.added_tokens:
             token -= 1
@@ -157,20 +167,27 @@ class TokenFinder:
         return self._ids_alone(prompt[begin:]) != encoding.ids[token:first]
 
     def _span_of_token(self, text: str, encoding: Encoding, token: int) -> Span:
-        """Return where a token stands in a text, without the space that an added token takes (`lstrip`, `rstrip`)."""
+        """Return where a token is in a text, without the space that an added token includes (`lstrip`, `rstrip`)."""
         begin, end = encoding.token_to_chars(token) or (0, 0)
         content = self._tokenizer.added_tokens.get(encoding.ids[token])
-        start = text.find(content, begin, end) if content else -1
-        if content is None or start < 0:
+        if not content:
+            return begin, end
+        start = text.find(content, begin, end)
+        if start < 0:
             return begin, end
         return start, start + len(content)
 
 
-def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
-    """Return True if the ids of a text may change with what follows it, though no token lies across its end.
+def _runs_of(spans: Sequence[Span], tokens: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return the tokens of spans. `tokens`: border of a span -> the first token behind it."""
+    return [(tokens[start], tokens[stop]) for start, stop in spans]
 
-    Patterns look at what follows white space, and an added token may have to be a whole word. Plain BPE merges what is
-    within a text in one way, whatever follows.
+
+def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
+    """True if the ids of a text may change with what follows it, though no token lies across its end.
+
+    Patterns look at what follows white space, and an added token may have to be a whole word. Plain BPE always merges
+    the inside of a text in one way, whatever follows.
     """
     if any(token.single_word for token in backend.get_added_tokens_decoder().values()):
         return True
@@ -188,6 +205,7 @@ def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
 
 def _token_at(encoding: Encoding, border: int, length: int) -> int:
     """Return the index of the first token that holds a character at or behind a border."""
+    # Characters that normalization drops are in no token.
     for position in range(border, length):
         token = encoding.char_to_token(position)
         if token is not None:
@@ -196,6 +214,8 @@ def _token_at(encoding: Encoding, border: int, length: int) -> int:
 
 
 def _begins_before(encoding: Encoding, token: int, border: int) -> bool:
-    """Return True if a token begins before a border, so that it lies across it."""
-    chars = encoding.token_to_chars(token) if token < len(encoding.ids) else None
+    """True if a token begins before a border, so that it lies across it."""
+    if token >= len(encoding.ids):
+        return False
+    chars = encoding.token_to_chars(token)
     return chars is not None and chars[0] < border

@@ -1,7 +1,7 @@
-"""Conversations written by one chat template, in the form that it wants them in.
+"""Write conversations by one chat template, in the form that it needs.
 
 Templates differ in what they take: contents as texts or as lists of parts, tool calls with their arguments as objects
-or as JSON text. Each is tried once with a small conversation, and the form is taken in which a text comes out again.
+or as JSON text. Each form is tried once with a small conversation, and the first one is used whose text is written.
 """
 
 from __future__ import annotations
@@ -18,21 +18,23 @@ from kubetune.data.text.turns.refusals import Refusal, explained, words_of
 from kubetune.data.text.turns.sandbox import compile_template, to_json
 from kubetune.data.text.turns.spans import Span
 
-# Stands for a text where a template is tried. No data set holds it.
+# A text for trying a template. It is in no data set.
 ANSWER: Final = "\U000f7e00answer\U000f7e01"
-# Key of a message: for each mark in it, what a template that lays images out itself writes, and what it becomes.
+# Key of a message. For each image in it: (what a template that writes images itself writes, what that becomes).
 IMAGE_TEXTS: Final = "_image_texts"
 
 
 class _CallsForm(NamedTuple):
     """The form in which a template shows tool calls."""
 
-    null_content: bool = False  # an empty content beside calls is null
-    text_arguments: bool = False  # arguments are JSON text, as OpenAI has them
+    # An empty content beside calls is null.
+    null_content: bool = False
+    # Arguments are JSON text, as OpenAI has them.
+    text_arguments: bool = False
 
 
 class TemplateWriter:
-    """Writes conversations by one chat template. Raises ValueError for a template that is no valid Jinja."""
+    """Writes conversations by one chat template. Making one raises ValueError if the template is no valid Jinja."""
 
     def __init__(
         self, source: str, special_tokens: Mapping[str, str], name: str, date: str | None
@@ -45,9 +47,12 @@ class TemplateWriter:
         self._variables = {**self._template.globals, "documents": None, **special_tokens}
         if date is not None:
             self._variables["strftime_now"] = datetime.fromisoformat(date).strftime
-        self._calls_form: _CallsForm | None = None  # tried when the first call comes
-        self._lays_out_images: dict[str, bool] = {}  # by the text that it writes for an image
-        self._wants_parts = False
+
+        # What was found out about the template. The form of calls is tried when the first call comes.
+        self._calls_form: _CallsForm | None = None
+        # Text for an image -> whether the template writes it by itself.
+        self._lays_out_images: dict[str, bool] = {}
+        self._wants_parts = False  # `_shows_only_parts` writes with it
         self._wants_parts = self._shows_only_parts()
 
     def write(
@@ -58,9 +63,10 @@ class TemplateWriter:
         generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the text with the marks of generation blocks and images still in it. Raises Refusal."""
+        """Return the text, still with the marks of generation blocks and images. Raises Refusal."""
         if self._calls_form is None and any(message.get("tool_calls") for message in messages):
             self._calls_form = self._find_calls_form()
+
         in_parts = self._in_parts(messages)
         template = self._template
         try:
@@ -76,7 +82,7 @@ class TemplateWriter:
         except MemoryError:
             raise
         except Exception as error:
-            # Whatever a template trips over is the record's fault, or its own.
+            # Whatever a template raises is the record's fault, or its own.
             raise Refusal(self._name, words_of(error, template)) from error
 
     def write_or_explain(
@@ -86,7 +92,7 @@ class TemplateWriter:
         *,
         generation_prompt: bool = False,
     ) -> str:
-        """Return what `write` does. Raises ValueError that names what the template does not take."""
+        """Do what `write` does, but raise a ValueError that names the part that the template does not take."""
         try:
             return self.write(messages, tools, generation_prompt=generation_prompt)
         except Refusal as refusal:
@@ -95,43 +101,52 @@ class TemplateWriter:
     def put_images(
         self, text: str, spans: list[Span], messages: Sequence[Message]
     ) -> tuple[str, list[Span]]:
-        """Put what each image becomes in its place, and move spans along. Raises ValueError where images are missing."""
+        """Replace each image's placeholder by what it becomes, and move the spans. Raises ValueError if images are missing.
+
+        Example: `<image>` becomes 3 tokens' texts `<i><i><i>`, 2 characters more, so spans behind it move by 2.
+        """
         images = _images_of(messages)
         if not images:
             return text, spans
-        written = images[0][0]
-        placeholder = written if self._in_parts(messages) else IMAGE_MARK
+        written, _ = images[0]
+        placeholder = IMAGE_MARK
+        if self._in_parts(messages):
+            placeholder = written
         pieces = text.split(placeholder)
         if len(pieces) != len(images) + 1:
             raise ValueError(
                 f"has {len(images)} images, but the chat template writes {written!r} {len(pieces) - 1} times: it "
                 "leaves images out, or a text holds that itself"
             )
+
         result = pieces[0]
-        shifts = [
-            (0, 0)
-        ]  # (offset in `text` behind an image, by how much the text has grown there)
+        # (offset in `text` behind an image, by how much the text has grown up to there)
+        shifts = [(0, 0)]
         offset = len(result)
         for piece, (_, becomes) in zip(pieces[1:], images, strict=True):
             result += becomes + piece
             offset += len(placeholder)
-            grown = shifts[-1][1] + len(becomes) - len(placeholder)
-            shifts.append((offset, grown))
+            _, grown_before = shifts[-1]
+            shifts.append((offset, grown_before + len(becomes) - len(placeholder)))
             offset += len(piece)
+
         moved = []
         for start, stop in spans:
             moved.append((start + _shift_at(start, shifts), stop + _shift_at(stop, shifts)))
         return result, moved
 
     def _in_parts(self, messages: Sequence[Message]) -> bool:
-        """Return True if contents go to the template as lists of parts."""
+        """True if contents are given to the template as lists of parts."""
         if self._wants_parts:
             return True
         images = _images_of(messages)
-        return bool(images) and self._lays_out(images[0][0])
+        if not images:
+            return False
+        written, _ = images[0]
+        return self._lays_out(written)
 
     def _lay_out(self, message: Message, in_parts: bool) -> dict[str, Any]:
-        """Return a message as this template wants it: its content a text, or a list of texts and images."""
+        """Return a message as this template needs it: its content a text, or a list of texts and images."""
         plain = _plain(message)
         calls = plain.get("tool_calls")
         if calls:
@@ -143,7 +158,7 @@ class TemplateWriter:
         return plain
 
     def _lay_out_calls(self, message: dict[str, Any], calls: Sequence[Any]) -> None:
-        """Give a message its tool calls, and the content beside them, as this template wants them."""
+        """Put tool calls, and the content beside them, into a message as this template needs them."""
         form = self._calls_form or _CallsForm()
         message["tool_calls"] = list(calls)
         if form.text_arguments:
@@ -152,7 +167,7 @@ class TemplateWriter:
             message["content"] = None
 
     def _find_calls_form(self) -> _CallsForm:
-        """Return the first form in which the template shows calls."""
+        """Return the first form in which the template writes the arguments of a call."""
         function = {"name": "f", "arguments": {"a": ANSWER}}
         call = {"id": "abcdefghi", "type": "function", "function": function}
         tool = {"type": "function", "function": {"name": "f", "description": "?", "parameters": {}}}
@@ -168,7 +183,7 @@ class TemplateWriter:
         return _CallsForm()
 
     def _lays_out(self, written: str) -> bool:
-        """Return True if the template writes `written` for an image that is a part of a content."""
+        """True if the template writes `written` for an image that is a part of a content."""
         if written not in self._lays_out_images:
             parts = [{"type": "image"}, {"type": "text", "text": ANSWER}]
             text = self._try([{"role": "user", "content": parts}])
@@ -176,9 +191,9 @@ class TemplateWriter:
         return self._lays_out_images[written]
 
     def _shows_only_parts(self) -> bool:
-        """Return True if a content has to be a list of parts, as with LLaVA's and Idefics' templates.
+        """True if a content has to be a list of parts, as for LLaVA's and Idefics' templates.
 
-        With some of Gemma's only the system's has to be.
+        For some of Gemma's, only the system's content has to be.
         """
         question = [{"role": "user", "content": ANSWER}]
         system = [{"role": "system", "content": ANSWER}, {"role": "user", "content": "?"}]
@@ -192,7 +207,7 @@ class TemplateWriter:
         return _shows_answer(self._try(messages))
 
     def _try(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> str:
-        """Return what the template writes; nothing where it refuses."""
+        """Return what the template writes, "" if it refuses."""
         try:
             return self.write(messages, tools)
         except ValueError:
@@ -200,7 +215,7 @@ class TemplateWriter:
 
 
 def _shows_answer(text: str) -> bool:
-    """Return True if a content came out as it should, and not as Python writes a list of parts."""
+    """True if a content was written as a text, and not as Python prints a list of parts."""
     return ANSWER in text and "'type'" not in text
 
 
@@ -223,7 +238,7 @@ def _in_parts_of(content: str) -> list[dict[str, str]]:
     parts: list[dict[str, str]] = []
     pieces = content.split(IMAGE_MARK)
     for number, piece in enumerate(pieces):
-        # The line break between an image and its question is the template's to write.
+        # The template writes the line break between an image and its question itself.
         if number > 0:
             parts.append({"type": "image"})
             piece = piece.removeprefix("\n")
@@ -235,7 +250,7 @@ def _in_parts_of(content: str) -> list[dict[str, str]]:
 
 
 def _images_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    """Return what is written for each image of a conversation, and what it becomes."""
+    """Return for each image of a conversation (what is written for it, what that becomes)."""
     images: list[tuple[str, str]] = []
     for message in messages:
         images += message.get(IMAGE_TEXTS, ())
@@ -243,5 +258,9 @@ def _images_of(messages: Sequence[Message]) -> list[tuple[str, str]]:
 
 
 def _shift_at(offset: int, shifts: Sequence[tuple[int, int]]) -> int:
-    """Return by how much a place in a text moves."""
-    return max(shift for shift in shifts if shift[0] <= offset)[1]
+    """Return by how much an offset in a text moves: as the last image before it says."""
+    moves_by = 0
+    for behind_image, grown in shifts:
+        if behind_image <= offset:
+            moves_by = grown
+    return moves_by
