@@ -1,8 +1,12 @@
-"""The process that tells others of a run. It reads the run directory, so that the run never waits for them.
+"""The process that reports a run to others. It reads the run directory, so the run never waits for it.
 
-python -m kubetune.supervisor.observers.beside RUN_DIR NODE OFFSET
-    runs until its standard input ends, which says how many seconds are left then. OFFSET: where in
-    events.jsonl this start of the run begins.
+    python -m kubetune.supervisor.observers.beside RUN_DIR NODE OFFSET
+
+It runs until its standard input ends, whose content is the number of seconds that are left then. OFFSET: where in
+events.jsonl this start of the run begins, in bytes. Each observer has a thread:
+
+    agent ──starts──▶ beside ──▶ hooks, Prometheus, Kubeflow, OpenTelemetry
+          ──"20.0", end of input──▶ they report the end, and the process ends
 """
 
 from __future__ import annotations
@@ -27,8 +31,10 @@ from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 
+# How long observers may take to report the end of a run. A node that is shut down gives less time.
 _SECONDS_AT_THE_END = 20.0
 _SECONDS_WHEN_STOPPED = 5.0
+# How much longer the agent waits for the process to end.
 _MARGIN_SECONDS = 2.0
 # Each is a module with `is_wanted(settings, environ, node)`, which imports nothing, and `observe(run)`.
 OBSERVERS = {
@@ -41,16 +47,17 @@ OBSERVERS = {
 
 @dataclass
 class Observed:
-    """A node's part of a run that goes on."""
+    """What an observer knows about the run, on one node."""
 
     run_dir: Path
     config: Config
     node: int
-    offset: int  # in bytes, where in events.jsonl this start begins
-    ended: threading.Event = field(
-        default_factory=threading.Event
-    )  # set when nothing more will come
-    deadline: float = float("inf")  # on the monotonic clock, by which all must be told
+    # Where in events.jsonl this start begins, in bytes.
+    offset: int
+    # Set when nothing more will come.
+    ended: threading.Event = field(default_factory=threading.Event)
+    # When everything must be reported, on the monotonic clock.
+    deadline: float = float("inf")
 
 
 def wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> list[str]:
@@ -64,7 +71,7 @@ def wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -
 
 @contextmanager
 def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[None]:
-    """Tell others of the run while the block runs, and then for some seconds of its end."""
+    """Report the run to others while the block runs, and then for some seconds its end."""
     if not wanted(files.read_object(run_dir / RESOLVED), os.environ, node):
         yield
         return
@@ -75,12 +82,14 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
     try:
         yield
     finally:
-        seconds = _SECONDS_WHEN_STOPPED if relay.stopping else _SECONDS_AT_THE_END
+        seconds = _SECONDS_AT_THE_END
+        if relay.stopping:
+            seconds = _SECONDS_WHEN_STOPPED
         try:
             process.stdin.write(str(seconds).encode())
             process.stdin.close()
         except OSError:
-            pass  # it has ended by itself, and said why
+            pass  # it has ended by itself, and printed why
         try:
             process.wait(seconds + _MARGIN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -93,8 +102,9 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
 
 
 def main(argv: Sequence[str]) -> int:
-    """Tell of a run until the standard input ends, and of its end."""
+    """Report a run until the standard input ends, and then its end."""
     processes.die_with_parent()
+    # A stop goes to all processes of a pod, but this one still has to report it.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logs.configure("INFO")
     logs.scrub_tracebacks()
@@ -102,13 +112,18 @@ def main(argv: Sequence[str]) -> int:
     node = int(argv[1])
     run = Observed(run_dir, read_config(run_dir), node, offset=int(argv[2]))
     settings = files.read_object(run_dir / RESOLVED)
+
+    # One thread each: a server that does not answer must not keep the others waiting.
     threads = []
     for name in wanted(settings, os.environ, node):
         observe = import_module(OBSERVERS[name]).observe
         thread = threading.Thread(target=_guarded, args=(name, observe, run), daemon=True)
         thread.start()
         threads.append(thread)
-    seconds_left = sys.stdin.read()
+
+    seconds_left = (
+        sys.stdin.read()
+    )  # waits until the agent closes it; empty if the agent was killed
     run.deadline = time.monotonic() + float(seconds_left or 0.0)
     run.ended.set()
     for thread in threads:
@@ -119,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
 def _guarded(name: str, observe: Callable[[Observed], None], run: Observed) -> None:
     try:
         observe(run)
-    except Exception as error:  # whatever servers, or their libraries, come up with
+    except Exception as error:  # anything that a server or its library may raise
         line = f"kubetune: {name} does not work; the run goes on: {errors.first_line(error)}"
         print(logs.scrub(line), file=sys.stderr)
 

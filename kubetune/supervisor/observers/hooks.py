@@ -1,7 +1,7 @@
-"""The user's command for events of a run: called for each, with the event as JSON on its standard input.
+"""Call the user's command for each event of a run, with the event as JSON on its standard input.
 
-Calls run one after the other, each with a time limit and without a shell. A call that fails is counted
-and reported, and does not end the run.
+Calls run one after the other, each with a time limit and without a shell. A call that fails is counted and reported,
+and does not end the run.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
 
 LOG = "hooks.log"
 
+# Bytes read at once from the output, and bytes of it that are kept before they are written.
 _PIECE_BYTES: Final = 1 << 16
 _MOST_PENDING_BYTES: Final = 1 << 20
-# Time for the last of an output to arrive. What the command left running may print more later.
+# How long the end of an output may take to arrive. Processes that the command left running may print more later.
 _LAST_WORDS_SECONDS: Final = 1.0
 
 
@@ -50,7 +51,9 @@ def check(config: HooksConfig) -> None:
                 f"hooks.on_event: {error}: {config.on_event}. Nothing was written."
             ) from None
         if not words or shutil.which(words[0]) is None:
-            command = words[0] if words else config.on_event
+            command = config.on_event
+            if words:
+                command = words[0]
             raise ConfigError(
                 f"hooks.on_event: there is no command {command!r}. Nothing was written."
             )
@@ -58,6 +61,7 @@ def check(config: HooksConfig) -> None:
         raise ConfigError(
             "hooks.events: there is no hooks.on_event to call for them. Nothing was written."
         )
+
     unknown = sorted(set(config.events) - events.KINDS.keys())
     if unknown:
         raise ConfigError(
@@ -75,11 +79,19 @@ def observe(run: Observed) -> None:
         "KUBETUNE_RUN_DIR": str(run.run_dir.absolute()),
         "KUBETUNE_RUN": run.config.name or run.run_dir.name,
     }
-    ran = failed = left_out = 0
+    # For the summary at the end.
+    ran = 0
+    failed = 0
+    left_out = 0
     reason = ""
+
     for event in events.follow(run.run_dir, run.offset, run.ended):
-        if event is None or (config.events and event["event"] not in config.events):
+        if event is None:  # nothing new
             continue
+        if config.events and event["event"] not in config.events:
+            continue
+
+        # Near the end a call gets only the time that is left.
         seconds = min(config.timeout_seconds, run.deadline - time.monotonic())
         if seconds <= 0:
             left_out += 1
@@ -90,9 +102,10 @@ def observe(run: Observed) -> None:
         if failure is not None:
             failed += 1
             reason = f"{event['event']}: {failure}"
-            if failed == 1:
+            if failed == 1:  # a command that always fails must not fill the log
                 line = f"kubetune: hooks.on_event failed; the run goes on: {reason}"
                 print(logs.scrub(line), file=sys.stderr)
+
     if failed or left_out:
         reason = reason or "no time was left"
         total = f"hooks.on_event failed for {failed} of {ran} events, {left_out} were left out; last: {reason}"
@@ -109,7 +122,8 @@ def _call(
     run_dir: Path,
     seconds: float,
 ) -> str | None:
-    """Return the reason for which the command failed, None if it did not. What it prints goes to a log."""
+    """Call the command. Return why it failed, None if it did not. Its output goes to a log."""
+    # A pipe of our own, not `communicate`: that would wait for processes that the command leaves running.
     reading, writing = os.pipe()
     output = _Output(run_dir / "logs" / LOG, reading)
     try:
@@ -142,13 +156,13 @@ def _call(
 
 
 class _Output:
-    """What a command prints, on its way to the log, where no secret of the environment may arrive.
+    """Writes the output of a command to the log, without secrets of the environment.
 
     It is written in large pieces that end with a line, so that a secret is not cut in two.
     """
 
     def __init__(self, path: Path, pipe: int) -> None:
-        """Begin to read the pipe, in a thread: what the command leaves running may hold its other end open."""
+        """Read the pipe in a thread: processes that the command leaves running may hold its other end open."""
         self._path = path
         self._pipe = pipe
         self._pending = bytearray()
@@ -157,23 +171,25 @@ class _Output:
         self._reader.start()
 
     def finish(self) -> None:
-        """Write what the command printed until it ended."""
+        """Write what the command has printed until now."""
         self._reader.join(_LAST_WORDS_SECONDS)
         with self._lock:
             self._write(len(self._pending))
 
     def _read(self) -> None:
-        """Take what comes until all processes that hold the pipe have closed it."""
+        """Read until all processes that hold the pipe have closed it."""
         with open(self._pipe, "rb", buffering=0) as pipe:
             while part := pipe.read(_PIECE_BYTES):
                 with self._lock:
                     self._pending += part
                     if len(self._pending) > _MOST_PENDING_BYTES:
-                        self._write(self._pending.rfind(b"\n") + 1 or len(self._pending))
+                        whole_lines = self._pending.rfind(b"\n") + 1
+                        self._write(whole_lines or len(self._pending))
         with self._lock:
             self._write(len(self._pending))
 
     def _write(self, size: int) -> None:
+        """Move the first `size` bytes that are kept to the log."""
         text = self._pending[:size].decode(errors="surrogateescape")
         del self._pending[:size]
         if not text:

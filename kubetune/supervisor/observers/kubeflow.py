@@ -1,7 +1,6 @@
-"""Progress of a Kubeflow TrainJob, sent to the status server that its controller names in the pods' variables.
+"""Send the progress of a Kubeflow TrainJob to its controller's status server, which variables of the pod name.
 
-`kubectl get trainjob -o yaml` shows it under status.trainerStatus: per cent, seconds left, metrics. The token
-changes now and then, so it is read anew for each request.
+`kubectl get trainjob -o yaml` shows it under status.trainerStatus: per cent, seconds left, metrics.
 """
 
 from __future__ import annotations
@@ -30,6 +29,7 @@ CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"
 TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"
 SECONDS_BETWEEN = 15.0  # the server wants no report more often than every five seconds
 _SECONDS_OF_REQUEST = 5.0
+# The server refuses a status with more metrics, or with longer names of metrics.
 _MOST_METRICS = 256
 _LONGEST_NAME = 64
 
@@ -40,11 +40,12 @@ def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int
 
 
 def observe(run: Observed) -> None:
-    """Send each progress, and the end. A server that fails is reported once, and tried again."""
+    """Send the progress whenever it has changed, and at the end. Failures are reported once, and tried again."""
     sent = None
     failures = 0
     first_failure = ""
     while True:
+        # Asked before the status is read, so that the last status is always sent.
         is_last = run.ended.is_set()
         status = body(progress(run.run_dir))
         if status != sent:
@@ -70,17 +71,19 @@ def observe(run: Observed) -> None:
 
 
 def body(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the status as the server takes it, without its time: whole numbers, and metrics as texts."""
+    """Return the status in the server's form, without its time: whole numbers, and metrics as texts."""
     step = known["step"] or 0
     numbers = {"step": step, "loss": known["loss"], "tokens_per_second": known["tokens_per_second"]}
     for name, value in (known["evaluation"] or {}).items():
         if name.startswith("eval_"):
             numbers[name] = value
+
     entries = []
     for name, value in numbers.items():
         is_number = isinstance(value, int | float) and math.isfinite(value)
         if is_number and 0 < len(name) <= _LONGEST_NAME:
             entries.append({"name": name, "value": f"{value:.6g}"})
+
     status: dict[str, Any] = {"metrics": entries[:_MOST_METRICS]}
     if known["steps"]:
         status["progressPercentage"] = min(100, int(100 * step / known["steps"]))
@@ -94,11 +97,12 @@ def _post(status: Mapping[str, Any]) -> None:
     if not url.startswith("https://"):
         raise ValueError(f"{URL} is {url}; expected an address with https, since a token is sent")
     content = json.dumps({"trainerStatus": {**status, "lastUpdatedTime": metrics.now()}}).encode()
+    # Read for each request, because Kubernetes replaces the token from time to time.
     token = Path(os.environ[TOKEN]).read_text().strip()
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
     request = urllib.request.Request(url, content, headers, method="POST")
     context = ssl.create_default_context(cafile=os.environ[CA])
-    # Without a proxy: that of the environment is for addresses outside of the cluster.
+    # Without a proxy: the one in the environment is for addresses outside of the cluster.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect()
     )
@@ -107,7 +111,7 @@ def _post(status: Mapping[str, Any]) -> None:
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """No other address gets the token."""
+    """Refuses redirects, so that no other address gets the token."""
 
     def redirect_request(self, *arguments: Any, **more: Any) -> None:
         return None

@@ -1,7 +1,7 @@
-"""State of a run for Prometheus: `/metrics`, on loopback or, in a pod, on its named port.
+"""Serve the state of a run to Prometheus: `/metrics`, on loopback or, in a pod, on its named port.
 
-The run directory is read at each request. Labels are the run and the node, never a rank, so that series
-stay few. Numbers of the whole run come from node 0.
+The run directory is read at each request. Labels are the run and the node, never a rank, so that there are few series.
+Node 0 serves the numbers of the whole run.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kubetune.supervisor.place import Place
 if TYPE_CHECKING:
     from kubetune.supervisor.observers.beside import Observed
 
-# Kind and meaning of each metric. In Prometheus its name begins with `kubetune_`.
+# Name -> (kind, meaning) of each metric. In Prometheus the name begins with `kubetune_`.
 METRICS: dict[str, tuple[str, str]] = {
     "step": ("gauge", "Optimizer steps completed."),
     "steps": ("gauge", "Optimizer steps planned."),
@@ -59,7 +59,7 @@ METRICS: dict[str, tuple[str, str]] = {
 
 
 def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
-    """True if the config asks for it; every node serves its own numbers."""
+    """True if the config asks for it, on any node: each serves its own numbers."""
     return bool((settings.get("tracking") or {}).get("prometheus"))
 
 
@@ -80,18 +80,23 @@ def observe(run: Observed) -> None:
                 family.add_metric(list(labels.values()), value)
                 yield family
 
+    # Without numbers about this process itself.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
     config = run.config.tracking.prometheus
     assert config is not None
+
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
-    address = "0.0.0.0" if in_pod else "127.0.0.1"
+    address = "127.0.0.1"
+    if in_pod:
+        address = "0.0.0.0"
     try:
         server, _ = start_http_server(config.port, address, registry)
     except OSError:
         if in_pod:
-            raise
-        server, _ = start_http_server(0, address, registry)  # another run has the port
+            raise  # the manifest names this port
+        # Another run on this machine has the port: take any.
+        server, _ = start_http_server(0, address, registry)
     print(
         f"kubetune: metrics for Prometheus at http://{address}:{server.server_port}/metrics",
         file=sys.stderr,
@@ -102,28 +107,30 @@ def observe(run: Observed) -> None:
 
 
 class State:
-    """The numbers of a node's part of a run, by the names of METRICS, without those not known yet."""
+    """Reads a node's numbers: name in METRICS -> value, without those that are not known yet."""
 
     def __init__(self, run_dir: Path, node: int) -> None:
         self._run_dir = run_dir
         self._node = node
         self._began = time.time()
-        self._seconds = 0.0  # within steps, so far
+        self._seconds = 0.0  # within steps, as far as the timings were read
         self._timings = metrics.follower(run_dir / metrics.TIMINGS)
 
     def read(self) -> dict[str, float]:
-        """Return the numbers of this moment."""
+        """Return the numbers as they are now."""
         try:
             plan = Plan.read(self._run_dir / metrics.PLAN)
         except (OSError, ConfigError):  # not written yet, or damaged
             plan = None
-        values = self._of_run(plan) if self._node == 0 else {}
+        values: dict[str, float | None] = {}
+        if self._node == 0:
+            values = self._of_run(plan)
         if plan is not None:
             values["heartbeat_age_seconds"] = self._silence(plan)
         return {name: float(value) for name, value in values.items() if value is not None}
 
     def _silence(self, plan: Plan) -> float | None:
-        """Return for how long the slowest rank of this node has made no progress."""
+        """Return the longest time that a rank of this node has made no progress, in seconds."""
         ranks = Place(plan.nodes, plan.processes_per_node, self._node).ranks
         now = time.time()
         silences = []
@@ -133,6 +140,7 @@ class State:
         return max(silences, default=None)
 
     def _of_run(self, plan: Plan | None) -> dict[str, float | None]:
+        """Return the numbers of the whole run; None for those not known."""
         events = metrics.read_events(self._run_dir)
         known = progress(self._run_dir)
         last: Mapping[str, Any] = {}  # the last line that is no evaluation
@@ -140,9 +148,16 @@ class State:
             if "loss" in line:
                 last = line
         timings = metrics.last_lines(self._run_dir / metrics.TIMINGS)
-        timing: Mapping[str, Any] = timings[-1] if timings else {}
+        timing: Mapping[str, Any] = {}
+        if timings:
+            timing = timings[-1]
+
+        # Of the time that devices were held, only steps that were not repeated later were useful.
         held = held_seconds(events, metrics.now())
         useful = self._step_seconds()
+        goodput = None
+        if held:
+            goodput = min(1.0, useful / held)
         speed = known["tokens_per_second"]
         mfu = None
         if plan is not None:
@@ -165,11 +180,11 @@ class State:
             "held_seconds": held,
             "step_seconds": useful,
             "lost_seconds": max(0.0, held - useful),
-            "goodput_ratio": min(1.0, useful / held) if held else None,
+            "goodput_ratio": goodput,
         }
 
     def _checkpoint_age(self, step: int | None) -> float | None:
-        """Return the seconds since the newest checkpoint, or without one since this start."""
+        """Return the seconds since the newest checkpoint or, if there is none, since this start."""
         since: float | None = self._began
         if step is not None:
             since = _written(self._run_dir, step)
@@ -180,7 +195,7 @@ class State:
     def _step_seconds(self) -> float:
         """Return the seconds within steps.
 
-        Only new lines are read, or all of them after a start that has cut off the steps it repeats.
+        Only new lines are read, or all lines after a start that has cut off the steps that it repeats.
         """
         lines = self._timings.read()
         if self._timings.has_begun_anew:
@@ -197,7 +212,7 @@ def _slowest_ratio(rank_seconds: Sequence[float]) -> float | None:
 
 
 def _written(run_dir: Path, step: int) -> float | None:
-    """Return the time at which the checkpoint of a step became whole; None if it is gone by now."""
+    """Return when the checkpoint of a step was completed, None if it was removed meanwhile."""
     try:
         return (checkpoints.folder_of(run_dir, step) / "manifest.json").stat().st_mtime
     except OSError:

@@ -1,7 +1,7 @@
-"""A run in OpenTelemetry: its starts, phases, evaluations and checkpoints as spans, and its events as log records.
+"""Send a run to OpenTelemetry: its starts, phases, evaluations and checkpoints as spans, its events as log records.
 
-The standard environment variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, say where they go and with what headers. All
-starts of a run have one trace, whose number follows from the run directory. A span is sent when it ends.
+The standard environment variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, say where they are sent and with what headers.
+All starts of a run are in one trace, whose id follows from the run directory. A span is sent when it ends.
 
     run          ├──────────────────────────────────────────────┤   sent after the last start
     start        ├──────────────────┤       ├───────────────────┤
@@ -35,7 +35,8 @@ _ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_LOGS_ENDPOINT",
 )
 _NANO = 1_000_000_000
-_SECONDS_TO_SAY_SO = 0.5
+# Time that is kept at the end to print what was missed.
+_SECONDS_TO_REPORT = 0.5
 
 
 def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> bool:
@@ -47,15 +48,19 @@ def is_wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int
 def observe(run: Observed) -> None:
     """Send the events of a run. Raise MissingExtra if the exporter is not installed."""
     require("OTEL_EXPORTER_OTLP_ENDPOINT", "opentelemetry.sdk", "opentelemetry.exporter")
+
+    # The exporter only logs what it cannot send.
     failures = _Failures()
     logger = logging.getLogger("opentelemetry")
     logger.addHandler(failures)
     logger.propagate = False  # it logs each retry of each batch
+
     trace = Trace(run)
     for event in events.follow(run.run_dir, run.offset, run.ended):
         if event is not None:
             trace.take(event)
-    is_sent = trace.end(run.deadline - time.monotonic() - _SECONDS_TO_SAY_SO)
+    is_sent = trace.end(run.deadline - time.monotonic() - _SECONDS_TO_REPORT)
+
     missed = []
     if failures.batches:
         missed.append(f"{failures.batches} batches")
@@ -68,12 +73,12 @@ def observe(run: Observed) -> None:
 
 
 class _Failures(logging.Handler):
-    """Count the batches that the collector did not take, and print the first with the retry before it."""
+    """Counts the batches that the collector did not take, and prints the first, with the warning before it."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
         self.batches = 0
-        self._retry = ""
+        self._retry = ""  # what was logged about the last retry
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count an error of the exporter, and print the first."""
@@ -90,7 +95,7 @@ class _Failures(logging.Handler):
 
 
 class Trace:
-    """Spans of this start of a run, and log records beside them."""
+    """Sends the spans and the log records of this start of a run."""
 
     def __init__(self, run: Observed) -> None:
         from opentelemetry import trace
@@ -104,38 +109,47 @@ class Trace:
 
         name = run.config.name or run.run_dir.name
         attributes = {
-            "service.name": "kubetune",  # but OTEL_SERVICE_NAME wins
+            "service.name": "kubetune",  # unless OTEL_SERVICE_NAME is set
             "kubetune.run": name,
             "kubetune.task": run.config.task,
             "kubetune.model": scrub(run.config.model.path),
         }
         resource = Resource.create(attributes)
+
+        # Ids of the trace and of the span of the whole run, the same for all starts.
         number = hashlib.sha256(str(run.run_dir.absolute()).encode()).digest()
-        ids = int.from_bytes(number[:16]), int.from_bytes(number[16:24])
-        generator = _ids(*ids)
+        trace_id = int.from_bytes(number[:16])
+        run_id = int.from_bytes(number[16:24])
+        generator = _ids(trace_id, run_id)
+
         self._spans = TracerProvider(resource=resource, id_generator=generator)
         self._records = LoggerProvider(resource=resource)
         self._spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._records.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
         self._tracer = self._spans.get_tracer("kubetune")
         self._logger = self._records.get_logger("kubetune")
-        root = trace.SpanContext(*ids, True, trace.TraceFlags(trace.TraceFlags.SAMPLED))
+
+        # The run's span is sent by the start that ends it. Until then the others name it as their parent.
+        flags = trace.TraceFlags(trace.TraceFlags.SAMPLED)
+        root = trace.SpanContext(trace_id, run_id, is_remote=True, trace_flags=flags)
         self._ids = generator
         self._run_dir = run.run_dir
         self._run = trace.set_span_in_context(trace.NonRecordingSpan(root))
         self._trace: Any = trace
+        # The spans that are open, and what new ones are within.
         self._start: Any = None
         self._phase: Any = None
         self._context: Any = self._run
 
     def take(self, event: Mapping[str, Any]) -> None:
-        """Begin and end the spans that an event stands for, and make a log record of it."""
+        """Begin or end the spans that an event is about, and make a log record of it."""
         kind = event["event"]
         at = _nanoseconds(event["time"])
         facts = {}
         for key, value in event.items():
             if key not in ("event", "time", "machine"):
                 facts[key] = _attribute(value)
+
         if kind == "launch" and not event.get("node", 0):
             self._start = self._tracer.start_span(
                 "start", self._run, start_time=at, attributes=facts
@@ -145,28 +159,33 @@ class Trace:
         elif kind in ("start", "resume"):
             self._enter("training", at)
         elif kind in ("evaluation", "save", "reference", "preflight"):
+            # The event comes when it is done, and says how long it took.
             seconds = event.get("seconds") or 0.0
-            if isinstance(seconds, dict):  # by part
+            if isinstance(seconds, dict):  # part -> seconds
                 seconds = sum(seconds.values())
             began = at - int(seconds * _NANO)
             self._tracer.start_span(kind, self._context, start_time=began, attributes=facts).end(at)
+
         self._record(kind, at, facts)
         if kind == "exit" and not event.get("node", 0):
             self._leave(event, at)
 
     def _enter(self, phase: str, at: int) -> None:
+        """End the phase that is open, and begin another."""
         if self._phase is not None:
             self._phase.end(at)
         self._phase = self._tracer.start_span(phase, self._context, start_time=at)
 
     def _leave(self, event: Mapping[str, Any], at: int) -> None:
+        """End the spans of this start and, if no other start will follow, of the run."""
         for span in (self._phase, self._start):
             if span is not None:
                 if event["code"]:
                     span.set_status(self._trace.StatusCode.ERROR, scrub(str(event.get("reason"))))
                 span.end(at)
-        self._phase = self._start = None
-        if event["code"] in (OK, *FINAL):  # the run itself ends, which began with its first start
+        self._phase = None
+        self._start = None
+        if event["code"] in (OK, *FINAL):
             from opentelemetry.context import Context
 
             first = metrics.read_events(self._run_dir)[0]["time"]
@@ -191,7 +210,7 @@ class Trace:
         self._logger.emit(record)
 
     def end(self, seconds: float) -> bool:
-        """Send what waits; return False if it is not taken within so many seconds."""
+        """Send everything that is left. Return False if the collector has not taken it after so many seconds."""
         deadline = time.monotonic() + seconds
         threads = []
         for provider in (self._spans, self._records):
@@ -208,7 +227,7 @@ def _nanoseconds(time: str) -> int:
 
 
 def _ids(trace_id: int, span_id: int) -> Any:
-    """Return a generator of random numbers for spans, but these two for the span of the run itself."""
+    """Return a generator of span ids: random ones, but `span_id` for the run's own span. All are in one trace."""
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class Ids(RandomIdGenerator):
@@ -226,7 +245,7 @@ def _ids(trace_id: int, span_id: int) -> Any:
 
 
 def _attribute(value: Any) -> Any:
-    """Return a value as an attribute may be."""
+    """Return a value as OpenTelemetry allows it for an attribute: other kinds as JSON."""
     if isinstance(value, str | bool | int | float):
         return value
     return json.dumps(value)
