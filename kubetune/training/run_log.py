@@ -242,9 +242,8 @@ def log_batch(
     if logs.shows_batch(logging.batches, micro, count):
         sequences = len(batch.cu_seqlens) - 1
         if batch.tree is not None:
-            sequences = len(
-                batch.samples
-            )  # shared prefixes are sequences of their own in `cu_seqlens`
+            # Shared prefixes are sequences of their own in `cu_seqlens`.
+            sequences = len(batch.samples)
         logs.COLLATE.debug(
             "input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels
         )

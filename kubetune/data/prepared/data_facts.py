@@ -39,6 +39,7 @@ def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
         example = convert(record.value, source.format, source.columns, kind=kind)
     except (errors.KubetuneError, ValueError, StopIteration, OSError):
         return DataFacts()
+    # Of a pair or a judged answer, the answer has the form.
     match example:
         case Labelled():
             return DataFacts(is_chat=False, takes_pairs=example.second is not None)
@@ -80,6 +81,7 @@ def known(run_dir: Path, source: SourceConfig, kind: RecordKind) -> DataFacts:
 
 
 def _parse(facts: Any) -> DataFacts | None:
+    """Return facts from JSON, None if it is of another form. A value of another type is taken for unknown."""
     if not isinstance(facts, dict):
         return None
     is_chat = facts.get("is_chat")

@@ -77,6 +77,7 @@ class Part:
         """Return the files in which the two differ; none if both are the same commit of the hub."""
         if self.commit is not None and (self.path, self.commit) == (other.path, other.commit):
             return []
+        # A file that is missing on one side differs too.
         names = []
         for name in sorted(self.files.keys() | other.files.keys()):
             before = self.files.get(name)
@@ -98,6 +99,7 @@ def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
     """
     if is_local(model.path):
         return model
+
     known = read(run_dir).get("model")
     commit = None
     if known is not None and known.path == model.path:
@@ -246,6 +248,7 @@ class Check:
     def _read_model(self, cache: Path) -> Part:
         model = self.config.model
         folder, commit = _model_folder(model)
+        # Only files that decide what the model computes: a changed README does not matter.
         names = ["config.json", *PROCESSOR_FILES, *model_shapes.files_of(folder)]
         if model.trust_remote_code:
             names += sorted(str(path.relative_to(folder)) for path in folder.rglob("*.py"))
@@ -302,6 +305,7 @@ def content_of(path: Path, cache: Path, known: Content | None = None) -> tuple[C
     if _BLOB.fullmatch(real.name) and real.parent.name == "blobs":
         return Content(real.name, facts.st_size, stamp), 0
 
+    # The cache has checksums of earlier looks. If it is damaged, the file is read.
     with suppress(OSError, errors.EnvironmentFault, KeyError, TypeError):
         before = files.read_object(_kept_at(real, cache))
         if tuple(before["stamp"]) == stamp:

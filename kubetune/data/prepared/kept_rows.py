@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 PROOF: Final = "proof_rows.safetensors"
 
+# Rows that an export is proved with.
 PROOF_ROWS: Final = 8
 # Most tokens that are kept of a proof's row. Labelled rows and rows with images are kept whole.
 LONGEST: Final = 256
@@ -51,9 +52,8 @@ class KeptRows:
 
     rows: tuple[KeptRow, ...]
     origin: str  # where they come from, in words
-    turns: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # row number -> the conversation, for pages
+    # Row number -> the conversation, for pages.
+    turns: Mapping[str, Any] = field(default_factory=dict)
 
 
 def proof_rows(data: Prepared) -> KeptRows:
@@ -63,6 +63,7 @@ def proof_rows(data: Prepared) -> KeptRows:
     if data.eval is not None:
         rows = data.eval
         origin = "held-out rows"
+
     ids = np.arange(len(rows), dtype=np.int64)
     order = np.argsort(hash_ids(ids, "proof of export"), kind="stable")
     chosen = np.sort(ids[order][:PROOF_ROWS])
@@ -87,9 +88,9 @@ def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
 
 
 def keep(run_dir: Path, data: Prepared) -> None:
-    """Leave in the run directory the rows that the proof of its exports will need, unless they are there.
+    """Write the rows that proofs of the run's exports will need, unless they are there.
 
-    Raises DataError where an image of them has changed, EnvironmentFault for a full disk.
+    Raises DataError if one of their images has changed, EnvironmentFault for a full disk.
     """
     if not (run_dir / PROOF).exists():
         write(run_dir, PROOF, proof_rows(data))
@@ -109,13 +110,16 @@ def write(run_dir: Path, name: str, kept: KeptRows) -> None:
 
     from safetensors.numpy import save
 
+    # safetensors keeps arrays, and texts as metadata.
     facts = {"format": "np", "origin": kept.origin, "turns": json.dumps(kept.turns, default=str)}
     content = save(_arrays(kept.rows, images), facts)
     files.write_atomic(run_dir / name, content, within=run_dir)
 
 
 def _arrays(rows: Sequence[KeptRow], images: Sequence[bytes]) -> dict[str, NDArray[Any]]:
-    """Return the content of a file. Whatever differs in length between rows lies end to end, with its lengths beside it."""
+    """Return the arrays of a file. Whatever differs in length between rows lies end to end, with the lengths beside it."""
+    # Two rows of 3 and 2 tokens, the second with two images:
+    #     lengths 3 2    ids . . . . .    images_of_rows 0 2    image_lengths 90 70    images: 160 bytes
     arrays: dict[str, NDArray[Any]] = {
         "numbers": np.array([row.number for row in rows], np.int64),
         "lengths": np.array([len(row.ids) for row in rows], np.int64),
@@ -125,6 +129,7 @@ def _arrays(rows: Sequence[KeptRow], images: Sequence[bytes]) -> dict[str, NDArr
     targets = [row.target for row in rows if row.target is not None]
     arrays["targets"] = np.array(targets, np.float32)
 
+    # Some may be empty, for which concatenate raises an error: they get no entry.
     end_to_end: dict[str, Sequence[NDArray[Any]]] = {
         "ids": [row.ids for row in rows],
         "trained": [row.trained.astype(np.uint8) for row in rows],
@@ -166,6 +171,7 @@ def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
     ids = _split(arrays.get("ids"), lengths)
     trained = _split(arrays.get("trained"), lengths)
     images = [part.tobytes() for part in _split(arrays.get("images"), arrays["image_lengths"])]
+    # All rows of a file are of one kind.
     is_labelled = len(arrays["targets"]) > 0
     segments = _split(arrays.get("segments"), lengths) if is_labelled else []
 

@@ -35,6 +35,7 @@ def balance_ranks(
     if cap * world_size < len(ids):
         raise ValueError(f"{len(ids)} samples do not fit {world_size} ranks of at most {cap}")
 
+    # Costliest first: small samples that come last fill the gaps.
     falling = ids[np.argsort(-costs[ids], kind="stable")]
     owner = np.empty(len(ids), np.int64)
     counts = [0] * world_size
@@ -58,6 +59,7 @@ def _exchange(costs: Ids, owner: Ids, world_size: int, cap: int) -> None:
     `costs` `[samples]` fall. `owner` `[samples]`, the rank of each sample, is changed in place.
     """
     loads = np.zeros(world_size, np.int64)
+    # Not `loads[owner] += costs`, which counts one sample of each rank.
     np.add.at(loads, owner, costs)
     for _ in range(EXCHANGES * world_size):
         most = int(loads.argmax())
@@ -69,6 +71,7 @@ def _exchange(costs: Ids, owner: Ids, world_size: int, cap: int) -> None:
 
 def _relieve(costs: Ids, owner: Ids, loads: Ids, most: int, cap: int) -> bool:
     """Exchange samples between the rank `most` and the first of the idlest ranks where it helps. True if one was found."""
+    # The idlest rank first. It may have no sample that fits, then the next one may.
     for least in np.argsort(loads, kind="stable")[:EXCHANGES].tolist():
         gap = int(loads[most] - loads[least])
         moved = _best_exchange(costs, owner, most, least, gap, cap)
@@ -115,6 +118,8 @@ def pack(ids: Ids, lengths: Ids, token_budget: int) -> list[Ids]:
     A sequence longer than the budget gets a micro-batch of its own. Which sequences are together never changes the
     gradient, because the loss has one divisor for the whole global batch.
     """
+    # Longest first, each into the first micro-batch with room. Budget 8, lengths 5 4 4 3:
+    #     5 3    4 4
     used: list[int] = []  # tokens of each micro-batch
     members: list[list[int]] = []  # row ids of each micro-batch
     for i in ids[np.argsort(-lengths[ids], kind="stable")]:
@@ -136,6 +141,7 @@ def fill(lengths: Ids, token_budget: int, most: int) -> Ids:
     From some starting lengths on, take the longest rows that still fit. The fullest result wins; of equally full
     ones, the one with the longest rows.
     """
+    # The longest rows alone might leave a gap that no row fills: budget 10, lengths 6 5 5. Starting at 5 fills it.
     by_length = np.argsort(-lengths, kind="stable")
     falling = lengths[by_length]
 

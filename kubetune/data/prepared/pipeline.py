@@ -231,6 +231,8 @@ class Worker:
         result = Result(batch.source, batch.split)
         if self._limits:
             result.profile = Profile(self._limits, self._image_token)
+
+        # Read the records. What cannot be read becomes a problem, and the others go on.
         good = []
         examples = []
         for index, record in batch.records:
@@ -248,6 +250,7 @@ class Worker:
                 good.append((index, record.where))
                 examples.append(example)
 
+        # Encode them all at once, which is much faster than one by one.
         rows = self._encoder.encode_batch(examples)
         for (index, where), example, encoded in zip(good, examples, rows, strict=True):
             if isinstance(encoded, str):  # why it cannot be encoded
@@ -296,6 +299,7 @@ class Worker:
         self, result: Result, index: int, where: str, example: Example, encoded: Encoded
     ) -> None:
         """Add a record's row to the result, unless it is too long or teaches nothing, and count what became of it."""
+        # These are counted before anything is cut or left out.
         tally = result.tally
         tally.records += 1
         tally.longest = max(tally.longest, encoded.longest)
@@ -445,6 +449,7 @@ def _add_digests(result: Result) -> None:
 
 
 def _digest(*parts: bytes | memoryview[int]) -> int:
+    """Return a number of 64 bits for some bytes."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         digest.update(part)
@@ -530,6 +535,7 @@ def encode_batches(
     worker: Worker, batches: Iterator[Batch], problems: Problems, num_proc: int | None = None
 ) -> Generator[Result]:
     """Yield the results of all batches, in order. Raises EnvironmentFault if a process was killed."""
+    # Read ahead, to see whether there is enough work for several processes.
     first = list(islice(batches, FEW_BATCHES + 1))
     processes = num_proc or len(os.sched_getaffinity(0))
     everything = chain(first, batches)
@@ -552,6 +558,7 @@ def make_batches(
     records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]
 ) -> Iterator[Batch]:
     """Group the records of one source by split. `split_of(index)` is None for records that are not used."""
+    # A batch of each split is filled; a full one goes out, the others at the end.
     open_batches: dict[Split, Batch] = {}
     for index, record in enumerate(records):
         split = split_of(index)

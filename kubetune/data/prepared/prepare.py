@@ -77,6 +77,8 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     cache = cache_folder(spec.data.cache)
     require_sources(spec.sources)
     tokenizer = load_tokenizer(spec.model, cache, date=day_of(spec.data))
+
+    # The fingerprint is the folder's name, so other settings make another folder, and nothing is ever out of date.
     key = fingerprint(spec, tokenizer)
     folder = cache / "prepared" / key[:32]
     with lock(folder.with_suffix(".lock"), wait=True):
@@ -87,7 +89,9 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
         if not os.path.lexists(folder):
             _build(folder, key, spec, tokenizer, progress)
             _remember_checksums(folder, cache)
+
     prepared = load_prepared(folder, tokenizer, spec)
+    # How many records may be left out is not part of the fingerprint, so it is checked at each start.
     for split in spec.splits:
         require_rows(spec.data, split, prepared.stats[split])
     return prepared
@@ -116,6 +120,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
         if text != _manifest_text(key, listed):
             return f"has a damaged {MANIFEST}"
         damage = whole_folder.damage(folder, listed, but=MANIFEST, digest=digest)
+    # Whatever a damaged file may hold: no JSON, JSON of another form, or nested a thousand times.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"has a damaged {MANIFEST} ({type(error).__name__}: {error})"
     if bytes_read >= _WORTH_LOGGING_BYTES:
@@ -149,6 +154,7 @@ def _remember_checksums(folder: Path, cache: Path) -> None:
 
 
 def _manifest_text(key: str, sums: dict[str, Any]) -> str:
+    """Return the manifest of a folder. `sums`: file -> size and SHA-256."""
     return json.dumps({"format": FORMAT, "fingerprint": key, "files": sums}, indent=1)
 
 
@@ -196,9 +202,11 @@ def _build(
 def _write_rows(
     folder: Path, spec: DataSpec, tokenizer: Tokenizer, progress: Callable[[int], None] | None
 ) -> None:
+    """Encode all records, and write their rows, facts, labels and counts."""
     data_pass = DataPass(spec, tokenizer)
-    done = 0
+    done = 0  # records
     with ExitStack() as stack:
+        # Rows come in the order of the records, of all splits mixed, and each goes to the writer of its split.
         writers = {}
         for split in data_pass.sources:
             writer = RowWriter(folder / split, spec.record_kind, pictured=data_pass.has_images)

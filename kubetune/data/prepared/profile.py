@@ -46,6 +46,7 @@ class Profile:
 
     def _add_sequence(self, length: int, trained: Sequence[bool]) -> None:
         # From the end to the beginning, so that each token is looked at once for all limits.
+        # Example: 10 tokens, the last 4 trained, limits 6 and 8: 2 labels are lost at 8, 4 at 6.
         end = length
         labels = 0
         for limit in reversed(self.limits):

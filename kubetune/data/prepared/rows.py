@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # Numbers read at once from a file that is read through.
 _PART: Final = 2**18
 
+# Types of the numbers in the files, without the byte order, which is the machine's.
 _DTYPES: Final = {
     "tokens": "u4",
     "trained": "u1",
@@ -62,6 +63,7 @@ class Rows:
         self.reference: NDArray[np.float64] | None = None
 
     def _map(self, name: str) -> NDArray[Any]:
+        """Return a file as an array. Its pages are read when they are used, and shared by all ranks of a node."""
         file = self.folder / (FILES | EXTRA_FILES | PICTURED_FILES)[name]
         if not file.stat().st_size:
             return np.empty(0, _DTYPES[name])  # an empty file cannot be mapped
@@ -152,6 +154,7 @@ class Rows:
         """Tokens of the longest sequence."""
         if self.splits is None:
             return int(self.lengths.max(initial=0))
+        # A row is two sequences: `splits` tokens, and the others.
         second = self.lengths - self.splits
         return int(np.maximum(self.splits, second).max(initial=0))
 
@@ -198,9 +201,11 @@ class Rows:
 
         A random cycle through all rows, so that no row (of two or more) is its own partner.
         """
+        # Only judged answers have targets, but neither token types nor second sequences.
         is_judged = self.targets is not None and not self.is_labelled and self.splits is None
         if not is_judged:
             return None
+        # By a hash of the row's number, so the same in every process and every start.
         order = np.argsort(hash_ids(np.arange(len(self)), "unrelated answers"), kind="stable")
         others = np.empty(len(self), np.int64)
         others[order] = np.roll(order, 1)
@@ -232,6 +237,8 @@ class Rows:
         self, other: int, ids: NDArray[np.uint32], trained: NDArray[np.bool_]
     ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
         """Return a row's prompt with the answer of the row `other`, as far as it fits the longest sequence."""
+        #     row    P P a        other    Q b b b        longest 4
+        #     result P P b b      the last b is cut off
         prompt = int(trained.argmax())  # tokens before the first label
         other_ids, other_trained = self.row(other)
         start = int(other_trained.argmax())

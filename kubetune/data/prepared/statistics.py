@@ -26,6 +26,7 @@ def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
     findings     what a person should know about the data
     facts        what the result needs: data_facts.DataFacts, labels, SHA-256 of the chat template, what decides images
     """
+    # Counts come from stats.json, lengths from the rows themselves.
     rows = {"train": prepared.train, "eval": prepared.eval, "forget": prepared.forget}
     splits = {}
     for split, stats in prepared.stats.items():
@@ -33,6 +34,7 @@ def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
         if of_split is not None:
             splits[split] = {**stats, "lengths": bars(of_split.lengths.tolist())}
 
+    # What somebody needs who has only the result: how to ask it, and whether an image or a template is another.
     facts = asdict(data_facts.of_prepared(prepared.path))
     facts["labels"] = None
     if prepared.labels is not None:

@@ -29,6 +29,7 @@ def map_in_processes(
     pool = ProcessPoolExecutor(
         processes, mp_context=fork, initializer=_start, initargs=(function, os.getpid())
     )
+
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:
@@ -41,7 +42,7 @@ def map_in_processes(
     except BrokenProcessPool as error:
         raise EnvironmentFault(if_killed) from error
     finally:
-        pool.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)  # also when the caller stops early
 
 
 # The function of a forked process. It gets there by the fork: pickling it with each item would copy the tokenizer.

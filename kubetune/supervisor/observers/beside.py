@@ -121,9 +121,8 @@ def main(argv: Sequence[str]) -> int:
         thread.start()
         threads.append(thread)
 
-    seconds_left = (
-        sys.stdin.read()
-    )  # waits until the agent closes it; empty if the agent was killed
+    # Waits until the agent closes it; empty if the agent was killed.
+    seconds_left = sys.stdin.read()
     run.deadline = time.monotonic() + float(seconds_left or 0.0)
     run.ended.set()
     for thread in threads:

@@ -97,9 +97,8 @@ class SpanFinder:
         has_calls = bool(tools) or any(message.get("tool_calls") for message in messages)
         ways_to_mark = [True]
         if has_calls:
-            ways_to_mark.append(
-                False
-            )  # some templates compare calls with tools: marks would change what they write
+            # Some templates compare calls with tools: marks would change what they write.
+            ways_to_mark.append(False)
         for mark_calls in ways_to_mark:
             conversation = mark_texts(messages, tools, calls=mark_calls)
             shape = tuple((part.message, part.kind) for part in conversation.parts)
