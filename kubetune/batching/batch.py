@@ -68,6 +68,7 @@ class Batch:
         """Return the batch on a device. Pinned memory makes the copy to a GPU asynchronous."""
         if device.type == "cpu":
             return self
+        # Fields that are no tensors stay: Python reads them without waiting for the GPU.
         moved: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -82,6 +83,7 @@ def collate(
     rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()
 ) -> Batch:
     """Lay sequences of (ids, trained) end to end. Token t predicts token t + 1 if that is trained."""
+    # The names are those of the class's example.
     lengths = [len(ids) for ids, _ in rows]
     cu_seqlens = np.cumsum([0, *lengths])
     ids = np.concatenate([ids for ids, _ in rows]).astype(np.int64)
@@ -110,6 +112,7 @@ def collate_labelled(
     samples: Sequence[int] = (),
 ) -> Batch:
     """Lay labelled sequences of ids end to end. `targets`: `[sequences, width]`."""
+    # Without labels of tokens; then the labels of the sequences take their place.
     batch = collate([(ids, np.zeros(len(ids), bool)) for ids in rows], samples)
     token_types = torch.from_numpy(np.concatenate(segments).astype(np.int64))
     labels = torch.from_numpy(targets.astype(np.float32))

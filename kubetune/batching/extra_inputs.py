@@ -13,6 +13,7 @@ from torch import Tensor
 
 def moved_tensor(tensor: Tensor | None, device: torch.device) -> Tensor | None:
     """Copy a tensor to a device through pinned memory, without waiting for it. Return None for None."""
+    # From pageable memory the copy would wait, and with it the loop.
     if tensor is None:
         return None
     return tensor.pin_memory().to(device, non_blocking=True)
@@ -42,6 +43,7 @@ class Pictures:
 
     def of(self, sequences: Sequence[int], cu_seqlens: Sequence[int]) -> Pictures:
         """Return only the images of some sequences. `cu_seqlens`: where the batch's sequences begin, and the end."""
+        # Everything by token or by sequence is cut out of the whole batch.
         spans = [slice(cu_seqlens[number], cu_seqlens[number + 1]) for number in sequences]
         inputs: tuple[dict[str, Tensor], ...] = ()
         if self.inputs:

@@ -32,8 +32,10 @@ Sequence = tuple[NDArray[np.uint32], NDArray[np.bool_]]
 
 NOTHING: Ids = np.empty(0, np.int64)
 
-EVALUATION_BATCHES = 32  # at least so many, where rows suffice, for any number of ranks to share
-SMALLEST_BATCH_TOKENS = 256  # below that a batch costs more in calls than in arithmetic
+# Batches of an evaluation, if there are enough rows, so that any number of ranks can share them.
+EVALUATION_BATCHES = 32
+# A smaller batch costs more in calls than in arithmetic.
+SMALLEST_BATCH_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -104,6 +106,7 @@ class Feed:
 
     def samples(self, step: int) -> Ids:
         """Return the row ids of a step's global batch, the same on every rank and at every world size."""
+        # Step 7 of epochs of 3 steps is step 1 of epoch 2. So a resumed run needs nothing but the number.
         epoch, index = divmod(step, self.steps_per_epoch)
         if self._boundaries is not None:
             first, end = self._boundaries(epoch)[index : index + 2]
@@ -145,6 +148,7 @@ class Feed:
 
     def largest(self) -> Batch:
         """Return a micro-batch about as large as the run's largest, made of the longest rows, to measure memory with."""
+        # A rank never gets more rows of a step than its even share.
         most = -(-self._plan.global_batch_size // self._world.size)
         if self._boundaries is not None:
             most = len(self._lengths)  # a batch given in tokens has any number of rows
@@ -242,6 +246,7 @@ def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]
         share = -(-int(rows.lengths[ids].sum()) // EVALUATION_BATCHES)
         budget = min(plan.micro_batch_tokens, max(share, SMALLEST_BATCH_TOKENS))
         return pack(ids, rows.lengths, budget)
+    # In rows: like lengths together, so that little is padded.
     size = plan.per_device_eval_batch_size if padding_free else 1
     by_length = ids[np.argsort(-rows.lengths[ids], kind="stable")]
     return [by_length[start : start + size] for start in range(0, len(ids), size)]
@@ -267,11 +272,14 @@ def batch_of(
     if not len(ids):
         return _empty_batch(rows.sequences_per_row, reader)
     samples = [int(row) for row in ids]
+
+    # A classifier's rows.
     if rows.is_labelled and rows.targets is not None:
         texts = [rows.row(row)[0] for row in samples]
         segments = [rows.segments(row) for row in samples]
         return collate_labelled(texts, segments, rows.targets[ids], samples)
 
+    # All others: one sequence of a row, or two of a pair.
     sequences: list[Sequence] = []
     for row in samples:
         sequences += rows.sequences(row)

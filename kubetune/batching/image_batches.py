@@ -22,7 +22,8 @@ from kubetune.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MOST_AHEAD = 32  # images that are read ahead; one of 1,024 tokens takes 24 MiB
+# Images that are read ahead. One of 1,024 tokens takes 24 MiB.
+MOST_AHEAD = 32
 
 
 class PictureReader:
@@ -56,6 +57,7 @@ class PictureReader:
         return [futures[image].result() for image in images]
 
     def _submit(self, image: ImageRef | bytes) -> Future[Picture | Upright]:
+        # Threads start with the first image, since a run may have none.
         if self._pool is None:
             self.processor.import_libraries()
             threads = min(4, len(os.sched_getaffinity(0)))
@@ -84,6 +86,8 @@ def collate_pictured(
     a row's tokens for images are not as many as the features that the vision tower will make.
     """
     batch = collate(rows, samples)
+
+    # Both sequences of a pair have the same prompt, and with it the same images.
     sequences_per_row = len(rows) // len(pictures)
     images_of = []  # [sequences] the images of each
     for of_row in pictures:

@@ -48,7 +48,8 @@ def collate_shared(rows: Sequence[Row], samples: Sequence[int] = ()) -> Batch:
     if len(segments) == len(rows):  # nothing is shared
         return collate(rows, samples)
 
-    cu_seqlens = np.cumsum([0, *(segment.end - segment.start for segment in segments)])
+    lengths = [segment.end - segment.start for segment in segments]
+    cu_seqlens = np.cumsum([0, *lengths])
     ids, positions = _tokens(rows, segments)
     owners, tokens = _labels(rows, segments, cu_seqlens)
 
@@ -58,6 +59,7 @@ def collate_shared(rows: Sequence[Row], samples: Sequence[int] = ()) -> Batch:
     targets = trained[by_count]
     before = _tokens_before(segments, cu_seqlens)
     predicting, places = np.unique(before[targets], return_inverse=True)
+    # counts 1 1 1 2 are the runs (3, 1) (1, 2)
     runs = []
     for count, run in groupby(counts[by_count].tolist()):
         runs.append((len(list(run)), count))
@@ -133,5 +135,6 @@ def _labels(
 
     all_owners = np.concatenate(owners)
     all_tokens = np.concatenate(tokens)
+    # Row after row, and within a row in the order of its tokens. Segments come in another order.
     order = np.lexsort((all_tokens, all_owners))
     return all_owners[order], all_tokens[order]

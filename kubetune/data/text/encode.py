@@ -246,6 +246,7 @@ def pieces(document: Encoded, limit: int) -> list[Encoded]:
     """
     rows = []
     for part in split_at(len(document.ids), limit):
+        # The row before has trained this row's first token as its last one.
         trained = [False, *document.trained[part][1:]]
         rows.append(replace(document, ids=document.ids[part], trained=trained))
     return rows

@@ -136,6 +136,7 @@ def _names_in_data(
 
     Raises DataError if two of them differ, or if one has those of `classification.labels` in another order.
     """
+    # (where the names are from, the names)
     named: list[tuple[str, tuple[str, ...]]] = []
     if classification.labels:
         named.append(("classification.labels", classification.labels))
@@ -267,6 +268,7 @@ def _guess(seen: _Seen) -> ProblemType:
 
 def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> tuple[str, ...]:
     """Return the data set's names, or the model's, if they fit all labels, else the labels themselves."""
+    # Lists of 0.0 and 1.0 have as many classes as they are long.
     labels = seen.labels | set(range(seen.width))
     of_model = tuple(id2label[key] for key in sorted(id2label, key=int))
     if all(name.startswith("LABEL_") for name in of_model):

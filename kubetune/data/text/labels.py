@@ -20,6 +20,7 @@ UNLABELLED: Final = (
     "`kubetune generate` say what the model thinks"
 )
 NAMES_SHOWN: Final = 12
+# How a text writes a number, and how tables write a whole number.
 _NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)(\.0*)?", re.ASCII)
 # How the readers write `false` and `true`, and which of two classes they stand for.
@@ -49,6 +50,7 @@ class Labels:
         With the names a, b, c: `b` is (1.0,); of several labels at once, `(a, c)` is (1.0, 0.0, 1.0).
         Raises ValueError for a label that is not among them.
         """
+        # One number to predict.
         if self.problem_type == "regression":
             number = number_of(label)
             if number is None:
@@ -57,6 +59,8 @@ class Labels:
                     "classification.problem_type can say otherwise"
                 )
             return (number,)
+
+        # One class out of several.
         if self.problem_type == "single_label_classification":
             if isinstance(label, tuple):
                 raise ValueError(f"label is {list(label)}; expected one class, not a list")
@@ -103,6 +107,7 @@ class Labels:
     @property
     def metrics(self) -> tuple[str, ...]:
         """Names of the metrics of an evaluation."""
+        # F1 is of the positive class, and only of two classes is one the positive one.
         names = CLASSIFIER_METRICS[self.problem_type].split()
         return tuple(f"eval_{name}" for name in names if name != "f1" or len(self.names) == 2)
 
@@ -182,6 +187,7 @@ def class_index(indexes: Mapping[str, int], label: str | int | float) -> int | N
 
     A number is an index if the classes have names, and a name if they are called by numbers.
     """
+    # The name as the data write it, or a number in another form: 2.0 for the class "2".
     if str(label) in indexes:
         return indexes[str(label)]
     number = whole_number_of(label)

@@ -132,6 +132,7 @@ class Tokenizer:
     @cached_property
     def framing_backend(self) -> tokenizers.Tokenizer:
         """The tokenizer with its post-processor, which puts special tokens around a text or a pair of texts."""
+        # A copy, because `backend` must not add special tokens. It shares no settings either, such as truncation.
         framing = tokenizers.Tokenizer.from_str(self.backend.to_str())
         framing.post_processor = self._loaded[2]
         return framing
@@ -190,12 +191,15 @@ class Tokenizer:
 
     def _own_template(self) -> str:
         """Return the model's template: from its files, or else from its settings, as transformers does."""
+        # Its files come first.
         templates = {}  # name -> source
         for name, file in (("default", "chat_template.jinja"), ("tool_use", TOOL_TEMPLATE)):
             if file in self.files:
                 templates[name] = self.files[file].read_text("utf-8")
         if templates:
             return joined(templates)
+
+        # Then a setting: one template, or a list of named ones.
         setting = self._config.get("chat_template")
         if not setting:
             setting = read_json(self.files.get("chat_template.json")).get("chat_template")
@@ -240,6 +244,7 @@ class Tokenizer:
         """The token with which the chat template ends an answer, such as `<|im_end|>`, if there is one."""
         if self.chat is None or not self.chat.closing:
             return None
+        # A template may write more behind it, such as a line break.
         for id in reversed(self.encode_text(self.chat.closing, special=False)):
             if id in self.special_ids:
                 return id
@@ -351,6 +356,7 @@ class Tokenizer:
         """SHA-256, in hex, of all that decides ids and labels: files, chat template and the date that it writes."""
         settings = (tokenizers.__version__, self._given_template)
         digest = hashlib.sha256(repr(settings).encode())
+        # Names and sizes too, so that the bytes of two files cannot be taken for those of others.
         for name, file in sorted(self.files.items()):
             digest.update(f"\0{name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
         if self.date is not None and self.writes_date:

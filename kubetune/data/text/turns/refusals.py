@@ -28,6 +28,7 @@ _FACTS: Final = {
 }
 # A tool in the forms of OpenAI and Cohere at once.
 _TOOL: Final = {"type": "function", "function": _FACTS, **_FACTS, "parameter_definitions": {}}
+# What templates for retrieval take.
 _DOCUMENTS: Final = [{"title": "?", "text": "?"}]
 _OTHER: Final = "choose another (`model.chat_template: file.jinja`)"
 
@@ -56,6 +57,7 @@ def words_of(error: Exception, template: jinja2.Template) -> str:
 
     line = ""
     frame = error.__traceback__
+    # Jinja compiles a template to Python; its frames say where they are in the template.
     while frame is not None:
         if frame.tb_frame.f_code.co_filename == "<template>":
             line = f" in its line {template.get_corresponding_lineno(frame.tb_lineno)}"

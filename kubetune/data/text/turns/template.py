@@ -120,6 +120,8 @@ class ChatTemplate:
         else:
             text = raw
             answers = [(turn, self._find_turn(rendering, turn)) for turn in trained]
+
+        # Images are put in last, because until here they are short marks.
         unlike_prompt = self._is_unlike_prompt(text, answers, messages, tools)
         text, spans = self._writer.put_images(text, [span for _, span in answers], messages)
         rewrites = _rewrites(rendering, trained)
@@ -187,6 +189,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None,
     ) -> bool:
         """True if an answer begins elsewhere than where the generation prompt ends, which may open a thought."""
+        # A template may mark several blocks of a turn. The first is where the turn begins.
         beginnings: dict[int, int] = {}
         for turn, (start, _) in answers:
             beginnings.setdefault(turn, start)
@@ -225,6 +228,7 @@ class ChatTemplate:
 
     def _to_end_of_turn(self, text: str, span: Span) -> Span:
         """Return a span that ends right behind the end-of-turn token, as some blocks end before it or a line break later."""
+        # text Pong<|im_end|>⏎, closing <|im_end|>: the span ends behind Pong, or behind the line break.
         start, end = span
         if self.closing:
             written = text[start:end].rstrip()

@@ -40,12 +40,15 @@ class TokenFinder:
         """
         self._tokenizer = tokenizer
         self._keeps_prompts = keeps_prompts
+
+        # How words and continuations are encoded.
         self._anchor = ""
         self._anchor_tokens = 0
         self._find_anchor()
         self._words = None
         if not self._anchor_tokens:
             self._words = Words.of(tokenizer.backend)
+        # Whether a prompt has to be encoded alone to see if its ids change, and the ids of prompts' ends.
         self._looks_ahead = _looks_ahead(tokenizer.backend)
         self._ids_alone = lru_cache(maxsize=1024)(partial(tokenizer.encode_text, special=False))
 

@@ -197,6 +197,7 @@ class TemplateWriter:
         """
         question = [{"role": "user", "content": ANSWER}]
         system = [{"role": "system", "content": ANSWER}, {"role": "user", "content": "?"}]
+        # As texts; only if one of them is not written, as parts.
         shows_question = self._shows(question)
         if shows_question and self._shows(system):
             return False
