@@ -75,11 +75,13 @@ class Checkpointer:
     _rehearses: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
+        # This rank holds everything, so rank 0 alone writes the checkpoint.
         self._is_whole = self.optimizer.size == self.optimizer.master.numel()
         self._group: process_group.Group = None
         if not self._is_whole:
             # A thread's collectives must not mix with the loop's, so it has a group of its own.
             self._group = process_group.side_group(self.world, self.timeout_seconds)
+        # One thread, so that one checkpoint is written after the other.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
     def __enter__(self) -> Checkpointer:
@@ -134,12 +136,14 @@ class Checkpointer:
         self._rehearses = True
         try:
             self._require_all(self._attempt(state, self._tensors()))
+            # Links to the checkpoint would count its files twice.
             sizes = []
             for path in (self.run_dir / "checkpoints").rglob("*"):
                 if path.is_file() and not path.is_symlink():
                     sizes.append(path.stat().st_size)
             return sum(sizes)
         finally:
+            # No rank may still write into the folder when it is removed.
             process_group.barrier(self.world)
             if self.world.is_main and self.run_dir.exists():
                 whole_folder.remove(self.run_dir)
@@ -190,6 +194,7 @@ class Checkpointer:
     def _attempt(self, state: State, tensors: Tensors) -> errors.KubetuneError | None:
         """Write, commit and tidy up. Return the error rather than raise it, for `_require_all`."""
         try:
+            # First, so that no checkpoint is without the identity of its base.
             if self.base is not None:
                 self.base.record()
 
@@ -205,6 +210,7 @@ class Checkpointer:
                 folder = checkpoint.folder_of(self.run_dir, state.step)
                 consent.allow([consent.of_folder(folder)])
         except errors.KubetuneError as error:
+            # How large a checkpoint is helps somebody whose disk is full.
             cause = error.__cause__
             if isinstance(cause, OSError) and cause.errno in files.DISK_FULL:
                 return errors.EnvironmentFault(f"{error}; a checkpoint takes {self._bytes:,} bytes")
@@ -257,6 +263,7 @@ class Checkpointer:
                 # An adapter of a classifier is useless without the number and names of its classes.
                 base_model.config.save_pretrained(folder)
             self.tokenizer.save(folder)
+            # A kill here leaves a folder without a manifest, which the next start removes.
             fault_injection.reach("commit.weights")
             save_file(tensors.optimizer, folder / shards.OPTIMIZER)
 
@@ -327,6 +334,7 @@ class Checkpointer:
                 f"training.resume is never, but {self.run_dir} has {folder.name}; choose another `output`"
             )
 
+        # Other data, or another global batch, and the number of steps would stand for other samples.
         heartbeat.beat("resuming")
         state = checkpoint.load_state(folder)
         before = _batches_of(state)
@@ -337,6 +345,7 @@ class Checkpointer:
                 "another `output`, or put back what changed"
             )
 
+        # Weights follow from the optimizer's buffers, so only these are read.
         try:
             with shards.Buffers(folder) as buffers:
                 self.optimizer.load(buffers.state(self.optimizer.shards, self.optimizer.size))

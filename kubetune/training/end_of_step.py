@@ -42,6 +42,7 @@ def stop(
 def finish(run: Run, state: State, run_log: RunLog) -> State:
     """Evaluate and save if that is due. Call it after each step, and once when a run is resumed."""
     heartbeat.beat("end of step", state.step)
+    # First the evaluation, since its result decides whether this step is the best and is saved.
     is_last = state.step == run.plan.num_steps
     is_unsaved = state.saved_step < state.step
     is_evaluated = run.data.eval is None or state.evaluated_step == state.step
@@ -82,6 +83,7 @@ def _evaluate(run: Run, state: State, run_log: RunLog) -> State:
 
 def _judged(training: TrainingConfig, state: State, values: dict[str, float]) -> State:
     """Return the state after an evaluation, with its step and value as the best if they are."""
+    # The first evaluation is the best so far; later ones only if they are really better.
     name = training.metric_for_best_model
     preflight.require_metric(name, values)
     value = values[name]

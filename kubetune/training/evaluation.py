@@ -85,6 +85,7 @@ def collect(
     only_largest: bool = False,
 ) -> list[Any] | None:
     """Return what the task computed from each of this rank's batches of `rows`; None if a stop came meanwhile."""
+    # Each forward of a sharded model takes all ranks.
     even = fsdp.is_sharded(learner.model)
     shares = evaluation_batches(
         rows, plan, world, padding_free=learner.route.padding_free, even=even
@@ -110,6 +111,7 @@ def collect(
                 batch = batch_of(rows, share[index], reader).to(world.device)
                 parts.append(task.evaluate(learner, batch))
     finally:
+        # Also after an error, which preflight may catch.
         fsdp.close(unwrap(learner.model))
         learner.model.train()
     return parts

@@ -96,6 +96,7 @@ def _log_result(
     remark = _remark(numbers["loss_runaway"])
     if remark:
         logs.RESULT.warning("%s", remark)
+    # The link to the checkpoint that a user will want.
     best = "best" if state.best_step is not None else "last"
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
     logs.DONE.info(
@@ -120,6 +121,7 @@ def totals_of(run_dir: Path, plan: Plan, state: State) -> Totals:
     if of_lines.steps == state.step:
         return replace(of_lines, seconds=state.seconds)
 
+    # The first and the last line, if they survived.
     first = of_lines.first
     if first.get("step") != 1:
         first = {}

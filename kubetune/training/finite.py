@@ -43,6 +43,7 @@ def require_finite(
     for samples, value in micro_losses:
         if not math.isfinite(float(value)):
             suspects.update(samples)
+    # Each rank knows only its own rows, but all raise the same error.
     places = []
     for rank, samples in enumerate(gather(sorted(suspects), world)):
         if samples:

@@ -65,6 +65,7 @@ def flops_of(learner: Learner, rows: Rows, spared: float = 0.0) -> NDArray[np.fl
     `spared`: the share of the tokens that is saved because rows share prefixes.
     """
     classifies = learner.labels is not None
+    # FLOPs of one token, of one pair of tokens in attention, and of one label in the head.
     try:
         unit = cost_of(learner.model, has_vocabulary=not classifies).sparing(spared)
     except AttributeError:
@@ -137,6 +138,7 @@ def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right = left.clone()
     _ = left @ right  # the first one prepares the kernel
+    # At least three products, and at least 0.05 s.
     durations: list[float] = []
     while len(durations) < 3 or math.fsum(durations) < 0.05:
         wait_for_device(device)

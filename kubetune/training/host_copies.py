@@ -57,6 +57,7 @@ class HostCopies:
         return Tensors(state, weights)
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        # Made at the first checkpoint, and then reused.
         if name not in self._buffers:
             self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)
         return self._buffers[name].copy_(tensor.detach())

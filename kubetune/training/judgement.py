@@ -52,6 +52,7 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     The answers are written to the run directory.
     """
     assert run.data.eval is not None
+    # A stop within any of the three leaves no half result: the next start evaluates this step again.
     values = evaluate(run.task, run.learner, run.data.eval, run.plan, run.world, run.stop)
     if values is None:
         return None
@@ -74,6 +75,7 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
 def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -> dict[str, float]:
     """Return the metrics of the answers. Write the answers, and the questions once for each run."""
     values, lines = judge.score(answers)
+    # The questions are the same at every evaluation.
     questions = run_dir / metrics.ANSWERS / QUESTIONS
     if not questions.exists():
         lines_of_questions = []
@@ -95,6 +97,7 @@ def measure_base(run: Run, state: State) -> None:
     if not wanted.needs_base:
         return
     on_main(partial(verdict.warn_of_changed_functions, wanted, run_dir), run.world)
+    # A resumed run can no longer measure it: its weights have moved.
     if state.step or on_main(lambda: (run_dir / metrics.BASE).exists(), run.world):
         return
     if run.judge is not None and run.world.is_main:

@@ -102,7 +102,7 @@ class RunLog:
             "peak_memory_bytes": peak_memory_bytes(self._world.device),
             "rank_seconds": list(ranks),
         }
-        if 0 < work.computed < work.tokens:
+        if 0 < work.computed < work.tokens:  # rows share prefixes
             timing["computed_tokens"] = work.computed
 
         self.last_step = state.step
@@ -147,6 +147,7 @@ class RunLog:
 
     def remember(self, run_dir: Path, step: int) -> None:
         """Read the losses of earlier starts in the epoch that is under way after `step` steps."""
+        # Steps 7 and 8 of epochs of 3 steps are in the third epoch, which began after step 6.
         begun = step - step % self._plan.steps_per_epoch
         for line in metrics.stream_lines(run_dir / metrics.METRICS):
             if begun < line["step"] <= step and "loss" in line:

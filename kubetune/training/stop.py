@@ -26,7 +26,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.requested = False
-        self._deferred = False
+        self._deferred = False  # the loop looks at `requested`
         self._installed = False
 
     def install(self) -> StopRequest:
@@ -49,10 +49,11 @@ class StopRequest:
         """Only set `requested` from now on, for the loop to look at. Raises Preempted if a request came before."""
         self._deferred = True
         if self._installed:
-            self._set(self._on_signal)
+            self._set(self._on_signal)  # after `leave_to_kernel` it was not in place
         if self.requested:
             raise errors.Preempted(0)
 
+    # Python runs a handler between two instructions of the main thread, so it must not do much.
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.requested = True
         if not self._deferred:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one rank. Return its exit code."""
+    # First of all, because a signal may come during the slow imports.
     processes.die_with_parent()
     stop = StopRequest().install()
     rank = int(os.environ.get("RANK", "0"))
@@ -90,6 +91,7 @@ def _status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
     if fault is not None:
         logs.ERROR.error("%s", fault)
         return ExitStatus(fault.exit_code, str(fault))
+    # Anything else nobody has thought of.
     logs.family_logger("ERROR").critical("this is a bug in kubetune", exc_info=error)
     return ExitStatus(errors.BUG, f"{type(error).__name__}: {error}")
 
@@ -106,12 +108,14 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     from kubetune.config.load import load_resolved
     from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
 
+    # A launcher has made the run directory.
     if len(argv) == 1 and (Path(argv[0]) / RESOLVED).is_file():
         run_dir = Path(argv[0])
         config = load_resolved(run_dir / RESOLVED)
         log_to_run(config.logging.level, run_dir, rank)
         return config, run_dir
 
+    # By hand, under torchrun: rank 0 makes it.
     from kubetune.supervisor.local import create_run_dir, dated
 
     logs.configure("INFO", rank=rank)  # for warnings about the config
@@ -143,6 +147,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
         from kubetune.distributed import process_group
         from kubetune.tasks import task_of
 
+        # Still while the data are prepared: what this task needs.
         with collector.paused():
             task = task_of(config.task_name)
             if config.lora is not None:
@@ -155,7 +160,7 @@ def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
     if rank == 0:
         base = Check(config, run_dir)
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        stop.leave_to_kernel()
+        stop.leave_to_kernel()  # waiting for other ranks is done in C++
 
     logs.STEP.info("joining the other ranks")
     # A rank that waits has more patience than the heartbeat, so that the rank that hangs is the one that reports it.

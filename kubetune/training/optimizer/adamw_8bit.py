@@ -46,6 +46,7 @@ class FlatAdamW8bit(FlatAdamW):
         zero, zero_sq = (int(code.abs().argmin()) for code in self.codes)
         self.exp_avg = torch.full((size,), zero, dtype=torch.uint8, device=device)
         self.exp_avg_sq = torch.full((size,), zero_sq, dtype=torch.uint8, device=device)
+        # A scale of 0 makes every code mean zero.
         blocks = _num_blocks(self._decayed) + _num_blocks(size - self._decayed)
         self.scale = torch.zeros(blocks, device=device)
         self.scale_sq = torch.zeros(blocks, device=device)

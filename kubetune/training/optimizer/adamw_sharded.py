@@ -73,8 +73,9 @@ class ShardedAdamW(FlatAdamW):
             rank 0    rows 0 1 2    OptimizerShard(100, 6)
             rank 1    rows 3 4      OptimizerShard(106, 4)
         """
+        # FSDP gives each rank equally many rows, rounded up, and the last ranks fewer or none.
         shards = []
-        start = 0
+        start = 0  # of the parameter in the whole model's buffers
         for parameter, value in self._slices:
             num_rows = parameter.shape[0]
             width = parameter.numel() // num_rows

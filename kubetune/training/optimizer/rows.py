@@ -81,6 +81,7 @@ class OccurringRows:
         # A gradient of only zeros, as of the last word of a sequence, leaves no moments by which a resumed run would know
         # that the row has occurred.
         is_moved = values.any(1)
+        # A word that occurs twice has two gradients, which are added up.
         rows = rows[is_moved]
         distinct = rows.unique()
         if not self.admit(distinct):

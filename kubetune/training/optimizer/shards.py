@@ -118,6 +118,7 @@ class Buffers:
         stop = shard.start + shard.length
         # The last shard in the files that begins at or before it.
         index = bisect_right(self._sources, at, key=lambda source: source.start) - 1
+        # Piece by piece: to the end of the shard that is wanted, of the shard in the file, or of what memory is for.
         while at < stop:
             source = self._sources[index]
             until = min(stop, source.stop, at + CHUNK)
@@ -198,6 +199,7 @@ def write_weights(
 
     with Buffers(folder) as buffers, open(folder / WEIGHTS, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
+        # The numbers, in the order of the header.
         start = 0
         for shape in layout.values():
             shard = OptimizerShard(start, math.prod(shape))

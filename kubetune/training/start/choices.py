@@ -31,6 +31,7 @@ def decide(
     `tokens`: of all steps. `width`: the model's hidden size, if it is known.
     """
     dtype = cpu_dtype.decide(config.model.dtype, run_dir, world, width)
+    # Rank 0 decides for all: what was measured lies on its machine.
     chosen = None
     if world.is_main:
         chosen = _choose(config, plan, tokens, run_dir, world)

@@ -37,6 +37,7 @@ def as_trained(run_dir: Path, dtype: str) -> str:
 
 
 def _choose(run_dir: Path, width: int | None) -> str:
+    # A resumed run continues in the same dtype, even on another machine.
     kept = _kept(run_dir)
     if kept is not None:
         logs.MODEL.info("model.dtype: auto -> %s, as this run began", kept)

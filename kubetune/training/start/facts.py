@@ -35,6 +35,7 @@ def gpu_name(world: World) -> str | None:
 
 def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """Log what every log should begin with: ranks, data and batches."""
+    # What torchrun or a cluster has set: the first thing to look at when ranks do not find each other.
     variables = [f"{name}={value}" for name, value in process_group.environment().items()]
     logs.DDP.info("%s, device %s", " ".join(variables) or "one process", world.device)
     rows = f"{len(data.train):,} rows"
@@ -109,6 +110,7 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
         dtype,
         saved_share,
     )
+    # What a resumed run has to take over, and what forecasts compare.
     facts["spared_share"] = saved_share
     facts |= choices.as_event(config.model, config.training)
     facts["machine"] = machine.describe()

@@ -30,6 +30,7 @@ def make_feed(
     flops = None
     if world.size > 1:
         flops = flops_of(learner, data.train)
+    # The same batches, but for how they are put together.
     feed = partial(
         Feed,
         data.train,

@@ -67,6 +67,7 @@ class MemoryBudget:
         if self.forecast_bytes:
             error = peak / self.forecast_bytes - 1  # positive if the forecast was too low
             text += f", forecast {size(self.forecast_bytes)} ({error:+z.0%})"
+        # What PyTorch reserves counts, because other processes cannot have it.
         share = (reserved or peak) / self.device_bytes
         text += f"; {share:.0%} of {size(self.device_bytes)} ({self.owner})"
         if share > USABLE_SHARE:
@@ -99,6 +100,7 @@ class MemoryBudget:
             wrong_by = max(1.0, peak / self.forecast_bytes)
         usable = int(self.device_bytes / wrong_by)
         changes = remedies(self._config, self._plan, self._weights, usable, self._longest)
+        # Each one alone would be enough, the mildest first.
         if not changes:
             return "no single change would make it fit; several together may, or a larger device"
         texts = [f"{text} (about {size(after.peak_bytes)})" for text, after in changes]
@@ -109,6 +111,7 @@ def _device_bytes(compute_memory: str | None, plan: Plan, device: torch.device) 
     """Return how much memory a rank may take, and what sets that limit."""
     if device.type == "cuda":
         return acceleration.device_bytes(device), torch.cuda.get_device_name(device)
+    # On a CPU the limit is the pod's, which its processes share.
     if compute_memory:
         process_bytes = quantity_bytes(compute_memory) // plan.processes_per_node
         return process_bytes, "compute.memory of each process"

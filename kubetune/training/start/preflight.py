@@ -46,6 +46,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     """True if memory ran out: on a GPU, or on a CPU when the kernel refuses more."""
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
+    # PyTorch has no class for it on a CPU.
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
@@ -77,6 +78,7 @@ def rehearse(run: Run, state: State) -> None:
         )
         return
 
+    # Log the forecast first: if the kernel kills this process, that is the last line.
     device = run.world.device
     budget = MemoryBudget(run.config, run.plan, device, run.data.longest)
     work = warm_up.largest(run)
@@ -100,6 +102,7 @@ def rehearse(run: Run, state: State) -> None:
     with trials.trial("save", "a save"):
         checkpoint_bytes = run.checkpointer.rehearse(state)
 
+    # The largest of all ranks, so that all take the same decision.
     peak = max(process_group.gather(peak_memory_bytes(device), run.world))
     reserved = None
     if device.type == "cuda":

@@ -33,6 +33,7 @@ class Preparation:
     def __init__(self, config: Config, run_dir: Path) -> None:
         self._config = config
         self._run_dir = run_dir
+        # A pool of one, because its future carries the result or the error back.
         self._pool = ProcessPoolExecutor(
             1,
             mp_context=multiprocessing.get_context("fork"),
@@ -111,6 +112,7 @@ def width_of(data: Prepared) -> int | None:
     from kubetune.plan.memory import Shape
     from kubetune.plan.model_shapes import Weights
 
+    # Weights are not needed to know the shapes.
     facts = read_json(data.tokenizer.files.get("config.json"))
     shape = Shape.of(Weights({}, facts, stated=False).text_config)
     if shape is None or not isinstance(shape.hidden, int):

@@ -111,6 +111,7 @@ def attach(
     began = time.perf_counter()
     tables = _read(path, splits)
     is_missing = process_group.agree(tables is None, world)
+    # If one rank lacks them, all compute: the model may be sharded.
     if is_missing or tables is None:
         tables = scores(learner, splits, plan, world, parts, share_prefixes=share_prefixes)
         if world.local_rank == 0:
@@ -152,6 +153,7 @@ def _fingerprint(
     share_prefixes: bool,
 ) -> str:
     """Return the SHA-256 of all that decides the log-probabilities."""
+    # Another kernel or packing gives other last bits, and a run must not change them between two starts.
     weights = base.now()["model"].files
     facts: dict[str, Any] = {
         "format": FORMAT,
@@ -279,6 +281,7 @@ def _require_finite(answer: Answer) -> None:
 
 def _write_part(parts: Path, answers: Sequence[Answer]) -> None:
     """Write the file of a part, in the form that the top of this module shows."""
+    # Units of no rows were only there to keep ranks together.
     by_split: dict[str, list[Answer]] = {}
     for answer in answers:
         if len(answer.ids):
@@ -299,6 +302,7 @@ def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
 def _load(path: Path) -> Tables:
     """Return the arrays of a file; none if it does not exist or is damaged."""
     try:
+        # Without pickle, so a file cannot run code.
         with np.load(path) as arrays:
             return dict(arrays)
     except (OSError, ValueError, zipfile.BadZipFile, EOFError):
