@@ -1,8 +1,13 @@
 """Frozen linear layers computed in 8-bit floats: `training.fp8`. Twice the arithmetic of bf16 on GPUs that have it.
 
-Each row of a factor is scaled by its own largest value (arXiv 2209.05433 has the format). The base is rounded once and
-kept in both orders, for the forward and for the backward, in the memory that bf16 took; adapters stay as they are.
-Checkpoints hold adapters only, so nothing rounded is ever saved.
+Each row of a factor is scaled by its own largest value (arXiv 2209.05433 has the format), to 448, the largest e4m3:
+
+    row of x              0.5   -2.0    1.0         largest 2.0, scale 2.0 / 448
+    rounded, 8 bits       112   -448    224
+    the product with w    (112 w₀ - 448 w₁ + 224 w₂) × scale of x × scale of w
+
+The base is rounded once and kept in both orders, by rows for the forward and by columns for the backward, in the memory
+that bf16 took. Adapters stay as they are. Checkpoints hold adapters only, so nothing rounded is ever saved.
 """
 
 from __future__ import annotations
@@ -36,7 +41,7 @@ def adopt(
 ) -> None:
     """Compute frozen layers in 8-bit floats from now on, if that leaves the loss of the first batch alone.
 
-    Raises ConfigError when it does not, when the GPU cannot, and when no layer could.
+    Raise ConfigError if it does not, if the GPU cannot, and if no layer can.
     """
     if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 9):
         name = torch.cuda.get_device_name(device)
@@ -73,8 +78,9 @@ def round_layers(model: nn.Module, kernels: Kernels) -> int:
     for layer in layers:
         _round(layer)
         layer.forward = partial(_forward, layer, kernels)
+
+    # Layers with the same input stay together if all of them were rounded. Of the others each goes alone.
     for shared in shared_inputs(layers):
-        # Layers with the same input are computed together if all of them were rounded.
         if not all(hasattr(layer.base_layer, "row_scales") for layer in shared.layers):
             for layer in shared.layers:
                 if layer in layers:
@@ -95,9 +101,10 @@ def _fits(layer: Any) -> bool:
 
 def _round(layer: Any) -> None:
     base = layer.base_layer
-    weight = base.weight.data
+    weight = base.weight.data  # [out, in]
     rows, row_scales = pointwise.round_rows(weight)
     columns, column_scales = pointwise.round_rows(weight.t().contiguous())
+    # Buffers move with the model, and are not saved.
     base.weight = nn.Parameter(rows, requires_grad=False)
     base.register_buffer("row_scales", row_scales, persistent=False)
     base.register_buffer("columns", columns, persistent=False)

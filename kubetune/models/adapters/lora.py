@@ -30,23 +30,23 @@ def add_lora(
 
     `heads` are modules that are new to the model: trained in full and saved with the adapter. Modules whose whole name
     matches the expression `frozen` get no adapter.
-    Raises ConfigError when no module matches `target_modules`.
+    Raise ConfigError if no module matches `target_modules`.
     """
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
-    left = re.compile(
-        frozen or "|".join(rf"(.*\.)?{re.escape(head)}(\..*)?" for head in heads) or "$^"
-    )
-    _require_reached(model, lora.target_modules, left)
-    targets = find_targets(model, lora, frozen=lambda name: left.fullmatch(name) is not None)
+    left_out = re.compile(frozen or _expression_of(heads))
+    _require_reached(model, lora.target_modules, left_out)
+    targets = find_targets(model, lora, frozen=lambda name: left_out.fullmatch(name) is not None)
+    # Each name once: a user may have named the heads too.
+    trained_whole = list(dict.fromkeys((*lora.modules_to_save, *heads)))
     settings = PeftLoraConfig(
         r=lora.r,
         lora_alpha=lora.lora_alpha,  # type: ignore[arg-type]  # PEFT divides by r; fractions are fine
         lora_dropout=lora.dropout,
         target_modules=targets.modules,
         target_parameters=targets.parameters or None,
-        modules_to_save=list(dict.fromkeys((*lora.modules_to_save, *heads))) or None,
+        modules_to_save=trained_whole or None,
         exclude_modules=list(heads) or frozen,
         use_dora=lora.use_dora,
         use_rslora=lora.use_rslora,
@@ -60,11 +60,14 @@ def add_lora(
     except ValueError as error:
         raise errors.ConfigError(_explained(error, model, lora.target_modules)) from error
     _require_plain_head(model)
+
+    # PEFT keeps sets; lists make equal runs save equal files.
     saved: Any = adapted.peft_config["default"]
     if not isinstance(saved.target_modules, str):
-        # PEFT keeps sets; lists make equal runs save equal files.
         saved.target_modules = sorted(saved.target_modules or ())
     saved.target_parameters = sorted(saved.target_parameters or ()) or None
+
+    # In half precision most steps of an adapter would be rounded away.
     for parameter in adapted.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -74,27 +77,31 @@ def add_lora(
     return adapted
 
 
+def _expression_of(names: Sequence[str]) -> str:
+    """Return an expression for the whole names of modules with these last parts, and of all that is in them."""
+    if not names:
+        return "$^"  # matches nothing
+    return "|".join(rf"(.*\.)?{re.escape(name)}(\..*)?" for name in names)
+
+
 def _require_reached(
     model: nn.Module, targets: str | Sequence[str], frozen: re.Pattern[str]
 ) -> None:
-    """Raise ConfigError where modules are named an adapter of which would learn nothing."""
+    """Raise ConfigError for targets whose weights the model reads without calling them: an adapter would learn nothing."""
     if targets == "all-linear":
         return
-    refused = {
-        name.rpartition(".")[2]
-        for name in unreached_names(model)
-        if is_target(name, targets) and not frozen.fullmatch(name)
-    }
+    refused = set()
+    for name in unreached_names(model):
+        if is_target(name, targets) and not frozen.fullmatch(name):
+            refused.add(name.rpartition(".")[2])
     if refused:
         raise errors.ConfigError(_refusal(model, targets, refused))
 
 
 def _require_plain_head(model: nn.Module) -> None:
-    """Raise ConfigError for an adapter on the output head, which no logits are made by while a model learns.
-
-    And for one on input embeddings that the head is tied to: the head would go without it, so that no merged weight
-    could be both.
-    """
+    """Raise ConfigError for an adapter on the output head, or on input embeddings that the head is tied to."""
+    # The loss takes the head's own weight: an adapter on it would have no gradient. If the head is tied to embeddings
+    # with an adapter, it goes without that; merged, the weight would have to be two.
     head = cast(Any, model).get_output_embeddings()
     embeddings = cast(Any, model).get_input_embeddings()
     if hasattr(head, "base_layer"):
@@ -125,26 +132,27 @@ def _last_part(model: nn.Module, wanted: nn.Module) -> str:
 
 
 def _to_float(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A head is trained in fp32; what a half-precision base hands it must be that too."""
+    """Hand a head, which is trained in fp32, what a base in half precision gives, in fp32 too."""
     return (inputs[0].float(), *inputs[1:])
 
 
 def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]) -> str:
-    """PEFT's objection to the targets, with such as it would take."""
-    said = " ".join(str(error).split())
-    if (found := re.search(r"Incompatible modules: \{([^}]*)\}", said)) is not None:
-        refused = set(re.findall(r"\w+", found[1]))
+    """Return what PEFT has against the targets, with names that it would take."""
+    message = " ".join(str(error).split())
+    incompatible = re.search(r"Incompatible modules: \{([^}]*)\}", message)
+    if incompatible is not None:
+        refused = set(re.findall(r"\w+", incompatible[1]))
         return _refusal(model, targets, refused & {*_last_parts(model, nn.Linear)})
-    if "not found in the base model" in said:
+    if "not found in the base model" in message:
+        names = ", ".join(_last_parts(model, nn.Module))
         return (
-            f"lora.target_modules: no module's whole name matches {targets}; names end in "
-            + ", ".join(_last_parts(model, nn.Module))
+            f"lora.target_modules: no module's whole name matches {targets}; names end in {names}"
         )
-    return f"lora.target_modules: {said}"
+    return f"lora.target_modules: {message}"
 
 
 def _refusal(model: nn.Module, targets: str | Sequence[str], refused: AbstractSet[str]) -> str:
-    """Return words for targets that take in modules which can have no adapter, with those that can."""
+    """Return a message for targets that take in modules which can have no adapter, with those that can."""
     kind = getattr(model.config, "model_type", "this kind")
     wanted = targets if isinstance(targets, str) else f"[{', '.join(targets)}]"
     others = [name for name in _last_parts(model, nn.Linear) if name not in refused]
@@ -155,19 +163,16 @@ def _refusal(model: nn.Module, targets: str | Sequence[str], refused: AbstractSe
 
 
 def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
-    """Last parts of the names of a model's modules that hold a matrix, but for its head; of one half adapted too."""
+    """Return the last parts of the names of a model's modules that have a matrix, without its head.
+
+    PEFT may have refused the model when it had adapted a part of it: then some names end in `base_layer`.
+    """
     head = cast(Any, model).get_output_embeddings()
-    named = [
-        (name.removesuffix(".base_layer"), module)
-        for name, module in model.named_modules()
-        if module is not head
-    ]
-    held = [
-        name
-        for name, m in named
-        if name and ".lora_" not in name and isinstance(m, kind) and has_matrix(m)
-    ]
-    if kind is not nn.Module:
-        out_of_reach = set(unreached_names(model))
-        held = [name for name in held if name not in out_of_reach]
-    return sorted({name.rpartition(".")[2] for name in held})
+    out_of_reach = set() if kind is nn.Module else set(unreached_names(model))
+    last_parts = set()
+    for full_name, module in model.named_modules():
+        name = full_name.removesuffix(".base_layer")
+        is_other = not name or ".lora_" in name or name in out_of_reach or module is head
+        if not is_other and isinstance(module, kind) and has_matrix(module):
+            last_parts.add(name.rpartition(".")[2])
+    return sorted(last_parts)

@@ -73,27 +73,30 @@ def _dropout(lora: Any) -> float:
 class SharedInput:
     """LoRA layers that get the same input. All are computed when the first is called.
 
-    The others then take their outputs where they are called with the very same tensor. Calls of q, k and v:
-
-        q(x)   computes q, k and v of x; returns q's, `waiting` holds those of k and v
-        k(x)   returns k's; `waiting` holds v's
-        v(x)   returns v's; nothing waits
-
-        q(x)   as above
-        k(z)   z is another tensor: `goes_alone` from now on, each layer computes its own output alone
+    The others then return what was computed for them, if they are called with the very same tensor.
     """
+
+    # Calls of q, k and v:
+    #
+    #     q(x)   computes q, k and v of x; returns q's, `waiting` holds those of k and v
+    #     k(x)   returns k's; `waiting` holds v's
+    #     v(x)   returns v's; nothing waits
+    #
+    #     q(x)   as above
+    #     k(z)   z is another tensor: `goes_alone` from now on, each layer computes its own output alone
 
     layers: tuple[Any, ...]  # in the order in which the model calls them
     goes_alone: bool = False
     copies: AdapterCopies | None = None  # of all layers together
     copies_of_each: dict[nn.Module, AdapterCopies] = field(default_factory=dict)
-    compute: Compute = compute
+    compute: Compute = compute  # fp8.py puts its own here
     waiting: dict[nn.Module, Tensor] = field(default_factory=dict)  # outputs not yet asked for
     input: Tensor | None = None  # what `waiting` was computed from
     with_grad: bool = False  # whether autograd recorded `waiting`
 
     def forward(self, layer: Any, x: Tensor) -> Tensor:
         """Return the output of one of the layers."""
+        # 1. What was computed for this call is handed out.
         if self.waiting:
             is_same = self.input is x and self.with_grad is torch.is_grad_enabled()
             if is_same and layer in self.waiting:
@@ -104,10 +107,13 @@ class SharedInput:
             self.goes_alone = True
             self.waiting = {}
             self.input = None
+
+        # 2. A layer alone. With dropout each draws a mask of its own, as PEFT's layers do.
         is_first = layer is self.layers[0]
-        # Each layer draws dropout of its own.
         if not is_first or self.goes_alone or len(self.layers) == 1 or _dropout(layer):
             return self.compute([layer], x, self.copies_of_each.get(layer))[0]
+
+        # 3. The first of several: all are computed, and the others' outputs wait.
         outputs = self.compute(self.layers, x, self.copies)
         self.waiting = dict(zip(self.layers[1:], outputs[1:], strict=True))
         self.input = x
@@ -154,6 +160,7 @@ def swap(model: nn.Module) -> int:
     for parent in model.modules():
         plain = {name: child for name, child in parent.named_children() if is_plain_lora(child)}
         number += len(plain)
+        # Siblings share their input if their adapters are alike. Every other layer goes alone.
         for names in SIBLINGS:
             siblings = [plain.pop(name) for name in names if name in plain]
             if len({_kind(layer) for layer in siblings}) == 1:

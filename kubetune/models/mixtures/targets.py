@@ -1,7 +1,7 @@
 """Modules and tensors that LoRA adapts, by `lora.target_modules` and `lora.target_parameters`, as PEFT takes them.
 
-PEFT is told by name what to adapt in a mixture of experts: left to itself it takes the router in, gives adapters to the
-experts of some families alone, and none to the shared experts beside those.
+In a mixture of experts PEFT is given every name. Left to itself it adapts the router too, the experts of some families
+only, and never the shared experts beside those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import routers_of, stacks_of
 from kubetune.plan.linears import is_target, unreached
 
-# Names that the layers of each expert had, and have in other tools, by the tensor that holds them now.
+# Names that the layers of each expert had, and have in other tools, by the stacked tensor that holds them now. A tensor
+# of two layers is adapted only if both are named.
 _BEFORE_STACKING = {
     "gate_up_proj": (("gate_proj", "up_proj"), ("w1", "w3")),
     "up_proj": (("up_proj",),),
@@ -41,6 +42,7 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
     wanted = lora.target_modules
     parameters = list(_asked(model, lora.target_parameters))
     stacks = stacks_of(model)
+    # PEFT's own all-linear would adapt these too.
     takes_in_too_much = wanted == "all-linear" and (routers_of(model) or unreached_names(model))
     if stacks or takes_in_too_much:
         targets = _in_mixture(model, stacks, wanted, parameters, frozen)
@@ -79,24 +81,23 @@ def _in_mixture(
     parameters: list[str],
     frozen: Callable[[str], bool],
 ) -> Targets:
-    """Return the targets in a mixture. Modules are named one by one, weights of experts and routers as tensors.
-
-    Example, of one layer of Qwen3-MoE with `wanted` = [q_proj, gate_proj, up_proj]:
-
-        self_attn.q_proj              a module that is wanted: PEFT adapts it by its name
-        mlp.gate                      the router: not wanted
-        mlp.experts.gate_up_proj      [experts, 2 × width, hidden], holds gate_proj and up_proj of all experts: adapted
-                                      as a tensor
-    """
+    """Return the targets in a mixture. Modules are named one by one, weights of experts and routers as tensors."""
+    # Example, of one layer of Qwen3-MoE with `wanted` = [q_proj, gate_proj, up_proj]:
+    #
+    #     self_attn.q_proj              a module that is wanted: PEFT adapts it by its name
+    #     mlp.gate                      the router: not wanted
+    #     mlp.experts.gate_up_proj      [experts, 2 × width, hidden], holds gate_proj and up_proj of all experts:
+    #                                   adapted as a tensor
     linear = _adaptable_modules(model, frozen)
     if wanted == "all-linear":
         modules, tensors = _all_linear(model, linear, stacks, frozen)
     else:
         modules, tensors = _named(model, linear, stacks, wanted, frozen)
+
+    # PEFT takes some of these names for parts of experts. As tensors it adapts them all the same, but not in 4 or 8 bits.
     modules, taken_for_experts = _kept_by_peft(model, modules)
     lost = []
     for name in taken_for_experts:
-        # Named as a tensor PEFT adapts it all the same; a quantised one it cannot.
         if linear[name].weight.is_floating_point():
             tensors.add(f"{name}.weight")
         elif f"{name}.weight" not in tensors:
@@ -106,6 +107,8 @@ def _in_mixture(
             "no adapters on %s: PEFT takes their names for those of the experts, and their weights are quantised",
             ", ".join(_short(lost, linear)),
         )
+
+    # Names as short as they can be: they are saved with the adapter.
     all_tensors = [name for name, _ in model.named_parameters()]
     short_tensors = _short(sorted(tensors), all_tensors, parts=2)
     short_modules = _short(modules, [name for name, _ in model.named_modules()])
@@ -129,17 +132,19 @@ def _all_linear(
     """Return modules and tensors of `all-linear`: without head, embeddings and routers, but with the experts."""
     out_of_reach = {name for name in unreached_names(model) if not frozen(name)}
     if out_of_reach:
+        last_parts = sorted({name.rpartition(".")[2] for name in out_of_reach})
         logs.MODEL.info(
             "no adapters on %s: the model reads their weights without calling them, so an adapter would learn "
             "nothing",
-            ", ".join(sorted({name.rpartition(".")[2] for name in out_of_reach})),
+            ", ".join(last_parts),
         )
     head = model.get_output_embeddings()  # type: ignore[operator]
     routers = tuple(f"{name}." for name in routers_of(model))
     modules = []
     for name, module in linear.items():
         is_skipped = module is head or isinstance(module, nn.Embedding) or name in out_of_reach
-        if not is_skipped and not f"{name}.".startswith(routers):
+        is_in_router = f"{name}.".startswith(routers)
+        if not is_skipped and not is_in_router:
             modules.append(name)
     tensors: set[str] = set()
     for name, stack in stacks.items():
@@ -159,6 +164,7 @@ def _named(
         _require(wanted, [*linear_names(model), *_names_in(stacks)])
     routers = routers_of(model)
     for name in linear_names(model):
+        # A matrix that its module computes with in another way than PEFT's layers do.
         is_other = name not in linear and name not in routers and not frozen(name)
         if is_other and is_target(name, wanted):
             raise errors.ConfigError(
@@ -175,12 +181,10 @@ def _named(
 
 
 def _is_adaptable(module: nn.Module) -> bool:
-    """Return True for a matrix that PEFT's layers compute with.
-
-    Layers of some families compute otherwise, though they are linear too.
-    """
+    """True for a matrix that PEFT's layers compute with."""
     if type(module).__name__ == "Conv1D":
         return True
+    # Classes of model families may be made from nn.Linear and compute in another way.
     if type(module).__module__.startswith("transformers.models."):
         return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
     return isinstance(module, (nn.Linear, nn.Embedding))
@@ -197,8 +201,9 @@ def _names_in(stacks: Mapping[str, nn.Module]) -> Iterator[str]:
     for name, stack in stacks.items():
         for tensor in _tensors(stack):
             yield f"{name}.{tensor}"
-            for olds in _BEFORE_STACKING.get(tensor, ()):
-                yield from (f"{name}.{old}" for old in olds)
+            for old_names in _BEFORE_STACKING.get(tensor, ()):
+                for old_name in old_names:
+                    yield f"{name}.{old_name}"
 
 
 def _wanted_tensors(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) -> Iterator[str]:
@@ -207,13 +212,13 @@ def _wanted_tensors(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) 
         if is_target(name, wanted) or is_target(f"{name}.{tensor}", wanted):
             yield tensor
             continue
-        for olds in _BEFORE_STACKING.get(tensor, ()):
-            hits = [old for old in olds if is_target(f"{name}.{old}", wanted)]
-            if len(hits) == len(olds):
+        for old_names in _BEFORE_STACKING.get(tensor, ()):
+            hits = [old for old in old_names if is_target(f"{name}.{old}", wanted)]
+            if len(hits) == len(old_names):
                 yield tensor
                 break
             if hits:
-                missing = " and ".join(old for old in olds if old not in hits)
+                missing = " and ".join(old for old in old_names if old not in hits)
                 raise errors.ConfigError(
                     f"lora.target_modules: {hits[0]} of the experts can have no adapter without {missing}, as one "
                     f"tensor, {tensor}, holds both; name both, or target {tensor}"
@@ -228,10 +233,12 @@ def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
     except ImportError:  # a version that takes all names as they are
         return modules, []
+    # PEFT's own conversion is asked: it takes out of the targets what it makes into tensors. It does so only if all names
+    # of an expert's layers are there.
     last_parts = {name.rpartition(".")[2] for name in modules}
-    for pairs in _BEFORE_STACKING.values():
-        for olds in pairs:
-            last_parts.update(olds)
+    for groups in _BEFORE_STACKING.values():
+        for old_names in groups:
+            last_parts.update(old_names)
     probe: Any = PeftLoraConfig(target_modules=sorted(last_parts))
     convert_peft_config_for_transformers(probe, model, None)
     kept: list[str] = []
@@ -243,25 +250,24 @@ def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list
 
 
 def _short(names: Sequence[str], all_names: Iterable[str], parts: int = 1) -> list[str]:
-    """Return the shortest ends of names, of at least so many parts, that mean these and no others of a model.
-
-    Of layers.0.mlp.up and layers.1.mlp.up both are meant by `up`, unless layers.0.vision.up is not wanted: then by
-    `mlp.up`.
-    """
+    """Return the shortest ends of names, of at least so many parts, that mean these and no others of a model."""
+    # Wanted are layers.0.mlp.up and layers.1.mlp.up. The ends of their names mean, of all names of the model:
+    #
+    #     up        layers.0.mlp.up, layers.1.mlp.up, vision.up      one too many
+    #     mlp.up    layers.0.mlp.up, layers.1.mlp.up                 returned
     wanted = set(names)
-    meant: dict[str, set[str]] = {}  # the names that end so
+    meant_by: dict[str, set[str]] = {}
     for name in all_names:
         for end in _ends(name, 1):
-            meant.setdefault(end, set()).add(name)
-    short = set()
-    for name in names:
-        short.add(name)
-        for end in _ends(name, parts):
-            if meant.get(end, {name}) <= wanted:
-                short.remove(name)
-                short.add(end)
-                break
-    return sorted(short)
+            meant_by.setdefault(end, set()).add(name)
+    return sorted({_shortest_end(name, parts, meant_by, wanted) for name in names})
+
+
+def _shortest_end(name: str, parts: int, meant_by: Mapping[str, set[str]], wanted: set[str]) -> str:
+    for end in _ends(name, parts):
+        if meant_by.get(end, {name}) <= wanted:
+            return end
+    return name
 
 
 def _ends(name: str, parts: int) -> Iterator[str]:
@@ -279,10 +285,10 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
     for target in targets:
         hits = [name for name in matrices if is_target(name, (target,))]
         if not hits:
+            is_vector = any(is_target(name, (target,)) for name in dimensions)
+            problem = "is no matrix" if is_vector else "is not in this model"
             ends = sorted({".".join(name.split(".")[-2:]) for name in matrices})
             close = nearest(target, ends)
-            is_flat = any(is_target(name, (target,)) for name in dimensions)
-            problem = "is no matrix" if is_flat else "is not in this model"
             advice = f"did you mean {close}?" if close else f"it has {', '.join(ends)}"
             raise errors.ConfigError(f"lora.target_parameters: {target} {problem}; {advice}")
         for name in hits:
