@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,15 @@ class Answered:
 
 @dataclass(frozen=True)
 class Measured:
-    """A measure of two models on `rows` questions, each value with its 95 % interval over the rows.
-
-    BLEU and chrF are measured over all rows together, and so are their intervals; their tests are those of sentences.
-    """
+    """A measure of two models on the same questions."""
 
     metric: str
-    rows: int
+    rows: int  # questions
     before: float
     after: float
-    before_interval: Interval  # 95 %, as the next
-    after_interval: Interval
+    before_interval: Interval  # 95 %, over the rows
+    after_interval: Interval  # 95 %, over the rows
+    # Of BLEU and chrF, which are measured over all rows together, the test compares the scores of single rows.
     paired: Comparison
 
     def facts(self) -> dict[str, Any]:
@@ -71,9 +69,11 @@ def read_answers(run_dir: Path, step: int) -> list[Answered]:
         raise errors.ConfigError(
             f"{run_dir} keeps no answers of step {step}; they are kept where the run file has evaluation.generate"
         )
+    # Questions are kept once, in a file of their own; each line of answers names its question by its row.
     questions = {}
     for question in metrics.stream_lines(run_dir / metrics.ANSWERS / QUESTIONS):
         questions[question["row"]] = question
+
     answers = []
     for line in metrics.stream_lines(path):
         if line["row"] in questions:
@@ -87,6 +87,7 @@ def _pairs(
     before: Sequence[Answered], after: Sequence[Answered]
 ) -> list[tuple[Answered, Answered]]:
     """Return both models' answers to the questions that both were asked."""
+    # By the question and not by its row: two runs may have different evaluation data, of which some are the same.
     first = {answered.question: answered for answered in before}
     pairs = []
     for answered in after:
@@ -115,22 +116,44 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
 
 def _measured(name: str, pairs: Sequence[tuple[Answered, Answered]]) -> Measured:
     """Compare one measure."""
-    first = [before for before, _ in pairs]
-    second = [after for _, after in pairs]
-    first_scores = [answered.scores[name] for answered in first]
-    second_scores = [answered.scores[name] for answered in second]
-    before, before_interval = _value(name, first)
-    after, after_interval = _value(name, second)
-    paired = compare(first_scores, second_scores)
-    return Measured(name, len(pairs), before, after, before_interval, after_interval, paired)
+    first = _Column(name)
+    second = _Column(name)
+    for before, after in pairs:
+        first.add(before)
+        second.add(after)
+    return Measured(
+        metric=name,
+        rows=len(pairs),
+        before=first.value(),
+        after=second.value(),
+        before_interval=first.interval(),
+        after_interval=second.interval(),
+        paired=compare(first.scores, second.scores),
+    )
 
 
-def _value(name: str, answers: Sequence[Answered]) -> tuple[float, Interval]:
-    """Return a measure of one model's answers, and its interval."""
-    scores = [answered.scores[name] for answered in answers]
-    texts = [answered.answer for answered in answers]
-    references = [answered.reference for answered in answers]
-    return of_all(name, scores, texts, references), bounds(name, scores, texts, references)
+@dataclass
+class _Column:
+    """The answers of one model and their scores by one metric, all in the order of the questions."""
+
+    name: str  # of the metric
+    scores: list[float] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+    references: list[str] = field(default_factory=list)
+
+    def add(self, answered: Answered) -> None:
+        """Put an answer to the others."""
+        self.scores.append(answered.scores[self.name])
+        self.texts.append(answered.answer)
+        self.references.append(answered.reference)
+
+    def value(self) -> float:
+        """Return the metric of all answers."""
+        return of_all(self.name, self.scores, self.texts, self.references)
+
+    def interval(self) -> Interval:
+        """Return its 95 % interval."""
+        return bounds(self.name, self.scores, self.texts, self.references)
 
 
 def turned(
@@ -142,9 +165,11 @@ def turned(
         facts = asdict(second) | {"before": first.answer}
         changes.append((second.scores[name] - first.scores[name], facts))
     changes.sort(key=lambda change: change[0])
-    lost = [facts for change, facts in changes if change < 0]
-    gained = [facts for change, facts in reversed(changes) if change > 0]
-    return {"gained": gained[:most], "lost": lost[:most]}
+
+    # The largest losses stand first, the largest gains last.
+    lost = [facts for change, facts in changes[:most] if change < 0]
+    gained = [facts for change, facts in changes[: -most - 1 : -1] if change > 0]
+    return {"gained": gained, "lost": lost}
 
 
 def write_lines(path: Path, lines: Sequence[Mapping[str, Any]], run_dir: Path) -> None:

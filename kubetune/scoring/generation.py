@@ -15,6 +15,7 @@ from kubetune.batching.image_batches import PictureReader, collate_pictured, ima
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.image_processor import ImageRef
 
+# Keys of a generation_config that act without sampling too, and the values with which they change nothing.
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
@@ -30,7 +31,6 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
     "min_new_tokens": 0,
     "num_beams": 1,
 }
-"""Keys of a generation_config that act without sampling too, and the values with which they change nothing."""
 
 
 def generate(
@@ -45,9 +45,13 @@ def generate(
 ) -> list[list[int]]:
     """Return new ids for each prompt, without what follows the first end token.
 
-    Prompts of several lengths are padded on the left and masked, so that all go on from their last token; models whose
-    state runs over the padding must be given prompts of one length. `settings`: arguments of transformers' `generate`.
-    `images` of each prompt are read by `reader`; where they are no grids, a prompt with some goes alone.
+    Prompts of several lengths are padded on the left, so that all go on from their last token:
+
+        ids     pad pad  a   b          mask    0 0 1 1
+                 c   d   e   f                  1 1 1 1
+
+    Models whose state runs over the padding must be given prompts of one length. `settings`: arguments of transformers'
+    `generate`. `images` of each prompt are read by `reader`; where they are no grids, a prompt with some goes alone.
     """
     device = next(model.parameters()).device
     longest = max(len(prompt) for prompt in prompts)
@@ -56,6 +60,7 @@ def generate(
     for row, prompt in enumerate(prompts):
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
+
     inputs: dict[str, Tensor] = {}
     if reader is not None and any(images):
         inputs = _image_inputs(prompts, images, reader, longest, device)
@@ -79,8 +84,12 @@ def _image_inputs(
     device: torch.device,
 ) -> dict[str, Tensor]:
     """Return the images of prompts as the model's code takes them."""
-    rows = [(np.asarray(prompt, np.uint32), np.zeros(len(prompt), bool)) for prompt in prompts]
-    pictures = [reader.read(of_prompt) for of_prompt in images]
+    rows = []
+    pictures = []
+    for prompt, of_prompt in zip(prompts, images, strict=True):
+        is_trained = np.zeros(len(prompt), bool)
+        rows.append((np.asarray(prompt, np.uint32), is_trained))
+        pictures.append(reader.read(of_prompt))
     inputs = image_inputs(collate_pictured(rows, pictures, reader.processor).to(device))
     if len(prompts) > 1:
         # The kinds of tokens stand end to end, and generation wants them padded on the left.
@@ -97,17 +106,17 @@ def greedy(max_new_tokens: int) -> dict[str, Any]:
 
 def acting_settings(model: Any) -> dict[str, Any]:
     """Return what a model's generation_config changes in answers that are called greedy, by key."""
-    settings = model.generation_config
-    values = {key: getattr(settings, key, None) for key in _NEUTRAL}
-    return {
-        key: value
-        for key, value in values.items()
-        if value is not None and value != _NEUTRAL[key] and value != []
-    }
+    acting = {}
+    for key, neutral in _NEUTRAL.items():
+        value = getattr(model.generation_config, key, None)
+        if value not in (None, neutral, []):
+            acting[key] = value
+    return acting
 
 
 def until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
     """Return the ids before the first of `ends`."""
+    # A row that ends before others of its batch goes on with padding.
     for place, token in enumerate(ids):
         if token in ends:
             return ids[:place]

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from kubetune.config.schema.evaluation import BenchmarksConfig
 
+# Tokens of a packed batch; requests have some hundred.
 BATCH_TOKENS = 4096
-"""Of a packed batch; requests have some hundred tokens."""
 
 Request = tuple[tuple[str, str], list[int], list[int]]
 """As the harness has it: the texts of context and continuation, then the ids of both."""
@@ -44,9 +44,9 @@ Request = tuple[tuple[str, str], list[int], list[int]]
 class Benchmark:
     """Results of one task, by metric as the harness names it, such as `acc,none`."""
 
-    values: dict[str, float]
+    values: dict[str, float]  # by metric
+    # by metric, the score of each row by its number; only of metrics that are the mean of their rows
     scores: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
-    """By metric, the score of each row by its number; only of metrics that are the mean of their rows."""
 
 
 def task_manager(wanted: BenchmarksConfig) -> Any:
@@ -93,28 +93,37 @@ def run(
     )
     benchmarks = {}
     for task, of_task in results["results"].items():
-        values = {name: value for name, value in of_task.items() if isinstance(value, float)}
         samples = results["samples"].get(task, ())
-        scores = {name: _scores(name, value, samples) for name, value in values.items()}
-        benchmarks[task] = Benchmark(
-            values, {name: of_rows for name, of_rows in scores.items() if of_rows}
-        )
+        values = {}
+        scores = {}
+        for name, value in of_task.items():
+            # Beside metrics stand the task's name and other texts.
+            if not isinstance(value, float):
+                continue
+            values[name] = value
+            of_rows = _scores(name, value, samples)
+            if of_rows:
+                scores[name] = of_rows
+        benchmarks[task] = Benchmark(values, scores)
     return benchmarks
 
 
 def _scores(name: str, value: float, samples: Sequence[Mapping[str, Any]]) -> dict[int, float]:
     """Return the score of each row by its number; nothing if `value`, the metric, is not their mean."""
-    metric, _, kind = name.partition(",")
+    # `exact_match,strict-match`: of what the harness's filter strict-match leaves of an answer.
+    metric, _, answer_filter = name.partition(",")
     scores: dict[int, float] = {}
     for line in samples:
-        if line.get("filter") == kind and metric in line:
-            if not isinstance(line[metric], (int, float, np.number)):
-                return {}
-            scores[line["doc_id"]] = float(line[metric])
+        if line.get("filter") != answer_filter or metric not in line:
+            continue
+        if not isinstance(line[metric], (int, float, np.number)):
+            return {}
+        scores[line["doc_id"]] = float(line[metric])
     if not scores:
         return {}
     mean = math.fsum(scores.values()) / len(scores)
-    return scores if math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12) else {}
+    is_mean = math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12)
+    return scores if is_mean else {}
 
 
 def compared(
@@ -127,28 +136,33 @@ def compared(
     names = [task for task in tuned if task in tasks] or list(tuned)
     lines = []
     for task in names:
-        for metric, after in tuned[task].values.items():
-            label = f"{task}/{metric.removesuffix(',none')}"
-            before = base[task].values[metric]
-            of_base = base[task].scores.get(metric)
-            of_tuned = tuned[task].scores.get(metric)
-            if of_base is None or of_tuned is None:
-                lines.append({"metric": label, "before": before, "after": after})
-                continue
-            rows = sorted(of_base.keys() & of_tuned.keys())
-            first = [of_base[row] for row in rows]
-            second = [of_tuned[row] for row in rows]
-            measured = Measured(
-                label,
-                len(rows),
-                before,
-                after,
-                interval(first),
-                interval(second),
-                compare(first, second),
-            )
-            lines.append(measured.facts())
+        for metric in tuned[task].values:
+            lines.append(_compared_metric(task, metric, base[task], tuned[task]))
     return lines
+
+
+def _compared_metric(task: str, metric: str, base: Benchmark, tuned: Benchmark) -> dict[str, Any]:
+    """Return the line of one metric of a task."""
+    label = f"{task}/{metric.removesuffix(',none')}"
+    before = base.values[metric]
+    after = tuned.values[metric]
+    of_base = base.scores.get(metric)
+    of_tuned = tuned.scores.get(metric)
+    if of_base is None or of_tuned is None:
+        return {"metric": label, "before": before, "after": after}
+    rows = sorted(of_base.keys() & of_tuned.keys())
+    first = [of_base[row] for row in rows]
+    second = [of_tuned[row] for row in rows]
+    measured = Measured(
+        metric=label,
+        rows=len(rows),
+        before=before,
+        after=after,
+        before_interval=interval(first),
+        after_interval=interval(second),
+        paired=compare(first, second),
+    )
+    return measured.facts()
 
 
 def harness_model(learner: Learner, tokenizer: Path) -> Any:
@@ -157,6 +171,7 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
     from transformers import AutoTokenizer
 
     class Packed(HFLM):  # type: ignore[misc]
+        # Names of the harness. Only log-likelihoods are ours; its generation runs transformers' own forward.
         def _loglikelihood_tokens(
             self, requests: list[Request], **settings: Any
         ) -> list[tuple[float, bool]]:
@@ -191,16 +206,22 @@ def log_likelihoods(
         ids = np.array((context + continuation)[-(max_length + 1) :], np.uint32)
         is_label = np.arange(len(ids)) >= len(ids) - len(continuation)
         rows.append((ids, is_label))
-    lay_out = collate if prefix_sharing.why_not(learner) else collate_shared
-    fitting = [number for number, (ids, _) in enumerate(rows) if len(ids) <= max_length]
+
+    # Rows of one token more than the model takes go alone, each in a batch of its own.
+    fitting = []
     results: dict[int, tuple[float, bool]] = {}
+    for number, (ids, is_label) in enumerate(rows):
+        if len(ids) <= max_length:
+            fitting.append(number)
+        else:
+            (results[number],) = _results(learner, _longest(ids, is_label))
+
+    shares_prefixes = not prefix_sharing.why_not(learner)
+    lay_out = collate_shared if shares_prefixes else collate
     for numbers in _batches([ids for ids, _ in rows], fitting):
         batch = lay_out([rows[number] for number in numbers])
         for number, result in zip(numbers, _results(learner, batch), strict=True):
             results[number] = result
-    for number, (ids, is_label) in enumerate(rows):
-        if len(ids) > max_length:
-            (results[number],) = _results(learner, _longest(ids, is_label))
     return [results[number] for number in range(len(pairs))]
 
 
@@ -242,11 +263,14 @@ def _batches(sequences: Sequence[NDArray[np.uint32]], wanted: Sequence[int]) -> 
     num_tokens = 0
     for place, num_shared in zip(order.tolist(), shared.tolist(), strict=True):
         number = wanted[place]
-        num_new = len(sequences[number]) - num_shared
+        num_new = (
+            len(sequences[number]) - num_shared
+        )  # tokens that the sequence before it does not have
         if numbers and num_tokens + num_new > BATCH_TOKENS:
             yield numbers
             numbers = []
-            num_tokens = num_shared  # the first of a batch shares its beginning with none
+            # The first of a batch shares its beginning with none, so all its tokens count.
+            num_tokens = num_shared
         numbers.append(number)
         num_tokens += num_new
     if numbers:

@@ -39,18 +39,20 @@ if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
     from kubetune.models.learner import Learner
 
+# Characters of a reference that a line shows.
 _SHOWN = 60
-"""Characters of a reference that a line shows."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Questions of each evaluation, and measures of the answers. Rank 0 alone judges, so it alone has the last four."""
+    """Questions of each evaluation, and measures of the answers."""
 
     wanted: GenerateConfig
     tokenizer: Tokenizer
     asked: Sequence[Question]
     reader: PictureReader | None = None  # of the images that questions have
+
+    # Rank 0 alone judges, so it alone has these.
     measures: Mapping[str, Measure] = field(default_factory=dict)  # the built-in ones, by name
     functions: Mapping[str, own_functions.Function] = field(default_factory=dict)  # the user's
     records: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # by row, for `functions`
@@ -62,23 +64,23 @@ class Judge:
 
     def score(self, answers: Mapping[int, str]) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return metrics of the answers by row, and a line for each answer: `row`, `answer`, `scores`."""
-        lines = []
-        texts = []
-        references = []
-        scores: dict[str, list[float]] = {name: [] for name in (*self.measures, *self.functions)}
+        lines: list[dict[str, Any]] = []
+        texts: list[str] = []
+        references: list[str] = []
         for question in self.asked:
+            # Where the time ran out, some were not asked.
             if question.row not in answers:
                 continue
             answer = answers[question.row]
             reference = self.reference(question)
-            of_row = self._score_row(question, answer, reference)
-            lines.append({"row": question.row, "answer": answer, "scores": of_row})
+            scores = self._score_row(question, answer, reference)
+            lines.append({"row": question.row, "answer": answer, "scores": scores})
             texts.append(answer)
             references.append(reference)
-            for name, score in of_row.items():
-                scores[name].append(score)
+
         metrics = {}
-        for name, of_rows in scores.items():
+        for name in (*self.measures, *self.functions):
+            of_rows = [line["scores"][name] for line in lines]
             metrics[full_name(name)] = of_all(name, of_rows, texts, references)
         return metrics, lines
 
@@ -88,12 +90,12 @@ class Judge:
             return scores
         prompt = self.tokenizer.decode(question.ids)
         record = self.records[question.row]
-        for name, function in self.functions.items():
-            try:
+        try:
+            for name, function in self.functions.items():
                 scores[name] = function(prompt, answer, reference, record)
-            except errors.ConfigError as error:
-                place = f"row {question.row} of the evaluation data"
-                raise errors.ConfigError(f"{place}: {error}") from error
+        except errors.ConfigError as error:
+            place = f"row {question.row} of the evaluation data"
+            raise errors.ConfigError(f"{place}: {error}") from error
         return scores
 
 
@@ -112,9 +114,9 @@ def judge_of(
     Raises ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
     """
     wanted = evaluation.generate
-    file = evaluation.metrics
     if wanted is None:
         return None
+
     # A text that is trained whole asks nothing: any continuation of it may be right.
     questions = (question for question in drawn(rows) if not question.is_whole)
     asked = sorted(islice(questions, wanted.rows), key=lambda question: question.row)
@@ -124,29 +126,27 @@ def judge_of(
             "prompts with completions"
         )
     judge = Judge(wanted, tokenizer, asked, picture_reader(rows))
-    of_main: list[Judge] = []
 
     def load() -> None:
+        nonlocal judge
         loaded = dict(functions)
-        if file is not None:
-            loaded = {**own_functions.load(file), **functions}
+        if evaluation.metrics is not None:
+            loaded = {**own_functions.load(evaluation.metrics), **functions}
         records = {}
         if loaded:
             records = records_of(sources, rows, [question.row for question in asked])
         remarks = _remarks_on_references(wanted, tokenizer, asked)
-        of_main.append(
-            replace(
-                judge,
-                measures=measures_of(wanted),
-                functions=loaded,
-                records=records,
-                remarks=remarks,
-            )
+        judge = replace(
+            judge,
+            measures=measures_of(wanted),
+            functions=loaded,
+            records=records,
+            remarks=remarks,
         )
 
-    # Functions cannot be sent to other ranks, so that rank 0's judge is no result of `on_main`.
+    # Rank 0 alone runs `load`. It returns nothing: functions cannot be sent to other ranks.
     on_main(load, world)
-    return of_main[0] if of_main else judge
+    return judge
 
 
 def _remarks_on_references(
@@ -159,6 +159,7 @@ def _remarks_on_references(
     remarks: list[str] = []
     texts = {question.row: tokenizer.decode(question.answer).strip() for question in asked}
     for name in wanted.metric:
+        # Other measures compare any reference.
         if name not in TARGETS:
             continue
         rows = [row for row, text in texts.items() if lacks_target(name, text, wanted.labels)]
@@ -181,10 +182,10 @@ def _remarks_on_references(
 
 def remarks_on_answers(lm: Any) -> list[str]:
     """Return a line on what the model's generation_config changes in greedy answers, if it does."""
-    acting = acting_settings(lm)
-    if not acting:
+    settings = [f"{key} {value}" for key, value in acting_settings(lm).items()]
+    if not settings:
         return []
-    shown = ", ".join(f"{key} {value}" for key, value in acting.items())
+    shown = ", ".join(settings)
     return [f"answers are greedy, and the model's generation_config acts on them: {shown}"]
 
 
@@ -194,7 +195,7 @@ def shortened(text: str) -> str:
 
 
 def rehearse(judge: Judge, learner: Learner, world: World) -> None:
-    """Let the longest questions be answered at full length on every rank: what that takes, and whether it works."""
+    """Let every rank answer the longest questions at full length, to see what memory it takes and that it works."""
     longest = _groups(judge, learner)[:1]
     settings = {"min_new_tokens": judge.wanted.max_new_tokens}
     _ask(judge, learner, world, longest, settings, lambda: False)
@@ -244,8 +245,11 @@ def _ask(
     learner.model.eval()
     try:
         with own_attention(lm), torch.no_grad():
+            # Each time round, every rank answers one group: rank 0 group `first`, rank 1 the next, and so on.
             for first in range(0, len(groups), world.size):
                 heartbeat.beat("evaluation")
+
+                # All ranks stop together, or those that go on would wait for the others for ever.
                 is_late = bool(first and most_seconds and time.monotonic() - began > most_seconds)
                 flags = [float(is_stopping()), float(is_late)]
                 stopping, late = process_group.sum_numbers(flags, world)
@@ -253,6 +257,7 @@ def _ask(
                     return None
                 if late:
                     break
+
                 # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
                 number = first + world.rank
                 group = groups[min(number, len(groups) - 1)]

@@ -18,8 +18,8 @@ from kubetune.data.text.encode import trained_messages
 from kubetune.scoring.questions import drawn, records_of
 
 QUESTION_ROWS: Final = "question_rows.safetensors"
+# Of a prompt or a message that is shown.
 MOST_CHARACTERS: Final = 4000
-"""Of a prompt or a message that is shown."""
 
 
 def keep(run_dir: Path, spec: DataSpec, rows: Rows | None, number: int) -> None:
@@ -36,12 +36,15 @@ def keep(run_dir: Path, spec: DataSpec, rows: Rows | None, number: int) -> None:
 
 def choose(spec: DataSpec, rows: Rows, number: int) -> KeptRows:
     """Return as many rows that have an answer, always the same ones, with their turns if they are conversations."""
-    wanted = [question.row for question in islice(drawn(rows), number)]
-    kept = tuple(kept_rows.row(rows, index) for index in wanted)
-    return KeptRows(kept, "evaluation data", _turns(spec, rows, wanted))
+    indices = []
+    kept = []
+    for question in islice(drawn(rows), number):
+        indices.append(question.row)
+        kept.append(kept_rows.row(rows, question.row))
+    return KeptRows(tuple(kept), "evaluation data", _turns(spec, rows, indices))
 
 
-def _turns(spec: DataSpec, rows: Rows, wanted: list[int]) -> dict[str, dict[str, Any]]:
+def _turns(spec: DataSpec, rows: Rows, indices: list[int]) -> dict[str, dict[str, Any]]:
     """Return `messages` before the last answer, and the names of `tools`, of the rows that are conversations.
 
     A row that may have lost its last answer to `data.max_length`, or is trained whole, is shown as the template has it.
@@ -49,10 +52,10 @@ def _turns(spec: DataSpec, rows: Rows, wanted: list[int]) -> dict[str, dict[str,
     if spec.data.train_on != "assistant":
         return {}
     if spec.data.overlong == "truncate":
-        wanted = [index for index in wanted if rows.lengths[index] < spec.data.max_length]
+        indices = [index for index in indices if rows.lengths[index] < spec.data.max_length]
     sources = spec.splits["eval"]
     turns: dict[str, dict[str, Any]] = {}
-    for index, record in records_of(sources, rows, wanted).items():
+    for index, record in records_of(sources, rows, indices).items():
         source = sources[int(rows.source[index])]
         example = convert(record, source.format, source.columns, kind=spec.record_kind)
         if isinstance(example, Preference):
@@ -61,12 +64,18 @@ def _turns(spec: DataSpec, rows: Rows, wanted: list[int]) -> dict[str, dict[str,
             continue
         answered = trained_messages(example)
         if answered:
-            before = example.messages[: answered[-1]]
-            shown: dict[str, Any] = {"messages": [_shortened(message) for message in before]}
-            if example.tools:
-                shown["tools"] = [_name(tool) for tool in example.tools]
-            turns[str(index)] = shown
+            turns[str(index)] = _question(example, answered[-1])
     return turns
+
+
+def _question(chat: Chat, answer: int) -> dict[str, Any]:
+    """Return what stands before an answer of a conversation. `answer`: its index among the messages."""
+    question: dict[str, Any] = {
+        "messages": [_shortened(message) for message in chat.messages[:answer]]
+    }
+    if chat.tools:
+        question["tools"] = [_name(tool) for tool in chat.tools]
+    return question
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +86,7 @@ def _shortened(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(tool: Any) -> str:
-    """Return a tool's name, in whichever of the usual forms it is written."""
+    """Return a tool's name: of a function alone, or of one in the object that OpenAI's API has around it."""
     if isinstance(tool, dict):
         tool = tool.get("function", tool)
     if isinstance(tool, dict):

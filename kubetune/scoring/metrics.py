@@ -60,14 +60,16 @@ def regex(pattern: str) -> Measure:
     group = 1 if compiled.groups else 0
 
     def measure(answer: str, reference: str) -> float:
-        in_answer = compiled.search(answer)
-        in_reference = compiled.search(reference)
-        # A group that takes no part in a match is None.
-        ours = in_answer[group] if in_answer else None
-        theirs = in_reference[group] if in_reference else None
+        ours = find(answer)
+        theirs = find(reference)
         if theirs is None:
             theirs = reference
         return float(ours is not None and normalised(ours) == normalised(theirs))
+
+    def find(text: str) -> str | None:
+        match = compiled.search(text)
+        # A group that takes no part in a match is None too.
+        return match[group] if match else None
 
     return measure
 
@@ -140,7 +142,10 @@ def measures_of(wanted: GenerateConfig) -> dict[str, Measure]:
     """Return the built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
     packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
     require("evaluation.generate.metric", *sorted(packages))
-    return {name: _behind_thoughts(_measure(name, wanted)) for name in wanted.metric}
+    measures: dict[str, Measure] = {}
+    for name in wanted.metric:
+        measures[name] = _behind_thoughts(_measure(name, wanted))
+    return measures
 
 
 def _behind_thoughts(measure: Measure) -> Measure:
@@ -149,23 +154,28 @@ def _behind_thoughts(measure: Measure) -> Measure:
 
 
 def _measure(name: str, wanted: GenerateConfig) -> Measure:
-    plain: Mapping[str, Measure] = {
-        "exact_match": exact_match,
-        "contains": contains,
-        "numeric": numeric,
-        "json_valid": json_valid,
-        "json_equal": json_equal,
-    }
     if name == "bleu":
         # Without it short sentences, which have no 4-gram, would have no score.
         return _sentence(_sacrebleu(name, effective_order=True))
     if name == "chrf":
         return _sentence(_sacrebleu(name))
+    if name == "rouge_l":
+        return rouge_l()
     if name == "regex":
         return regex(wanted.pattern or "")
     if name == "label":
         return label(wanted.labels)
-    return rouge_l() if name == "rouge_l" else plain[name]
+    return _PLAIN[name]
+
+
+_PLAIN: Final[Mapping[str, Measure]] = {
+    "exact_match": exact_match,
+    "contains": contains,
+    "numeric": numeric,
+    "json_valid": json_valid,
+    "json_equal": json_equal,
+}
+"""Measures without settings."""
 
 
 def of_all(

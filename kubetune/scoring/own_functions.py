@@ -67,9 +67,8 @@ def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
     for name in wanted.functions:
         function = getattr(module, name, None)
         if not callable(function):
-            functions = [value for value in vars(module).values() if inspect.isfunction(value)]
-            defined = [value.__name__ for value in functions if value.__module__ == module.__name__]
-            problems.append(f"{path} has no function {name}; it has {', '.join(defined) or 'none'}")
+            defined = ", ".join(_functions_of(module)) or "none"
+            problems.append(f"{path} has no function {name}; it has {defined}")
             continue
         problem = _misfit(path, name, function)
         if problem:
@@ -80,13 +79,23 @@ def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
     return by_name
 
 
+def _functions_of(module: ModuleType) -> list[str]:
+    """Return the names of the functions that a module defines, without those that it imports."""
+    names = []
+    for value in vars(module).values():
+        if inspect.isfunction(value) and value.__module__ == module.__name__:
+            names.append(value.__name__)
+    return names
+
+
 def _run(path: Path) -> ModuleType:
     """Return the file as a module, which may import what lies beside it."""
     spec = importlib.util.spec_from_file_location(f"kubetune metrics {path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
+    # Dataclasses look up the module that defines them.
+    sys.modules[module.__name__] = module
     try:
         with _beside(path):
             spec.loader.exec_module(module)
@@ -103,7 +112,8 @@ def _beside(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if folder in sys.path:  # the user's code may have changed it
+        # The user's code may have changed it.
+        if folder in sys.path:
             sys.path.remove(folder)
 
 
@@ -114,7 +124,8 @@ def _misfit(place: Path | str, name: str, function: Callable[..., Any]) -> str:
     except TypeError as error:
         return f"{place}: {name}: {error}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
     except ValueError:
-        return ""  # built-in ones have no signature
+        # Built-in functions have no signature; a call will show.
+        return ""
     return ""
 
 
@@ -129,6 +140,7 @@ def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
             raise errors.ConfigError(
                 f"{path}: {name} raised {type(error).__name__} for the answer {answer[:200]!r}:\n{_trace(error, path)}"
             ) from error
+
         try:
             number = float(value)
         except (TypeError, ValueError):

@@ -36,9 +36,11 @@ def drawn(rows: Rows) -> Iterator[Question]:
     """
     ids = np.arange(len(rows), dtype=np.int64)
     order = np.argsort(hash_ids(ids, "sample"), kind="stable")
+    verdicts = rows.targets if rows.splits is None else None
     for index in order.tolist():
-        if rows.targets is not None and rows.splits is None and not rows.targets[index].any():
-            continue  # an answer that was judged to be bad
+        # An answer that was judged to be bad is no reference.
+        if verdicts is not None and not verdicts[index].any():
+            continue
         row, trained = rows.sequences(index)[0]
         place = last_answer(trained.tobytes())
         if place is None:
@@ -54,13 +56,18 @@ def records_of(
     sources: Sequence[SourceConfig], rows: Rows, wanted: list[int]
 ) -> dict[int, dict[str, Any]]:
     """Return the records, as they were read, that these rows of a split were made of. `sources`: of the split."""
-    by_source: dict[int, dict[int, int]] = {}  # source → record → row
+    # The row that each wanted record became, by source.
+    row_of: dict[int, dict[int, int]] = {}
     for index in wanted:
-        by_source.setdefault(int(rows.source[index]), {})[int(rows.record[index])] = index
+        source = int(rows.source[index])
+        record = int(rows.record[index])
+        row_of.setdefault(source, {})[record] = index
+
     values = {}
-    for source, rows_of in by_source.items():
+    for source, row_of_record in row_of.items():
+        last = max(row_of_record)  # what comes after it need not be read
         records = read_source(sources[source], Problems())
-        for number, record in enumerate(islice(records, max(rows_of) + 1)):
-            if number in rows_of:
-                values[rows_of[number]] = record.value
+        for number, read in enumerate(islice(records, last + 1)):
+            if number in row_of_record:
+                values[row_of_record[number]] = read.value
     return values

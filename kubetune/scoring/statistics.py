@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+# Samples of the bootstrap, and flips of signs of the permutation test.
 RESAMPLES = 2000
 FLIPS = 10_000
 _CONFIDENCE = 0.95
+# Signs drawn at a time: those of many rows would fill the memory.
 _BLOCK = 2**20
-"""Signs drawn at a time: those of many rows would fill the memory."""
 
 
 def interval(scores: Sequence[float]) -> tuple[float, float]:
@@ -26,8 +27,11 @@ def interval(scores: Sequence[float]) -> tuple[float, float]:
     if np.isin(values, (0.0, 1.0)).all():
         return _wilson(int(values.sum()), len(values))
     draw = np.random.default_rng(0)
+    means = []
     # One sample at a time: all of them at once would take gigabytes of many rows.
-    means = [values[draw.integers(0, len(values), len(values))].mean() for _ in range(RESAMPLES)]
+    for _ in range(RESAMPLES):
+        sample = values[draw.integers(0, len(values), len(values))]
+        means.append(sample.mean())
     low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return float(low), float(high)
 
@@ -76,8 +80,10 @@ def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> C
     mean = float(change.mean()) if len(change) else math.nan
     if np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
         return Comparison(mean, gained, lost, _mcnemar(gained, lost), "McNemar")
+
+    # How many sums of flipped changes are as far from 0 as the sum that was seen.
     draw = np.random.default_rng(seed)
-    distance = abs(change.sum()) - 1e-12
+    distance = abs(change.sum()) - 1e-12  # equal sums of another order may differ by rounding
     as_far = 0
     rows = len(change)
     at_a_time = max(1, _BLOCK // rows)

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from kubetune.config.schema.evaluation import EvaluationConfig
 
 _COMPARISONS: Final = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+# Answers that the verdict shows of those gained, and of those lost.
 SHOWN = 5
-"""Answers that the verdict shows of those gained, and of those lost."""
 
 
 def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
@@ -34,11 +34,7 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
 
     Benchmarks are still to come: conditions on them do not hold yet, and fail nothing.
     """
-    values: dict[str, Any] = {}
-    for line in metrics.read_metrics(run_dir):
-        if line["step"] == step and "eval_loss" in line:
-            values = line
-            break
+    values = _values_of_step(run_dir, step)
     base: dict[str, float] = {}
     if (run_dir / metrics.BASE).exists():
         base = files.read_object(run_dir / metrics.BASE)["metrics"]
@@ -48,17 +44,11 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
         "best": {name: values.get(name) for name in base},
     }
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
-        before = read_answers(run_dir, 0)
-        after = read_answers(run_dir, step)
-        measures = compare_answers(before, after)
-        facts["answers"] = [measured.facts() for measured in measures]
-        facts["turned"] = {
-            measured.metric: turned(before, after, measured.metric, SHOWN) for measured in measures
-        }
-        facts["lengths"] = {"before": _lengths(before), "after": _lengths(after)}
+        facts |= _facts_of_answers(run_dir, step)
         for line in facts["answers"]:
             logs.RESULT.info("%s", line_in_words(line))
     warn_of_changed_functions(wanted, run_dir)
+
     checks = []
     final = []
     for name, text in wanted.gate.items():
@@ -67,6 +57,27 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
         if not wanted.is_benchmark(name):
             final.append(check)
     _decide(run_dir, facts, checks, final)
+
+
+def _values_of_step(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return the metrics of the evaluation after a step; none where there was none."""
+    for line in metrics.read_metrics(run_dir):
+        if line["step"] == step and "eval_loss" in line:
+            return line
+    return {}
+
+
+def _facts_of_answers(run_dir: Path, step: int) -> dict[str, Any]:
+    """Return what the verdict says of the answers before training and after a step."""
+    before = read_answers(run_dir, 0)
+    after = read_answers(run_dir, step)
+    answers = []
+    changed = {}
+    for measured in compare_answers(before, after):
+        answers.append(measured.facts())
+        changed[measured.metric] = turned(before, after, measured.metric, SHOWN)
+    lengths = {"before": _lengths(before), "after": _lengths(after)}
+    return {"answers": answers, "turned": changed, "lengths": lengths}
 
 
 def functions_of(wanted: EvaluationConfig) -> dict[str, str]:
@@ -106,9 +117,12 @@ def judge_benchmarks(
         return
     measured: dict[str, Mapping[str, Any]] = {}
     for line in lines:
+        # `gsm8k/exact_match,strict-match` is meant by that name, by `gsm8k/exact_match` and by `gsm8k`, unless an earlier
+        # metric of the task has the name: the first is the task's own.
         task, _, metric = line["metric"].partition("/")
         for name in (task, line["metric"], f"{task}/{metric.partition(',')[0]}"):
-            measured.setdefault(f"eval_{name}", line)  # the first metric is the task's own
+            measured.setdefault(f"eval_{name}", line)
+
     checks = []
     for check in gate["checks"]:
         name = check["metric"]
@@ -153,14 +167,13 @@ def line_in_words(line: Mapping[str, Any]) -> str:
 
 def _lengths(answers: Sequence[Answered]) -> list[list[int]]:
     """Return a histogram of the characters of answers; empty answers come first as `[0, 0, rows]`."""
-    lengths = [len(answered.answer) for answered in answers]
-    num_empty = lengths.count(0)
-    others = [length for length in lengths if length]
+    lengths = [len(answered.answer) for answered in answers if answered.answer]
+    num_empty = len(answers) - len(lengths)
     histogram = []
     if num_empty:
         histogram.append([0, 0, num_empty])
-    if others:
-        histogram.extend(bars(others))
+    if lengths:
+        histogram.extend(bars(lengths))
     return histogram
 
 
@@ -170,7 +183,10 @@ def is_met(condition: Condition, value: float, base: float | None) -> bool:
     if condition.is_change:
         if base is None:
             raise ValueError("a change against the base model needs the base model's value")
-        change = abs(base) * condition.number if condition.is_share else condition.number
+        # `<= +2%` of a base of 3.0 is at most 3.06, `<= +2` at most 5.
+        change = condition.number
+        if condition.is_share:
+            change *= abs(base)
         limit = base + change
     return bool(_COMPARISONS[condition.comparison](value, limit))
 

@@ -25,7 +25,10 @@ from kubetune.data.text.tokenizer import Tokenizer
 
 
 class DataPass:
-    """Run through `results` first. `stats`, `findings` and `problems` are complete then."""
+    """A pass over the data of a run.
+
+    Run through `results` first; `stats`, `findings` and `problems` are complete then.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class DataPass:
         self.problems = problems or Problems()
         self.sources = spec.splits
         self.labels = None
+
         profiled_at: tuple[int, ...] = ()
         if limits:
             profiled_at = tuple(sorted({*limits, spec.data.max_length}))
@@ -49,6 +53,7 @@ class DataPass:
             self.labels = find_labels(spec.classification, spec.model, spec.sources)
             limit = most_tokens(spec.data.max_length, tokenizer)
             spec = replace(spec, data=spec.data.model_copy(update={"max_length": limit}))
+
         self._spec = spec
         self._tokenizer = tokenizer
         self._processor = spec.image_processor(tokenizer)

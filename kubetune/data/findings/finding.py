@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 from kubetune.base.humanize import visible
 
 Severity = Literal["error", "warning", "note"]
+# Records that are named, of those that a finding is about.
 MOST_PLACES: Final = 3
-"""So many records of those that a finding is about are named."""
 NOTHING_FOUND: Final = "nothing stands out in the data"
 
 
@@ -17,8 +17,16 @@ NOTHING_FOUND: Final = "nothing stands out in the data"
 class Finding:
     """Something about the data that a person should know.
 
-    Example: Finding("repeats", "warning", "train", "3 rows of train repeat another", 3,
-    ("data.jsonl records 5, 8, 9",), "Remove them …").
+    Example:
+
+        Finding(
+            id="repeats",
+            severity="warning",
+            split="train",
+            sentence="3 of 20 rows of train repeat another",
+            count=3,
+            places=("data.jsonl records 5, 8, 9",),
+        )
     """
 
     id: str

@@ -10,6 +10,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from heapq import nsmallest
 from typing import Any, Final
 
@@ -21,16 +22,18 @@ from kubetune.data.reading.sources import count_rows, locate
 from kubetune.data.text.labels import Labels
 from kubetune.plan.base_model import embeddings_of
 
+# Rows that are compared at once: a dict of so many digests takes about 100 MB.
 _MOST_OF_A_PART: Final = 1_000_000
-"""So many rows are compared at once."""
 
 
 @dataclass
 class _Seen:
     """What was seen of the rows of a split, in the order in which they came."""
 
+    # of each row; of pairs alone also with their answers exchanged
     digests: array[int] = field(default_factory=lambda: array("Q"))
-    reversed_digests: array[int] = field(default_factory=lambda: array("Q"))  # of pairs alone
+    reversed_digests: array[int] = field(default_factory=lambda: array("Q"))
+    # of each row, the index of its source in the split and of its record there
     sources: array[int] = field(default_factory=lambda: array("H"))
     records: array[int] = field(default_factory=lambda: array("I"))
     classes: Counter[str] = field(default_factory=Counter)
@@ -39,7 +42,11 @@ class _Seen:
     unknown: int = 0  # rows with ids that the model has no embedding for
 
     def repeats(self) -> dict[str, Any]:
-        """Return how many rows repeat an earlier one, and how many pairs an earlier one with its answers exchanged."""
+        """Return how many rows repeat an earlier one, and how many pairs an earlier one with its answers exchanged.
+
+        rows      a b a c a
+        repeats       2   4    by index
+        """
         repeats: list[int] = []
         exchanged: list[int] = []
         for part in _parts_of(self.digests):
@@ -63,26 +70,27 @@ class _Seen:
 
     def records_of(self, source: int) -> set[int]:
         """Return the records of a source that rows were made of."""
-        rows = zip(self.sources, self.records, strict=True)
-        return {record for index, record in rows if index == source}
+        records = set()
+        for index, record in zip(self.sources, self.records, strict=True):
+            if index == source:
+                records.add(record)
+        return records
 
 
 def _parts_of(digests: array[int]) -> Iterator[Callable[[array[int]], Iterator[tuple[int, int]]]]:
     """Yield functions, of which each gives (row, digest) of the rows of one part.
 
-    Equal digests are in the same part, and no part has many, so that a dict of one takes little memory.
+    A part has the digests with the same remainder, so that equal digests are in the same part, and none has many.
     """
-    number = 1 + len(digests) // _MOST_OF_A_PART
-    for part in range(number):
+    num_parts = 1 + len(digests) // _MOST_OF_A_PART
+    for part in range(num_parts):
+        yield partial(_rows_of_part, part, num_parts)
 
-        def rows_of(
-            some: array[int], part: int = part, number: int = number
-        ) -> Iterator[tuple[int, int]]:
-            for row, digest in enumerate(some):
-                if digest % number == part:
-                    yield row, digest
 
-        yield rows_of
+def _rows_of_part(part: int, num_parts: int, digests: array[int]) -> Iterator[tuple[int, int]]:
+    for row, digest in enumerate(digests):
+        if digest % num_parts == part:
+            yield row, digest
 
 
 class RowWatch:
@@ -108,8 +116,10 @@ class RowWatch:
         seen.reversed_digests.extend(result.reversed_digests)
         seen.sources.extend([result.source] * len(chunk.rows))
         seen.records.extend(chunk.rows)
+
         seen.longest = max(seen.longest, _longest(chunk))
         seen.largest_id = max(seen.largest_id, result.largest_id)
+        # Only where a batch has such an id, its rows are looked at one by one.
         if self._known_ids is not None and result.largest_id >= self._known_ids:
             seen.unknown += _rows_beyond(chunk, self._known_ids)
         for names in labels_of(self._labels, chunk):
@@ -149,6 +159,8 @@ class RowWatch:
             for row, digest in part(seen.digests):
                 if digest in in_train:
                     both.append(row)
+
+        # Records that two ranges of one file both take say more: the ranges overlap.
         same = 0
         for index, source in enumerate(self._sources[split]):
             for other_index, other in enumerate(self._sources["train"]):
@@ -172,6 +184,7 @@ def _available(source: SourceConfig) -> int | None:
 
 
 def _longest(chunk: Chunk) -> int:
+    """Return the tokens of the longest sequence. A row with a split has two: a pair of answers."""
     longest = 0
     for length, split in zip(chunk.lengths, chunk.splits, strict=True):
         longest = max(longest, split, length - split)
@@ -190,6 +203,7 @@ def _rows_beyond(chunk: Chunk, known: int) -> int:
 
 def labels_of(labels: Labels | None, chunk: Chunk) -> Iterator[list[str]]:
     """Yield the label of each row, in words: names of classes, or a number. Nothing where tokens are the labels."""
+    # `targets` has as many numbers for each row: one, or one for every class where several may apply.
     width = len(chunk.targets) // max(1, len(chunk.lengths))
     for row in range(len(chunk.lengths)):
         if labels is None:

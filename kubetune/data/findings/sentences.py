@@ -22,9 +22,10 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError
 from kubetune.plan.base_model import embeddings_of, positions_of
 
+# Share of trained tokens below which a warning asks whether that is meant.
 LITTLE_TRAINED: Final = 0.05
+# Labels that are named.
 MOST_NAMES: Final = 8
-"""So many labels are named."""
 
 
 @dataclass(frozen=True)
@@ -109,12 +110,15 @@ def find(
         name = names.get(split, split)
         sources = spec.splits[split]
         splits.append(SplitCounts(spec.task, spec.data, split, name, sources, of_split))
+
     findings: list[Finding] = []
     for finder in FINDERS:
         for counts in splits:
             findings += finder(counts)
     findings += _unknown_ids(spec.model, stats, tokenizer)
     findings += _positions(spec.task, spec.model.path, stats)
+
+    # Findings of the same severity stay in the order of FINDERS.
     severities = ("error", "warning", "note")
     return tuple(sorted(findings, key=lambda finding: severities.index(finding.severity)))
 
@@ -122,13 +126,15 @@ def find(
 def _unknown_ids(
     model: ModelConfig, stats: Mapping[Split, Mapping[str, Any]], tokenizer: Tokenizer | None
 ) -> Iterator[Finding]:
+    """Find ids that the model has no embedding for, in all splits together."""
     embeddings = embeddings_of(model, os.environ)
     largest = max((of_split["largest_id"] for of_split in stats.values()), default=-1)
     if embeddings is None or largest < embeddings.known:
         return
-    number = 0
+    number = 0  # rows with such an id
     rows = 0
-    is_counted = True  # for rows that were prepared with another model at hand they were not
+    # Rows that were prepared when another model was at hand were counted by its embeddings.
+    is_counted = True
     for of_split in stats.values():
         facts = of_split["unknown_ids"]
         is_counted = is_counted and facts["known"] == embeddings.known
@@ -147,9 +153,11 @@ def _unknown_ids(
 def _positions(
     task: str, model_path: str, stats: Mapping[Split, Mapping[str, Any]]
 ) -> Iterator[Finding]:
+    """Find rows that are longer than what the model knows positions for."""
     positions = positions_of(task, model_path, os.environ)
     longest = max((of_split["longest_kept"] for of_split in stats.values()), default=0)
     if positions is not None and longest > positions.limit:
+        # A table has no entry for later positions; computed ones only go beyond what the model was trained on.
         severity: Severity = "error" if positions.is_table else "warning"
         yield Finding("positions", severity, "", positions.say(longest), longest)
 
@@ -160,7 +168,8 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
         sentence = f"{counted(number, 'record')} of {counts.name} cannot be used"
         advice = "`kubetune data check` names their lines"
         yield counts.error("bad_records", sentence, number, advice)
-        return  # once these are mended, enough rows may be left
+        # Once these are mended, enough rows may be left.
+        return
     try:
         require_rows(counts.data, counts.split, dict(counts.stats))
     except DataError as error:
@@ -202,6 +211,7 @@ def _advice_on_leaks(counts: SplitCounts, *, same_records: bool) -> str:
     return f"Remove them from data.train, or give {key} other rows"
 
 
+# Records that lose something: what they are counted under, what became of them, what to do.
 _LEFT_OUT: Final = (
     ("overlong", "left out: longer than {limit:,} tokens",
      "A larger data.max_length keeps them, data.overlong: truncate cuts them"),
@@ -209,7 +219,6 @@ _LEFT_OUT: Final = (
     ("no_label", "left out: nothing to train on", "They have no answer, or it was truncated"),
     ("unusable", "left out: their answers are equal or empty, or have different prompts", ""),
 )  # fmt: skip
-"""Records that lose something: what they are counted under, what became of them, what to do."""
 
 
 def _lost(counts: SplitCounts) -> Iterator[Finding]:
@@ -221,6 +230,7 @@ def _lost(counts: SplitCounts) -> Iterator[Finding]:
             yield counts.warning(what, sentence, number, counts.counted_places(what), advice)
 
 
+# Rows that lack or have something of which their records say nothing: counted under, how they are, what to do.
 _CHANGED: Final = (
     ("plain_prompts",
      "with a prompt as plain text: it is trained without the chat template that `chat` and `generate` use",
@@ -244,8 +254,8 @@ _CHANGED: Final = (
      "Take it out of the texts, or set data.add_special_tokens: false"),
     ("special_texts", "with special tokens in their texts, which become such tokens", ""),
 )  # fmt: skip
-"""Rows that lack or have something of which their records say nothing."""
 
+# Images that are not seen as they are: counted under, what they are called, what is wrong.
 _IMAGES: Final = (
     ("images_above_budget", "image", "with more tokens than vision.image_max_tokens, because of a narrow shape"),
     ("images_animated", "animated image", "of which only the first frame is seen"),
@@ -337,8 +347,9 @@ def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
 
 def _samples(counts: SplitCounts) -> Iterator[Finding]:
     """Find parts of sources that ask for more records than there are."""
+    # The sources of a share that is held out are those of train, of which it was said already.
     if counts.split == "eval" and isinstance(counts.data.eval, float):
-        return  # its sources are those of train
+        return
     for source, available in zip(counts.sources, counts.stats["available"], strict=True):
         if available is None:
             continue
@@ -411,6 +422,7 @@ def _blank_lines(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _unused(counts: SplitCounts) -> Iterator[Finding]:
+    """Find keys and files that nothing reads."""
     sources = counts.stats["sources"]
     for source in sources:
         line = unused_keys(source["unused_keys"])

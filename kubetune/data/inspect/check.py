@@ -110,10 +110,12 @@ def check(
     """
     limits = LIMITS if gallery is not None else ()
     data_pass = DataPass(DataSpec.of(config), tokenizer, Problems(keep), limits=limits)
+
     report = Report(problems=data_pass.problems, labels=data_pass.labels)
     if tokenizer.writes_date:
         report.date = tokenizer.date or ""
     report.lengths = {split: Counter() for split in data_pass.sources}
+
     references = References(config.evaluation.generate, tokenizer)
     first_rows: list[list[list[int]]] = []  # of training, the ids of each row's sequences
     for result in data_pass.results():
@@ -131,6 +133,7 @@ def check(
                 if len(first_rows) < samples:
                     _show(report, tokenizer, row, names)
                 first_rows.append([sequence.ids for sequence in row])
+
     report.spared = saved_share(
         first_rows[:SHARING_ROWS], config.task, config.data, config.preference, config.training
     )
@@ -138,6 +141,7 @@ def check(
         config.sources, data_pass.stats(), images=data_pass.has_images
     )
     report.findings = data_pass.findings(report.stats)
+    # Where records are bad, mending them may change the references.
     if report.ok:
         report.findings = (*references.findings(), *report.findings)
     return report
@@ -166,7 +170,8 @@ class Shapes:
 def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
     """Read and convert all records of a source, without a tokenizer. Images are only looked for."""
     shapes = Shapes(Problems(keep))
-    is_file = lru_cache(maxsize=4096)(os.path.isfile)  # neighbouring records often share an image
+    # Neighbouring records often share an image.
+    is_file = lru_cache(maxsize=4096)(os.path.isfile)
     for record in read_source(source, shapes.problems):
         try:
             reading = read(
@@ -175,9 +180,12 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
         except ValueError as error:
             shapes.problems.add(record.where, str(error))
             continue
-        shapes.unused.update(key for key in reading.unused if key not in OF_TEMPLATES)
+        for key in reading.unused:
+            if key not in OF_TEMPLATES:
+                shapes.unused[key] += 1
         if reading.taken:
             shapes.readings[reading.taken] += 1
+
         kind = type(reading.example).__name__
         images = images_of(reading.example)
         if images:
@@ -207,6 +215,7 @@ def _rows(chunk: Chunk, kind: RecordKind) -> Iterator[list[_Sequence]]:
         trained = bytes(chunk.trained[begin : begin + length])
         begin += length
         split = chunk.splits[number]
+        # Of a pair, the rejected sequence follows the chosen one.
         if split:
             yield [
                 _Sequence("chosen", ids[:split], trained[:split]),
@@ -233,10 +242,14 @@ def _sample(tokenizer: Tokenizer, sequence: _Sequence, names: Sequence[str]) -> 
 
 def histogram(lengths: Counter[int]) -> Iterator[tuple[str, int]]:
     """Yield rows by length in tokens, in steps that double: ("65–128", 17)."""
+    longest = max(lengths, default=0)
     begin = 0
     end = 32
-    while begin < max(lengths, default=0):
-        rows = sum(count for length, count in lengths.items() if begin < length <= end)
+    while begin < longest:
+        rows = 0
+        for length, count in lengths.items():
+            if begin < length <= end:
+                rows += count
         yield f"{begin + 1}–{end}", rows
         begin = end
         end *= 2

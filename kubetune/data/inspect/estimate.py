@@ -35,16 +35,15 @@ def estimate_rows(data: DataConfig, *, made_by_pod: bool = False) -> tuple[int |
     records = [taken_by(source, made_by_pod=made_by_pod) for source in data.train]
     weights = [source.weight for source in data.train]
     if isinstance(data.eval, tuple):
-        eval_rows = _evaluated(
-            [taken_by(source, made_by_pod=made_by_pod) for source in data.eval],
-            [source.weight for source in data.eval],
-        )
+        eval_records = [taken_by(source, made_by_pod=made_by_pod) for source in data.eval]
+        eval_rows = _evaluated(eval_records, [source.weight for source in data.eval])
         return _trained(records, weights, 0.0), eval_rows
-    total = _total(records)
     if not data.eval:
         return _trained(records, weights, 0.0), 0
+    total = _total(records)
     if total is None:
         return None, None
+
     # What is held out is drawn from all sources alike.
     held_out = min(max(1, round(data.eval * total)), total - 1) if total else 0
     held_out_share = held_out / max(1, total)
@@ -77,11 +76,14 @@ def _evaluated(records: Sequence[int | None], weights: Sequence[float]) -> int |
 
 
 def _total(records: Sequence[int | None]) -> int | None:
-    return None if None in records else sum(filter(None, records))
+    """Return the sum; None where one of them is not known."""
+    if None in records:
+        return None
+    return sum(filter(None, records))
 
 
 def is_upper_bound(sources: Sequence[SourceConfig], *, made_by_pod: bool = False) -> bool:
-    """Return True if a source is known by its `#N` alone: it may have fewer rows than that, never more."""
+    """True if a source is known by its `#N` alone: it may have fewer rows than that, never more."""
     for source in sources:
         located = where_is(source, made_by_pod=made_by_pod)
         if located is not None and not located.files and located.sample is not None:
@@ -90,7 +92,7 @@ def is_upper_bound(sources: Sequence[SourceConfig], *, made_by_pod: bool = False
 
 
 def makes_data(kubernetes: KubernetesConfig | None) -> bool:
-    """Return True if a pod makes the data before training."""
+    """True if a pod makes the data before training."""
     return kubernetes is not None and kubernetes.preprocess is not None
 
 
@@ -149,7 +151,8 @@ def estimate_lengths(
             sources.append(source)
     if not sources or not is_on_disk(spec.model.tokenizer or spec.model.path, environ):
         return None
-    from kubetune.data.inspect.row_sample import sample_rows  # imports tokenizers
+    # It imports tokenizers, which a plan without data does without.
+    from kubetune.data.inspect.row_sample import sample_rows
 
     if load is None:
         tokenizer = load_here(spec.model, spec.data)
@@ -159,5 +162,5 @@ def estimate_lengths(
 
 
 def is_on_disk(path: str, environ: Mapping[str, str]) -> bool:
-    """Return True if the model is a local folder or in the hub's cache."""
+    """True if the model is a local folder or in the hub's cache."""
     return is_local(path) or hub_folder(path, environ).is_dir()

@@ -19,10 +19,11 @@ from kubetune.data.reading.images import thumbnail
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 
+# Nobody reads more of one row. An image, hundreds of equal tokens, counts as one.
 _MOST_TOKENS: Final = 3000
-"""Nobody reads more of one row. An image, hundreds of equal tokens, counts as one."""
+# Images of a row that are shown.
 _MOST_IMAGES: Final = 4
-"""So many images of a row are shown."""
+# Rows that are picked: the first of each source, and those that come again.
 _ROWS_OF_A_SOURCE: Final = 3
 _MOST_REPEATS: Final = 5
 
@@ -42,7 +43,7 @@ class Picked:
 
     @property
     def trained_share(self) -> float:
-        """Share of the tokens that are trained, 0 to 1."""
+        """Return the share of the tokens that are trained, 0 to 1."""
         return sum(self.trained) / max(1, len(self.trained))
 
 
@@ -67,6 +68,8 @@ class Gallery:
             if digest in self._digests:
                 self._times[digest] += 1
             self._digests.add(digest)
+
+            # Most rows are none of these, and nothing of them is kept.
             trained_share = result.chunk.labels[number] / max(1, length)
             is_first = len(first) < _ROWS_OF_A_SOURCE
             is_longest = self._longest is None or length > len(self._longest.ids)
@@ -77,7 +80,8 @@ class Gallery:
                 and len(self._repeats) < _MOST_REPEATS
             )
             if is_first or is_longest or is_least or is_repeat:
-                row = _pick(result, number, begin, names[number] if names is not None else None)
+                of_row = names[number] if names is not None else None
+                row = _pick(result, number, begin, of_row)
                 if is_first:
                     first.append(row)
                 if is_longest:
@@ -102,10 +106,12 @@ class Gallery:
             picked.append(("the row with the smallest share that is trained", self._least))
         for digest, row in self._repeats.items():
             picked.append((f"appears {self._times[digest] + 1:,} times", row))
-        paths: dict[str, list[str]] = {}
+
+        paths: dict[tuple[str, int], str] = {}
         for split, of_split in sources.items():
-            paths[split] = [source.path for source in of_split]
-        return [shown(why, row, tokenizer, paths[row.split][row.source]) for why, row in picked]
+            for number, source in enumerate(of_split):
+                paths[split, number] = source.path
+        return [shown(why, row, tokenizer, paths[row.split, row.source]) for why, row in picked]
 
 
 def _pick(result: Result, number: int, begin: int, labels: Sequence[str] | None) -> Picked:
@@ -125,7 +131,7 @@ def _pick(result: Result, number: int, begin: int, labels: Sequence[str] | None)
 
 
 def brief(text: str) -> str:
-    """Return a text with its images, which are hundreds of equal tokens, in one line."""
+    """Return a text with each run of equal tokens in angle brackets, as images have, in short: `<image>×256`."""
     return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
@@ -161,9 +167,13 @@ def _pieces(
     """Return one sequence of a row in pieces that are alike, and how many of its tokens these are."""
     special = tokenizer.special_ids
     tokens = _first_tokens(row.ids[part], row.trained[part], special)
+
+    def kind(token: tuple[int, int]) -> tuple[bool, bool]:
+        id, trained = token
+        return bool(trained), id in special
+
     pieces = []
-    runs = groupby(tokens, key=lambda token: (bool(token[1]), token[0] in special))
-    for (trained, is_special), run in runs:
+    for (trained, is_special), run in groupby(tokens, key=kind):
         text = tokenizer.decode([id for id, _ in run], skip_special_tokens=False)
         pieces.append(
             {"text": brief(text), "trained": trained, "special": is_special, "rejected": rejected}

@@ -20,9 +20,9 @@ from kubetune.errors import DataError
 if TYPE_CHECKING:
     from kubetune.data.text.tokenizer import Tokenizer
 
+# Of small data. Of those with images each image has to be opened.
 MOST_RECORDS: Final = 1_000
 MOST_PICTURED_RECORDS: Final = 50
-"""Of data with images, each of which has to be opened."""
 MOST_BYTES: Final = 4 << 20
 
 
@@ -51,6 +51,7 @@ def known_findings(
         tokenizer = load()
         key = fingerprint(spec, tokenizer)
         folder = cache_folder(config.data.cache) / "prepared" / key[:32]
+        # Rows that are prepared were looked at then, and their counts are kept with them.
         if is_whole(folder, MANIFEST):
             # A damaged disk may still have changed the counts; the run itself compares checksums.
             with suppress(ValueError, LookupError, TypeError):
@@ -68,7 +69,9 @@ def known_findings(
 def _are_small(sources: Sequence[SourceConfig], most_records: int) -> bool:
     size = 0
     for source in sources:
-        size += sum(file.stat().st_size for file in locate(source).files)
+        for file in locate(source).files:
+            size += file.stat().st_size
+    # Records are counted only in small files, which takes no time.
     if size > MOST_BYTES:
         return False
     return sum(taken_by(source) or 0 for source in sources) <= most_records

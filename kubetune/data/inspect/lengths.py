@@ -21,8 +21,10 @@ class Lengths:
     bad: tuple[str, ...] = ()  # the first bad records: file, line, and what is wrong
 
     def rows(self, records: int | None) -> int | None:
-        """Return how many rows so many records become, before any are left out."""
-        return None if records is None else round(records * self.rows_per_record)
+        """Return how many rows so many records become, before any are left out; None if they are not known."""
+        if records is None:
+            return None
+        return round(records * self.rows_per_record)
 
     def longest_of(self, rows: int | None) -> int:
         """Return the most tokens that a row of so many may have; a quarter more where not all were sampled."""
@@ -31,5 +33,7 @@ class Lengths:
         return min(self.limit, -(-5 * self.longest // 4))
 
     def tokens(self, records: int | None) -> int | None:
-        """Return the tokens of the rows that so many records become; those that are not kept count as nothing."""
-        return None if records is None else round(records * self.kept_share * self.tokens_per_row)
+        """Return the tokens of the rows that so many records become; rows that are not kept count as nothing."""
+        if records is None:
+            return None
+        return round(records * self.kept_share * self.tokens_per_row)

@@ -1,4 +1,4 @@
-"""How much prefix sharing (data/prepared/prefixes.py) saves a run, as plans and checks tell it."""
+"""How much prefix sharing (data/prepared/prefixes.py) saves a run, as plans and checks say."""
 
 from __future__ import annotations
 
@@ -24,24 +24,34 @@ def saved_share(
     """
     if not may_share_prefixes(task, data, preference):
         return 0.0
-    whole = sum(len(ids) for sequences in rows for ids in sequences)
-    if repeated_tokens(rows) < max(1, LEAST_SHARE * whole):
+    total = 0
+    for sequences in rows:
+        total += sum(map(len, sequences))
+    if repeated_tokens(rows) < max(1, LEAST_SHARE * total):
         return 0.0
-    import numpy as np  # only where it is needed: a check of a small file is done before it would be imported
+    # Only here: a check of a small file is done before numpy would be imported.
+    import numpy as np
 
     from kubetune.data.prepared.prefixes import split_by_prefix
 
-    arrays = [[np.array(ids, np.uint32) for ids in sequences] for sequences in rows]
+    arrays = []
+    for sequences in rows:
+        arrays.append([np.array(ids, np.uint32) for ids in sequences])
+
     batch = training.per_device_train_batch_size
     steps = training.gradient_accumulation_steps or 1
     rows_per_step = training.global_batch_size or batch * steps
-    tokens = training.global_batch_tokens
-    if tokens == "packed":
-        tokens = batch * steps * data.max_length
-    if tokens is not None:
-        rows_per_step = max(1, round(int(tokens) * len(rows) / whole))
+    tokens_per_step = training.global_batch_tokens
+    if tokens_per_step == "packed":
+        tokens_per_step = batch * steps * data.max_length
+    if tokens_per_step is not None:
+        rows_per_step = max(1, round(int(tokens_per_step) * len(rows) / total))
+
+    # Only rows of the same step can share anything.
     computed = 0
-    for ids in np.split(np.arange(len(rows)), range(rows_per_step, len(rows), rows_per_step)):
-        computed += split_by_prefix(ids, arrays.__getitem__, 1, batch * data.max_length)[1]
-    share = 1 - computed / whole
+    for begin in range(0, len(rows), rows_per_step):
+        ids = np.arange(begin, min(begin + rows_per_step, len(rows)))
+        _, num_tokens = split_by_prefix(ids, arrays.__getitem__, 1, batch * data.max_length)
+        computed += num_tokens
+    share = 1 - computed / total
     return share if share >= LEAST_SHARE else 0.0

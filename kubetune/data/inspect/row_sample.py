@@ -1,14 +1,14 @@
-"""The first rows of training, encoded as a run encodes them, to estimate the tokens of all."""
+"""Encodes the first rows of training as a run does, to estimate the tokens of all."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
 from kubetune.base.humanize import counted
-from kubetune.config.schema import ModelConfig, SourceConfig, TrainingConfig
+from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig, TrainingConfig
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.inspect.prefix_sharing import saved_share
 from kubetune.data.prepared.pipeline import SPLIT_ADVICE, Batch, Result, Tally, Worker
@@ -24,12 +24,13 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import ConfigError
 from kubetune.plan.base_model import embeddings_of
 
+# Records that are encoded; with images fewer, since each has to be opened.
 _RECORDS: Final = 200
-_RECORDS_WITH_IMAGES: Final = 50  # fewer, since each image has to be opened
+_RECORDS_WITH_IMAGES: Final = 50
 
 
 class _AnyLabels(Labels):
-    """Labels of which every one is good: the real ones are known only once all data are read."""
+    """Labels that accept any: the real ones are known only once all data are read."""
 
     def target(self, label: Label) -> tuple[float, ...]:
         """Return a number for any label."""
@@ -48,30 +49,62 @@ def sample_rows(
     Raises DataError where no record is good, or one is of a kind that no such run takes; ConfigError for tokens that
     the model does not know.
     """
-    labels = None
-    data = spec.data
-    if spec.task == "sequence_classification":
-        labels = _AnyLabels("single_label_classification", ())
-        limit = most_tokens(data.max_length, tokenizer)
-        data = data.model_copy(update={"max_length": limit})
-    if data.overlong == "error":
-        data = data.model_copy(update={"overlong": "drop"})  # the plan tells how many there are
-    model = spec.model.model_copy(update={"local_files_only": True})
-    processor = replace(spec, model=model).image_processor(tokenizer)
-    worker = Worker(tokenizer, data, {"train": sources}, labels, processor, kind=spec.record_kind)
     problems = Problems()
-    wanted = _RECORDS if processor is None else _RECORDS_WITH_IMAGES
-    results = _encode_first(wanted, sources, worker, problems)
+    data = _lenient(spec, tokenizer)
+    worker = _worker(spec, data, sources, tokenizer)
+    most_records = _RECORDS if spec.vision is None else _RECORDS_WITH_IMAGES
+    results = _encode_first(most_records, sources, worker, problems)
     if not any(result.lengths for result in results):
         problems.raise_if_any()
         return None
+
     rows: list[list[list[int]]] = []
     tally = Tally()
     for result in results:
         rows += _sequences(result.chunk)
         tally.add(result.tally)
     _require_embeddings(spec.model, environ, tokenizer, rows)
+    return _lengths(spec, training, data, rows, tally, problems)
+
+
+def _lenient(spec: DataSpec, tokenizer: Tokenizer) -> DataConfig:
+    """Return the settings by which rows are made here: too long ones are no error, since the plan counts them."""
+    changes: dict[str, Any] = {}
+    if spec.task == "sequence_classification":
+        changes["max_length"] = most_tokens(spec.data.max_length, tokenizer)
+    if spec.data.overlong == "error":
+        changes["overlong"] = "drop"
+    return spec.data.model_copy(update=changes)
+
+
+def _worker(
+    spec: DataSpec, data: DataConfig, sources: tuple[SourceConfig, ...], tokenizer: Tokenizer
+) -> Worker:
+    """Return what encodes rows, from files of this machine alone."""
+    labels = None
+    if spec.task == "sequence_classification":
+        labels = _AnyLabels("single_label_classification", ())
+    model = spec.model.model_copy(update={"local_files_only": True})
+    processor = replace(spec, model=model).image_processor(tokenizer)
+    return Worker(tokenizer, data, {"train": sources}, labels, processor, kind=spec.record_kind)
+
+
+def _lengths(
+    spec: DataSpec,
+    training: TrainingConfig,
+    data: DataConfig,
+    rows: Sequence[Sequence[Sequence[int]]],
+    tally: Tally,
+    problems: Problems,
+) -> Lengths:
+    """Return what the first records became. `rows`: the ids of each row's sequences. `data`: by which they were cut."""
+    longest = 0
+    for row in rows:
+        longest = max(longest, *map(len, row))
     bad = tally.refused + tally.unusable
+    rows_per_record = 1.0
+    if data.overlong == "split":
+        rows_per_record = tally.rows / (tally.records - bad)
     return Lengths(
         sampled=tally.records,
         tokens_per_row=tally.tokens / max(1, tally.rows),
@@ -79,21 +112,22 @@ def sample_rows(
         limit=data.max_length,
         bad_share=bad / tally.records,
         kept_share=tally.rows / tally.records,
-        longest=max((len(ids) for row in rows for ids in row), default=0),
+        longest=longest,
         spared=saved_share(rows, spec.task, data, spec.preference, training),
-        rows_per_record=tally.rows / (tally.records - bad) if data.overlong == "split" else 1.0,
+        rows_per_record=rows_per_record,
         bad=tuple(problems.first),
     )
 
 
 def _encode_first(
-    wanted: int, sources: Sequence[SourceConfig], worker: Worker, problems: Problems
+    most_records: int, sources: Sequence[SourceConfig], worker: Worker, problems: Problems
 ) -> list[Result]:
-    """Encode so many records, of all sources alike. Raises DataError for those of a kind that no such run takes."""
+    """Encode the first records, of all sources alike. Raises DataError for those of a kind that no such run takes."""
     results = []
     unfit = Problems()
+    per_source = -(-most_records // len(sources))  # rounded up
     for number, source in enumerate(sources):
-        records = islice(read_source(source, problems), -(-wanted // len(sources)))
+        records = islice(read_source(source, problems), per_source)
         result = worker.encode(Batch(number, "train", list(enumerate(records))))
         for where, what in result.problems:
             problems.add(where, what)
@@ -123,10 +157,15 @@ def _require_embeddings(
 ) -> None:
     """Raise ConfigError where one of these rows has a token that the model has no embedding for."""
     embeddings = embeddings_of(model, environ)
-    largest = [max(max(ids, default=-1) for ids in row) for row in rows]
-    if embeddings is None or max(largest, default=-1) < embeddings.known:
+    if embeddings is None:
         return
-    number = sum(id >= embeddings.known for id in largest)
-    holding = f"{number:,} of the first {counted(len(rows), 'row')}"
-    token = tokenizer.decode([max(largest)], skip_special_tokens=False)
-    raise ConfigError(embeddings.say(max(largest), token, holding))
+    largest = -1
+    num_unknown = 0  # rows
+    for row in rows:
+        largest_of_row = max(max(ids, default=-1) for ids in row)
+        largest = max(largest, largest_of_row)
+        num_unknown += largest_of_row >= embeddings.known
+    if num_unknown:
+        holding = f"{num_unknown:,} of the first {counted(len(rows), 'row')}"
+        token = tokenizer.decode([largest], skip_special_tokens=False)
+        raise ConfigError(embeddings.say(largest, token, holding))

@@ -33,13 +33,17 @@ from kubetune.data.reading.splits import read_taken
 from kubetune.data.text.labels import is_vector
 from kubetune.data.text.tokenizer import cache_folder
 
+# Texts of each role whose language is named, and the fewest characters of one: languages of short texts are guesses.
 _TEXTS_FOR_LANGUAGES: Final = 300
 _SHORTEST_TEXT: Final = 20
-_MOST_IMAGES: Final = 300
+# Least probability of a language that is named.
 _SURE: Final = 0.6
+# Images of a source that are opened.
+_MOST_IMAGES: Final = 300
+# Records without an answer that are named.
 _MOST_PLACES: Final = 8
+# In what formats.convert says of a record whose answer, or question, is no text at all.
 _EMPTY: Final = "is empty"
-"""In what formats.convert says of a record whose answer, or question, is no text at all."""
 
 NameLanguage = Callable[[str], str]
 
@@ -48,9 +52,10 @@ def survey(data: DataConfig, kind: RecordKind, seed: int) -> list[dict[str, Any]
     """Return what each source of training holds, for the page. `seed`: of the run, which chooses by `path#N`."""
     surveys = []
     for source in data.train:
-        surveys.append(_Survey(source, cache_folder(data.cache), _language_namer()))
-        surveys[-1].read(kind, seed)
-    return [of_source.to_json() for of_source in surveys]
+        of_source = _Survey(source, cache_folder(data.cache), _language_namer())
+        of_source.read(kind, seed)
+        surveys.append(of_source.to_json())
+    return surveys
 
 
 @dataclass
@@ -78,17 +83,21 @@ class _Survey:
 
     def read(self, kind: RecordKind, seed: int) -> None:
         """Read all records of the source."""
-        names = dict(enumerate(class_names(self.source))) if kind == "labelled" else {}
+        names: dict[Any, str] = {}  # of classes, by number
+        if kind == "labelled":
+            names = dict(enumerate(class_names(self.source)))
         problems = Problems(0)
         verify = verifier()
         for record in read_taken(self.source, seed, problems):
             try:
                 example = convert(record.value, self.source.format, self.source.columns, kind=kind)
-            except ValueError as error:  # the check itself tells of it
+            except ValueError as error:
+                # The check itself says why.
                 self.refused += 1
                 if _EMPTY in str(error):
                     self._note_empty(record.where)
                 continue
+
             self.kinds[_KINDS[type(example)]] += 1
             for role, text in _texts(example):
                 self._add_text(role, text)
@@ -197,9 +206,11 @@ def _texts(example: Example) -> Iterator[tuple[str, str]]:
 
 def _classes(label: Label, names: Mapping[Any, str]) -> Iterator[str]:
     """Yield what a label means, by the names that its data set has for numbers."""
+    classes: Sequence[Any] = label if isinstance(label, tuple) else (label,)
+    # (0.0, 1.0, 1.0) are the classes 1 and 2.
     if is_vector(label):
-        label = tuple(index for index, is_set in enumerate(label) if is_set)
-    for name in label if isinstance(label, tuple) else (label,):
+        classes = [index for index, is_set in enumerate(label) if is_set]
+    for name in classes:
         yield names.get(name, str(name))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Pair
 from kubetune.data.text.encode import Encoded, Encoder
@@ -17,8 +18,8 @@ from kubetune.data.text.turns.marks import IMAGE_MARK
 from kubetune.data.text.turns.writer import IMAGE_TEXTS
 from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Seen
 
+# An image with the line breaks between it and its question.
 _BESIDE = re.compile(rf"\n?{re.escape(IMAGE_TAG)}\n?")
-"""An image with the line breaks between it and its question."""
 
 
 class VisionEncoder:
@@ -29,9 +30,8 @@ class VisionEncoder:
         self._reads_prefixes = processor.reads_prefixes
         self._encoder = encoder.without_prefix() if self._reads_prefixes else encoder
         self._placeholder = processor.placeholder
-        self._see_paths = lru_cache(maxsize=4096)(
-            processor.see
-        )  # neighbouring records often share an image
+        # Neighbouring records often share an image, and have to be looked at once.
+        self._see_paths = lru_cache(maxsize=4096)(processor.see)
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Return rows of many examples; in place of one that is refused stands why."""
@@ -42,6 +42,8 @@ class VisionEncoder:
                 texts[number] = self._as_text(example)
             except ValueError as error:
                 rows[number] = str(error)
+
+        # One call for all texts: the tokenizer works on them in parallel.
         encoded = self._encoder.encode_batch(list(texts.values()))
         for number, row in zip(texts, encoded, strict=True):
             if isinstance(row, str):
@@ -70,18 +72,22 @@ class VisionEncoder:
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
         """Return the first `limit` tokens of a row; an image that would be cut is left out with all after it."""
         token = self._placeholder.token
-        places = [place for place, id in enumerate(encoded.ids) if id == token]  # of all images
         paths = [image.path for image in encoded.images]
         seen = self._see(paths)
-        begin = 0  # of an image among the places
+
+        # The tokens of all images, by their places in the row; those of an image begin at `begin` in this list.
+        places = [place for place, id in enumerate(encoded.ids) if id == token]
+        begin = 0
         for number, image in enumerate(seen):
             end = begin + sum(image.runs)
             if places[end - 1] < limit:
                 begin = end
                 continue
+
+            # This image would be cut. Some models lay out several images of a row otherwise than fewer; where they do,
+            # no image can stay.
             whole = number
             if self._see(paths[:number]) != seen[:number]:
-                # Those before it would look otherwise without it, so they are left out too.
                 whole = 0
                 begin = 0
             limit = min(limit, places[begin])
@@ -101,21 +107,34 @@ class VisionEncoder:
             return self._as_pair(example)
         if not isinstance(example, Chat) or not example.images:
             return example
-        messages = []
         if self._processor.is_grid:
-            for message in example.messages:
-                content = message["content"].replace(IMAGE_TAG, self._placeholder.text)
-                messages.append({**message, "content": content})
-            return replace(example, messages=tuple(messages), images=())
-        # A template of another model may lay images out itself; it is told what to write for each.
-        written = self._processor.whole.written
-        seen = iter(self._see(example.images))
-        for message in example.messages:
-            number = message["content"].count(IMAGE_TAG)
-            content = message["content"].replace(IMAGE_TAG, IMAGE_MARK)
-            texts = [(written, next(seen).text) for _ in range(number)]
-            messages.append({**message, "content": content, IMAGE_TEXTS: texts})
+            messages = self._with_placeholders(example)
+        else:
+            messages = self._with_laid_out_images(example)
         return replace(example, messages=tuple(messages), images=())
+
+    def _with_placeholders(self, chat: Chat) -> list[dict[str, Any]]:
+        """Return the messages with the same few tokens for each image, one of which `_expand` repeats."""
+        messages = []
+        for message in chat.messages:
+            content = message["content"].replace(IMAGE_TAG, self._placeholder.text)
+            messages.append({**message, "content": content})
+        return messages
+
+    def _with_laid_out_images(self, chat: Chat) -> list[dict[str, Any]]:
+        """Return the messages with a mark for each image, and what the template has to write for these marks."""
+        # The template of such a model may lay images out itself, each according to its size.
+        written = self._processor.whole.written
+        messages = []
+        seen = self._see(chat.images)
+        begin = 0  # the first image of a message
+        for message in chat.messages:
+            end = begin + message["content"].count(IMAGE_TAG)
+            texts = [(written, image.text) for image in seen[begin:end]]
+            begin = end
+            content = message["content"].replace(IMAGE_TAG, IMAGE_MARK)
+            messages.append({**message, "content": content, IMAGE_TEXTS: texts})
+        return messages
 
     def _as_pair(self, example: Example) -> Pair:
         """Return a question and its answer, for a model that reads questions in both directions."""
@@ -137,6 +156,8 @@ class VisionEncoder:
             raise ValueError("is a conversation, and this model answers one question")
         if not chat.images:
             raise ValueError("has no image, and this model's processor wants one in each question")
+
+        # The processor puts all images where it wants them; then each gets as many tokens as it needs.
         written = self._processor.whole.written
         question = _BESIDE.sub(IMAGE_TAG, chat.messages[0]["content"]).replace(IMAGE_TAG, written)
         pieces = self._processor.whole.lay_out(question, len(chat.images)).split(written)
@@ -176,14 +197,15 @@ class VisionEncoder:
             )
         if not images:
             return row
+
         ids: list[int] = []
         trained: list[bool] = []
-        remaining = iter(runs)
+        lengths = iter(runs)
         for id, is_label in zip(row.ids, row.trained, strict=True):
             if id == token:
-                number = next(remaining)
-                ids += [id] * number
-                trained += [False] * number
+                length = next(lengths)
+                ids += [id] * length
+                trained += [False] * length
             else:
                 ids.append(id)
                 trained.append(is_label)

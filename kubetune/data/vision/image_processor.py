@@ -31,28 +31,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONFIGS: Final = ("preprocessor_config.json", "processor_config.json")
+"""Files of an image processor's settings."""
+# The limits of a run file that sets none, by which the user is known to have asked for some.
 _NO_LIMITS: Final = (VisionConfig().image_max_tokens, VisionConfig().image_min_tokens)
+# What older files call the limits on pixels.
 _OLD_LIMITS: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
 
 
 class ImageRef(NamedTuple):
-    """An image of a prepared row: its absolute path, and the CRC-32 of the file when the row was prepared."""
+    """An image of a prepared row."""
 
-    path: str
-    crc: int
+    path: str  # absolute
+    crc: int  # CRC-32 of the file when the row was prepared
 
 
 class Picture(NamedTuple):
-    """One image, ready: fp32 `pixel_values` `[patches, values]`; `grid`: patches in time, down and across."""
+    """One image as a grid of patches."""
 
-    pixel_values: NDArray[np.float32]
-    grid: tuple[int, int, int]
+    pixel_values: NDArray[np.float32]  # [patches, values]
+    grid: tuple[int, int, int]  # patches in time, down and across
 
 
 class Upright(NamedTuple):
-    """One image, decoded, upright and in RGB, for a processor that takes all of a sequence at once."""
+    """One image, decoded, for a processor that takes all of a sequence at once."""
 
-    image: Any
+    image: Any  # Pillow's, upright and in RGB
 
 
 class Seen(NamedTuple):
@@ -74,7 +77,10 @@ class Placeholder:
 
 
 class ImageProcessor:
-    """Made by `load_image_processor`. transformers is imported when an image is first looked at."""
+    """The image processor of a model, made by `load_image_processor`.
+
+    transformers is imported when an image is first looked at.
+    """
 
     def __init__(
         self,
@@ -112,15 +118,15 @@ class ImageProcessor:
 
     @cached_property
     def is_grid(self) -> bool:
-        """Images are cut into grids, whose sizes and positions are known here."""
-        names = ("patch_size", "merge_size", "size", "get_number_of_image_patches")
-        return all(hasattr(self._loaded, name) for name in names) and (
-            "image_grid_thw" in self._loaded.model_input_names
-        )
+        """True if images are cut into grids, whose sizes and positions are known here."""
+        for name in ("patch_size", "merge_size", "size", "get_number_of_image_patches"):
+            if not hasattr(self._loaded, name):
+                return False
+        return "image_grid_thw" in self._loaded.model_input_names
 
     @cached_property
     def whole(self) -> WholeProcessor:
-        """The model's own processor, where images are no grids. Raises ConfigError for limits that it does not keep."""
+        """Return the model's own processor, where images are no grids. Raises ConfigError for limits of tokens."""
         if (self._vision.image_max_tokens, self._vision.image_min_tokens) != _NO_LIMITS:
             raise ConfigError(
                 f"vision.image_max_tokens and image_min_tokens: images of {self.name} have the size that its own "
@@ -130,24 +136,24 @@ class ImageProcessor:
 
     @property
     def reads_prefixes(self) -> bool:
-        """A question with its images is read in both directions, and followed by one answer."""
+        """True if a question with its images is read in both directions, and followed by one answer."""
         return not self.is_grid and self.whole.reads_prefixes
 
     @cached_property
     def theirs(self) -> Any:
-        """transformers' image processor, told our budget of tokens. Raises ModelError where it is of another kind."""
+        """Return transformers' image processor with our budget of tokens. Raises ModelError for another kind."""
         processor = self._loaded
         if not self.is_grid:
             raise ModelError(
                 f"the images of {self.name} are prepared by {type(processor).__name__}; a budget of tokens is for "
                 "models whose processor cuts images into a grid (Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the like)"
             )
-        pixels = (processor.patch_size * processor.merge_size) ** 2
-        least = self._vision.image_min_tokens
-        longest = self._vision.image_max_tokens * pixels
+        # "Edges" are areas in pixels. A token is, for example, 28 × 28 of them: patches of 14, of which 2 × 2 are merged.
+        pixels_per_token = (processor.patch_size * processor.merge_size) ** 2
+        longest = self._vision.image_max_tokens * pixels_per_token
         shortest = min(processor.size["shortest_edge"], longest)
-        if least is not None:
-            shortest = least * pixels
+        if self._vision.image_min_tokens is not None:
+            shortest = self._vision.image_min_tokens * pixels_per_token
         processor.size = {"shortest_edge": shortest, "longest_edge": longest}
         return processor
 
@@ -157,7 +163,7 @@ class ImageProcessor:
 
     @property
     def merge_size(self) -> int:
-        """Patches on each side of what becomes one token."""
+        """Return the patches on each side of what becomes one token."""
         return int(self.theirs.merge_size)
 
     def measure(self, facts: ImageFacts) -> int:
@@ -177,10 +183,9 @@ class ImageProcessor:
             whole = self.whole.see([_upright(content) for content in contents])
         seen = []
         for number, content in enumerate(contents):
-            text = self.placeholder.text
-            runs: tuple[int, ...]
             if self.is_grid:
-                runs = (self.measure(facts[number]),)
+                text = self.placeholder.text
+                runs: tuple[int, ...] = (self.measure(facts[number]),)
             else:
                 text, runs = whole[number]
             notes = self._notes(facts[number], sum(runs))
@@ -229,7 +234,7 @@ class ImageProcessor:
         if not self.is_grid:
             return Upright(upright)
         made = self.theirs(images=[upright], return_tensors="np")
-        down, across = (int(number) for number in made["image_grid_thw"][0][1:])
+        _, down, across = made["image_grid_thw"][0].tolist()
         return Picture(made["pixel_values"], (1, down, across))
 
     def tell_limits(self, folder: Path) -> list[str]:
@@ -267,7 +272,7 @@ class ImageProcessor:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256, in hex, of all that decides how many tokens an image is."""
+        """Return the SHA-256, in hex, of all that decides how many tokens an image is."""
         digest = hashlib.sha256(repr((self.placeholder, self._vision.image_max_tokens)).encode())
         digest.update(repr(self._vision.image_min_tokens).encode())
         for name, file in sorted(self.files.items()):

@@ -31,9 +31,12 @@ _OF_THE_TEXT: Final = (
     "token_type_ids",
     "mm_token_type_ids",
 )
+# Keys that tell tokens of images from those of text, where a model wants to be told.
 _KINDS: Final = ("token_type_ids", "mm_token_type_ids")
-"""Keys that tell tokens of images from those of text, where a model wants to be told."""
+# The parts of a processor that images and texts need.
 _SEEING: Final = ("image_processor", "tokenizer")
+# SmolVLM's own asks for a library that writes numbers in words, for videos. That of Idefics3 makes the same of images.
+_SUBSTITUTES: Final = {"SmolVLMProcessor": "Idefics3Processor"}
 
 
 class WholeProcessor:
@@ -46,7 +49,7 @@ class WholeProcessor:
 
     @cached_property
     def theirs(self) -> Any:
-        """transformers' processor. Raises ModelError where it cannot be used, saying why."""
+        """Return transformers' processor. Raises ModelError where it cannot be used, saying why."""
         pillow()
         from transformers import AutoProcessor
 
@@ -69,47 +72,60 @@ class WholeProcessor:
         return processor
 
     def _without_video(self) -> Any:
-        """The processor's class without the parts that hear or cut videos, which need other libraries.
+        """Return the processor's class without the parts that hear or cut videos, which need other libraries.
 
-        None where it has no such parts.
+        None where it has no such parts, so that transformers may choose the class.
         """
         import transformers
 
-        files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
-        name = ""
-        for file in files:
-            if not name and (self._folder / file).is_file():
-                name = str(read_json(self._folder / file).get("processor_class", ""))
-        # SmolVLM's own asks for what writes numbers in words, for videos; that of Idefics3 makes the same of images.
-        substitutes = {"SmolVLMProcessor": "Idefics3Processor"}
-        kind: Any = getattr(transformers, substitutes.get(name, name), None) if name else None
+        name = self._class_name()
+        kind: Any = None
+        if name:
+            kind = getattr(transformers, _SUBSTITUTES.get(name, name), None)
+        if kind is None:
+            return None
         try:
-            parts = kind.get_attributes() if kind is not None else _SEEING
+            parts = kind.get_attributes()
         except ImportError:  # it needs a library that is not here
             kind = _beside_pillow(name)
-            return kind and only_seeing(kind)
-        if set(parts) <= set(_SEEING):
-            return kind if name == "SmolVLMProcessor" else None
-        return only_seeing(kind)
+            return only_seeing(kind) if kind is not None else None
+        if not set(parts) <= set(_SEEING):
+            return only_seeing(kind)
+        return kind if name in _SUBSTITUTES else None
+
+    def _class_name(self) -> str:
+        """Return the name of the processor's class that the model's files have; empty where they have none."""
+        for file in ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json"):
+            if (self._folder / file).is_file():
+                name = str(read_json(self._folder / file).get("processor_class", ""))
+                if name:
+                    return name
+        return ""
 
     @property
     def written(self) -> str:
-        """The text that chat templates of this model write for an image."""
+        """Return the text that chat templates of this model write for an image."""
         return str(self.theirs.image_token)
 
     @cached_property
     def reads_prefixes(self) -> bool:
-        """A question is read in both directions, laid out by the processor, and followed by one answer: PaliGemma."""
+        """True if a question is read in both directions, and followed by one answer: PaliGemma."""
         return "suffix" in signature(type(self.theirs).__call__).parameters
 
     def lay_out(self, question: str, images: int) -> str:
-        """A question that holds as many of `written` as it has images, as the processor lays it out."""
+        """Return a question that holds as many of `written` as it has images, as the processor lays it out."""
+        # Where the images go does not depend on what they show.
         blank = pillow().new("RGB", (1, 1))
         _, [text], *_ = self.theirs.prepare_inputs_layout(images=[blank] * images, text=[question])
         return str(text)
 
     def see(self, images: Sequence[Any]) -> list[tuple[str, tuple[int, ...]]]:
-        """Tokens of each image of a text, each run of its feature token as one, and how long the runs are."""
+        """Return the text of each image of a row with each run of the feature token as one token, and the runs' lengths.
+
+        An image in two tiles, with `<f>` as feature token:
+
+            <tile 1><f><f><f><tile 2><f><f>    →    "<tile 1><f><tile 2><f>", (3, 2)
+        """
         if not images:
             return []
         written = self.written * len(images)
@@ -129,41 +145,57 @@ class WholeProcessor:
         return seen
 
     def look(self, images: Sequence[Any], is_image: Tensor, answer: int) -> dict[str, Tensor]:
-        """The images of one sequence as the model's code takes them.
+        """Return the images of one sequence as the model's code takes them.
 
         `is_image`: bool `[tokens]`; `answer`: the token with which what is trained begins.
         """
         import torch
 
-        kind = torch.arange(len(is_image)) >= answer if self.reads_prefixes else is_image
-        kinds = {name: kind.int()[None] for name in _KINDS if name in self.theirs.model_input_names}
+        kind = is_image
+        if self.reads_prefixes:
+            # Of such a model 0 is the question, which is read in both directions, and 1 the answer.
+            kind = torch.arange(len(is_image)) >= answer
+        inputs: dict[str, Tensor] = {}
+        for name in _KINDS:
+            if name in self.theirs.model_input_names:
+                inputs[name] = kind.int()[None]
         if not images:
-            return kinds
+            return inputs
         with warnings.catch_warnings():
             # PaliGemma's makes arrays of tensors in an old way.
             warnings.simplefilter("ignore", DeprecationWarning)
             made = self.theirs(
                 images=list(images), text=[self.written * len(images)], return_tensors="pt"
             )
-        seen = {name: value for name, value in made.items() if name not in _OF_THE_TEXT}
-        strange = [name for name, value in seen.items() if not isinstance(value, torch.Tensor)]
+
+        seen: dict[str, Tensor] = {}
+        strange = []
+        for name, value in made.items():
+            if name in _OF_THE_TEXT:
+                continue
+            if not isinstance(value, torch.Tensor):
+                strange.append(name)
+            seen[name] = value
         if strange:
             raise ModelError(
                 f"the processor of {self._name} makes {', '.join(strange)} in a form that is not known here"
             )
-        return seen | kinds
+        return seen | inputs
 
 
 def only_seeing(kind: Any) -> Any:
-    """The class of a processor that is loaded with its image processor and tokenizer alone, None for other parts."""
+    """Return the class of a processor that is loaded with its image processor and tokenizer alone.
+
+    Its other parts, such as one for videos, are None.
+    """
+    # Two classes: `seeing` loads only two parts, and the one that is returned gives `kind.__init__` the parts it expects.
     seeing: Any = type(
         kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(_SEEING))}
     )
 
     def load(cls: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        parts = dict(
-            zip(_SEEING, seeing._get_arguments_from_pretrained(*args, **kwargs), strict=True)
-        )
+        loaded = seeing._get_arguments_from_pretrained(*args, **kwargs)
+        parts = dict(zip(_SEEING, loaded, strict=True))
         return [parts.get(name) for name in kind.get_attributes()]
 
     def check(self: Any, name: str, part: Any) -> Any:
@@ -177,10 +209,10 @@ def only_seeing(kind: Any) -> Any:
 
 
 def _beside_pillow(name: str) -> Any:
-    """The class of a processor whose module asks for an image processor of torchvision, with that of Pillow instead.
+    """Return the class of a processor whose module imports an image processor of torchvision, with Pillow's instead.
 
-    transformers has both for a model, under names alike. None where that does not help. The module is loaded anew,
-    under a name of its own, so that nothing of transformers changes.
+    transformers has both for a model, in modules whose names differ by `_pil`. None where that does not help. The module
+    is loaded anew, under a name of its own, so that nothing of transformers changes.
     """
     import transformers
 
