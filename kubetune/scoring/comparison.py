@@ -106,7 +106,9 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
         raise errors.ConfigError(
             "the two were not asked the same: no question with its reference is in both"
         )
-    names = [name for name in pairs[0][1].scores if name in pairs[0][0].scores]
+    # All questions of an evaluation have the same metrics.
+    before_first, after_first = pairs[0]
+    names = [name for name in after_first.scores if name in before_first.scores]
     if not names:
         raise errors.ConfigError(
             "the two were not measured the same: no metric of answers is in both"

@@ -61,6 +61,7 @@ def generate(
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
 
+    # Models that see have other inputs beside the ids.
     inputs: dict[str, Tensor] = {}
     if reader is not None and any(images):
         inputs = _image_inputs(prompts, images, reader, longest, device)

@@ -58,6 +58,7 @@ def _turns(spec: DataSpec, rows: Rows, indices: list[int]) -> dict[str, dict[str
     for index, record in records_of(sources, rows, indices).items():
         source = sources[int(rows.source[index])]
         example = convert(record, source.format, source.columns, kind=spec.record_kind)
+        # A pair of answers is shown by the chosen one; plain prompts are shown as they are.
         if isinstance(example, Preference):
             example = example.chosen
         if not isinstance(example, Chat):

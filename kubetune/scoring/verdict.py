@@ -50,7 +50,7 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
     warn_of_changed_functions(wanted, run_dir)
 
     checks = []
-    final = []
+    final = []  # those that can be decided now
     for name, text in wanted.gate.items():
         check = _check(name, text, values.get(name), base.get(name))
         checks.append(check)
@@ -142,6 +142,7 @@ def _decide(
     """Write the verdict. Raises GateFailed where one of the `final` checks does not hold."""
     passed = all(check["holds"] for check in checks)
     gate = {"passed": passed, "checks": checks} if checks else None
+    # Written before it fails, so that pages can say why.
     content = json.dumps({**facts, "gate": gate}, indent=1, ensure_ascii=False)
     files.write_atomic(run_dir / metrics.VERDICT, content, within=run_dir)
     failed = [check["said"] for check in final if not check["holds"]]

@@ -108,6 +108,7 @@ def check(
 
     `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
     """
+    # Only a page shows what other limits of length would leave of the rows.
     limits = LIMITS if gallery is not None else ()
     data_pass = DataPass(DataSpec.of(config), tokenizer, Problems(keep), limits=limits)
 
@@ -123,6 +124,7 @@ def check(
         if gallery is not None:
             gallery.add(result, report.labels)
 
+        # Read by one of the two at most, since a batch is of one split.
         rows = _rows(result.chunk, config.record_kind)
         if result.split == "eval" and not references.is_complete:
             for row in rows:
@@ -173,6 +175,7 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
     # Neighbouring records often share an image.
     is_file = lru_cache(maxsize=4096)(os.path.isfile)
     for record in read_source(source, shapes.problems):
+        # The task is not known either, so a record is read as what it looks like.
         try:
             reading = read(
                 record.value, source.format, source.columns, kind=likely_kind(record.value)

@@ -60,6 +60,7 @@ def _trained(
     """Return the rows of an epoch, of which a source has at least one."""
     if None in records:
         return None
+    # As `prepared/order.epoch_size` counts them: 100 records of weight 2.5 are 250 rows.
     rows = 0
     for number, weight in zip(records, weights, strict=True):
         kept = round((number or 0) * (1 - held_out_share))
@@ -113,6 +114,8 @@ def taken_by(source: SourceConfig, *, made_by_pod: bool = False) -> int | None:
         return None
     if not located.files:
         return located.sample
+
+    # `#N` takes the first N of the shuffled records, `range` a slice of those.
     taken = count_rows(source)
     if located.sample is not None:
         taken = min(taken, located.sample)

@@ -53,16 +53,17 @@ class Gallery:
     def __init__(self) -> None:
         self._first: dict[tuple[Split, int], list[Picked]] = {}  # by split and source
         self._longest: Picked | None = None
-        self._least: Picked | None = None
+        self._least: Picked | None = None  # with the smallest share that is trained
+        # Rows that came more than once. Equal rows have equal digests.
         self._digests: set[int] = set()
-        self._times: Counter[int] = Counter()  # how often each row came again, by digest
-        self._repeats: dict[int, Picked] = {}
+        self._times: Counter[int] = Counter()  # how often a row came again, by digest
+        self._repeats: dict[int, Picked] = {}  # by digest
 
     def add(self, result: Result, labels: Labels | None) -> None:
         """Look at the rows of one batch. `labels`: of a classifier."""
         names = list(labels_of(labels, result.chunk)) if labels is not None else None
         first = self._first.setdefault((result.split, result.source), [])
-        begin = 0
+        begin = 0  # of a row among the tokens of the batch
         for number, length in enumerate(result.chunk.lengths):
             digest = result.digests[number]
             if digest in self._digests:
@@ -186,7 +187,7 @@ def _first_tokens(
 ) -> list[tuple[int, int]]:
     """Return the tokens that are shown, each with whether it is trained. A run of a special token counts as one."""
     tokens: list[tuple[int, int]] = []
-    read = 0
+    read = 0  # as people count: hundreds of tokens of an image are one
     for (id, _), run in groupby(zip(ids, trained, strict=True)):
         same = list(run)
         if id in special:

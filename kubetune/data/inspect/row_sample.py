@@ -54,6 +54,7 @@ def sample_rows(
     worker = _worker(spec, data, sources, tokenizer)
     most_records = _RECORDS if spec.vision is None else _RECORDS_WITH_IMAGES
     results = _encode_first(most_records, sources, worker, problems)
+    # Bad records among good ones are counted; only where nothing else is left, there is nothing to estimate from.
     if not any(result.lengths for result in results):
         problems.raise_if_any()
         return None
@@ -103,6 +104,7 @@ def _lengths(
         longest = max(longest, *map(len, row))
     bad = tally.refused + tally.unusable
     rows_per_record = 1.0
+    # Long texts are split: 150 records may become 600 rows.
     if data.overlong == "split":
         rows_per_record = tally.rows / (tally.records - bad)
     return Lengths(
@@ -131,6 +133,7 @@ def _encode_first(
         result = worker.encode(Batch(number, "train", list(enumerate(records))))
         for where, what in result.problems:
             problems.add(where, what)
+            # These are no faults of single records: the config asks for what such data cannot be.
             if SEEING in what or SPLIT_ADVICE in what:
                 unfit.add(where, what)
         results.append(result)

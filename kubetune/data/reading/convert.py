@@ -69,9 +69,11 @@ def _converted(
     """Yield what is written for each record; count records and keys on the way."""
     file = None
     for record in _threads(read_taken(source, seed, problems), counts):
+        # The output must be none of the files that are read, which would lose their records.
         if record.file != file:
             file = record.file
             require_not_read(output, file)
+
         try:
             example, ignored, _ = read(
                 record.value, source.format, source.columns, kind=_kind_of(record.value, to)
@@ -81,7 +83,9 @@ def _converted(
         except ValueError as error:
             problems.add(record.where, str(error))
             continue
-        unused.update(key for key in ignored if key not in OF_TEMPLATES)  # those are written
+
+        # Keys that templates may read are written with the messages.
+        unused.update(key for key in ignored if key not in OF_TEMPLATES)
         for value in values:
             if value is None:
                 counts["skipped"] += 1

@@ -44,8 +44,8 @@ from kubetune.data.reading.refusals import (
 
 Value = Mapping[str, Any]
 
+# Names of what somebody asks, so that it goes through the chat template; a `prompt` may be any text.
 QUESTIONS: Final = ("question", "query", "instruction")
-"""Names of what somebody asks, so that it goes through the chat template; a `prompt` may be any text."""
 ANSWERS: Final = ("answer", "response", "completion", "output")
 
 
@@ -175,6 +175,8 @@ def read(
     """
     columns = columns or {}
     value, replaced = _renamed(value, columns)
+
+    # What must be refused is looked for before the texts are read.
     require_trained(value)
     if kind not in ("text", "labelled"):
         answers, unused = _read_preference(value, shape, kind)
@@ -195,9 +197,13 @@ def read(
 
 
 def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]]:
-    """Return a record with its keys named as expected, and those of its keys that another took the name of."""
+    """Return a record with its keys named as expected, and those of its keys that another took the name of.
+
+    {"text": "Hi", "body": "Ho"} with the columns {"text": "body"} becomes {"text": "Ho"}, and "text" was replaced.
+    """
     replaced = []
     for expected in columns:
+        # Where two columns exchange their names, neither is lost.
         if value.get(expected) is not None and expected not in columns.values():
             replaced.append(expected)
 
@@ -333,6 +339,8 @@ def _from_pair(record: Fields) -> Pair | Chat:
     )
     prompt = required(record, prompt_key)
     completion = required(record, completion_key)
+
+    # Keys of other shapes, which nothing below reads.
     if prompt_key == "input" and record.holds("instruction"):
         raise ValueError(
             "has an `instruction` beside `input`, which would be lost; name its answer `output`"
@@ -434,7 +442,7 @@ def _from_alpaca(record: Fields) -> Chat:
 def _history(record: Fields) -> list[Turn]:
     """Return the turns before a question: pairs of an earlier question and its answer."""
     turns: list[Turn] = []
-    history = record.get("history") or []
+    history = record.get("history") or []  # [["Who?", "Me."], ["When?", "Now."]]
     if not isinstance(history, list):
         raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
     for i, pair in enumerate(history):
@@ -483,16 +491,17 @@ def texts_of(value: Value) -> tuple[str, str | None]:
     return text_of(value[key], key), None
 
 
+# A text that is a number, as a table writes it; `01`, `1_000` and `１` are names.
 _WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
-"""A text that is a number, as a table writes it; `01`, `1_000` and `１` are names."""
 
 
 def _label(label: Any) -> Label:
     """Return a label as it is read: without the space around a name, `true` and `false` as tables name them."""
     if isinstance(label, str):
         label = label.strip()
-    if isinstance(label, str) and label.startswith("["):
-        label = parsed(label, "label")
+        # Tables hold a list of labels as JSON.
+        if label.startswith("["):
+            label = parsed(label, "label")
     if isinstance(label, list):
         return _several(label)
     if isinstance(label, bool):

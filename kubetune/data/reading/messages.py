@@ -52,14 +52,17 @@ _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
 # Keys under which axolotl's data say which characters of a message are trained.
 _DETAILS: Final = ("train_detail", "training_detail")
 
+# What a message's thoughts stand under.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))
 OF_TEMPLATES: Final = ("messages[].name", "messages[].tool_call_id")
 """Keys that are used where the chat template names them, as many do."""
+# What others call the `arguments` of a call; taken for none, they would be lost.
 _LIKE_ARGUMENTS: Final = ("parameters", "args", "kwargs", "params", "input")
+
+# Kinds of parts that contents are made of, and the keys under which these hold what they are.
 _IMAGE_KINDS: Final = ("image", "image_url", "input_image")
 _PATH_KEYS: Final = ("image", "image_url", "url", "path", "value")
-# Parts that are texts: of most tools, and of OpenAI's Responses.
 _TEXT_KINDS: Final = ("text", "input_text", "output_text")
 _THOUGHT_KINDS: Final = ("reasoning", "thinking")
 _TEXT_KEYS: Final = ("text", "value", "content", "reasoning", "thinking")
@@ -86,6 +89,7 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
         raise ValueError(
             f"{where}.from is {show(speaker)}; expected human, gpt, system, function_call or observation"
         )
+    # The message in OpenAI's form. A call is JSON in the text, and has no text beside it.
     is_call = speaker == "function_call"
     rest = _without_nulls(turn)
     del rest["from"]
@@ -122,6 +126,7 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
             f"{where} is {show(message)}; expected an object with `role` and `content`"
         )
     message = _without_nulls(message) | {"role": _role_of(message, where, record)}
+    # OpenAI's older name, for the only call of a message.
     call = message.pop("function_call", None)
     if call:
         if message.get("tool_calls"):
@@ -215,6 +220,7 @@ def _take_switches(message: dict[str, Any], role: str, where: str, record: Field
                 f"{where}.{key} is {show(message[key])}; write `train: false` where a message is not trained"
             )
 
+    # Several tools' switches may stand beside each other, as long as they agree.
     switches: dict[str, bool] = {}
     for key in SWITCHES:
         value = message.pop(key, None)

@@ -35,6 +35,14 @@ class Unusable(ValueError):
     """A pair without a difference to train on."""
 
 
+class _Compared(NamedTuple):
+    """A prompt with two answers to it, each as a text or as messages."""
+
+    prompt: Any
+    chosen: Any
+    rejected: Any
+
+
 class Side(NamedTuple):
     """One answer with its prompt, as a record of the shape prompt_completion, and what it is called in the file."""
 
@@ -84,10 +92,10 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     # Without a key for the chosen answer, it is the end of the conversation.
     chosen_name, chosen_answer = chosen or ("messages", None)
     rejected_name, rejected_answer = rejected
-    prompt, (good, bad) = _compared(rest, chosen_answer, rejected_answer)
+    compared = _compared(rest, chosen_answer, rejected_answer)
     return (
-        Side(_record(rest, prompt, good, shape), chosen_name),
-        Side(_record(rest, prompt, bad, shape), rejected_name),
+        Side(_record(rest, compared.prompt, compared.chosen, shape), chosen_name),
+        Side(_record(rest, compared.prompt, compared.rejected, shape), rejected_name),
     )
 
 
@@ -121,15 +129,21 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
     return Side(_record(rest, prompt, answer, shape), name), is_good
 
 
-def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tuple[Any, Any]]:
-    """Return the prompt of both answers, and the two: texts or messages. Takes the prompt out of `rest`."""
+def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> _Compared:
+    """Return the prompt of two answers, and both without it. Takes the prompt out of `rest`.
+
+    messages: [user "2+2?", assistant "4"], rejected: "5"
+    chosen: [user "2+2?", assistant "4"], rejected: [user "2+2?", assistant "5"]
+    prompt: "2+2?", chosen: "4", rejected: "5"
+    chosen: "\\n\\nHuman: 2+2?\\n\\nAssistant: 4", rejected: "\\n\\nHuman: 2+2?\\n\\nAssistant: 5"
+    """
     # A conversation that ends with the good answer, and a bad one.
     if chosen is None:
         whole = _taken_talk(rest) or []
         if _is_conversation(rejected):
             return _shared(whole, rejected)
         prompt, answer = _last_answer(whole)
-        return prompt, (answer, rejected)
+        return _Compared(prompt, answer, rejected)
 
     # Two conversations that are the same up to the answer.
     if _is_conversation(chosen) or _is_conversation(rejected):
@@ -137,22 +151,22 @@ def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> tuple[Any, tu
             raise ValueError(
                 "has one answer with its prompt and one without; expected both as whole conversations"
             )
-        prompt, answers = _shared(chosen, rejected)
-        _take_repeated_prompts(rest, [*prompt, *answers[0]])
-        return prompt, answers
+        compared = _shared(chosen, rejected)
+        _take_repeated_prompts(rest, [*compared.prompt, *compared.chosen])
+        return compared
 
     # A conversation, or a question, and two answers to it.
     talk = _taken_talk(rest)
     if talk is not None:
         _take_repeated_prompts(rest, talk)
-        return talk, (chosen, rejected)
+        return _Compared(talk, chosen, rejected)
     if any(rest.get(key) is not None for key in _QUESTIONS):
         was_text = isinstance(rest.get("prompt"), str)
         prompt = _question(rest)
         if was_text and isinstance(prompt, list):
             # HH-RLHF's texts: their answers begin with the space behind "Assistant:".
-            return prompt, (_stripped(chosen), _stripped(rejected))
-        return prompt, (chosen, rejected)
+            return _Compared(prompt, _stripped(chosen), _stripped(rejected))
+        return _Compared(prompt, chosen, rejected)
 
     # Two texts that begin alike, such as Anthropic's dialogues.
     if not isinstance(chosen, str) or not isinstance(rejected, str):
@@ -177,11 +191,13 @@ def _record(rest: dict[str, Any], prompt: Any, answer: Any, shape: str) -> dict[
             raise ValueError(
                 f"has `{key}` beside its answers and what they go on from; expected these alone"
             )
+    # Two texts are plain texts, unless something beside them says that they go through the chat template.
     if isinstance(prompt, str) and isinstance(answer, str):
         is_of_chat = any(key in rest for key in _OF_CHATS)
         if shape == "prompt_completion" or (shape == "auto" and not is_of_chat):
             return {**rest, "prompt": prompt, "completion": answer}
-    rest = dict(rest)  # the other answer's record is made of it too
+    # A copy: the other answer's record is made of `rest` too.
+    rest = dict(rest)
     if isinstance(prompt, str):
         prompt = _asked(rest, prompt)
     return {**rest, "prompt": prompt, "completion": answer}
@@ -294,9 +310,7 @@ def _last_answer(talk: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return list(talk[:end]), list(talk[end:])
 
 
-def _shared(
-    chosen: Sequence[Any], rejected: Sequence[Any]
-) -> tuple[list[Any], tuple[list[Any], list[Any]]]:
+def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> _Compared:
     """Return the beginning that two conversations share, and the rest of each.
 
         chosen    [system, user "2+2?", assistant "4"]
@@ -306,9 +320,11 @@ def _shared(
     """
     same = 0  # messages
     for ours, theirs in zip(chosen, rejected, strict=False):
+        # Tables give all messages the same keys, of which some are null.
         if _without_nulls(ours) != _without_nulls(theirs):
             break
         same += 1
+
     if same == len(chosen) == len(rejected):
         raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
     for name, talk in (("chosen", chosen), ("rejected", rejected)):
@@ -319,7 +335,7 @@ def _shared(
                 f"has prompts that differ: message {same + 1} of {name} is the {_speaker(talk[same])}'s; expected two "
                 "conversations that differ from an answer of the assistant on"
             )
-    return list(chosen[:same]), (list(chosen[same:]), list(rejected[same:]))
+    return _Compared(list(chosen[:same]), list(chosen[same:]), list(rejected[same:]))
 
 
 def _without_nulls(message: Any) -> Any:
@@ -328,7 +344,7 @@ def _without_nulls(message: Any) -> Any:
     return {key: value for key, value in message.items() if value is not None}
 
 
-def _shared_text(chosen: str, rejected: str) -> tuple[str, tuple[str, str]]:
+def _shared_text(chosen: str, rejected: str) -> _Compared:
     """Return the beginning that two texts share, up to the end of a word, and the rest of each.
 
     "One is red." and "One is right." share "One is".
@@ -350,7 +366,7 @@ def _shared_text(chosen: str, rejected: str) -> tuple[str, tuple[str, str]]:
     prompt = re.sub(r"\s*\S*$", "", chosen[:same])
     if not prompt:
         raise ValueError("has no `prompt`, and its answers share no beginning that could be it")
-    return prompt, (chosen[len(prompt) :], rejected[len(prompt) :])
+    return _Compared(prompt, chosen[len(prompt) :], rejected[len(prompt) :])
 
 
 def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
@@ -380,6 +396,7 @@ def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
     for message in talk:
         if isinstance(message, dict):
             contents.append(message.get("content", message.get("value")))
+
     for key in (*_TALKS, *_QUESTIONS):
         prompt = rest.get(key)
         if prompt in (None, "", []):
@@ -411,6 +428,7 @@ def _verdict(rest: dict[str, Any]) -> bool:
         value = rest.pop(key, None)
         if value is None:
             continue
+        # A score between 0 and 1 is no verdict, and 1.0 may be one such.
         text = str(value).lower()
         if isinstance(value, float) or text not in ("true", "false", "1", "0"):
             raise ValueError(

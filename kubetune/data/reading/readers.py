@@ -42,6 +42,7 @@ def reader_of(file: Path) -> Reader:
 def count_records(file: Path) -> int:
     """Return the number of records of a file, bad ones included, without parsing where the format allows that."""
     reader = READERS.get(ending_of(file))
+    # A line is a record, and a Parquet file says how many rows it has. Others have to be read.
     if reader == READERS[".jsonl"]:
         return count_lines(file)
     if reader == READERS[".parquet"]:

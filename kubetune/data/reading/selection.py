@@ -72,6 +72,7 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
     if sample is None and source.range is None:
         return None
     ids = np.arange(count_rows(source), dtype=np.int64)
+    # Sorted by their hashes, the indices are in an order that only the seed decides.
     shuffled = ids[np.argsort(hash_ids(ids, seed, "sample"), kind="stable")][:sample]
     first, end = source.range or (0, len(shuffled))
     if not 0 <= first < min(end, len(shuffled)):

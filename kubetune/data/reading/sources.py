@@ -45,6 +45,7 @@ from kubetune.errors import DataError, KubetuneError, causes
 if TYPE_CHECKING:
     from datasets import Dataset
 
+# `data.jsonl#1000`: so many records of a source, unless there is a file of that name.
 _SAMPLE: Final = re.compile(r"(.+)#([0-9]+)")
 _PART: Final = (
     "A part is taken by #N behind the path, or by `range`; of several files by naming them"
@@ -77,6 +78,7 @@ def locate(source: SourceConfig) -> Located:
             f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id"
         )
 
+    # What is on disk comes before the hub: `org/data` may be a folder.
     place = Path(path).expanduser()
     others: tuple[Path, ...] = ()
     if not place.is_dir():
@@ -112,6 +114,8 @@ def _files_of(place: Path, path: str) -> tuple[Path, ...]:
         raise DataError(f"{path} is a device, pipe or socket; expected a file of records")
     if not any(char in path for char in "*?["):
         return ()
+
+    # A pattern. The user has not typed the names that it matches, so none of them may lead out of its folder.
     matches = sorted(Path(name) for name in glob.glob(str(place), recursive=True))
     folder = _folder_of_pattern(place)
     for match in matches:
@@ -135,6 +139,7 @@ def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
 
 def _undecoded(dataset: Dataset) -> Iterator[dict[str, Any]]:
     """Yield the rows of a data set, its images as the path or the bytes that it has, not as pixels."""
+    # Also of images within lists and objects, whose features are nested likewise.
     if "'_type': 'Image'" not in str(dataset.features.to_dict()):
         yield from dataset
         return
@@ -155,11 +160,9 @@ def evaluated_rows(rows: Sequence[int], weights: Sequence[float]) -> list[int]:
 
     All of the source with the largest weight; of others a part, as their weight is smaller, but at least one row.
     """
-    largest = 1.0
+    # Of sources with 100 and 100 rows and weights 1 and 0.25, 100 and 25 are taken.
     weights_in_use = [weight for count, weight in zip(rows, weights, strict=True) if count]
-    if weights_in_use:
-        largest = max(weights_in_use)
-
+    largest = max(weights_in_use, default=1.0)
     taken = []
     for count, weight in zip(rows, weights, strict=True):
         share = max(1, round(count * weight / largest))
@@ -392,6 +395,7 @@ def _require_saved_inside(folder: Path) -> None:
         require_plain(folder)
     except IrregularFileError as error:
         raise DataError(f"data set {error}. Nothing was written.") from None
+    # Its own JSON files name others, which `datasets` opens wherever they lie.
     for file in sorted((*folder.rglob("dataset_dict.json"), *folder.rglob("state.json"))):
         for name in _names_in(read_object(file, folder)):
             try:

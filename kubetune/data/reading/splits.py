@@ -44,6 +44,8 @@ def plan_batches(
             unreadable = problems.part()
             records = read_source(sources[index], unreadable)
             yield from make_batches(records, index, _splitter(split, fates))
+
+            # Complete only now, since all records of the source were read.
             tally = tallies[split][index]
             tally.records += unreadable.total
             tally.unreadable += unreadable.total
@@ -98,6 +100,7 @@ def require_rows(data: DataConfig, split: Split, stats: dict[str, Any]) -> None:
         raise DataError(f"{_KEYS[split]} holds no records. Nothing was written.")
     if stats["rows"] and stats["lost_share"] <= data.max_lost_share:
         return
+
     lost = stats["overlong"] + stats["no_label"] + stats.get("unusable", 0)
     records = counted(stats["records"], "record")
     causes, remedies = _causes(data.max_length, stats)
@@ -113,6 +116,7 @@ def require_rows(data: DataConfig, split: Split, stats: dict[str, Any]) -> None:
 def _causes(limit: int, stats: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return why records are left out, and what can be done, the gentlest first."""
     causes = []
+    # Each cause puts its remedy before these.
     remedies = ["mend the data", "raise data.max_lost_share"]
     is_cut = stats["longest"] > limit
     if stats["overlong"]:

@@ -35,6 +35,7 @@ def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
     """
     quoting: Quoting = csv.QUOTE_MINIMAL
     if _begins_with_quotes(file):
+        # A table makes sense where all its rows have as many values.
         enclosing = _count_rows(file, csv.QUOTE_MINIMAL)
         as_text = _count_rows(file, csv.QUOTE_NONE)
         if enclosing and as_text and enclosing != as_text:
@@ -92,7 +93,8 @@ def _read_table(
         rows = _rows(stream, delimiter, quoting)
         try:
             header: list[str] = next(rows, [])
-            if mistake := _header_mistake(header):
+            mistake = _header_mistake(header)
+            if mistake:
                 problems.add(f"{file}:1", mistake)
                 return
             line = rows.line_num + 1
@@ -110,6 +112,7 @@ def _read_table(
                 else:
                     blank += 1
                 line = rows.line_num + 1
+        # Behind a misplaced quote nothing tells where the next row begins, so reading ends here.
         except csv.Error as error:
             problems.add(f"{file}:{line}", f"cannot be read as a table: {error}")
         except ValueError as error:

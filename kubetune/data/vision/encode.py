@@ -28,6 +28,7 @@ class VisionEncoder:
     def __init__(self, encoder: Encoder, processor: ImageProcessor) -> None:
         self._processor = processor
         self._reads_prefixes = processor.reads_prefixes
+        # Where the processor lays out the question, it writes BOS itself.
         self._encoder = encoder.without_prefix() if self._reads_prefixes else encoder
         self._placeholder = processor.placeholder
         # Neighbouring records often share an image, and have to be looked at once.

@@ -176,8 +176,11 @@ class ImageProcessor:
 
         All at once: some models lay out an image otherwise where it is not alone.
         """
-        facts = [verify_image(file) for file in files]
-        contents = [file.read_bytes() for file in files]
+        facts = []
+        contents = []
+        for file in files:
+            facts.append(verify_image(file))
+            contents.append(file.read_bytes())
         whole: list[tuple[str, tuple[int, ...]]] = []
         if not self.is_grid:
             whole = self.whole.see([_upright(content) for content in contents])
@@ -251,6 +254,7 @@ class ImageProcessor:
         for name in CONFIGS:
             if not (folder / name).is_file():
                 continue
+            # The newer file has the settings of all parts of a processor, the older those of the images alone.
             facts = read_json(folder / name)
             settings = facts.get("image_processor") if name == "processor_config.json" else facts
             if settings is None:
@@ -261,6 +265,7 @@ class ImageProcessor:
                     settings[old] = size[new]
             write_atomic(folder / name, json.dumps(facts, indent=2) + "\n")
             written.append(name)
+        # Read back as its user would: a file may have keys that override these.
         loaded = AutoImageProcessor.from_pretrained(
             folder, backend="pil", local_files_only=True, trust_remote_code=False
         )
@@ -316,6 +321,7 @@ def load_image_processor(
     end = facts.get("vision_end_token_id", facts.get("image_end_token_id"))
     text = ""
     for id in (start, token, end):
+        # Some models have nothing around an image.
         if id is None:
             continue
         name = tokenizer.backend.id_to_token(id)
