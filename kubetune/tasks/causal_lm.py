@@ -70,7 +70,7 @@ class CausalLM(Task):
         """Choose how sequences go through a loaded model."""
         route = padding_free.choose_attention(model, spec.model.attention)
         if not route.padding_free:
-            # The check of a padding-free route looks at the head too; this route had none.
+            # The check of a padding-free route looks at the head too. This route had no check.
             padding_free.require_head(model)
         return Learner(model, route)
 
@@ -90,7 +90,10 @@ class CausalLM(Task):
         """Return the `Sums` over one micro-batch."""
         with packed(batch.cu_seqlens, parents=batch.parents):
             total, right, losses = fsdp.inside(learner.lm, score_labels, learner, batch)
-        # Labels stand sequence after sequence: number the sequence of each, then add up by that number.
+        # Labels stand sequence after sequence. Of 2 sequences with 3 and 1 labels:
+        #
+        #     losses      0.5  0.1  0.2  0.9
+        #     sequence    0    0    0    1        loss_sums 0.8  0.9      label_counts 3  1
         sequence = np.repeat(np.arange(len(batch.label_counts)), batch.label_counts)
         number = len(batch.samples)
         loss_sums = np.bincount(sequence, losses.double().cpu().numpy(), number)
@@ -114,7 +117,7 @@ class CausalLM(Task):
         mean = loss / labels
         return {
             "eval_loss": mean,
-            "eval_perplexity": math.exp(min(mean, 700.0)),
+            "eval_perplexity": math.exp(min(mean, 700.0)),  # e^710 is no float
             "eval_token_accuracy": right / labels,
         }
 
@@ -155,8 +158,10 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     tree = batch.tree
     if tree is None:
         return linear_cross_entropy(hidden, batch.labels, head, scale)
-    # A label of a beginning that several rows share counts once for each of them:
-    #     counts [(3, 2), (4, 1)]: three labels of two rows, then four labels of one row
+    # A label of a beginning that several rows share counts once for each of them. With counts [(3, 2), (4, 1)]:
+    #
+    #     labels   b b b | r r r r         three of a beginning of two rows, then four of one row
+    #     loss     2 × Σ of the first + 1 × Σ of the others
     lengths = [length for length, _ in tree.counts]
     hidden_runs = hidden[tree.places].split(lengths)
     label_runs = batch.labels.split(lengths)

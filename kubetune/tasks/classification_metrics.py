@@ -1,7 +1,8 @@
 """Metrics of a classifier, from the outputs for all samples; scikit-learn and scipy do the counting.
 
-Metrics are computed once from everything that all ranks said, sorted by sample, so they are the same at any world size.
-Both libraries are imported where something is counted: they take seconds, which asking about a text can do without.
+Metrics are computed once from the outputs of all ranks, sorted by sample, so that they are the same at any world size.
+Both libraries are imported where something is counted: they take seconds, which a question about a text need not wait
+for.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 def measure(
     labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
 ) -> dict[str, float]:
-    """Metrics named `eval_…` from `logits` `[samples, outputs]` and `targets` `[samples, width]`.
+    """Return metrics named `eval_…` from `logits` `[samples, outputs]` and `targets` `[samples, width]`.
 
     A mean over the classes is one over those that occur or are predicted, as scikit-learn takes it.
     """
@@ -39,40 +40,43 @@ def measure(
 def losses_of(
     labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The loss of each sample, `[samples]`, whose mean is `eval_loss`."""
+    """Return the loss of each sample, `[samples]`. Their mean is `eval_loss`."""
     result: NDArray[np.float64]
     if labels.problem_type == "regression":
         result = (logits[:, 0] - targets[:, 0]) ** 2
     elif labels.problem_type == "multi_label_classification":
+        # log(1 + e^z) - y z is -log σ(z) for y = 1 and -log σ(-z) for y = 0.
         result = (np.logaddexp(0.0, logits) - (targets > 0.5) * logits).mean(1)
     else:
-        result = -_log_softmax(logits)[np.arange(len(logits)), targets[:, 0].astype(np.int64)]
+        classes = targets[:, 0].astype(np.int64)
+        result = -_log_softmax(logits)[np.arange(len(logits)), classes]
     return result
 
 
 def count_confusions(
     labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
 ) -> list[list[int]]:
-    """Confusion matrix, class i (row) taken for class j (column); for single labels only."""
+    """Return how often class i (row) was taken for class j (column); for single labels only."""
     from sklearn import metrics
 
-    true, classes = targets[:, 0].astype(np.int64), range(len(labels.names))
-    counts: list[list[int]] = metrics.confusion_matrix(
-        true, logits.argmax(1), labels=classes
-    ).tolist()
+    true = targets[:, 0].astype(np.int64)
+    classes = range(len(labels.names))  # also those that do not occur
+    matrix = metrics.confusion_matrix(true, logits.argmax(1), labels=classes)
+    counts: list[list[int]] = matrix.tolist()
     return counts
 
 
 def probabilities(labels: Labels, logits: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Probabilities of each class, `[samples, outputs]`; of regression, the values themselves."""
+    """Return the probability of each class, `[samples, outputs]`; of regression, the values themselves."""
     if labels.problem_type == "regression":
         return logits
     if labels.problem_type == "multi_label_classification":
-        return np.exp(-np.logaddexp(0.0, -logits))
+        return np.exp(-np.logaddexp(0.0, -logits))  # σ, without overflow
     return np.exp(_log_softmax(logits))
 
 
 def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+    # Shifted so that the largest is 0, and e^z cannot overflow.
     shifted = logits - logits.max(1, keepdims=True)
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return result
@@ -82,36 +86,39 @@ def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[
     from sklearn import metrics
 
     predicted = logits.argmax(1)
-    is_binary = logits.shape[1] == 2
     values = {
         "loss": -_log_softmax(logits)[np.arange(len(true)), true].mean(),
         "accuracy": metrics.accuracy_score(true, predicted),
         "f1_macro": metrics.f1_score(true, predicted, average="macro"),
         "matthews_correlation": metrics.matthews_corrcoef(true, predicted),
     }
-    average = {"average": "binary" if is_binary else "macro"}
-    if is_binary:
+    # Of two classes precision and recall are those of class 1, of more the mean over the classes.
+    average = "macro"
+    if logits.shape[1] == 2:
+        average = "binary"
         values["f1"] = metrics.f1_score(true, predicted)
-    values["precision"] = metrics.precision_score(true, predicted, **average)
-    values["recall"] = metrics.recall_score(true, predicted, **average)
+    values["precision"] = metrics.precision_score(true, predicted, average=average)
+    values["recall"] = metrics.recall_score(true, predicted, average=average)
     return values
 
 
 def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict[str, Any]:
     from sklearn import metrics
 
-    predicted, wanted = logits > 0, true > 0.5
-    occurs = predicted.any(0) | wanted.any(0)
+    predicted = logits > 0
+    expected = true > 0.5
+    # Classes that neither occur nor are predicted would count as 0.
+    occurs = predicted.any(0) | expected.any(0)
     f1_macro = 0.0
     if occurs.any():
-        f1_macro = metrics.f1_score(wanted[:, occurs], predicted[:, occurs], average="macro")
+        f1_macro = metrics.f1_score(expected[:, occurs], predicted[:, occurs], average="macro")
     return {
         "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),
-        "accuracy": metrics.accuracy_score(wanted, predicted),
+        "accuracy": metrics.accuracy_score(expected, predicted),
         "f1_macro": f1_macro,
-        "f1_micro": metrics.f1_score(wanted, predicted, average="micro"),
-        "precision": metrics.precision_score(wanted, predicted, average="micro"),
-        "recall": metrics.recall_score(wanted, predicted, average="micro"),
+        "f1_micro": metrics.f1_score(expected, predicted, average="micro"),
+        "precision": metrics.precision_score(expected, predicted, average="micro"),
+        "recall": metrics.recall_score(expected, predicted, average="micro"),
     }
 
 
@@ -121,14 +128,13 @@ def _regression(predicted: NDArray[np.float64], true: NDArray[np.float64]) -> di
     values = {
         "loss": metrics.mean_squared_error(true, predicted),
         "mae": metrics.mean_absolute_error(true, predicted),
+        "pearson": 0.0,
+        "spearman": 0.0,
     }
+    # A constant correlates with nothing.
     if len(true) > 1 and np.ptp(predicted) > 0 and np.ptp(true) > 0:
         from scipy.stats import pearsonr, spearmanr
 
-        values |= {
-            "pearson": pearsonr(predicted, true).statistic,
-            "spearman": spearmanr(predicted, true).statistic,
-        }
-    else:
-        values |= {"pearson": 0.0, "spearman": 0.0}  # a constant correlates with nothing
+        values["pearson"] = pearsonr(predicted, true).statistic
+        values["spearman"] = spearmanr(predicted, true).statistic
     return values

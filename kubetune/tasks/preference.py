@@ -1,7 +1,10 @@
 """Preference tuning of a language model: which of two answers is better, or how good each one is.
 
-The losses are in preference_losses.py. The reference is the model before training; what it says of every answer is
-computed once, before the first step, by training/start/reference.py.
+The losses are in preference_losses.py. The reference is the model before training. Its log-probability of every answer
+is computed once, before the first step, by training/start/reference.py. A row is two sequences, one behind the other:
+
+    pairs             prompt + chosen answer    prompt + rejected answer
+    judged answers    prompt + answer           prompt + another row's answer, for KTO's estimate of the gain of any answer
 """
 
 from __future__ import annotations
@@ -71,27 +74,33 @@ class Preference(CausalLM):
         return replace(learner, preference=spec.preference)
 
     def with_batch_totals(self, learner: Learner, work: Work, world: World) -> Work:
-        """Divide the work by its rows, and give its batches what their losses need of the whole global batch.
-
-        For KTO that is the mean gain of answers to other questions, which takes a forward of its own.
-        """
+        """Divide the work by its rows, and give its batches what their losses need of the whole global batch."""
         settings = settings_of(learner)
         batches = work.batches
-        labels = 0.0
+        chosen_labels = 0.0
         good = 0.0
         gain = 0.0
         if settings.loss == "kto":
+            # The mean gain of answers to other questions takes a forward of its own. Then these have done their work.
             for batch in batches:
                 gain += _gain_of_unrelated(learner, batch.to(world.device))
                 if batch.targets is not None:
                     good += float((batch.targets > 0).sum())
             batches = [_every_second(batch, 0) for batch in batches]
         elif sft_weight(settings):
-            # Of each pair the chosen answer comes first.
-            labels = float(sum(sum(batch.label_counts[::2]) for batch in batches))
+            for batch in batches:
+                chosen_labels += sum(
+                    batch.label_counts[::2]
+                )  # the chosen answer of a pair comes first
+        # Ranks need not meet where no loss needs any of these.
         if settings.loss == "kto" or sft_weight(settings):
-            labels, good, gain = sum_numbers([labels, good, gain], world)
-        totals = BatchTotals(float(work.samples), labels, good, gain / max(work.samples, 1))
+            chosen_labels, good, gain = sum_numbers([chosen_labels, good, gain], world)
+        totals = BatchTotals(
+            rows=float(work.samples),
+            chosen_labels=chosen_labels,
+            good=good,
+            kl=gain / max(work.samples, 1),
+        )
         batches = [replace(batch, totals=totals) for batch in batches]
         return replace(work, divisor=work.samples, batches=batches)
 
@@ -103,7 +112,7 @@ class Preference(CausalLM):
             answers = _answers(batch, logps)
             totals = batch.totals
             if not isinstance(totals, BatchTotals):
-                totals = _totals(settings, answers)
+                totals = _totals(settings, answers)  # a trial before the first step
             value = losses(settings, answers, totals).sum()
             learner.routing.balanced(value * scale, scale).backward()
         measured = measures(settings, answers.detached(), totals).sum(0)
@@ -123,8 +132,11 @@ class Preference(CausalLM):
     def metrics(self, learner: Learner, parts: Sequence[Scores], world: World) -> dict[str, float]:
         """Return loss and measures over all rows of all ranks, each row once."""
         settings = settings_of(learner)
-        everything = [part for share in gather(list(parts), world) for part in share]
-        _, answers = _joined(everything)
+        parts_of_all_ranks: list[Scores] = []
+        for share in gather(list(parts), world):
+            parts_of_all_ranks += share
+        # In the order of their ids, so that sums are the same however rows were spread over ranks.
+        _, answers = _joined(parts_of_all_ranks)
         totals = _totals(settings, answers)
         metrics = {"eval_loss": float(losses(settings, answers, totals).mean())}
         means = measures(settings, answers, totals).mean(0).tolist()
@@ -162,11 +174,15 @@ def log_probabilities(learner: Learner, batch: Batch) -> NDArray[np.float64]:
 
 
 def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
-    """Add up the log-probabilities `[labels]` of each answer of a batch, in fp64."""
+    """Return the answers of a batch from the log-probabilities `[labels]` of their labels, added up in fp64."""
+    # Of 2 rows, whose answers have 3, 2, 1 and 2 labels (label_counts):
+    #
+    #     logps_of_labels    -1 -2 -1 | -3 -1 | -2 | -1 -1
+    #     logps              [[-4, -4], [-2, -2]]         labels  [[3, 2], [1, 2]]
     num_rows = len(batch.samples)
     # Two answers a row, or one where KTO has dropped the unrelated ones.
     width = len(batch.label_counts) // num_rows if num_rows else 2
-    # Ranks without a row of a step still run a sequence, which has no labels.
+    # A rank without a row of a step still runs a sequence, which has no labels.
     num_answers = num_rows * width
     sums = [part.sum() for part in logps_of_labels.double().split(batch.label_counts)]
     logps = torch.stack(sums)[:num_answers].view(num_rows, width)
@@ -194,20 +210,24 @@ def _every_second(batch: Batch, first: int) -> Batch:
     """Keep every second sequence of a batch that has two a row: the answers (0), or the unrelated ones (1)."""
     if not batch.samples:
         return batch
-    ids = batch.input_ids.cpu().numpy()
+    ids = batch.input_ids.cpu().numpy().astype(np.uint32)
     trained = np.zeros(batch.num_tokens, bool)
-    trained[batch.rows.cpu().numpy() + 1] = True
-    chosen = range(len(batch.cu_seqlens) - 1)[first::2]
+    trained[batch.rows.cpu().numpy() + 1] = True  # a row of hidden states predicts the next token
     spans = [slice(start, stop) for start, stop in pairwise(batch.cu_seqlens)]
-    sequences = [(ids[spans[i]].astype(np.uint32), trained[spans[i]]) for i in chosen]
+    sequences = [(ids[span], trained[span]) for span in spans[first::2]]
     half = collate(sequences, batch.samples).to(batch.input_ids.device)
-    reference = None if batch.reference is None else batch.reference[:, first : first + 1]
-    pictures = batch.pictures and batch.pictures.of(chosen, batch.cu_seqlens)
+    reference = None
+    if batch.reference is not None:
+        reference = batch.reference[:, first : first + 1]
+    pictures = None
+    if batch.pictures is not None:
+        pictures = batch.pictures.of(range(first, len(spans), 2), batch.cu_seqlens)
     return replace(half, targets=batch.targets, reference=reference, pictures=pictures)
 
 
 def _gain_of_unrelated(learner: Learner, batch: Batch) -> float:
     """Return the summed gain over the reference of the answers of a batch that belong to other rows."""
+    # Without dropout: it estimates how far the model has moved.
     learner.model.eval()
     try:
         answers = _without_gradient(learner, _every_second(batch, 1))
@@ -240,8 +260,8 @@ def _without_gradient(learner: Learner, batch: Batch) -> Answers:
 def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], Answers]:
     """Return the ids and answers of all rows in the order of their ids, whichever rank ran them."""
     if not parts:
-        nothing = torch.empty(0, 2, dtype=torch.float64)
-        return np.empty(0, np.int64), Answers(nothing, nothing, nothing)
+        empty = torch.empty(0, 2, dtype=torch.float64)
+        return np.empty(0, np.int64), Answers(empty, empty, empty)
     samples = np.concatenate([part.samples for part in parts])
     order = np.argsort(samples, kind="stable")
 

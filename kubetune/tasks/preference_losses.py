@@ -1,7 +1,7 @@
 """Losses of preference tuning as functions of log-probabilities: which of two answers is better, or how good one is.
 
 They are plain, differentiable torch on a few numbers a row. Where the papers leave something open it is as TRL has it;
-the tests compare with TRL.
+tests compare with TRL.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from kubetune.config.schema.preference import COMPARED
 if TYPE_CHECKING:
     from kubetune.config.schema import PreferenceConfig
 
+# Losses of the mean over an answer's labels. The others take the sum.
 PER_TOKEN: Final = ("ipo", "simpo", "orpo")
-"""Losses of the mean over an answer's labels. The others take the sum."""
-
+# Losses whose rewards are such means too.
 REWARD_PER_TOKEN: Final = ("simpo", "orpo")
-"""Losses whose rewards are such means too."""
 
 
 class Answers(NamedTuple):
@@ -70,15 +69,14 @@ def gains(settings: PreferenceConfig, answers: Answers, means: Sequence[str] = P
 
 
 def losses(settings: PreferenceConfig, answers: Answers, totals: BatchTotals) -> Tensor:
-    """Return the loss of each row `[rows]`. Their sum over the global batch, divided by its rows, is the batch's loss.
-
-    The chosen answers' own cross-entropy is a mean over labels, not over pairs, so it has a divisor of its own.
-    """
+    """Return the loss of each row `[rows]`. Their sum over the global batch, divided by its rows, is the batch's loss."""
     if settings.loss == "kto":
         return judged_losses(settings, answers, max(totals.kl, 0.0))
     values = pair_losses(settings, answers)
     weight = sft_weight(settings)
     if weight:
+        # The chosen answers' own cross-entropy is a mean over labels, not over pairs. With 4 pairs in the global batch,
+        # whose chosen answers have 100 labels, a row adds -logp × 4 / 100, so that the sum over 4 is Σ -logp / 100.
         weight = weight * totals.rows / max(totals.chosen_labels, 1.0)
         values = values - answers.logps[:, 0] * weight
     return values
@@ -86,6 +84,17 @@ def losses(settings: PreferenceConfig, answers: Answers, totals: BatchTotals) ->
 
 def pair_losses(settings: PreferenceConfig, answers: Answers) -> Tensor:
     """Return the loss of each pair `[rows]`, without the chosen answer's own cross-entropy."""
+    # With m the margin, the chosen answer's gain minus the rejected one's, σ the logistic function and ε the smoothing.
+    # The numbers are for m = 1.5, β = 0.1 and ε = 0.1; for ORPO and SimPO, of mean log-probabilities -0.5 and -1.2.
+    #
+    #     dpo      (1 - ε) · -log σ(βm) + ε · -log σ(-βm)               0.636    arXiv 2305.18290; 0.621 without ε
+    #     cpo      the same, m without a reference                      0.636    arXiv 2401.08417
+    #     robust   ((1 - ε) · -log σ(βm) - ε · -log σ(-βm)) / (1 - 2ε)  0.602    arXiv 2403.00409
+    #     hinge    max(0, 1 - βm)                                       0.85     arXiv 2305.10425
+    #     ipo      (m - 1 / 2β)², of means over labels                  12.25    arXiv 2310.12036
+    #     simpo    -log σ(βm - γ), β = 2, γ = 1                         0.513    arXiv 2405.14734
+    #     orpo     -β log σ(log odds p - log odds q)                    0.0247   arXiv 2403.07691
+    #              where p = e^-0.5 and q = e^-1.2, odds p = p / (1 - p), so log odds p = -0.5 - log(1 - e^-0.5)
     chosen, rejected = gains(settings, answers).unbind(1)
     margin = chosen - rejected
     beta = settings.beta
@@ -109,6 +118,7 @@ def pair_losses(settings: PreferenceConfig, answers: Answers) -> Tensor:
 
 def _log_1m_exp(x: Tensor) -> Tensor:
     """Return `log(1 - exp(x))` of negative numbers, exact near both ends (Mächler 2012)."""
+    # Near 0, 1 - exp(x) cancels: expm1 has the digits. Far below, exp(x) is tiny: log1p has them. They meet at -log 2.
     x = x.clamp(max=-torch.finfo(x.dtype).tiny)
     near_zero = x > -0.6931471805599453
     # `where` also differentiates the branch that it does not take, so each branch gets numbers that it can bear.
@@ -118,7 +128,13 @@ def _log_1m_exp(x: Tensor) -> Tensor:
 
 
 def judged_losses(settings: PreferenceConfig, answers: Answers, kl: float) -> Tensor:
-    """Return KTO's loss of each judged answer `[rows]`. `kl` is the mean gain of unrelated answers, at least 0."""
+    """Return KTO's loss of each judged answer `[rows]` (arXiv 2402.01306).
+
+    `kl` is the mean gain of unrelated answers, at least 0.
+    """
+    # A good answer is to gain more than answers gain in general, a bad one less. With β = 0.1, a gain of 1.5, kl = 0.2:
+    #
+    #     good   1 - σ(β (1.5 - 0.2)) = 0.468         bad   1 - σ(-β (1.5 - 0.2)) = 0.532
     assert answers.targets is not None, "judged answers have targets"
     gain = gains(settings, answers)[:, 0] - kl
     good = settings.desirable_weight * (1 - torch.sigmoid(settings.beta * gain))
@@ -152,7 +168,8 @@ def _measures_of_pairs(rewards: Tensor, logps: Tensor) -> Tensor:
 def _measures_of_judged(
     beta: float, reward: Tensor, logp: Tensor, targets: Tensor, totals: BatchTotals
 ) -> Tensor:
-    # Means over the good and over the bad answers have divisors of their own. The caller divides by all rows.
+    # Means over the good and over the bad answers have divisors of their own. The caller divides by all rows: of 4 rows,
+    # 3 of them good, a good one counts 4 / 3, a bad one 4 / 1.
     num_bad = totals.rows - totals.good
     weight_of_good = totals.rows / totals.good if totals.good else torch.nan
     weight_of_bad = totals.rows / num_bad if num_bad > 0 else torch.nan

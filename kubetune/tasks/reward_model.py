@@ -1,6 +1,7 @@
 """Reward models: a head with one output scores answers, trained on pairs (Bradley and Terry).
 
-The model is a regression's of sequence_classification: the last token of an answer is scored.
+The model is one of sequence_classification for regression: the last token of an answer is scored. A row is two
+sequences, prompt + chosen answer and prompt + rejected answer.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class RewardModel(SequenceClassification):
         return replace(learner, preference=spec.preference)
 
     def load_settings(self, spec: ModelSpec, folder: Path) -> dict[str, Any]:
-        """Return settings of a classifier that reads at the end, though its base may take that for padding."""
+        """Return what loads the head of a checkpoint folder, with the padding that `build` gave its model."""
         settings = super().load_settings(spec, folder)
         facts = read_config(spec.model.path, os.environ) or {}
         if facts.get("pad_token_id") == load_tokenizer(spec.model).eos_id:
@@ -100,9 +101,12 @@ class RewardModel(SequenceClassification):
 
     def metrics(self, learner: Learner, parts: Sequence[Scores], world: World) -> dict[str, float]:
         """Return loss and measures over all pairs of all ranks, each pair once."""
-        everything = _joined([part for share in gather(list(parts), world) for part in share])
-        metrics = {"eval_loss": float(everything.losses.mean())}
-        means = _measures(torch.from_numpy(everything.rewards)).mean(0).tolist()
+        parts_of_all_ranks: list[Scores] = []
+        for share in gather(list(parts), world):
+            parts_of_all_ranks += share
+        pairs = _joined(parts_of_all_ranks)
+        metrics = {"eval_loss": float(pairs.losses.mean())}
+        means = _measures(torch.from_numpy(pairs.rewards)).mean(0).tolist()
         for name, mean in zip(REWARD_MEASURES, means, strict=True):
             metrics[f"eval_{name}"] = mean
         return metrics
@@ -126,10 +130,11 @@ TASK: Final = RewardModel()
 
 def rewards_of(learner: Learner, batch: Batch) -> Tensor:
     """Return fp32 rewards of both answers of each pair, `[pairs, 2]`. Call it and `.backward()` inside `running`."""
-    number = len(batch.samples)
+    # One output for each sequence:    0.3  -0.1 | 1.2  0.4    gives rewards [[0.3, -0.1], [1.2, 0.4]]
+    num_pairs = len(batch.samples)
     outputs: Tensor = fsdp.inside(learner.lm, _outputs, learner, batch)
     # Behind the answers may be a sequence without a row, which keeps a rank without work in step with the others.
-    return outputs[: 2 * number, 0].view(number, 2)
+    return outputs[: 2 * num_pairs, 0].view(num_pairs, 2)
 
 
 def _outputs(learner: Learner, batch: Batch) -> Tensor:
@@ -140,6 +145,11 @@ def _outputs(learner: Learner, batch: Batch) -> Tensor:
 
 def pair_losses(learner: Learner, batch: Batch, rewards: Tensor) -> Tensor:
     """Return the loss of each pair `[pairs]`: the better answer's reward is to be higher, by its margin if it has one."""
+    # -log σ(r₀ - r₁ - margin) (Bradley and Terry 1952; margins as in Llama 2, arXiv 2307.09288). Rewards that are both
+    # shifted give the same loss; c (r₀ + r₁)² keeps them around 0 (arXiv 2312.09244).
+    #
+    #     rewards 1.2 and 0.4, no margin    -log σ(0.8) = 0.371          with c = 0.01: + 0.01 × 1.6² = 0.397
+    #     the same, margin 1                -log σ(-0.2) = 0.798
     settings = learner.preference
     assert settings is not None, "reward models have them"
     margins = 0.0 if batch.targets is None else batch.targets[:, 0]

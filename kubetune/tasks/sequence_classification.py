@@ -71,7 +71,8 @@ class SequenceClassification(Task):
         assert labels is not None, "prepared data of this task have labels"
         spec = spec.decided_for(world)
         seed = training.seed
-        torch.manual_seed(seed)  # a new head is drawn at random, alike on every rank
+        # A new head is drawn at random, alike on every rank.
+        torch.manual_seed(seed)
         settings = {"ignore_mismatched_sizes": True, **labels.model_settings()}
         model = fsdp.load(AutoModelForSequenceClassification, spec, training, world, **settings)
         if fsdp.is_wanted(training.parallelism, world) and not pools_last(model):
@@ -132,8 +133,11 @@ class SequenceClassification(Task):
 
     def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
         """Return metrics over all samples of all ranks, each sample once."""
-        everything = join([part for share in gather(list(parts), world) for part in share])
-        return measure(_labels(learner), everything.logits, everything.targets)
+        parts_of_all_ranks: list[Outputs] = []
+        for share in gather(list(parts), world):
+            parts_of_all_ranks += share
+        outputs = join(parts_of_all_ranks)
+        return measure(_labels(learner), outputs.logits, outputs.targets)
 
     def sample_losses(
         self, learner: Learner, parts: Sequence[Any]
@@ -141,9 +145,9 @@ class SequenceClassification(Task):
         """Return ids of this rank's samples and the loss of each, which counts as that of one label."""
         if not parts:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
-        mine = join(parts)
-        losses = losses_of(_labels(learner), mine.logits, mine.targets)
-        return mine.samples, losses, np.ones(len(losses))
+        outputs = join(parts)
+        losses = losses_of(_labels(learner), outputs.logits, outputs.targets)
+        return outputs.samples, losses, np.ones(len(losses))
 
     def predictions(
         self, learner: Learner, parts: Sequence[Any], rows: Rows
@@ -156,8 +160,8 @@ class SequenceClassification(Task):
         labels = _labels(learner)
         if labels.problem_type != "single_label_classification":
             return None
-        everything = join(parts)
-        return count_confusions(labels, everything.logits, everything.targets)
+        outputs = join(parts)
+        return count_confusions(labels, outputs.logits, outputs.targets)
 
 
 TASK: Final = SequenceClassification()
@@ -187,10 +191,13 @@ def logits(learner: Learner, batch: Batch) -> Tensor:
 
 
 def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
-    """Return `scale × Σ loss` over the sequences of one micro-batch.
-
-    The loss is cross-entropy for one label, the mean binary cross-entropy for several, or the squared error.
-    """
+    """Return `scale × Σ loss` over the sequences of one micro-batch."""
+    # For logits z of the classes, p = softmax(z), σ the logistic function:
+    #
+    #     one label          -log p of the label                        z = (2, 0), label 0: 0.127
+    #     several labels     mean over the classes of -log σ(±z)        z = (2, 0), labels (1, 0): (0.127 + 0.693) / 2
+    #     a number           (z - y)²                                   z = 2, y = 1.5: 0.25
+    #
     # Behind the rows may be a sequence without one, which keeps a rank without work in step.
     outputs = logits(learner, batch)[: len(batch.labels)]
     problem_type = _labels(learner).problem_type
@@ -212,10 +219,14 @@ def join(parts: Sequence[Outputs]) -> Outputs:
 
 
 def _predictions(labels: Labels, outputs: Outputs, rows: Rows) -> Iterator[dict[str, Any]]:
-    predicted = verdicts(labels, outputs.logits)
+    all_verdicts = verdicts(labels, outputs.logits)
     for index, sample in enumerate(outputs.samples):
-        place = {"source": int(rows.source[sample]), "record": int(rows.record[sample])}
-        yield {**place, "label": labels.name(outputs.targets[index]), **predicted[index]}
+        yield {
+            "source": int(rows.source[sample]),
+            "record": int(rows.record[sample]),
+            "label": labels.name(outputs.targets[index]),
+            **all_verdicts[index],
+        }
 
 
 def classify(learner: Learner, batches: Sequence[Batch]) -> list[dict[str, Any]]:
@@ -228,12 +239,15 @@ def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]
     """Return for each sample `predicted`, what the model takes it for, and the `probabilities` of all classes."""
     if labels.problem_type == "regression":
         return [{"predicted": float(value)} for value in logits[:, 0]]
+    # As targets are: the number of the class, or for each class whether it applies.
     if labels.problem_type == "single_label_classification":
         chosen = logits.argmax(1)[:, None]
     else:
         chosen = logits > 0
     results = []
-    for choice, row in zip(chosen, probabilities(labels, logits), strict=True):
-        shares = {name: round(float(p), 6) for name, p in zip(labels.names, row, strict=True)}
-        results.append({"predicted": labels.name(choice), "probabilities": shares})
+    for choice, of_classes in zip(chosen, probabilities(labels, logits), strict=True):
+        by_name = {}
+        for name, probability in zip(labels.names, of_classes, strict=True):
+            by_name[name] = round(float(probability), 6)
+        results.append({"predicted": labels.name(choice), "probabilities": by_name})
     return results

@@ -1,4 +1,4 @@
-"""Checks of a model that sees, before it trains: packed batches with images against the model's own code.
+"""Check a model that sees before it trains: packed batches with images against the model's own code.
 
 The sequences of the check have 7, 19 and other numbers of tokens. Those of 7 and of 19 hold an image each:
 
@@ -34,16 +34,16 @@ from kubetune.tasks import vision_forward
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# Width and height of the image in a sequence of so many tokens. The check also runs sequences alone and with other words,
+# so the length alone tells which of them has an image.
 EXAMPLES = {7: (96, 64), 19: (64, 112)}
-"""Width and height of the image in a sequence of so many tokens. The check also runs sequences alone and with other
-words, so the length alone tells which of them has an image."""
 
 
 def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
     """Raise ModelError if the model cannot look at an image as its processor prepares it.
 
-    That is so where the tower makes more or fewer features than the image has tokens, or where hidden states, head and
-    rule do not give the logits of the model's own code.
+    It cannot if the tower makes more or fewer features than the image has tokens, or if hidden states, head and rule do
+    not give the logits of the model's own code.
     """
     length = min(EXAMPLES)
     picture = _examples(processor)[length]
@@ -59,10 +59,8 @@ def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
 
 
 def check_packed(model: nn.Module, processor: ImageProcessor) -> float:
-    """Compare the padding-free run with the model's own attention, as `check_padding_free` does.
-
-    Raises CannotRunPaddingFree for a model whose images are no grids: only its own code knows where their tokens stand.
-    """
+    """Compare the padding-free run with the model's own attention, as `check_padding_free` does."""
+    # Without a grid only the model's own code knows the positions of an image's tokens.
     if not processor.is_grid:
         raise CannotRunPaddingFree("its images are no grids of patches")
     rule = logit_rule(unwrap(model))

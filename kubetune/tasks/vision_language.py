@@ -1,8 +1,8 @@
 """Vision-language modelling: a causal language model with a vision tower. It differs from causal_lm in what goes in.
 
 Sequences with and without images share a packed batch: the vision tower sees all images of a micro-batch at once, and
-each sequence has its own positions. A packed batch without any image skips the tower on that rank alone; ranks meet
-only once per step, so none waits for another.
+each sequence has its own positions. A packed batch without any image skips the tower on that rank only. Ranks meet once
+per step, so none waits for another.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class VisionLanguage(CausalLM):
             lambda m: vision_check.check_packed(m, processor),
         )
         if not route.padding_free:
-            # The check of a padding-free route looks at images and the head too; this route had none.
+            # The check of a padding-free route looks at images and the head too. This route had no check.
             vision_check.require_sight(model, processor)
         return with_images(model, route)
 
@@ -110,13 +110,13 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
 
 
 def _freeze(model: nn.Module, frozen: str) -> None:
-    """Keep the parameters whose names the expression matches from learning."""
+    """Freeze the parameters whose names the expression matches."""
     parameters = []
     for name, parameter in model.named_parameters():
         if re.fullmatch(frozen, name):
             parameter.requires_grad_(False)
             parameters.append(parameter)
-    # The optimizer copies what learns. The rest alone would keep the file mapped, and all that was read of it.
+    # The optimizer copies what learns. The rest would keep the file mapped, with all that was read of it.
     loading.let_go_of_files(parameters)
 
 
