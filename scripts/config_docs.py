@@ -26,23 +26,23 @@ _INTRODUCTION = """\
 
 - **Precedence**, later wins: [defaults of an organisation](kubernetes.md#what-all-runs-of-an-organisation-share), the
   file, [environment variables](#environment-variables), flags, `key=value` words on the command line, such as
-  `training.learning_rate=1e-4`. `key=null` takes a setting back. Of two that disagree the last counts, and is told.
-- The file is YAML 1.2: `2e-5` is a number, `no` is a text, and a key given twice is an error, as
-  are tags but YAML's own (`!!str`).
-- A key that is not known is an error. All mistakes are shown at once, each with its line.
-- A relative path to data or a model means a file beside the run file, or else one in the current directory.
-- Secrets never stand in the file: they come from the environment, or from Kubernetes by `kubernetes.secrets`.
+  `training.learning_rate=1e-4`. `key=null` removes a setting. If two words set one key to different values, the last one
+  counts, and a warning says so.
+- The file is YAML 1.2: `2e-5` is a number and `no` is a text. A key that occurs twice is an error, and so is a tag that is
+  not YAML's own (`!!str`).
+- An unknown key is an error. All mistakes are shown at once, each with its line.
+- A relative path to data or a model means a file beside the run file if there is one, else one in the current directory.
+- Secrets are never in the file: they come from the environment, or from Kubernetes by `kubernetes.secrets`.
 - Editors complete and check run files with [run.schema.json](run.schema.json), which `kubetune init --schema` prints
-  too. With the YAML language server the first line of a run file is then:
+  too. With the YAML language server, begin a run file with this line:
   `# yaml-language-server: $schema=run.schema.json`
 """
 
 _ALIASES = """\
 ## Other spellings
 
-Names that other tools use are accepted for the same setting, at the top of the file or, where they have no dot, in the
-section they lead to. Every key of `training` may stand at the top as well. Giving one setting in two spellings is an
-error.
+Names of other tools are accepted for the same setting: at the top of the file or, if they have no dot, in the section that
+they lead to. Every key of `training` may also be at the top. One setting in two spellings is an error.
 
 | written | means |
 |---|---|
@@ -51,9 +51,8 @@ error.
 _VARIABLES = """\
 ## Environment variables
 
-For containers. A variable that is set and not empty takes precedence over the file; flags and `key=value` take
-precedence over it. Each one that is used is logged. `MAX_SAMPLES` adds `#N` to every training source that has no `#`
-of its own; 0 takes all.
+For containers. A variable that is set and not empty takes precedence over the file; flags and `key=value` take precedence
+over it. Each variable that is used is logged. `MAX_SAMPLES` adds `#N` to every training source without a `#`; 0 takes all.
 
 | variable | sets | meaning |
 |---|---|---|
@@ -61,43 +60,44 @@ of its own; 0 takes all.
 
 
 def config_page() -> str:
-    """The text of docs/config.md."""
+    """Return the text of docs/config.md."""
     top = json_schema.schema()
     parts = [_INTRODUCTION, "## Top of the file\n\n" + _table(json_schema.keys(top))]
+
+    # One table for a kind of section, under all the places where it may be, such as lists of sources.
     places: dict[str, list[str]] = {}
     tables: dict[str, str] = {}
     for path, section in _sections(top, ""):
         places.setdefault(section["title"], []).append(path)
         tables[section["title"]] = _table(json_schema.keys(section))
-    parts += [f"## {', '.join(paths)}\n\n{tables[title]}" for title, paths in places.items()]
-    names = [
-        f"| `{name}` | {_meaning(alias)} |\n"
-        for name, alias in ALIASES.items()
-        if _is_renamed(name, alias)
-    ]
-    parts.append(_ALIASES + "".join(names))
-    parts.append(
-        _VARIABLES
-        + "".join(f"| `{n}` | `{v.path}` | {v.meaning} |\n" for n, v in VARIABLES.items())
-    )
-    return "\n".join(parts)
+    for title, paths in places.items():
+        parts.append(f"## {', '.join(paths)}\n\n{tables[title]}")
+
+    aliases = _ALIASES
+    for name, alias in ALIASES.items():
+        if _is_renamed(name, alias):
+            aliases += f"| `{name}` | {_meaning(alias)} |\n"
+    variables = _VARIABLES
+    for name, variable in VARIABLES.items():
+        variables += f"| `{name}` | `{variable.path}` | {variable.meaning} |\n"
+    return "\n".join([*parts, aliases, variables])
 
 
 def schema_text() -> str:
-    """The text of docs/run.schema.json."""
+    """Return the text of docs/run.schema.json."""
     return json.dumps(json_schema.editor_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _sections(node: Node, prefix: str) -> Iterator[tuple[str, Node]]:
-    """Every section below a node: `training`, `tracking.mlflow`, `kubernetes.mounts[]`."""
+    """Yield every section below a node with its path: `training`, `tracking.mlflow`, `kubernetes.mounts[]`."""
     for name, key in json_schema.keys(node).items():
         for option in json_schema.options(key):
+            path = f"{prefix}{name}"
+            inner = option
             items = option.get("items") or option.get("additionalProperties")
-            inner, path = (
-                (items, f"{prefix}{name}[]")
-                if isinstance(items, dict)
-                else (option, f"{prefix}{name}")
-            )
+            if isinstance(items, dict):
+                path += "[]"
+                inner = items
             for section in json_schema.options(inner):
                 if json_schema.keys(section):
                     yield path, section
@@ -105,18 +105,21 @@ def _sections(node: Node, prefix: str) -> Iterator[tuple[str, Node]]:
 
 
 def _table(keys: dict[str, Node]) -> str:
-    rows = (
-        f"| `{name}` | {_cell(json_schema.expected(key))} | {_default(key)} | {_cell(key.get('description', ''))} |\n"
-        for name, key in keys.items()
-    )
-    return "| key | value | default | meaning |\n|---|---|---|---|\n" + "".join(rows)
+    table = "| key | value | default | meaning |\n|---|---|---|---|\n"
+    for name, key in keys.items():
+        value = _cell(json_schema.expected(key))
+        meaning = _cell(key.get("description", ""))
+        table += f"| `{name}` | {value} | {_default(key)} | {meaning} |\n"
+    return table
 
 
 def _default(key: Node) -> str:
     if "default" not in key:
         return ""
     value: Any = key["default"]
-    return "" if value is None or value == {} or value == [] else f"`{_plain(value)}`"
+    if value is None or value == {} or value == []:
+        return ""
+    return f"`{_plain(value)}`"
 
 
 def _plain(value: Any) -> str:

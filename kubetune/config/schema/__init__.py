@@ -52,8 +52,11 @@ __all__ = [
 ]
 
 RecordKind = Literal["text", "labelled", "pair", "graded", "judged"]
-"""Kinds of record that a task learns from: texts, texts with a label, two answers of which one is better, the same with
-by how much, or answers each judged on its own."""
+"""Kinds of record that a task learns from.
+
+text: texts; labelled: texts with a label; pair: two answers, one of them better; graded: the same, with by how much;
+judged: answers that are each good or bad.
+"""
 
 Sources = dict[Literal["train", "eval", "forget"], tuple[SourceConfig, ...]]
 """Sources of each split."""
@@ -61,8 +64,10 @@ Sources = dict[Literal["train", "eval", "forget"], tuple[SourceConfig, ...]]
 QUANTIZATION_NAMES = {"nf4": "4bit", "int8": "8bit"}
 
 LEARNING_RATES = {"preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
-"""Default learning rates of tasks that have their own, of adapters and of all parameters: those of TRL's scripts, which
-LLaMA-Factory's examples have too. Comparing drives a model away from what it writes well, the faster the further."""
+"""Task → default learning rates for (adapters, all parameters), from TRL's scripts and LLaMA-Factory's examples.
+
+They are lower than those of supervised fine-tuning, since comparing answers pushes a model away from what it writes well.
+"""
 
 READERS = {
     "classification": "`task: sequence_classification`",
@@ -70,7 +75,7 @@ READERS = {
     "preference": "`task: preference`",
     "preference.center_coefficient": "`task: reward_model`",
 }
-"""Tasks that read a section, or a key that another task reads than the rest of its section does."""
+"""Section, or key of a section, → the tasks that read it, for messages."""
 
 _RUN_NAME = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 
@@ -90,7 +95,7 @@ RunName = Annotated[
 
 
 class Config(Section):
-    """One run, whole. `load_config` is the way to make one."""
+    """The whole config of one run. Make one with `load_config`."""
 
     name: RunName | None = Field(
         None, description="Name of the run: at most 40 lower case letters, digits and dashes."
@@ -124,7 +129,7 @@ class Config(Section):
     )
     vision: VisionConfig = Field(
         default_factory=VisionConfig,
-        description="How `task: vision_language`, and `preference.images`, sees images, and what of that learns.",
+        description="How `task: vision_language` and `preference.images` see images, and which parts of that learn.",
     )
     preference: PreferenceConfig = Field(
         default_factory=PreferenceConfig,
@@ -133,20 +138,20 @@ class Config(Section):
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     evaluation: EvaluationConfig = Field(
         default_factory=EvaluationConfig,
-        description="What it is measured by besides its loss, and must reach.",
+        description="Metrics besides the loss, and what they must reach.",
     )
     tracking: TrackingConfig = Field(
         default_factory=TrackingConfig, description="Where metrics go besides the run."
     )
     hooks: HooksConfig = Field(
-        default_factory=HooksConfig, description="What is called for its events."
+        default_factory=HooksConfig, description="A command that is called for events."
     )
     logging: LoggingConfig = Field(default_factory=LoggingConfig, description="What is printed.")
     push: Annotated[
         PushConfig | None, BeforeValidator(as_push, json_schema_input_type=str | PushConfig | None)
     ] = Field(
         None,
-        description="`ORG/NAME` or a section: the best checkpoint is uploaded there after a good end.",
+        description="`ORG/NAME` or a section: the best checkpoint is uploaded there after a successful end.",
     )
     output: str | None = Field(
         None,
@@ -156,8 +161,8 @@ class Config(Section):
     mirror: str | None = Field(
         None,
         pattern=r"^(s3|gs|gcs|az|abfs|abfss)://[^/\s]+/\S*[^/\s]$",
-        description="Address in an object store that the run directory is copied to while the run goes on, and that "
-        "it goes on from on an empty machine: `s3://bucket/run`, `gs://…`, `az://…`.",
+        description="Address in an object store: the run directory is copied there while the run goes on, and a start "
+        "on an empty machine continues from there. `s3://bucket/run`, `gs://…`, `az://…`.",
     )
     compute: ComputeConfig = Field(
         default_factory=ComputeConfig, description="Processes, nodes and their size."
@@ -166,40 +171,42 @@ class Config(Section):
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate with the default of the task and method filled in."""
-        of_adapters, of_all = LEARNING_RATES.get(self.task, (2e-4, 1e-5))
-        return self.training.learning_rate or (of_adapters if self.lora else of_all)
+        """Return the learning rate, or the default of the task and method."""
+        if self.training.learning_rate is not None:
+            return self.training.learning_rate
+        of_adapters, of_all_parameters = LEARNING_RATES.get(self.task, (2e-4, 1e-5))
+        return of_adapters if self.lora else of_all_parameters
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """All metrics that evaluations of this task may have."""
+        """Return all metrics that evaluations of this task may have."""
         return metrics_of(
             self.task, self.classification.problem_type, judged=self.record_kind == "judged"
         )
 
     @property
     def task_name(self) -> str:
-        """Name of the task that is trained: pairs of answers about images are one of their own."""
+        """Return the name of the task in `tasks.TASKS`: pairs of answers about images are a task of their own."""
         return "vision_preference" if self.preference.images else self.task
 
     @property
     def classifies(self) -> bool:
-        """A head that judges texts by one token of each, instead of a vocabulary."""
+        """True if a head judges each text by one of its tokens, instead of predicting tokens."""
         return self.task in ("sequence_classification", "reward_model")
 
     @property
     def sees(self) -> bool:
-        """A model with a vision tower, whose data may have images."""
+        """True if the model has a vision tower, so that the data may have images."""
         return self.task == "vision_language" or self.preference.images
 
     @property
     def sight(self) -> VisionConfig | None:
-        """How the model sees images; None for one that reads text alone."""
+        """Return how the model sees images. None if it reads only text."""
         return self.vision if self.sees else None
 
     @property
     def record_kind(self) -> RecordKind:
-        """The kind of record that the task learns from."""
+        """Return the kind of record that the task learns from."""
         if self.task == "preference":
             return "judged" if self.preference.loss == "kto" else "pair"
         kinds: dict[str, RecordKind] = {
@@ -215,13 +222,15 @@ class Config(Section):
 
     @property
     def longest_row(self) -> int:
-        """Tokens of the longest row that there may be: a pair of answers is two sequences."""
-        return self.data.max_length * (2 if self.record_kind in ("pair", "graded") else 1)
+        """Return the tokens of the longest row that is allowed. A pair of answers is one row of two sequences."""
+        sequences = 2 if self.record_kind in ("pair", "graded") else 1
+        return sequences * self.data.max_length
 
     @property
     def sources(self) -> Sources:
-        """Sources that are named for each split; a share held out of training names none."""
-        data, forget = self.data, self.evaluation.forget
+        """Return the sources of each split. A share that is held out of training has none of its own."""
+        data = self.data
+        forget = self.evaluation.forget
         return {
             "train": data.train,
             "eval": data.eval if isinstance(data.eval, tuple) else (),
@@ -272,7 +281,7 @@ class Config(Section):
         return self
 
     def _of_other_tasks(self) -> list[str]:
-        """Return the settings of sections that this task does not read, each as a problem."""
+        """Return a problem for each setting in a section that this task does not read."""
         is_read = {
             "classification": self.task == "sequence_classification",
             "vision": self.sees,
@@ -292,18 +301,23 @@ class Config(Section):
         return problems
 
     def _not_evaluated(self, known: tuple[str, ...]) -> list[str]:
-        """Settings of `evaluation` that this config has nothing for, each as a problem."""
-        wanted, problems = self.evaluation, []
-        gate = {name: text for name, text in wanted.gate.items() if not wanted.is_benchmark(name)}
-        if (wanted.names or gate) and not self.data.eval:
+        """Return a problem for each setting of `evaluation` that cannot work with the rest of this config."""
+        evaluation = self.evaluation
+        problems = []
+        gate = {
+            name: text
+            for name, text in evaluation.gate.items()
+            if not evaluation.is_benchmark(name)
+        }
+        if (evaluation.names or gate) and not self.data.eval:
             problems.append(
                 "evaluation: needs data.eval; set that to a share such as 0.05 or a file"
             )
-        if wanted.generate is not None and self.classifies:
+        if evaluation.generate is not None and self.classifies:
             problems.append(
                 f"evaluation.generate: found it with `task: {self.task}`, which writes no answers"
             )
-        if wanted.benchmarks is not None and (self.classifies or self.sees):
+        if evaluation.benchmarks is not None and (self.classifies or self.sees):
             problems.append(
                 f"evaluation.benchmarks: found it with `task: {self.task}`; they are for models of text"
             )
@@ -312,7 +326,7 @@ class Config(Section):
                 problems.append(
                     f"evaluation.gate: found {name}; evaluations of this task have {', '.join(known)}"
                 )
-            elif Condition.parse(text).is_change and not wanted.names:
+            elif Condition.parse(text).is_change and not evaluation.names:
                 problems.append(
                     f"evaluation.gate: {name} is compared with the base model, which is measured only where "
                     "evaluation.generate or evaluation.forget is set"
@@ -320,7 +334,7 @@ class Config(Section):
         return problems
 
     def _not_sharded(self) -> list[str]:
-        """Settings of this config that `training.parallelism: fsdp` cannot be combined with, each as a problem."""
+        """Return a problem for each setting that does not work with `training.parallelism: fsdp`."""
         lora = self.lora or LoraConfig()
         refused = {
             "task: sequence_classification": self.task == "sequence_classification",
@@ -333,11 +347,14 @@ class Config(Section):
             "training.optim: adamw_8bit for full fine-tuning": self.lora is None
             and self.training.optim != "adamw",
         }
-        said = "training.parallelism: fsdp does not work with {} yet; leave that out, or use ddp"
-        return [said.format(setting) for setting, is_found in refused.items() if is_found]
+        return [
+            f"training.parallelism: fsdp does not work with {setting} yet; leave that out, or use ddp"
+            for setting, is_set in refused.items()
+            if is_set
+        ]
 
     def not_in_fp8(self) -> list[str]:
-        """Settings of this config that `training.fp8` cannot be combined with, each as a problem."""
+        """Return a problem for each setting that does not work with `training.fp8`."""
         refused = {
             f"task: {self.task}": self.task != "causal_lm",
             "full fine-tuning": self.lora is None,
@@ -348,6 +365,6 @@ class Config(Section):
         }
         return [
             f"training.fp8 does not work with {setting}"
-            for setting, is_found in refused.items()
-            if is_found
+            for setting, is_set in refused.items()
+            if is_set
         ]

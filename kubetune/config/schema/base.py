@@ -1,4 +1,4 @@
-"""Common ground of all sections: what a section is, and the short forms that a value may be written in."""
+"""What all sections share: the base class, and validators for the short forms of a value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Section(BaseModel):
-    """A part of the config: immutable, and a key it does not know is an error."""
+    """A part of the config. It is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False
@@ -17,13 +17,13 @@ class Section(BaseModel):
 
     @property
     def changed_keys(self) -> list[str]:
-        """Keys whose values are not their defaults."""
+        """Return the keys whose values differ from their defaults."""
         fields = type(self).model_fields
         return [key for key in fields if getattr(self, key) != fields[key].get_default()]
 
 
 def _as_tuple(value: Any) -> Any:
-    """JSON and YAML have lists only, and strict validation takes no list for a tuple behind another validator."""
+    """Turn a list into a tuple. YAML has only lists, and pydantic's strict mode does not convert behind a validator."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -31,21 +31,30 @@ AsTuple = BeforeValidator(_as_tuple)
 
 
 def renamed(names: Mapping[str, str]) -> BeforeValidator:
-    """Other tools' words for a value, in ours."""
-    return BeforeValidator(
-        lambda value: names.get(value, value) if isinstance(value, str) else value
-    )
+    """Return a validator that replaces other tools' words for a value by ours."""
+
+    def as_our_word(value: Any) -> Any:
+        return names.get(value, value) if isinstance(value, str) else value
+
+    return BeforeValidator(as_our_word)
 
 
 def switched(section: type[Section]) -> BeforeValidator:
-    """For a section that `true` stands for with its defaults, and `false` for none."""
+    """Return a validator for an optional section: `true` means the section with its defaults, `false` none."""
 
     def as_section(value: Any) -> Any:
-        return ({} if value else None) if isinstance(value, bool) else value
+        if value is True:
+            return {}
+        if value is False:
+            return None
+        return value
 
     return BeforeValidator(as_section, json_schema_input_type=section | bool | None)
 
 
 def section_of(key: str, *others: type) -> Callable[[Any], Any]:
-    """Validator of a section that may be written as one of its keys, text or one of `others`: `x` is `{key: x}`."""
+    """Return a validator for a section that may be written as the value of one key: `x` means `{key: x}`.
+
+    `x` is a text, or a value of one of the types `others`.
+    """
     return lambda value: {key: value} if isinstance(value, (str, *others)) else value

@@ -1,7 +1,7 @@
-"""Machines: `compute` (what is asked for) and `kubernetes` (where it runs).
+"""Machines: `compute` (what a run asks for) and `kubernetes` (where it runs).
 
-What the manifests say that no key here sets (rank from index, shared memory, grace, failure policy) is decided in
-kubetune/manifests.
+Fields of manifests that no key sets (rank from index, shared memory, grace, failure policy) are decided in
+k8s/manifests.
 """
 
 from __future__ import annotations
@@ -32,22 +32,26 @@ ABSOLUTE_PATH = r"^/[^:\x00]*$"
 
 
 def quantity_bytes(text: str) -> int:
-    """Bytes of a quantity such as `1.5Gi`. Raises ValueError for anything else."""
+    """Return the bytes of a quantity such as `1.5Gi`. Raises ValueError for anything else."""
     digits = text.rstrip("kKMGTi")
-    return int(float(digits) * (UNITS[text[len(digits) :]] if len(digits) < len(text) else 1))
+    unit = text[len(digits) :]
+    factor = UNITS[unit] if unit else 1
+    return int(float(digits) * factor)
 
 
 def _as_text(value: Any) -> Any:
-    """`4`, `2e-5` and `false` are meant as the texts that an environment variable holds."""
+    """Return the text of a number or truth value, since environment variables hold only texts: "false" for false."""
     if isinstance(value, bool):
         return str(value).lower()
     return repr(value) if isinstance(value, (int, float)) else value
 
 
 def cores(text: str | int) -> float:
-    """Cores of an amount of CPU such as `500m` or `4`."""
-    said = str(text)
-    return int(said.removesuffix("m")) / 1000 if said.endswith("m") else float(said)
+    """Return the cores of an amount of CPU such as `500m` or `4`."""
+    amount = str(text)
+    if amount.endswith("m"):
+        return int(amount.removesuffix("m")) / 1000
+    return float(amount)
 
 
 Quantity = Annotated[str, Field(pattern=QUANTITY, examples=["32Gi", "500G"])]
@@ -78,7 +82,7 @@ class ComputeConfig(Section):
         None,
         ge=0,
         le=64,
-        description="GPUs on each node. Left out: all that are there. Kubernetes has to be told: 0 for CPU.",
+        description="GPUs on each node. Left out: all of this machine. Kubernetes needs a number: 0 for CPU.",
     )
     processes: int | None = Field(
         None,
@@ -89,8 +93,8 @@ class ComputeConfig(Section):
     peak_tflops: float | None = Field(
         None,
         gt=0,
-        description="TFLOP/s that one device can do at best, against which MFU is reckoned. Left out: the data sheet's "
-        "for GPUs that are known, else measured by a matrix product.",
+        description="TFLOP/s that one device can do at best, for MFU. Left out: the data sheet's for known GPUs, else "
+        "measured by a matrix product.",
     )
     gpu_memory: Quantity | None = Field(
         None,
@@ -100,19 +104,19 @@ class ComputeConfig(Section):
     tokens_per_second: float | None = Field(
         None,
         gt=0,
-        description="What one device trains a second, from an earlier run's report: for `plan`'s hours.",
+        description="Tokens that one device trains in a second, from an earlier run's report: for `plan`'s hours.",
     )
     price_per_gpu_hour: float | None = Field(
         None,
         ge=0,
-        description="Price of one device for an hour, in your currency: `plan` and the log say what it costs.",
+        description="Price of one device for an hour, in your currency: `plan` and the log say what the run costs.",
     )
     cpu: Cores | None = Field(None, description="CPU cores per node, such as `16` or `500m`.")
     memory: Quantity | None = Field(None, description="Memory per node, such as `200Gi`.")
 
 
 class CsiConfig(Section):
-    """An inline CSI volume: its driver, and what that is told."""
+    """An inline CSI volume: its driver, and the driver's parameters."""
 
     driver: str = Field(
         min_length=1,
@@ -126,14 +130,16 @@ class CsiConfig(Section):
 
 
 def _one_source(section: Section, names: tuple[str, ...], *, needed: bool) -> None:
-    given = [name for name in names if getattr(section, name) is not None]
-    if len(given) > 1 or (needed and not given):
-        found = " and ".join(given) or "none"
-        raise ValueError(f"give exactly one of {', '.join(names)}; found {found}")
+    """Raise ValueError if a section sets several of these keys, or, if one is `needed`, none of them."""
+    keys = [name for name in names if getattr(section, name) is not None]
+    if len(keys) > 1 or (needed and not keys):
+        raise ValueError(
+            f"give exactly one of {', '.join(names)}; found {' and '.join(keys) or 'none'}"
+        )
 
 
 class VolumeConfig(Section):
-    """A volume of a run: a new claim, one that is there, a folder of the node, or an inline CSI volume."""
+    """A volume of a run: a new claim, an existing one, a folder of the node, or an inline CSI volume."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -167,7 +173,7 @@ class StorageConfig(Section):
 
     cache: VolumeConfig = Field(
         default_factory=lambda: VolumeConfig(size="100Gi"),
-        description="Models, downloads and prepared data, at /cache. Can be lost without loss of work.",
+        description="Models, downloads and prepared data, at /cache. No work is lost with it.",
     )
     outputs: VolumeConfig = Field(
         default_factory=lambda: VolumeConfig(size="100Gi"),
@@ -207,7 +213,7 @@ class SecretKey(Section):
 
 
 class TolerationConfig(Section):
-    """A taint of nodes that pods bear, as in a pod's spec."""
+    """A taint of nodes that pods tolerate, as in a pod's spec."""
 
     key: LabelKey | None = Field(
         None, description="Taint's key; left out with `Exists`: every taint."
@@ -291,8 +297,8 @@ class RdmaConfig(Section):
     )
     privileged: bool = Field(
         False,
-        description="Where there is no device plugin: mount /dev/infiniband of the node into a privileged container, "
-        "which is root on the node to whoever gets into it.",
+        description="Without a device plugin: mount /dev/infiniband of the node into a privileged container. Whoever gets "
+        "into that container is root on the node.",
     )
     devices: int = Field(1, ge=1, le=64, description="How many of the resource each pod gets.")
     hca: str = Field("mlx5", description="NCCL_IB_HCA: the adapters that NCCL uses.")
@@ -307,7 +313,7 @@ class RdmaConfig(Section):
 
 
 class PreprocessConfig(Section):
-    """The Job without GPUs that prepares before training."""
+    """The Job without GPUs that prepares the run."""
 
     cpu: Cores = Field(8, description="CPU cores of the job.")
     memory: Quantity = Field("32Gi", description="Memory of the job.")
@@ -335,7 +341,7 @@ class JupyterConfig(Section):
 
 
 class OperatorConfig(Section):
-    """Somebody who may operate the runs of a namespace."""
+    """A user, group or account that may operate the runs of a namespace."""
 
     kind: Literal["User", "Group", "ServiceAccount"] = Field(
         "User", description="What the name is."
@@ -344,18 +350,18 @@ class OperatorConfig(Section):
 
 
 class TopologyConfig(Section):
-    """Nearness of the pods of a run, as Kueue has to place them."""
+    """How near each other Kueue places the pods of a run."""
 
     required: LabelKey | None = Field(
         None,
-        description="Level, such as `cloud.provider.com/topology-rack`, within which all pods are, or none starts.",
+        description="Level, such as `cloud.provider.com/topology-rack`: all pods are in one domain of it, or none starts.",
     )
     preferred: LabelKey | None = Field(
         None,
-        description="Level within which they are where there is room, else the next higher one that has it.",
+        description="Level in one domain of which the pods are if there is room; else the next higher level that has room.",
     )
     slice: LabelKey | None = Field(
-        None, description="Level within which each slice of `slice_nodes` pods must be."
+        None, description="Level in one domain of which each slice of `slice_nodes` pods must be."
     )
     slice_nodes: int | None = Field(None, ge=1, description="Pods of one slice, with `slice`.")
 
@@ -377,17 +383,17 @@ class JobSetConfig(Section):
     )
     exclusive: LabelKey | None = Field(
         None,
-        description="Node label of domains, such as a rack, of which the run has one to itself among JobSets.",
+        description="Node label of domains, such as racks: no other JobSet runs in the run's domain.",
     )
     cache_with_run: bool = Field(
         False,
-        description="The cache, with `storage.cache.access: ReadWriteMany`, is a claim that the JobSet makes and that "
-        "goes with it (`volumeClaimPolicies`).",
+        description="With `storage.cache.access: ReadWriteMany`: the JobSet makes the claim of the cache, and deletes it at "
+        "its own end (`volumeClaimPolicies`).",
     )
 
 
 class SchedulingConfig(Section):
-    """Gang of a run: its scheduler, queue and topology."""
+    """Who starts all pods of a run together, and how near each other."""
 
     gang: Literal["auto", "none", "kueue", "volcano"] = Field(
         "auto",
@@ -397,7 +403,7 @@ class SchedulingConfig(Section):
     queue: Name | None = Field(None, description="Volcano's Queue; left out: its default one.")
     topology: TopologyConfig | None = Field(
         None,
-        description="How near each other Kueue has to place the pods (its topology-aware scheduling).",
+        description="How near each other Kueue places the pods (its topology-aware scheduling).",
     )
 
 
@@ -495,7 +501,7 @@ class KubernetesConfig(Section):
     )
     jobset: JobSetConfig = Field(
         default_factory=JobSetConfig,
-        description="What JobSets can do beyond other kinds, with `kind: jobset`.",
+        description="Settings that only `kind: jobset` has.",
     )
     gpu_resource: str = Field(
         "nvidia.com/gpu",
@@ -521,21 +527,21 @@ class KubernetesConfig(Section):
     )
     node_affinity: tuple[NodeAffinityConfig, ...] = Field(
         (),
-        description="What more than equal labels a node must have, or should have with `weight`.",
+        description="Conditions on a node's labels: that it must meet or, with `weight`, should meet.",
     )
     node_selector: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, description="Labels a node must have."
     )
     tolerations: tuple[TolerationConfig, ...] = Field(
         (),
-        description="Taints to bear, besides the usual one of GPU nodes, which is always borne by runs with GPUs.",
+        description="Taints that pods tolerate. Runs with GPUs always tolerate the usual taint of GPU nodes.",
     )
     spread: Literal["required", "preferred", "none"] = Field(
-        "required", description="Whether each pod must have a machine of its own."
+        "required", description="Whether each pod must be on a different machine."
     )
     pack: LabelKey | None = Field(
         None,
-        description="Node label, such as `topology.kubernetes.io/zone`, within which the pods prefer to be.",
+        description="Node label, such as `topology.kubernetes.io/zone`: the pods prefer nodes with the same value.",
     )
 
     labels: dict[LabelKey, LabelValue] = Field(
@@ -554,10 +560,10 @@ class KubernetesConfig(Section):
 
     argocd: bool = Field(
         False,
-        description="Sync waves by which Argo CD applies the objects: what pods mount, what prepares, then the run.",
+        description="Add sync waves, so that Argo CD applies first what pods mount, then what prepares, then the run.",
     )
     patches: tuple[PatchConfig, ...] = Field(
-        (), description="Laid over the rendered objects, for fields that no key here sets."
+        (), description="Patches of the rendered objects, for fields that no key sets."
     )
 
     max_restarts: int = Field(
@@ -583,13 +589,13 @@ class KubernetesConfig(Section):
 
     initialisers: tuple[Literal["model", "data"], ...] = Field(
         (),
-        description="What is downloaded and prepared once for all pods, on a CPU node, before GPUs are held: training "
-        "then needs no network. It lies on the cache where that is one volume for all pods, else with the outputs.",
+        description="What is downloaded and prepared once for all pods, on a CPU node, before GPUs are held; training "
+        "then needs no network. It is stored on the cache if that is one volume for all pods, else with the outputs.",
     )
     preprocess: PreprocessConfig | None = Field(
         None,
-        description="The CPU-only job that initialisers run in, and a command of your own in place of "
-        "`kubetune data prepare`. `{}` prepares the data there.",
+        description="The CPU-only job in which initialisers run, and your own command in place of `kubetune data prepare`. "
+        "`{}` prepares the data there.",
     )
     tools_image: str | None = Field(
         None,

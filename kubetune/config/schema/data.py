@@ -22,8 +22,8 @@ class SourceConfig(Section):
         1.0,
         gt=0,
         le=1000,
-        description="How often this source appears in each epoch: 0.5 is a seeded half, 2 is twice. "
-        "Evaluation takes as many rows of each source as make the same mix.",
+        description="How often this source appears in each epoch: 0.5 is a seeded half, 2 is twice. An evaluation has the "
+        "same mix of sources.",
     )
     format: Literal[
         "auto",
@@ -37,7 +37,7 @@ class SourceConfig(Section):
     ] = Field("auto", description="Shape of the records; `auto` looks at the first one.")
     columns: dict[str, str] = Field(
         default_factory=dict,
-        description="Names in the file for the names expected, such as `{prompt: question}`.",
+        description="Expected name: name in the file, such as `{prompt: question}`.",
     )
     subset: str | None = Field(
         None,
@@ -87,20 +87,20 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DataConfig(Section):
-    """Data to learn from and to be evaluated on, and the fate of their rows."""
+    """Data to learn from and to evaluate on, and how they become rows."""
 
     train: Sources = Field(description="One source or a list of sources.")
     eval: Annotated[
         Share | tuple[SourceConfig, ...] | None,
         BeforeValidator(_as_eval, json_schema_input_type=Share | SourcesAsWritten | None),
     ] = Field(
-        None, description="Share of `train` to hold out (`0.05`, seeded), or sources of its own."
+        None, description="Share of `train` to hold out (`0.05`, seeded), or separate sources."
     )
     max_length: int = Field(2048, ge=8, le=10_000_000, description="Longest sequence in tokens.")
     overlong: Literal["drop", "truncate", "split", "error"] = Field(
         "drop",
-        description="What becomes of rows longer than `max_length`; `truncate` by default for classifiers. `split`: "
-        "several rows of each plain text, which lose nothing; what is no plain text is refused.",
+        description="What becomes of rows longer than `max_length`; `truncate` by default for classifiers. `split`: a plain "
+        "text becomes several rows and loses nothing; a long row of another kind is refused.",
     )
     max_lost_share: float = Field(
         0.1,
@@ -110,13 +110,13 @@ class DataConfig(Section):
     )
     unusable_pairs: Literal["error", "drop"] = Field(
         "error",
-        description="What becomes of pairs whose answers are equal, empty, or to different prompts: refused with their "
+        description="What becomes of pairs whose answers are equal, empty, or to different prompts: refused, with their "
         "lines, or left out and counted (`max_lost_share`).",
     )
     packing: bool = Field(
         True,
-        description="Fill micro-batches with whole sequences up to `per_device_train_batch_size × max_length` tokens. "
-        "The sequences stay isolated, so the loss is the same; `false`: a fixed number of sequences each.",
+        description="Fill micro-batches with whole sequences up to `per_device_train_batch_size × max_length` tokens. The "
+        "sequences stay isolated, so the loss is the same. `false`: every micro-batch has the same number of sequences.",
     )
     share_prefixes: Literal["auto", False] = Field(
         "auto",
@@ -132,8 +132,8 @@ class DataConfig(Section):
     )
     date: str | None = Field(
         None,
-        description="Day that a chat template writes which asks for today's, such as `2026-11-22`. Left out: that of "
-        "the run's first start, which later starts keep.",
+        description="Day for chat templates that write today's date, such as `2026-11-22`. Left out: the day of the run's "
+        "first start, which later starts keep.",
     )
     num_proc: int | None = Field(
         None, ge=1, description="Processes that tokenise; left out: all cores."
@@ -154,7 +154,7 @@ class DataConfig(Section):
 
 
 def data_of_task(data: Any, info: ValidationInfo) -> Any:
-    """A classifier tells a long text by its beginning, so that an evaluation counts every row."""
+    """Let classifiers truncate long texts by default, so that an evaluation counts every row."""
     if info.data.get("task") != "sequence_classification" or not isinstance(data, dict):
         return data
     return {"overlong": "truncate", **data}

@@ -1,4 +1,4 @@
-"""Measures of a run by what its model answers, and what they must reach: `evaluation`."""
+"""Metrics of the model's answers, and what they must reach: `evaluation`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Names = Annotated[
 
 
 class GenerateConfig(Section):
-    """Answers that the model gives at each evaluation, and what they are measured by."""
+    """Answers that the model gives at each evaluation, and their metrics."""
 
     metric: Annotated[
         tuple[AnswerMetric, ...],
@@ -47,26 +47,28 @@ class GenerateConfig(Section):
         BeforeValidator(_as_list, json_schema_input_type=AnswerMetric | tuple[AnswerMetric, ...]),
     ] = Field(
         (),
-        description="Measures of the answers. `exact_match` and `contains` look past case, spaces and a full stop; "
-        "`numeric` compares the last number; `json_equal` is the share of keys that agree; `rouge_l` needs "
-        "rouge-score, `bleu` and `chrf` need sacrebleu.",
+        description="Metrics of the answers. `exact_match` and `contains` ignore case, spaces and a full stop at the end; "
+        "`numeric` compares the last number; `json_equal` is the share of equal keys; `rouge_l` needs rouge-score, "
+        "`bleu` and `chrf` need sacrebleu.",
     )
     pattern: str | None = Field(
         None,
-        description="Regular expression of `regex`: its first group, or all of it, is what is compared.",
+        description="Regular expression of `regex`. The match of its first group is compared; without groups, all of it.",
     )
     labels: Names = Field(
-        (), description="Words of `label`: the first one in an answer is what it says."
+        (), description="Words of `label`. The first of them in an answer counts."
     )
     max_new_tokens: int = Field(128, ge=1, description="Longest answer in tokens.")
     rows: int | None = Field(
-        500, ge=1, description="Rows of `data.eval` that are asked, always the same; null: all."
+        500,
+        ge=1,
+        description="Rows of `data.eval` that are asked, always the same ones; null: all.",
     )
     batch_size: int = Field(16, ge=1, description="Answers that a rank generates at a time.")
     max_seconds: float | None = Field(
         None,
         gt=0,
-        description="An evaluation that takes longer asks no more rows, and says how many it has asked.",
+        description="After this time an evaluation asks no more rows, and says how many it has asked.",
     )
 
     @field_validator("pattern")
@@ -80,20 +82,17 @@ class GenerateConfig(Section):
 
     @model_validator(mode="after")
     def _says_what_it_needs(self) -> GenerateConfig:
-        for metric, key, given in (
-            ("regex", "pattern", self.pattern),
-            ("label", "labels", self.labels),
-        ):
-            if (metric in self.metric) != bool(given):
+        for metric, key in (("regex", "pattern"), ("label", "labels")):
+            if (metric in self.metric) != bool(getattr(self, key)):
                 raise ValueError(f"metric {metric} and {key} belong together; set both or none")
         return self
 
 
 class OwnMetricsConfig(Section):
-    """Measures of answers that are functions of the user's."""
+    """Metrics of answers that are the user's functions."""
 
     file: str = Field(
-        min_length=1, description="Python file of yours; nothing else is ever imported by name."
+        min_length=1, description="Your Python file. Nothing else is ever imported by name."
     )
     functions: Annotated[Names, Field(min_length=1)] = Field(
         description="Functions in it: `function(prompt, answer, reference, record) -> float`."
@@ -109,10 +108,10 @@ class OwnMetricsConfig(Section):
 
 
 class ForgetConfig(Section):
-    """Data that a run must not lose."""
+    """Data that the model must not forget."""
 
     data: Sources = Field(
-        description="Sources of what must not be lost, such as `general.jsonl#500`."
+        description="Sources of what must not be forgotten, such as `general.jsonl#500`."
     )
 
 
@@ -124,22 +123,22 @@ class BenchmarksConfig(Section):
     )
     tasks_folder: str | None = Field(
         None,
-        description="Folder with task files of your own, or copies of the harness's where there is no network.",
+        description="Folder with your own task files, or with copies of the harness's for a place without network.",
     )
     limit: int | None = Field(
-        None, ge=1, description="Ask the first so many rows of each task only."
+        None, ge=1, description="Number of rows to ask, the first ones of each task; left out: all."
     )
 
 
 class EvaluationConfig(Section):
-    """Measures besides the task's own, and what they must reach."""
+    """Metrics besides the task's, and what they must reach."""
 
     generate: GenerateConfig | None = Field(
         None,
-        description="At each evaluation, let the model answer rows of `data.eval`, and measure the answers.",
+        description="At each evaluation, let the model answer rows of `data.eval`, and measure its answers.",
     )
     metrics: OwnMetricsConfig | None = Field(
-        None, description="Measures of your own, of the same answers."
+        None, description="Your own metrics of the same answers."
     )
     forget: Annotated[
         ForgetConfig | None,
@@ -158,7 +157,7 @@ class EvaluationConfig(Section):
     gate: dict[str, str] = Field(
         default_factory=dict,
         description="What metrics of the best checkpoint must reach, such as `{exact_match: '>= 0.9', forget_loss: "
-        "'<= +2%', arc_easy: '>= 0.4'}`; a sign means a change against the base model. A run that misses one ends with "
+        "'<= +2%', arc_easy: '>= 0.4'}`. A sign means a change against the base model. A run that misses one ends with "
         "exit code 5.",
     )
 
@@ -186,31 +185,35 @@ class EvaluationConfig(Section):
                 "generate.metric: none given; name some, or functions of your own in metrics"
             )
         names = [name.removeprefix("eval_") for name in self.names]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two metrics are called {', '.join(twice)}; rename your function")
+        repeated = sorted({name for name in names if names.count(name) > 1})
+        if repeated:
+            raise ValueError(f"two metrics are called {', '.join(repeated)}; rename your function")
         return self
 
     @property
     def answer_metrics(self) -> tuple[str, ...]:
-        """Names of the measures of answers, as metrics.jsonl has them."""
-        own = self.metrics.functions if self.metrics else ()
-        return tuple(
-            full_name(name) for name in (*(self.generate.metric if self.generate else ()), *own)
-        )
+        """Return the names of the metrics of answers, as metrics.jsonl has them."""
+        names: list[str] = []
+        if self.generate is not None:
+            names += self.generate.metric
+        if self.metrics is not None:
+            names += self.metrics.functions
+        return tuple(full_name(name) for name in names)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all metrics that this section adds to an evaluation."""
-        return (*self.answer_metrics, *((FORGET_LOSS,) if self.forget else ()))
+        """Return the names of all metrics that this section adds to an evaluation."""
+        if self.forget is None:
+            return self.answer_metrics
+        return (*self.answer_metrics, FORGET_LOSS)
 
     def is_benchmark(self, name: str) -> bool:
-        """Name of a metric that benchmarks give: `arc_easy`, a task's first one, or `arc_easy/acc_norm`."""
-        return (
-            self.benchmarks is not None
-            and name.removeprefix("eval_").partition("/")[0] in self.benchmarks.tasks
-        )
+        """True for a metric of a benchmark: `arc_easy`, which is its first metric, or `arc_easy/acc_norm`."""
+        if self.benchmarks is None:
+            return False
+        return name.removeprefix("eval_").partition("/")[0] in self.benchmarks.tasks
 
     @property
     def needs_base(self) -> bool:
-        """Need for the same numbers of the model before training."""
+        """True if the model before training has to be measured too."""
         return bool(self.names)

@@ -1,4 +1,4 @@
-"""The model, and what of it learns: `model`, `lora`, `classification` and `vision`."""
+"""The model, and which parts of it learn: `model`, `lora`, `classification` and `vision`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ DTYPE_NAMES = {
 
 
 BUILT_IN_TEMPLATE = "chatml"
-"""Name of the chat template that is built in, where others are files."""
+"""Name of the built-in chat template. Other templates are files."""
 _PLAIN_NAME = re.compile(r"[\w.-]+")
-"""A module's name, or the end of one, in which nothing is a sign of a regular expression but a dot."""
+"""A module's name, or the end of one. It has no sign of a regular expression except a dot."""
 
 
 class ModelConfig(Section):
-    """The model: where it lies, its tokenizer and chat template, its dtype and attention."""
+    """The model: where it is, its tokenizer and chat template, its dtype and attention."""
 
     path: str = Field(
         min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model."
     )
     revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
     tokenizer: str | None = Field(
-        None, description="Hub id or folder of the tokenizer, when it is not the model's."
+        None, description="Hub id or folder of the tokenizer, if it is not the model's."
     )
     chat_template: str | None = Field(
         None,
@@ -42,14 +42,14 @@ class ModelConfig(Section):
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], renamed(DTYPE_NAMES)] = (
         Field(
             "auto",
-            description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 where the GPU supports it, else "
-            "float16; on a CPU bfloat16 where the processor has instructions for it and the model is 512 wide or more, "
-            "else float32. Trained parameters and optimizer state are always float32.",
+            description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 if the GPU supports it, else "
+            "float16; on a CPU bfloat16 if the processor has instructions for it and the model is at least 512 wide, else "
+            "float32. Trained parameters and optimizer state are always float32.",
         )
     )
     attention: Literal["auto", "padding_free", "eager", "sdpa"] = Field(
         "auto",
-        description="`auto`: padding-free attention over many sequences where the self-check proves it exact, else one "
+        description="`auto`: padding-free attention over many sequences if the self-check proves it exact, else one "
         "sequence at a time.",
     )
     local_files_only: bool = Field(
@@ -57,16 +57,14 @@ class ModelConfig(Section):
     )
     trust_remote_code: bool = Field(
         False,
-        description="Run Python code that comes with the model. Needs `revision` pinned to a commit; for a folder, to "
-        "the digest of its Python and JSON files, which the refusal of another names.",
+        description="Run Python code that comes with the model. Needs `revision` pinned to a commit; for a folder, to the "
+        "digest of its Python and JSON files, which the error about a wrong one names.",
     )
 
     @model_validator(mode="after")
     def _pinned_code(self) -> ModelConfig:
-        commit = self.revision or ""
-        if self.trust_remote_code and not (
-            len(commit) == 40 and all(c in "0123456789abcdef" for c in commit)
-        ):
+        is_commit = re.fullmatch("[0-9a-f]{40}", self.revision or "")
+        if self.trust_remote_code and not is_commit:
             raise ValueError(
                 "trust_remote_code runs code from the model's repository: pin `revision` to a commit (40 hex digits)"
             )
@@ -74,7 +72,7 @@ class ModelConfig(Section):
 
 
 def _split_names(value: Any) -> Any:
-    """Return the names in a text of plain names with commas between them, as other tools write lists of modules."""
+    """Return the names in `q_proj,v_proj`, as other tools write lists of modules. Anything else is returned unchanged."""
     if not isinstance(value, str) or "," not in value:
         return value
     parts = tuple(part.strip() for part in value.split(","))
@@ -97,13 +95,13 @@ class LoraConfig(Section):
     )
     target_parameters: Annotated[tuple[str, ...], AsTuple] = Field(
         (),
-        description="Tensors that get adapters besides, as PEFT names them, such as `mlp.experts.down_proj`.",
+        description="Further tensors that get adapters, as PEFT names them, such as `mlp.experts.down_proj`.",
     )
     modules_to_save: Annotated[tuple[str, ...], AsTuple] = Field(
         (), description="Modules trained in full and saved with the adapter."
     )
     use_dora: bool = Field(
-        False, description="DoRA: magnitude and direction apart (arXiv 2402.09353)."
+        False, description="DoRA: learn magnitude and direction separately (arXiv 2402.09353)."
     )
     use_rslora: bool = Field(
         False, description="Scale by alpha/√r instead of alpha/r (arXiv 2312.03732)."
@@ -114,9 +112,8 @@ class LoraConfig(Section):
     def _is_expression(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
         try:
             if isinstance(value, str):
-                with warnings.catch_warnings(
-                    action="ignore", category=FutureWarning
-                ):  # `[[`: as Python reads it today
+                # Python warns about `[[`, whose meaning may change. The meaning of today counts.
+                with warnings.catch_warnings(action="ignore", category=FutureWarning):
                     re.compile(value)
         except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(
@@ -127,33 +124,38 @@ class LoraConfig(Section):
 
     @property
     def leaves_routers(self) -> bool:
-        """Certainty, by names alone, that no router of a mixture of experts learns."""
-        named = () if self.target_modules == "all-linear" else self.target_modules
-        names = (*named, *self.target_parameters)
-        is_clear = not isinstance(named, str) and not self.modules_to_save
-        return is_clear and not any(
-            {"gate", "router", "weight"} & {*name.split(".")[-2:]} for name in names
-        )
+        """True if the names alone show that no router of a mixture of experts learns.
+
+        False if that is unclear: a regular expression may match a router, and so may `modules_to_save`.
+        """
+        modules = () if self.target_modules == "all-linear" else self.target_modules
+        if isinstance(modules, str) or self.modules_to_save:
+            return False
+        for name in (*modules, *self.target_parameters):
+            # `mlp.gate`, `router`, or a router's `mlp.gate.weight`
+            if {"gate", "router", "weight"} & {*name.split(".")[-2:]}:
+                return False
+        return True
 
     @property
     def lora_alpha(self) -> float:
-        """Alpha with its default filled in."""
+        """Return alpha, or its default of twice the rank."""
         return self.alpha if self.alpha is not None else 2.0 * self.r
 
 
 class ClassificationConfig(Section):
-    """Classes that a classifier tells apart, and the kind of problem."""
+    """Classes of a classifier, and the kind of problem."""
 
     problem_type: Literal[
         "auto", "single_label_classification", "multi_label_classification", "regression"
     ] = Field(
         "auto",
-        description="One class, any number of classes, or a number; `auto`: as the labels look.",
+        description="One class, any number of classes, or a number; `auto`: decided by the labels.",
     )
     labels: Annotated[tuple[str, ...] | None, AsTuple] = Field(
         None,
         min_length=2,
-        description="Names of the classes, in order. Left out: the model's own where they fit, else those in the data.",
+        description="Names of the classes, in order. Left out: the model's if they fit, else those in the data.",
     )
 
 
@@ -164,16 +166,16 @@ class VisionConfig(Section):
         1024,
         ge=1,
         le=16_384,
-        description="Larger images are scaled down until they take at most so many tokens.",
+        description="Larger images are scaled down to at most this many tokens.",
     )
     image_min_tokens: int | None = Field(
         None,
         ge=1,
-        description="Smaller images are scaled up to so many tokens. Left out: as the model's processor does.",
+        description="Smaller images are scaled up to this many tokens. Left out: as the model's processor does.",
     )
     freeze_vision_tower: bool = Field(
         True,
-        description="`false`: the vision tower learns too, through adapters of its own where there is LoRA.",
+        description="`false`: the vision tower learns too, with LoRA through its own adapters.",
     )
     freeze_projector: bool = Field(
         True,

@@ -14,12 +14,12 @@ Loss = Literal["dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo", "kto"]
 
 _WITH_REFERENCE: Final = ("dpo", "ipo", "hinge", "robust")
 COMPARED: Final = (*_WITH_REFERENCE, "kto")
-"""Losses by what an answer gained over the reference; the others take its probability as it is."""
+"""Losses that compare with the reference model. The others take an answer's probability as it is."""
 _DEFAULTS: Final[dict[Any, dict[str, float]]] = {
     "simpo": {"beta": 2.0, "gamma": 1.0},
     "cpo": {"sft_weight": 1.0},
 }
-"""Defaults of a loss that are not everybody's, as its paper has them."""
+"""Loss → its own defaults, from its paper."""
 ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "label_smoothing": ("dpo", "robust", "cpo", "simpo"),
     "gamma": ("simpo",),
@@ -28,11 +28,11 @@ ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "undesirable_weight": ("kto",),
     "reference_free": _WITH_REFERENCE,
 }
-"""The losses that a key means something to."""
+"""Key → the losses that read it."""
 
 
 class PreferenceConfig(Section):
-    """Loss on pairs, or on judged answers, and its strength."""
+    """The loss on pairs or on judged answers, and its strength."""
 
     loss: Annotated[Loss, renamed(LOSS_NAMES)] = Field(
         "dpo",
@@ -49,7 +49,7 @@ class PreferenceConfig(Section):
         0.0,
         ge=0,
         lt=0.5,
-        description="Share of pairs taken to be the wrong way round; `dpo` with it is cDPO.",
+        description="Share of pairs that are assumed to be the wrong way round; with it `dpo` is cDPO.",
     )
     gamma: float | None = Field(
         None, ge=0, description="Target reward margin of `simpo`; left out: 1.0."
@@ -57,7 +57,7 @@ class PreferenceConfig(Section):
     sft_weight: float = Field(
         0.0,
         ge=0,
-        description="Weight of the chosen answer's own cross-entropy, beside the preference. `cpo`: 1.0.",
+        description="Weight of the chosen answer's cross-entropy, which is added to the loss. `cpo`: 1.0.",
     )
     desirable_weight: float = Field(1.0, gt=0, description="Weight of good answers in `kto`.")
     undesirable_weight: float = Field(1.0, gt=0, description="Weight of bad answers in `kto`.")
@@ -70,12 +70,12 @@ class PreferenceConfig(Section):
     center_coefficient: float | None = Field(
         None,
         gt=0,
-        description="Of a reward model: pull of the rewards of a pair towards a mean of zero.",
+        description="For a reward model: how strongly the rewards of a pair are pulled towards a mean of zero.",
     )
 
     @property
     def needs_reference(self) -> bool:
-        """Need of log-probabilities under the reference."""
+        """True if the loss needs log-probabilities under the reference model."""
         return self.loss in COMPARED and not self.reference_free
 
     @model_validator(mode="before")
@@ -84,7 +84,8 @@ class PreferenceConfig(Section):
         if not isinstance(value, dict):
             return value
         loss = value.get("loss")
-        return {**(_DEFAULTS.get(loss, {}) if isinstance(loss, str) else {}), **value}
+        defaults = _DEFAULTS.get(loss, {}) if isinstance(loss, str) else {}
+        return {**defaults, **value}
 
     @model_validator(mode="after")
     def _keys_fit_the_loss(self) -> PreferenceConfig:

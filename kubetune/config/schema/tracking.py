@@ -1,4 +1,4 @@
-"""Trackers, the hub and the console, to which a run tells of itself: `tracking`, `push` and `logging`."""
+"""Where a run reports: trackers, hooks, the hub and the console (`tracking`, `hooks`, `push` and `logging`)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MODULES = {
     "trackio": "trackio",
     "prometheus": "prometheus_client",
 }
-"""Module that each key of `tracking` needs, which an extra of kubetune brings."""
+"""Key of `tracking` → the module that it needs, which an extra of kubetune brings."""
 
 
 class MlflowConfig(Section):
-    """Place of MLflow, and what it gets besides numbers."""
+    """MLflow: where it is, and what it gets besides numbers."""
 
     uri: str = Field(
         "./mlruns", description="Folder, `sqlite:///…` or address of a tracking server."
@@ -45,15 +45,13 @@ class MlflowConfig(Section):
 
 
 class WandbConfig(Section):
-    """Place in Weights & Biases; its key is the environment's (WANDB_API_KEY, WANDB_BASE_URL)."""
+    """Weights & Biases. The key comes from the environment (WANDB_API_KEY, WANDB_BASE_URL)."""
 
     project: str = Field("kubetune", min_length=1, description="Name of the project.")
-    entity: str | None = Field(
-        None, description="User or team; the key's own where it is left out."
-    )
+    entity: str | None = Field(None, description="User or team; left out: the key's.")
     mode: Literal["online", "offline"] = Field(
         "online",
-        description="`offline` only writes files into the run directory; `WANDB_MODE` wins.",
+        description="`offline` only writes files into the run directory. `WANDB_MODE` takes precedence.",
     )
     group: str | None = Field(None, description="Group of runs.")
     tags: Annotated[tuple[str, ...], AsTuple] = Field((), description="More tags on the run.")
@@ -63,17 +61,15 @@ class WandbConfig(Section):
 
 
 class TrackioConfig(Section):
-    """Place in Trackio: a file on this machine unless it names a Space or a server."""
+    """Trackio: files on this machine, unless the section names a Space or a server."""
 
     project: str = Field("kubetune", min_length=1, description="Name of the project.")
     group: str | None = Field(None, description="Group of runs.")
-    dir: str | None = Field(
-        None, description="Folder of its files; Trackio's own where it is left out."
-    )
+    dir: str | None = Field(None, description="Folder of its files; left out: Trackio's.")
     space_id: str | None = Field(
         None, pattern=r"^[\w.-]+/[\w.-]+$", description="Space on the Hugging Face hub: `ORG/NAME`."
     )
-    server_url: str | None = Field(None, description="Address of a Trackio server of one's own.")
+    server_url: str | None = Field(None, description="Address of your own Trackio server.")
 
     @model_validator(mode="after")
     def _has_one_place(self) -> TrackioConfig:
@@ -83,20 +79,20 @@ class TrackioConfig(Section):
 
 
 class PrometheusConfig(Section):
-    """Numbers at `/metrics` of each node's agent, and what Kubernetes' operator for Prometheus makes of them."""
+    """Numbers at `/metrics` of each node's agent, and objects for the Prometheus operator."""
 
     port: int = Field(
-        9464, ge=1024, le=65535, description="Port; on loopback another one where it is taken."
+        9464, ge=1024, le=65535, description="Port; on loopback another one if it is in use."
     )
     pod_monitor: bool = Field(
-        False, description="Render a PodMonitor, by which Prometheus finds the pods."
+        False, description="Render a PodMonitor, through which Prometheus finds the pods."
     )
     alerts: bool = Field(
         False,
         description="Render alert rules: hung, no checkpoint for an hour, diverging, one rank slow.",
     )
     dashboard: bool = Field(
-        False, description="Render a ConfigMap with a board that Grafana's sidecar loads."
+        False, description="Render a ConfigMap with a dashboard that Grafana's sidecar loads."
     )
     labels: dict[str, str] = Field(
         default_factory=dict,
@@ -105,7 +101,7 @@ class PrometheusConfig(Section):
 
 
 class TrackingConfig(Section):
-    """Copies of a run's numbers, for trackers."""
+    """Trackers that get a copy of a run's numbers."""
 
     tensorboard: bool = Field(False, description="Write TensorBoard events into the run directory.")
     mlflow: Annotated[MlflowConfig | None, switched(MlflowConfig)] = Field(
@@ -123,22 +119,24 @@ class TrackingConfig(Section):
 
 
 class HooksConfig(Section):
-    """A command of one's own for events of a run, such as one that writes to a chat."""
+    """A command that is called for events of a run, such as one that writes to a chat."""
 
     on_event: str | None = Field(
         None,
         min_length=1,
-        description="Command that node 0 calls, without a shell, for each event, which stands as JSON on its standard "
-        "input. That it fails ends nothing.",
+        description="Command that node 0 calls for each event, without a shell. The event is JSON on its standard input. "
+        "The run goes on if the command fails.",
     )
     events: tuple[str, ...] = Field(
-        (), description="Events it is called for; all where it is left out."
+        (), description="Events that the command is called for; left out: all."
     )
-    timeout_seconds: float = Field(10, gt=0, le=600, description="Seconds after which it is ended.")
+    timeout_seconds: float = Field(
+        10, gt=0, le=600, description="Seconds after which the command is killed."
+    )
 
 
 class PushConfig(Section):
-    """Upload of the best checkpoint after a good end."""
+    """Upload of the best checkpoint after a successful end."""
 
     repo: str = Field(
         pattern=r"^[\w.-]+/[\w.-]+$", description="Repository on the Hugging Face hub: `ORG/NAME`."
@@ -151,10 +149,10 @@ as_push = section_of("repo")
 
 
 class LoggingConfig(Section):
-    """Lines that a run prints, and answers that it shows."""
+    """What a run prints and shows."""
 
     level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="Least important line shown."
+        "INFO", description="Level from which lines are shown."
     )
     batches: Literal["all", "first-last", "none"] = Field(
         "first-last", description="Which batches get a `[BATCH]` line at DEBUG."
@@ -163,9 +161,7 @@ class LoggingConfig(Section):
         0,
         ge=0,
         le=100,
-        description="After the run, let the model answer so many rows of the evaluation data, as it was before "
-        "training and at each checkpoint kept: `before_after.jsonl`, shown in the report.",
+        description="After the run, let the model before training and each kept checkpoint answer this many rows of the "
+        "evaluation data: `before_after.jsonl`, shown in the report.",
     )
-    report_json: str | None = Field(
-        None, description="Where to copy the report JSON besides the run directory."
-    )
+    report_json: str | None = Field(None, description="File to which report.json is copied.")

@@ -34,14 +34,14 @@ class TrainingConfig(Section):
     )
     global_batch_tokens: Annotated[int, Field(ge=1)] | Literal["packed"] | None = Field(
         None,
-        description="Instead of `global_batch_size`: about so many tokens per optimizer step, however many samples "
-        "that is. `packed`: `per_device_train_batch_size × max_length × gradient_accumulation_steps × world`, as where "
-        "packed rows are counted.",
+        description="Instead of `global_batch_size`: about this many tokens per optimizer step, in any number of samples. "
+        "`packed`: `per_device_train_batch_size × max_length × gradient_accumulation_steps × world`, like tools that "
+        "count packed rows.",
     )
     per_device_train_batch_size: int = Field(
         1,
         ge=1,
-        description="Samples per micro-batch; with packing, full-length sequences' worth of tokens.",
+        description="Samples per micro-batch; with packing, as many tokens as in this number of full-length sequences.",
     )
     gradient_accumulation_steps: int | None = Field(
         None,
@@ -73,7 +73,7 @@ class TrainingConfig(Section):
     router_aux_loss_coef: float | None = Field(
         None,
         ge=0,
-        description="Weight of the loss that balances experts, where routers learn; left out: the model's.",
+        description="Weight of the loss that balances experts, if routers learn; left out: the model's.",
     )
     router_z_loss_coef: float = Field(
         0.0, ge=0, description="Weight of the mean logsumexp² of routers that learn."
@@ -103,7 +103,8 @@ class TrainingConfig(Section):
     )
     greater_is_better: bool | None = Field(
         None,
-        description="Left out: false for losses, mae, perplexity, kl and what is of rejected answers.",
+        description="Whether a greater value is better. Left out: false for losses, mae, perplexity, kl and metrics of "
+        "rejected answers, else true.",
     )
     early_stopping_patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without improvement."
@@ -111,8 +112,8 @@ class TrainingConfig(Section):
     loss_watchdog_threshold: float | None = Field(
         None,
         gt=0,
-        description="A run whose loss lies above this for `loss_watchdog_patience` steps in a row ends with exit code "
-        "4; meanwhile no checkpoint is due. Left out: only a loss that is not finite ends it.",
+        description="A run whose loss is above this for `loss_watchdog_patience` steps in a row ends with exit code 4; "
+        "during these steps no checkpoint is saved. Left out: only a loss that is not finite ends a run.",
     )
     loss_watchdog_patience: int = Field(
         3,
@@ -121,52 +122,52 @@ class TrainingConfig(Section):
     )
     gradient_checkpointing: Literal["auto"] | bool = Field(
         "auto",
-        description="Recompute activations to save memory; `auto`: only where the memory plan asks for it.",
+        description="Recompute activations to save memory; `auto`: only if the memory plan needs it.",
     )
     parallelism: Literal["ddp", "fsdp"] = Field(
         "ddp",
-        description="`ddp`: every process holds the whole model. `fsdp`: each holds a slice of every weight (FSDP2) "
-        "and borrows the rest layer by layer, for models that do not fit one GPU.",
+        description="`ddp`: every process holds the whole model. `fsdp` (FSDP2), for models that do not fit one GPU: each "
+        "process holds a slice of every weight and gets the rest layer by layer.",
     )
     fused_forwards: bool = Field(
         True,
-        description="Use faster forward code: for LoRA layers always, for norms and the like once equal "
-        "results are proved.",
+        description="Use faster forward code: always for LoRA layers; for norms and the like once equal results are "
+        "proved.",
     )
     compile: Literal["auto", "layers"] | bool = Field(
         "auto",
-        description="torch.compile of pointwise parts; `auto`: where the planned work is worth it. `layers`: of whole "
-        "decoder layers too, but for attention; `auto` takes it only where `kubetune bench` found it faster.",
+        description="torch.compile of pointwise parts; `auto`: if the planned work is worth it. `layers`: of whole decoder "
+        "layers too, except attention; `auto` chooses it only if `kubetune bench` found it faster.",
     )
     fp8: bool = Field(
         False,
-        description="Compute the frozen layers under adapters in 8-bit floats, on GPUs that have them. Refused where "
-        "it changes the loss of the first batch by more than 1 %.",
+        description="Compute the frozen layers under adapters in 8-bit floats, on GPUs that have them. Refused if it "
+        "changes the loss of the first batch by more than 1 %.",
     )
     async_save: Literal["auto"] | bool = Field(
         "auto",
-        description="Write checkpoints while training goes on, from a copy in the host's memory. `auto`: on a GPU, "
-        "where a checkpoint is large enough to be felt.",
+        description="Write checkpoints while training goes on, from a copy in the host's memory. `auto`: on a GPU, if a "
+        "checkpoint is large.",
     )
     resume: Literal["auto", "must", "never"] = Field(
         "auto",
-        description="`auto`: go on from the newest good checkpoint. `must`: fail without one. `never`: refuse to "
-        "touch a run that has one.",
+        description="`auto`: continue from the newest good checkpoint. `must`: fail without one. `never`: refuse a run "
+        "directory that has one.",
     )
     pause_at_step: int | None = Field(
         None,
         ge=1,
-        description="End, saved, at the first evaluation from this step on; a higher one, or none, goes on.",
+        description="Save and end at the first evaluation from this step on. A start with a higher one, or none, continues.",
     )
     preflight: bool = Field(
         False,
-        description="Before step 1: the longest batch, an evaluation, a save; what they take.",
+        description="Before step 1, try the longest batch, an evaluation and a save, and report the memory that they take.",
     )
     timeout_seconds: float = Field(
         1800.0,
         ge=1,
-        description="A rank that gets nowhere for this long ends the run, and so does one that others wait for this "
-        "long, or a node that does not come. Loading the model, and each checkpoint, must take less.",
+        description="A rank that makes no progress for this long ends the run. So does a rank that others wait for this "
+        "long, or a node that does not come. Loading the model and each checkpoint must take less.",
     )
     seed: int = Field(
         42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout."
