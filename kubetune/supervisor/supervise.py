@@ -25,7 +25,7 @@ from kubetune.rundir import checkpoints, events, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.rundir.mirror import copier
 from kubetune.supervisor import oom
-from kubetune.supervisor.observers import beside
+from kubetune.supervisor.observers import observer_process
 from kubetune.supervisor.place import Place, read_place, read_plan
 from kubetune.supervisor.rank_environment import ONLY_RANK, environment
 
@@ -64,7 +64,10 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
         facts["last_seen"] = metrics.written(datetime.fromtimestamp(max(beats), UTC))
     begun = events.size(run_dir)
     metrics.record_event(run_dir, "launch", **facts)
-    with _mirrored(run_dir, place, relay), beside.observed(run_dir, place.node, begun, relay):
+    with (
+        _mirrored(run_dir, place, relay),
+        observer_process.observed(run_dir, place.node, begun, relay),
+    ):
         status = _run(run_dir, place, relay, prepare, worker)
         return _end(run_dir, place, relay, status)
 

@@ -59,15 +59,15 @@ def _attention_width(config: Any) -> float:
     return float(heads * head_size)
 
 
-def flops_of(learner: Learner, rows: Rows, spared: float = 0.0) -> NDArray[np.float64] | None:
+def flops_of(learner: Learner, rows: Rows, saved_share: float = 0.0) -> NDArray[np.float64] | None:
     """Return the FLOPs of each row, `[rows]`; None if the model does not show its sizes.
 
-    `spared`: the share of the tokens that is saved because rows share prefixes.
+    `saved_share`: the share of the tokens that is saved because rows share prefixes.
     """
     classifies = learner.labels is not None
     # FLOPs of one token, of one pair of tokens in attention, and of one label in the head.
     try:
-        unit = cost_of(learner.model, has_vocabulary=not classifies).sparing(spared)
+        unit = cost_of(learner.model, has_vocabulary=not classifies).sparing(saved_share)
     except AttributeError:
         return None
 
@@ -88,7 +88,7 @@ def describe(
     rows: Rows,
     device: torch.device,
     dtype: torch.dtype,
-    spared: float = 0.0,
+    saved_share: float = 0.0,
 ) -> dict[str, Any]:
     """Return device and dtype, and what MFU is computed from, if the model shows its sizes.
 
@@ -103,7 +103,7 @@ def describe(
         "device_bytes": device_bytes(device),
         "dtype": str(dtype).removeprefix("torch."),
     }
-    flops = flops_of(learner, rows, spared)
+    flops = flops_of(learner, rows, saved_share)
     if flops is None:
         return known
     peak, source = peak_of(device, dtype, stated_peak)

@@ -32,7 +32,7 @@ from kubetune.k8s.manifests.monitoring import alert_rules
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import events, metrics
 from kubetune.rundir.status import progress
-from kubetune.supervisor.observers import beside, hooks, kubeflow, prometheus
+from kubetune.supervisor.observers import hooks, kubeflow, observer_process, prometheus
 
 ROOT = Path(__file__).parents[2]
 VALID = jsonschema.Draft202012Validator(events.schema(), format_checker=jsonschema.FormatChecker())
@@ -79,7 +79,7 @@ def tell(folder: Path) -> None:
 
 def follow(folder: Path, *, stops: bool = False) -> float:
     """Let others be told of these events; returns the seconds that their end was waited for."""
-    with Relay() as relay, beside.observed(folder, 0, events.size(folder), relay):
+    with Relay() as relay, observer_process.observed(folder, 0, events.size(folder), relay):
         tell(folder)
         relay.stopping = "stopped" if stops else None
         began = time.monotonic()
@@ -325,7 +325,7 @@ def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
 ) -> None:
     monkeypatch.setattr(kubeflow, "SECONDS_BETWEEN", 0.05)
     run_dir = tmp_path / "run"
-    run = beside.Observed(run_dir, made(run_dir), 0, 0)
+    run = observer_process.Observed(run_dir, made(run_dir), 0, 0)
     thread = threading.Thread(target=kubeflow.observe, args=(run,))
     thread.start()
     while len(kubeflow_server.got) < 2:  # the first is refused, so it comes again
@@ -359,7 +359,7 @@ def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
     monkeypatch.setattr(kubeflow, "_SECONDS_OF_REQUEST", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv(kubeflow.URL, f"https://127.0.0.1:{silent.getsockname()[1]}/status")
-        run = beside.Observed(tmp_path / "run", made(tmp_path / "run"), 0, 0)
+        run = observer_process.Observed(tmp_path / "run", made(tmp_path / "run"), 0, 0)
         run.ended.set()
         kubeflow.observe(run)
         (tmp_path / "token").unlink()
@@ -476,7 +476,7 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
     rules.write_text(json.dumps({"groups": [{"name": "kubetune", "rules": alert_rules("bot")}]}))
     subprocess.run([tool, "check", "rules", rules], check=True)
     run_dir = tmp_path / "run"
-    run = beside.Observed(run_dir, made(run_dir, tracking={"prometheus": True}), 0, 0)
+    run = observer_process.Observed(run_dir, made(run_dir, tracking={"prometheus": True}), 0, 0)
     tell(run_dir)
     with _Server() as free, _Server() as chosen:
         port = free.server_port

@@ -207,8 +207,8 @@ def _computed_tokens(sequences: Sequence[Tokens]) -> int:
 def _rows_that_share(sequences: Sequence[Tokens], lengths: Ids) -> _SortedRows:
     """Return the rows that share a prefix with the row before or behind them, of the first sequences of all rows."""
     order, shared = sort_by_prefix(sequences)
-    shares = (shared > 0) | np.append(shared[1:] > 0, False)
-    return _SortedRows(order[shares], lengths[order[shares]], shared[shares])
+    is_shared = (shared > 0) | np.append(shared[1:] > 0, False)
+    return _SortedRows(order[is_shared], lengths[order[is_shared]], shared[is_shared])
 
 
 def _packed(together: Sequence[Ids], tokens: Sequence[int], token_budget: int) -> list[Ids]:

@@ -25,7 +25,7 @@ from kubetune.errors import ConfigError
 from kubetune.rundir import events, metrics
 
 if TYPE_CHECKING:
-    from kubetune.supervisor.observers.beside import Observed
+    from kubetune.supervisor.observers.observer_process import Observed
 
 LOG = "hooks.log"
 

@@ -22,7 +22,7 @@ from kubetune.rundir import metrics
 from kubetune.rundir.status import progress
 
 if TYPE_CHECKING:
-    from kubetune.supervisor.observers.beside import Observed
+    from kubetune.supervisor.observers.observer_process import Observed
 
 URL = "KUBEFLOW_TRAINER_SERVER_URL"
 CA = "KUBEFLOW_TRAINER_SERVER_CA_CERT"

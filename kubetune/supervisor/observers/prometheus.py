@@ -23,7 +23,7 @@ from kubetune.rundir.throughput import last_start, utilization
 from kubetune.supervisor.place import Place
 
 if TYPE_CHECKING:
-    from kubetune.supervisor.observers.beside import Observed
+    from kubetune.supervisor.observers.observer_process import Observed
 
 # Name -> (kind, meaning) of each metric. In Prometheus the name begins with `kubetune_`.
 METRICS: dict[str, tuple[str, str]] = {

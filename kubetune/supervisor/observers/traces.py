@@ -27,7 +27,7 @@ from kubetune.extras import require
 from kubetune.rundir import events, metrics
 
 if TYPE_CHECKING:
-    from kubetune.supervisor.observers.beside import Observed
+    from kubetune.supervisor.observers.observer_process import Observed
 
 _ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_ENDPOINT",

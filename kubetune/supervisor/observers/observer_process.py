@@ -1,12 +1,12 @@
 """The process that reports a run to others. It reads the run directory, so the run never waits for it.
 
-    python -m kubetune.supervisor.observers.beside RUN_DIR NODE OFFSET
+    python -m kubetune.supervisor.observers.observer_process RUN_DIR NODE OFFSET
 
 It runs until its standard input ends, whose content is the number of seconds that are left then. OFFSET: where in
 events.jsonl this start of the run begins, in bytes. Each observer has a thread:
 
-    agent ──starts──▶ beside ──▶ hooks, Prometheus, Kubeflow, OpenTelemetry
-          ──"20.0", end of input──▶ they report the end, and the process ends
+    agent ──starts──────────────▶ this process ──▶ hooks, Prometheus, Kubeflow, OpenTelemetry
+          ──"20.0", end of input▶ they report the end, and it ends
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
         yield
         return
     process = processes.start_companion(
-        "kubetune.supervisor.observers.beside", run_dir, node, offset
+        "kubetune.supervisor.observers.observer_process", run_dir, node, offset
     )
     assert process.stdin is not None
     try:
