@@ -15,6 +15,8 @@ from kubetune.batching.extra_inputs import Pictures, PrefixTree, moved_tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from kubetune.data.prepared.rows import TrainedIds
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -79,9 +81,7 @@ class Batch:
         return replace(self, **moved)
 
 
-def collate(
-    rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]], samples: Sequence[int] = ()
-) -> Batch:
+def collate(rows: Sequence[TrainedIds], samples: Sequence[int] = ()) -> Batch:
     """Lay sequences of (ids, trained) end to end. Token t predicts token t + 1 if that is trained."""
     # The names are those of the class's example.
     lengths = [len(ids) for ids, _ in rows]

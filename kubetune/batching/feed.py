@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from kubetune.data.prepared.order import (
     epoch_order,
     epoch_size,
     global_batch,
-    hash_ids,
+    shuffled,
     step_boundaries,
 )
 from kubetune.data.prepared.prefixes import split_by_prefix
@@ -27,8 +28,8 @@ from kubetune.data.reading.sources import evaluated_rows
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan
 
-# Ids of a sequence, and of each token whether it is a label.
-Sequence = tuple[NDArray[np.uint32], NDArray[np.bool_]]
+if TYPE_CHECKING:
+    from kubetune.data.prepared.rows import TrainedIds
 
 NOTHING: Ids = np.empty(0, np.int64)
 
@@ -213,12 +214,10 @@ def tokens_per_epoch(rows: Rows) -> int:
 
 def evaluated(rows: Rows) -> Ids:
     """Return the rows that an evaluation uses: all, or of each source a part if their weights differ."""
-    # Hashes choose the part, so it is the same at each evaluation.
-    keys = hash_ids(np.arange(len(rows), dtype=np.int64), "evaluated")
     parts = []
     for source, number in enumerate(evaluated_rows(_rows_per_source(rows), rows.weights)):
         ids = np.flatnonzero(rows.source == source).astype(np.int64)
-        parts.append(ids[np.argsort(keys[ids], kind="stable")[:number]])
+        parts.append(shuffled(ids, "evaluated")[:number])  # the same at each evaluation
     if not parts:
         return NOTHING
     return np.sort(np.concatenate(parts))
@@ -280,7 +279,7 @@ def batch_of(
         return collate_labelled(texts, segments, rows.targets[ids], samples)
 
     # All others: one sequence of a row, or two of a pair.
-    sequences: list[Sequence] = []
+    sequences: list[TrainedIds] = []
     for row in samples:
         sequences += rows.sequences(row)
     if reader is not None:

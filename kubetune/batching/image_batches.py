@@ -22,6 +22,8 @@ from kubetune.errors import DataError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from kubetune.data.prepared.rows import TrainedIds
+
 # Images that are read ahead. One of 1,024 tokens takes 24 MiB.
 MOST_AHEAD = 32
 
@@ -75,7 +77,7 @@ def picture_reader(rows: Rows) -> PictureReader | None:
 
 
 def collate_pictured(
-    rows: Sequence[tuple[NDArray[np.uint32], NDArray[np.bool_]]],
+    rows: Sequence[TrainedIds],
     pictures: Sequence[Sequence[Picture | Upright]],
     processor: ImageProcessor,
     samples: Sequence[int] = (),

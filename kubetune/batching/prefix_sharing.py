@@ -34,11 +34,12 @@ from kubetune.data.prepared.prefixes import Segment, prefix_tree
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from kubetune.data.prepared.rows import TrainedIds
+
     Numbers = NDArray[np.int64]
-    Row = tuple[NDArray[np.uint32], NDArray[np.bool_]]  # ids, and which of them are trained
 
 
-def collate_shared(rows: Sequence[Row], samples: Sequence[int] = ()) -> Batch:
+def collate_shared(rows: Sequence[TrainedIds], samples: Sequence[int] = ()) -> Batch:
     """Lay sequences of (ids, trained) end to end, as `collate` does, but each shared prefix only once.
 
     A label in a prefix counts for as many rows as train it. The last token of a prefix predicts the first token of every
@@ -83,7 +84,7 @@ def collate_shared(rows: Sequence[Row], samples: Sequence[int] = ()) -> Batch:
     )
 
 
-def _tokens(rows: Sequence[Row], segments: Sequence[Segment]) -> tuple[Numbers, Numbers]:
+def _tokens(rows: Sequence[TrainedIds], segments: Sequence[Segment]) -> tuple[Numbers, Numbers]:
     """Return ids and positions of all segments end to end. Positions count from the beginning of the row."""
     ids = []
     positions = []
@@ -116,7 +117,7 @@ def _ends(number: int, segments: Sequence[Segment], cu_seqlens: Numbers) -> Numb
 
 
 def _labels(
-    rows: Sequence[Row], segments: Sequence[Segment], cu_seqlens: Numbers
+    rows: Sequence[TrainedIds], segments: Sequence[Segment], cu_seqlens: Numbers
 ) -> tuple[Numbers, Numbers]:
     """Return every label of every row: its row, rising, and its token in the batch. Both `[labels of all rows]`."""
     owners = []

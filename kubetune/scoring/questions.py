@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.prepared.order import hash_ids
+from kubetune.data.prepared.order import shuffled
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
@@ -35,9 +35,8 @@ def drawn(rows: Rows) -> Iterator[Question]:
     A pair of answers is asked for the chosen one.
     """
     ids = np.arange(len(rows), dtype=np.int64)
-    order = np.argsort(hash_ids(ids, "sample"), kind="stable")
     verdicts = rows.targets if rows.splits is None else None
-    for index in order.tolist():
+    for index in shuffled(ids, "sample").tolist():
         # An answer that was judged to be bad is no reference.
         if verdicts is not None and not verdicts[index].any():
             continue

@@ -231,9 +231,10 @@ class Checkpointer:
         for parameter in self.model.parameters():
             if parameter.requires_grad:
                 tensors.append(process_group.local(parameter))
-        self._bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._bytes = sum(tensor.nbytes for tensor in tensors)
         if not self._is_whole:
-            self._bytes = int(process_group.sum_numbers([self._bytes], self.world)[0])
+            (all_bytes,) = process_group.sum_numbers([self._bytes], self.world)
+            self._bytes = int(all_bytes)
 
         # One more than are kept: the new one is complete before an old one is removed.
         missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))

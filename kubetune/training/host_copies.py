@@ -17,7 +17,7 @@ def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
     """Return `training.async_save`. `auto` means large checkpoints on a GPU, whose copies are in other memory."""
     if setting != "auto":
         return bool(setting)
-    size = sum(tensor.numel() * tensor.element_size() for tensor in optimizer.state().values())
+    size = sum(tensor.nbytes for tensor in optimizer.state().values())
     return optimizer.master.is_cuda and size >= WORTH_BACKGROUND_BYTES
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from kubetune.batching.batch import Batch
 from kubetune.training.optimizer.adamw import FlatAdamW
+from kubetune.training.optimizer.shards import bytes_of
 
 FOLDER = "KUBETUNE_STEP_DIGESTS"
 
@@ -49,5 +50,4 @@ def file_of(folder: Path, rank: int) -> Path:
 
 def digest(tensor: Tensor) -> str:
     """Return a hash of a tensor's bytes, of any shape and type."""
-    numbers = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    return hashlib.blake2b(numbers.numpy().data, digest_size=16).hexdigest()
+    return hashlib.blake2b(bytes_of(tensor), digest_size=16).hexdigest()

@@ -16,7 +16,7 @@ import numpy as np
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import size
-from kubetune.data.prepared.order import hash_ids
+from kubetune.data.prepared.order import shuffled
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,8 +65,7 @@ def proof_rows(data: Prepared) -> KeptRows:
         origin = "held-out rows"
 
     ids = np.arange(len(rows), dtype=np.int64)
-    order = np.argsort(hash_ids(ids, "proof of export"), kind="stable")
-    chosen = np.sort(ids[order][:PROOF_ROWS])
+    chosen = np.sort(shuffled(ids, "proof of export")[:PROOF_ROWS])
 
     # A class is read off the last token, and an image may lie anywhere, so those rows are not cut.
     may_be_cut = not rows.is_labelled and rows.processor is None

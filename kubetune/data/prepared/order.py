@@ -33,6 +33,11 @@ def hash_ids(ids: Ids, *salt: int | str) -> NDArray[np.uint64]:
     return mixed
 
 
+def shuffled(ids: Ids, *salt: int | str) -> Ids:
+    """Return ids in the order of their hashes: a random order, the same in every process and version."""
+    return ids[np.argsort(hash_ids(ids, *salt), kind="stable")]
+
+
 def epoch_size(rows_per_source: Sequence[int], weights: Sequence[float]) -> int:
     """Return the samples in one epoch: each source `weight` times, rounded to whole rows but never to none."""
     size = 0
@@ -59,15 +64,16 @@ def epoch_order(
         copies, rest = divmod(samples, len(rows))
         parts += [rows] * copies
         if rest:
-            # The rows with the smallest hashes are a random draw; sorted, as whole copies are.
-            drawn = np.argsort(hash_ids(rows, seed, epoch, "draw"), kind="stable")[:rest]
-            parts.append(rows[np.sort(drawn)])
+            # A random draw; sorted, as whole copies are.
+            drawn = shuffled(rows, seed, epoch, "draw")[:rest]
+            parts.append(np.sort(drawn))
 
     ids = np.empty(0, np.int64)
     if parts:
         ids = np.concatenate(parts)
-    # Hashes of places, not of rows: copies of one row must not stay together.
-    return ids[np.argsort(hash_ids(np.arange(len(ids)), seed, epoch, "order"), kind="stable")]
+    # Places are shuffled, not rows: copies of one row must not stay together.
+    places = np.arange(len(ids))
+    return ids[shuffled(places, seed, epoch, "order")]
 
 
 def global_batch(order: Ids, step_in_epoch: int, global_batch_size: int) -> Ids:

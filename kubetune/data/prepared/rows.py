@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from kubetune.data.prepared.order import hash_ids
+from kubetune.data.prepared.order import shuffled
 from kubetune.data.prepared.row_writer import EXTRA_FILES, FILES, PICTURED_FILES
 from kubetune.data.vision.image_processor import ImageRef
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from kubetune.data.vision.image_processor import ImageProcessor
+
+    # Ids of a sequence, and of each token whether it is a label. Both are [tokens].
+    TrainedIds = tuple[NDArray[np.uint32], NDArray[np.bool_]]
 
 # Numbers read at once from a file that is read through.
 _PART: Final = 2**18
@@ -189,7 +192,7 @@ class Rows:
         _, crcs, _, _ = self._images
         return zlib.crc32(crcs.tobytes())
 
-    def row(self, index: int) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    def row(self, index: int) -> TrainedIds:
         """Return the ids of a row, and of each token whether it is a label."""
         start = self.offsets[index]
         end = self.offsets[index + 1]
@@ -199,14 +202,14 @@ class Rows:
     def _others(self) -> NDArray[np.int64] | None:
         """Of judged rows, the row whose answer each is compared with, `[rows]`; None for other kinds of rows.
 
-        A random cycle through all rows, so that no row (of two or more) is its own partner.
+        A random cycle through all rows, so that none gets its own answer if there are two or more.
         """
         # Only judged answers have targets, but neither token types nor second sequences.
         is_judged = self.targets is not None and not self.is_labelled and self.splits is None
         if not is_judged:
             return None
-        # By a hash of the row's number, so the same in every process and every start.
-        order = np.argsort(hash_ids(np.arange(len(self)), "unrelated answers"), kind="stable")
+        # Of four rows in the order 2 0 3 1, row 0 gets the answer of 2, 3 that of 0, 1 that of 3, and 2 that of 1.
+        order = shuffled(np.arange(len(self)), "unrelated answers")
         others = np.empty(len(self), np.int64)
         others[order] = np.roll(order, 1)
         return others
@@ -218,7 +221,7 @@ class Rows:
             return 1
         return 2
 
-    def sequences(self, index: int) -> tuple[tuple[NDArray[np.uint32], NDArray[np.bool_]], ...]:
+    def sequences(self, index: int) -> tuple[TrainedIds, ...]:
         """Return the sequences of a row: of each its ids, and of each token whether it is a label.
 
         Of a pair: with the chosen answer, and with the rejected. Of a judged row: with its answer, and its prompt
@@ -235,7 +238,7 @@ class Rows:
 
     def _with_answer_of(
         self, other: int, ids: NDArray[np.uint32], trained: NDArray[np.bool_]
-    ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+    ) -> TrainedIds:
         """Return a row's prompt with the answer of the row `other`, as far as it fits the longest sequence."""
         #     row    P P a        other    Q b b b        longest 4
         #     result P P b b      the last b is cut off

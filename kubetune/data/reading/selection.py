@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.prepared.order import Ids, hash_ids
+from kubetune.data.prepared.order import Ids, hash_ids, shuffled
 from kubetune.data.reading.sources import count_rows, locate
 from kubetune.errors import DataError
 
@@ -72,14 +72,13 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
     if sample is None and source.range is None:
         return None
     ids = np.arange(count_rows(source), dtype=np.int64)
-    # Sorted by their hashes, the indices are in an order that only the seed decides.
-    shuffled = ids[np.argsort(hash_ids(ids, seed, "sample"), kind="stable")][:sample]
-    first, end = source.range or (0, len(shuffled))
-    if not 0 <= first < min(end, len(shuffled)):
+    sampled = shuffled(ids, seed, "sample")[:sample]
+    first, end = source.range or (0, len(sampled))
+    if not 0 <= first < min(end, len(sampled)):
         raise DataError(
-            f"{source.path}: range [{first}, {end}) takes no record of {len(shuffled):,}"
+            f"{source.path}: range [{first}, {end}) takes no record of {len(sampled):,}"
         )
-    return np.sort(shuffled[first:end])
+    return np.sort(sampled[first:end])
 
 
 def hold_out(taken: Sequence[Ids], share: float, seed: int) -> list[Ids]:

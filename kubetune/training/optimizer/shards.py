@@ -204,11 +204,12 @@ def write_weights(
         for shape in layout.values():
             shard = OptimizerShard(start, math.prod(shape))
             for part in buffers.read(MASTER, shard):
-                file.write(_bytes(part.to(dtype)))
+                file.write(bytes_of(part.to(dtype)))
             start += shard.length
         for tensor in others.values():
-            file.write(_bytes(tensor))
+            file.write(bytes_of(tensor))
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor of any shape and type, in the order of its numbers."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
