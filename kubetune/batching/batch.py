@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kubetune.batching.extra_inputs import Pictures, PrefixTree, moved_tensor
+from kubetune.batching.extra_inputs import Pictures, PrefixTree, moved_tensors
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -71,13 +71,11 @@ class Batch:
         if device.type == "cpu":
             return self
         # Fields that are no tensors stay: Python reads them without waiting for the GPU.
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Tensor):
-                moved[field.name] = moved_tensor(value, device)
-            elif isinstance(value, (Pictures, PrefixTree)):
-                moved[field.name] = value.to(device)
+        moved: dict[str, Any] = moved_tensors(self, device)
+        if self.pictures is not None:
+            moved["pictures"] = self.pictures.to(device)
+        if self.tree is not None:
+            moved["tree"] = self.tree.to(device)
         return replace(self, **moved)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import accumulate
 from typing import Any
 
@@ -11,19 +11,14 @@ import torch
 from torch import Tensor
 
 
-def moved_tensor(tensor: Tensor | None, device: torch.device) -> Tensor | None:
-    """Copy a tensor to a device through pinned memory, without waiting for it. Return None for None."""
-    # From pageable memory the copy would wait, and with it the loop.
-    if tensor is None:
-        return None
-    return tensor.pin_memory().to(device, non_blocking=True)
-
-
-def _moved_fields(part: Any, names: Sequence[str], device: torch.device) -> dict[str, Any]:
-    """Return copies on a device of a part's tensors of these names."""
+def moved_tensors(part: Any, device: torch.device) -> dict[str, Tensor]:
+    """Return copies on a device of the tensors in a dataclass's fields, without waiting for them: name -> copy."""
     moved = {}
-    for name in names:
-        moved[name] = moved_tensor(getattr(part, name), device)
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if isinstance(value, Tensor):
+            # From pageable memory the copy would wait, and with it the loop.
+            moved[field.name] = value.pin_memory().to(device, non_blocking=True)
     return moved
 
 
@@ -75,11 +70,11 @@ class Pictures:
 
     def to(self, device: torch.device) -> Pictures:
         """Return a copy on a device."""
-        names = ("positions", "is_image", "pixel_values", "grids")
         inputs = []
         for of_sequence in self.inputs:
             inputs.append({name: tensor.to(device) for name, tensor in of_sequence.items()})
-        return replace(self, **_moved_fields(self, names, device), inputs=tuple(inputs))
+        moved: dict[str, Any] = moved_tensors(self, device)
+        return replace(self, **moved, inputs=tuple(inputs))
 
 
 @dataclass(frozen=True)
@@ -110,4 +105,5 @@ class PrefixTree:
 
     def to(self, device: torch.device) -> PrefixTree:
         """Return a copy on a device."""
-        return replace(self, **_moved_fields(self, ("places", "entries", "ends"), device))
+        moved: dict[str, Any] = moved_tensors(self, device)
+        return replace(self, **moved)

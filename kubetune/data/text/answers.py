@@ -1,6 +1,7 @@
-"""Where the answer of a row begins, and what a measure of answers looks for in one: a number, a label word, JSON.
+"""Find the answer of a row, and in an answer what a measure compares: a number, a label word, JSON.
 
-Texts only, without a model: the check of data looks at references by it, and an evaluation at answers too.
+These are functions of texts, without a model: the check of the data uses them on references, and evaluations on answers
+too.
 """
 
 from __future__ import annotations
@@ -11,26 +12,26 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Any, Final
 
+# Measures that compare with something in a reference, which may lack it -> what that is, in words.
 TARGETS: Final = {
     "numeric": "number",
     "label": "word of evaluation.generate.labels",
     "json_equal": "JSON",
 }
-"""What measures look for in a reference, of those that find nothing in some."""
 
-# A number with its sign. A minus directly behind a digit is none, but part of a range or a date.
+# A number with its sign. A minus directly behind a digit is part of a range or a date.
 _NUMBER: Final = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)")
 # A code block that is all of the answer.
 _FENCE: Final = re.compile(r"```\w*\s*\n(.*?)\n?```", re.DOTALL)
+# What `parse_json` returns for a text that is no JSON. Not None, because null is JSON.
 INVALID: Final = object()
-"""What `parse_json` returns for a text that is no JSON, since null is JSON."""
 
 
 def last_answer(trained: bytes) -> tuple[int, bool] | None:
     """Return where the last answer of a sequence begins, and whether the sequence is trained whole.
 
-    `trained`: a 1 for each token that is trained, else a 0. A sequence that is trained whole is cut in its middle; None is
-    returned where no token is trained.
+    `trained`: a byte for each token, 1 if it is trained. A sequence that is trained whole has its "answer" begin in its
+    middle. None if no token is trained.
 
         trained    0 0 1 1 0 0 1 1    →  6, False
         trained    1 1 1 1 1 1        →  3, True
@@ -63,15 +64,17 @@ def without_thoughts(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """Return a text without what right answers may differ in: case, width of letters, spaces, a full stop at the end."""
+    """Return a text without differences that do not matter: case, width of letters, spaces, a full stop at the end."""
     words = unicodedata.normalize("NFKC", text).casefold().split()
     return " ".join(words).removesuffix(".").rstrip()
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number of a text, in which commas group thousands; None where it has none."""
+    """Return the last number of a text, None if it has none. Commas group thousands."""
     numbers = _NUMBER.findall(text.replace("\u2212", "-"))  # the minus sign of typeset text
-    return float(numbers[-1].replace(",", "")) if numbers else None
+    if not numbers:
+        return None
+    return float(numbers[-1].replace(",", ""))
 
 
 def label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
@@ -82,10 +85,12 @@ def label_pattern(labels: Sequence[str]) -> re.Pattern[str]:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a text, or of the code block that it is; INVALID where that is no JSON. NaN is none."""
+    """Return the value of a text that is JSON, or a code block with JSON; INVALID for others. NaN is no JSON."""
     fence = _FENCE.fullmatch(text.strip())
+    if fence is not None:
+        text = fence[1]
     try:
-        return json.loads(fence[1] if fence else text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return INVALID
 
@@ -95,7 +100,7 @@ def _refuse(constant: str) -> Any:
 
 
 def lacks_target(name: str, reference: str, labels: Sequence[str]) -> bool:
-    """True if a measure compares with something that this reference does not hold, so that each answer is wrong."""
+    """True if a measure compares with something that this reference lacks, so that every answer would be wrong."""
     reference = without_thoughts(reference)
     if name == "numeric":
         return last_number(reference) is None

@@ -89,14 +89,10 @@ class Encoder:
     ) -> None:
         """`keeps_prompts`: no token may lie across the beginning of an answer, because other rows share its prompt."""
         self.tokenizer = tokenizer
-        self._all = train_on == "all"
+        # Every token is a label, whoever speaks.
+        self.trains_all = train_on == "all"
         self._prefix = tokenizer.prefix if add_special_tokens else []
         self._tokens = TokenFinder(tokenizer, keeps_prompts=keeps_prompts)
-
-    @property
-    def trains_all(self) -> bool:
-        """True if every token is a label, whoever speaks."""
-        return self._all
 
     def without_prefix(self) -> Encoder:
         """Return an encoder for texts that already hold all of their special tokens."""
@@ -146,7 +142,7 @@ class Encoder:
         """Raise ValueError for a conversation with what this run cannot do."""
         if chat.images:
             raise ValueError(f"has images, which a language model cannot see; {SEEING}")
-        if self._all and chat.not_trained:
+        if self.trains_all and chat.not_trained:
             raise ValueError(
                 f"messages[{min(chat.not_trained)}] says that it is not to be trained, and `data.train_on` is all; "
                 "set that to assistant, or leave the other out of the message"
@@ -160,11 +156,11 @@ class Encoder:
         requests = []
         for chat in chats:
             trained: list[int] = []
-            if not self._all:
+            if not self.trains_all:
                 trained = trained_messages(chat)
             requests.append((chat.messages, chat.tools, trained))
         rendered = template.render_all(requests)
-        if self._all:  # the whole text is one span
+        if self.trains_all:  # the whole text is one span
             for i, rendering in enumerate(rendered):
                 if isinstance(rendering, Rendered):
                     rendered[i] = replace(rendering, spans=[(0, len(rendering.text))])
@@ -201,7 +197,7 @@ class Encoder:
         if ids[-1] in self.tokenizer.eos_ids:
             return True
         closing = self.tokenizer.require_chat().closing
-        return self._all and bool(closing) and text.rstrip().endswith(closing)
+        return self.trains_all and bool(closing) and text.rstrip().endswith(closing)
 
     def _encode_plain(self, example: Example) -> Encoded:
         if isinstance(example, Text):
@@ -219,7 +215,7 @@ class Encoder:
         if not after or after[-1] != eos:
             after = [*after, eos]
         # Of a text BOS counts as trained too, but it comes first, which nothing predicts.
-        trains_beginning = self._all or isinstance(example, Text)
+        trains_beginning = self.trains_all or isinstance(example, Text)
         trained = [trains_beginning] * len(before) + [True] * len(after)
         trained[0] = False
         return Encoded([*before, *after], trained)

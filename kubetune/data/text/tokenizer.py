@@ -168,14 +168,9 @@ class Tokenizer:
         return source
 
     @property
-    def has_given_template(self) -> bool:
-        """True if the run's own chat template replaces the tokenizer's."""
-        return self._given_template is not None
-
-    @property
     def files_not_copied(self) -> tuple[str, ...]:
         """Names of files that `save` leaves out: the model's, and templates that the run's own replaces."""
-        if not self.has_given_template:
+        if self.given_template is None:
             return MODEL_FILES
         return (*MODEL_FILES, "chat_template.jinja", TOOL_TEMPLATE)
 
@@ -334,8 +329,8 @@ class Tokenizer:
             if name not in self.files_not_copied:
                 (folder / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(file, folder / name)
-        if self._given_template:
-            (folder / "chat_template.jinja").write_text(self._given_template[1], encoding="utf-8")
+        if self.given_template is not None:
+            (folder / "chat_template.jinja").write_text(self.given_template, encoding="utf-8")
 
     def _named_templates(self) -> dict[str, Path]:
         """Return further chat templates of the tokenizer, which `apply_chat_template` takes by name.
@@ -343,7 +338,7 @@ class Tokenizer:
         There are none unless the main template is a file too: transformers would see only these, and no main one.
         """
         template = self.files.get("chat_template.jinja")
-        if template is None or self.has_given_template:
+        if template is None or self.given_template is not None:
             return {}
         folder = PurePosixPath(TOOL_TEMPLATE).parent
         named = {}

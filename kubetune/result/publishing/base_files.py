@@ -46,7 +46,7 @@ def copy(job: Job, folder: Path) -> tuple[list[str], list[str]]:
     source = model.tokenizer or model.path
     templates = [name for name in _names(job, model, source) if is_named_template(name)]
     tokenizer = job.result.tokenizer
-    if tokenizer.has_given_template:
+    if tokenizer.given_template is not None:
         templates = []  # the run's own stands for all
     elif templates and "chat_template.jinja" not in tokenizer.files:
         job.tell(

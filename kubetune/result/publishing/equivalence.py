@@ -140,7 +140,7 @@ def check_tokenizer(
         names.append(name)
         if files.sha256_file(folder / name) != files.sha256_file(file):
             wrong.append(f"{name} is not the one that was trained with")
-    if tokenizer.has_given_template:
+    if tokenizer.given_template is not None:
         names.append("chat_template.jinja")
     loaded = _load_plain(folder)
     if loaded is not None:
@@ -148,7 +148,7 @@ def check_tokenizer(
         # A processor's own file, whose bytes are the same, is nothing that a tokenizer reads.
         is_processors = (
             theirs is None
-            and not tokenizer.has_given_template
+            and tokenizer.given_template is None
             and "chat_template.json" in tokenizer.files
         )
         if isinstance(theirs, dict):
