@@ -139,9 +139,11 @@ def _call(
             )
     except OSError as error:
         return f"{command[0]}: {error.strerror}"
+    # Its input is small, so it never fills a pipe that nobody reads.
     try:
         process.communicate(json.dumps(event).encode() + b"\n", seconds)
     except subprocess.TimeoutExpired:
+        # Its children too: it has a session of its own.
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
         return f"not done after {seconds:.3g} s"
@@ -172,6 +174,7 @@ class _Output:
 
     def finish(self) -> None:
         """Write what the command has printed until now."""
+        # The thread ends with the command, unless something else still holds the pipe.
         self._reader.join(_LAST_WORDS_SECONDS)
         with self._lock:
             self._write(len(self._pending))

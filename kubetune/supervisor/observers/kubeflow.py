@@ -48,6 +48,7 @@ def observe(run: Observed) -> None:
         # Asked before the status is read, so that the last status is always sent.
         is_last = run.ended.is_set()
         status = body(progress(run.run_dir))
+        # A status that was not taken is sent again, with whatever has changed meanwhile.
         if status != sent:
             try:
                 _post(status)
@@ -73,6 +74,7 @@ def observe(run: Observed) -> None:
 def body(known: Mapping[str, Any]) -> dict[str, Any]:
     """Return the status in the server's form, without its time: whole numbers, and metrics as texts."""
     step = known["step"] or 0
+    # The losses of single sources and the like would be too many.
     numbers = {"step": step, "loss": known["loss"], "tokens_per_second": known["tokens_per_second"]}
     for name, value in (known["evaluation"] or {}).items():
         if name.startswith("eval_"):

@@ -75,6 +75,7 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
     if not wanted(files.read_object(run_dir / RESOLVED), os.environ, node):
         yield
         return
+    # No process if nobody asked to be told: it would take memory on every node.
     process = processes.start_companion(
         "kubetune.supervisor.observers.observer_process", run_dir, node, offset
     )
@@ -85,6 +86,7 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
         seconds = _SECONDS_AT_THE_END
         if relay.stopping:
             seconds = _SECONDS_WHEN_STOPPED
+        # What is left to do must not keep the pod longer than its grace period.
         try:
             process.stdin.write(str(seconds).encode())
             process.stdin.close()

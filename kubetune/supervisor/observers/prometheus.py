@@ -72,6 +72,7 @@ def observe(run: Observed) -> None:
     labels = {"run": run.config.name or run.run_dir.name, "node": str(run.node)}
     state = State(run.run_dir, run.node)
 
+    # Asked at each request, so that nothing has to be updated in between.
     class Collector:
         def collect(self) -> Iterator[Any]:
             for name, value in state.read().items():
@@ -143,7 +144,8 @@ class State:
         """Return the numbers of the whole run; None for those not known."""
         events = metrics.read_events(self._run_dir)
         known = progress(self._run_dir)
-        last: Mapping[str, Any] = {}  # the last line that is no evaluation
+        # Lines of evaluations have other numbers, so the last line of a step is looked for.
+        last: Mapping[str, Any] = {}
         for line in metrics.last_lines(self._run_dir / metrics.METRICS):
             if "loss" in line:
                 last = line

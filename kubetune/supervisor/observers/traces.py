@@ -145,6 +145,7 @@ class Trace:
         """Begin or end the spans that an event is about, and make a log record of it."""
         kind = event["event"]
         at = _nanoseconds(event["time"])
+        # What the machine is made of is long, and the same in each event of a start.
         facts = {}
         for key, value in event.items():
             if key not in ("event", "time", "machine"):
@@ -178,6 +179,7 @@ class Trace:
 
     def _leave(self, event: Mapping[str, Any], at: int) -> None:
         """End the spans of this start and, if no other start will follow, of the run."""
+        # The inner span first.
         for span in (self._phase, self._start):
             if span is not None:
                 if event["code"]:
@@ -213,6 +215,7 @@ class Trace:
         """Send everything that is left. Return False if the collector has not taken it after so many seconds."""
         deadline = time.monotonic() + seconds
         threads = []
+        # Both at once, each of which may take as long as the collector lets it.
         for provider in (self._spans, self._records):
             thread = threading.Thread(target=provider.force_flush, daemon=True)
             thread.start()
