@@ -60,6 +60,24 @@ class Wishes:
     budgets: Sequence[Budget]
     on_cluster: bool = False
 
+    def search(
+        self, config: dict[str, Any], rungs: tuple[int, ...], name: str, namespace: str | None
+    ) -> Search:
+        """Return the search as sweep.json has it. `config` is the whole config, `name` the sweep's."""
+        return Search(
+            config=config,
+            ranges=self.ranges,
+            metric=self.metric,
+            greater=self.greater,
+            sampler=self.sampler,
+            pruner=self.pruner,
+            rungs=rungs,
+            repeat=self.repeat,
+            seed=self.seed,
+            name=name,
+            namespace=namespace,
+        )
+
 
 def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, relay: Relay) -> int:
     """Search to the end, or until the sweep is told to stop. Return the exit code.
@@ -84,19 +102,8 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         here = {"output": str(folder / "base"), "kubernetes": None}
         base, plan = plan_here(config.model_copy(update=here))
 
-    search = Search(
-        config=resolved(config),
-        ranges=wishes.ranges,
-        metric=wishes.metric,
-        greater=wishes.greater,
-        sampler=wishes.sampler,
-        pruner=wishes.pruner,
-        rungs=rungs_of(wishes.pruner, plan),
-        repeat=wishes.repeat,
-        seed=wishes.seed,
-        name=name,
-        namespace=namespace,
-    )
+    rungs = rungs_of(wishes.pruner, plan)
+    search = wishes.search(resolved(config), rungs, name, namespace)
     _require_same(folder, search)
 
     # Each run has its own grace period within that of the sweep.

@@ -31,12 +31,12 @@ from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
 from kubetune.scoring.kept_questions import MOST_CHARACTERS, QUESTION_ROWS, choose
 
+# Tokens of an answer. One that goes on is cut there, and so is what was expected.
 MOST_TOKENS = 128
-"""Of an answer; one that goes on is cut there, and so is what was expected."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Record the answers for a run that has ended; returns an exit code."""
+    """Record the answers for a run that has ended. Return an exit code."""
     run_dir = Path(argv[0])
     logs.configure("INFO")
     try:
@@ -51,13 +51,15 @@ def main(argv: Sequence[str]) -> int:
 def record(run_dir: Path, number: int) -> Path:
     """Let every kept checkpoint, and the model before them, answer `number` rows of the evaluation data.
 
-    Raises ConfigError if there are no such rows, or the task writes no answers.
+    Raise ConfigError if there are no such rows, or the task writes no answers.
     """
     config = read_config(run_dir)
     if config.classifies:
         raise errors.ConfigError(
             f"{run_dir} is a run of task {config.task}, which writes nothing that could be shown"
         )
+
+    # A row is a prompt up to its last answer, and what the answer was expected to be.
     kept = _questions(run_dir, config, number)
     prompts = []
     references = []  # ids, [rows]
@@ -67,20 +69,21 @@ def record(run_dir: Path, number: int) -> Path:
         begin = place[0]
         prompts.append(EncodedPrompt(row.ids[:begin].tolist(), row.images))
         references.append(row.ids[begin : begin + MOST_TOKENS].tolist())
+
     answered = _ask(run_dir, prompts)
     decode = answered.tokenizer.decode
     lines = []
     for index, row in enumerate(kept.rows):
+        by_step = []
+        for step, texts in sorted(answered.after.items()):
+            by_step.append({"step": step, "answer": texts[index]})
         line = {
             "prompt": decode(prompts[index].ids).strip()[-MOST_CHARACTERS:],
             "expected": decode(references[index]),
             "before": answered.before[index],
             "after": answered.after[answered.best][index],
             "step": answered.best,
-            "answers": [
-                {"step": step, "answer": texts[index]}
-                for step, texts in sorted(answered.after.items())
-            ],
+            "answers": by_step,
         }
         line |= kept.turns.get(str(row.number), {})
         lines.append(json.dumps(line, ensure_ascii=False, default=str))
@@ -112,6 +115,8 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
     after = {best: list(answers(loaded, prompts, sampling))}
     with loaded.as_base() as base:
         before = list(answers(base, prompts, sampling))
+
+    # Each further checkpoint is loaded when the one before has been let go.
     del loaded, base
     for step in steps(run_dir):
         if step != best and verify(folder_of(run_dir, step), thorough=False) is None:
@@ -120,7 +125,7 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
 
 
 def _questions(run_dir: Path, config: Config, number: int) -> KeptRows:
-    """Return the rows that the run keeps to be asked; where it has none, or fewer, rows of its data."""
+    """Return the rows that the run keeps to be asked; where it has none, or fewer, choose rows of its data."""
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
     if kept is not None and number <= config.logging.before_after:
         return replace(kept, rows=kept.rows[:number])

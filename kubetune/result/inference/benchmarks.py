@@ -2,8 +2,8 @@
 
     python -m kubetune.result.inference.benchmarks RUN_DIR
 
-The latter are a process of its own, after the ranks have gone and their memory with them; it decides the gate where
-that names one of them.
+The latter are measured by a process of its own, after the ranks have gone and their memory with them. It decides the
+gate where that names one of them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ from kubetune.tasks import causal_lm
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run what the run file of a run that has ended asks for; returns an exit code."""
+    """Run what the run file of a run that has ended asks for. Return an exit code."""
     run_dir = Path(argv[0])
     logs.configure("INFO")
     try:
         _measure(run_dir)
+    # A failed gate is a result, and no failure of the benchmarks.
     except errors.GateFailed as error:
         logs.ERROR.error("%s", error)
         return error.exit_code
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _measure(run_dir: Path) -> None:
-    """Results in benchmarks.json, unless they are there, and the verdict that knows them. Raises GateFailed."""
+    """Write benchmarks.json, unless it is there, and the verdict with it. Raise GateFailed if that does not hold."""
     config = read_config(run_dir)
     wanted = config.evaluation.benchmarks
     if wanted is None:
@@ -51,6 +52,8 @@ def _measure(run_dir: Path) -> None:
             f"{run_dir} asks for no benchmarks; give --benchmarks to kubetune evaluate"
         )
     consent.require(consent.effects_of(config, [consent.TASKS]), run_dir)
+
+    # A run that was stopped after its benchmarks does not measure them again.
     step = checkpoints.load_state(checkpoints.choose(run_dir, "best")).step
     known = metrics.read_benchmarks(run_dir, step)
     if known.get("wanted") != wanted.model_dump(mode="json") or "base" not in known:
@@ -76,42 +79,45 @@ def evaluate_benchmarks(
     model: str | None = None,
     trust_code: str | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
-    """`{"tuned": {task: {metric: value}}}` of a run's checkpoint, with `base` beside it where that is wanted.
+    """Measure a run's checkpoint, and with `with_base` the model before training too.
 
-    Written to benchmarks.json of the run. Raises ConfigError for tasks that are unknown, models that are not for text,
-    and where the harness is not installed.
+    Return `{"tuned": {task: {metric: value}}, "base": …}`, which is written to benchmarks.json of the run too. Raise
+    ConfigError for tasks that are unknown, models that are not for text, and where the harness is not installed.
     """
     result = open_result(run_dir, which, model, trust_code)
     if result.task.auto_class != "AutoModelForCausalLM":
         raise errors.ConfigError(
             f"benchmarks are for models of text; {run_dir} is a run of task {result.config.task}"
         )
+    # Tasks are looked up before the model is loaded, so that a wrong name costs no time.
     manager = harness.task_manager(wanted)
     with result.checked():
         learner = result.task.load(result.spec, result.checkpoint, default_device())
     sides = {"tuned": harness.run(learner, result.checkpoint, wanted, manager)}
     if with_base:
         with result.as_base(learner.model) as base:
+            # The same model with its adapters off, or another one.
             asked = learner
             if base is not learner.model:
                 asked = causal_lm.TASK.learner_of(base, result.spec)
             sides["base"] = harness.run(asked, result.checkpoint, wanted, manager)
-    found = {
-        name: {task: benchmark.values for task, benchmark in side.items()}
-        for name, side in sides.items()
-    }
+
+    values = {}
+    for name, side in sides.items():
+        values[name] = {task: benchmark.values for task, benchmark in side.items()}
+    compared = []
+    if with_base:
+        compared = harness.compared(sides["base"], sides["tuned"], wanted.tasks)
     facts: Mapping[str, Any] = {
         "step": checkpoints.load_state(result.checkpoint).step,
         "wanted": wanted.model_dump(mode="json"),
         "time": metrics.now(),
-        **found,
-        "compared": harness.compared(sides["base"], sides["tuned"], wanted.tasks)
-        if with_base
-        else [],
+        **values,
+        "compared": compared,
     }
     text = json.dumps(facts, indent=1, ensure_ascii=False) + "\n"
     files.write_atomic(run_dir / metrics.BENCHMARKS, text, within=run_dir)
-    return found
+    return values
 
 
 if __name__ == "__main__":

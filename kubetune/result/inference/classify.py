@@ -26,7 +26,7 @@ from kubetune.tasks import sequence_classification as task
 if TYPE_CHECKING:
     from kubetune.config.schema import RecordKind, SourceConfig
 
-TOKENS_AT_ONCE = 8192
+TOKENS_AT_ONCE = 8192  # of a batch
 _log = logs.family_logger("DATA")
 
 
@@ -39,27 +39,35 @@ def classify_texts(
 ) -> list[dict[str, Any]]:
     """Return the verdict of a run's classifier on each text, or pair of texts; overlong ones are cut as in training.
 
-    `model`: its base, where that lies elsewhere here. Raises DataError naming what is no text.
+    `model`: its base, where that lies elsewhere here. Raise DataError naming what is no text.
     """
     result = open_result(run_dir, which, model, trust_code)
     problems = Problems()
-    for number, text in enumerate(texts, 1):
+    for number, (text, second) in enumerate(texts, 1):
         try:
-            for part in filter(None, text):
-                text_of(part, "it")
+            for part in (text, second):
+                if part:
+                    text_of(part, "it")
         except ValueError as error:
             problems.add(f"texts:{number}", str(error))
     problems.raise_if_any()
+
     device = default_device()
     with result.checked():
         learner = task.TASK.load(result.spec, result.checkpoint, device)
         tokenizer = result.tokenizer
+
     limit = most_tokens(result.config.data.max_length, tokenizer)
     framed = [frame(tokenizer, text, second, limit) for text, second in texts]
     _warn_of_cuts([is_cut for _, _, is_cut in framed], limit)
-    groups = _groups([len(ids) for ids, *_ in framed], learner.route.padding_free)
-    batches = [_batch([framed[number] for number in group], group).to(device) for group in groups]
-    return task.classify(learner, batches) if batches else []
+    lengths = [len(ids) for ids, _, _ in framed]
+    batches = []
+    for group in _groups(lengths, learner.route.padding_free):
+        of_group = [framed[number] for number in group]
+        batches.append(_batch(of_group, group).to(device))
+    if not batches:
+        return []
+    return task.classify(learner, batches)
 
 
 def _groups(lengths: Sequence[int], padding_free: bool) -> list[list[int]]:
@@ -80,20 +88,21 @@ def answer_record(
     """
     if not known(run_dir, source, kind).is_chat:
         return {"prompt": prompt, "completion": answer}
-    return {
-        "messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": answer}]
-    }
+    question = {"role": "user", "content": prompt}
+    return {"messages": [question, {"role": "assistant", "content": answer}]}
 
 
 def answer_of(record: dict[str, Any]) -> Example:
-    """Return the answer of a record that is to be scored, without its verdict. Raises ValueError for two answers."""
+    """Return the answer of a record that is to be scored, without its verdict. Raise ValueError for two answers."""
     example = read(record, kind=likely_kind(record)).example
     if isinstance(example, Preference):
         raise ValueError(
             "has two answers, which are scored one at a time; `kubetune data convert --to judged` makes two records of "
             "each"
         )
-    return example.answer if isinstance(example, Judged) else example
+    if isinstance(example, Judged):
+        return example.answer
+    return example
 
 
 def score_answers(
@@ -106,7 +115,7 @@ def score_answers(
     """Return the reward of each answer by a run's reward model; overlong ones are cut as in training.
 
     `records`: where each stands, and a prompt with its completion, or messages that end in an answer, judged or not.
-    Raises DataError naming those that are neither.
+    Raise DataError naming those that are neither.
     """
     result = open_result(run_dir, which, model, trust_code)
     config = result.config
@@ -118,6 +127,7 @@ def score_answers(
         except ValueError as error:
             problems.add(place, str(error))
     problems.raise_if_any()
+
     device = default_device()
     with result.checked():
         learner = reward_model.TASK.load(result.spec, result.checkpoint, device)
@@ -126,6 +136,8 @@ def score_answers(
             add_special_tokens=config.data.add_special_tokens,
             keeps_prompts=True,  # as in training
         )
+
+    # What the template refuses is only known now.
     encoded: list[list[int]] = []
     for (place, _), row in zip(records, encoder.encode_batch(examples), strict=True):
         if isinstance(row, str):
@@ -133,14 +145,17 @@ def score_answers(
         else:
             encoded.append(list(row.ids))
     problems.raise_if_any()
+
     limit = config.data.max_length
     _warn_of_cuts([len(ids) > limit for ids in encoded], limit)
     rows = []
     for ids in encoded:
         kept = np.array(ids[:limit], np.uint32)
         rows.append((kept, np.zeros(len(kept), bool)))
-    groups = _groups([len(kept) for kept, _ in rows], learner.route.padding_free)
-    batches = [collate([rows[number] for number in group], group).to(device) for group in groups]
+    batches = []
+    for group in _groups([len(ids) for ids, _ in rows], learner.route.padding_free):
+        of_group = [rows[number] for number in group]
+        batches.append(collate(of_group, group).to(device))
     return reward_model.score(learner, batches)
 
 

@@ -34,7 +34,7 @@ from kubetune.training.start import reference
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Findings of an evaluation."""
+    """What an evaluation measured."""
 
     metrics: dict[str, float]
     predictions: Path | None = None  # the file that holds a classifier's prediction for each row
@@ -47,8 +47,9 @@ def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[Sourc
     """Return the sources that `data` names: a path, or what a run file may have as `data.train`, as text.
 
     Columns and format that it leaves out are taken from the run's own data, which other data mostly look like.
-    Raises ConfigError.
+    Raise ConfigError for what is no source.
     """
+    # A section is YAML, as in a run file. A file may begin with a brace too.
     flags = {"model.path": model_path}
     overrides = []
     is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
@@ -63,6 +64,8 @@ def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[Sourc
             f"--data: found weight {weights.pop():g}, and no source of another weight; weights are the mix that "
             "several sources are evaluated in: leave it out. Nothing was evaluated."
         )
+
+    # A setting is taken over if all sources of the run have it.
     known = of_run.eval if isinstance(of_run.eval, tuple) else of_run.train
     completed = []
     for source in sources:
@@ -86,16 +89,12 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
     except errors.DataError as error:
         if not is_other:
             raise
-        raise errors.DataError(
-            [problem.replace("data.train", "--data") for problem in error.problems]
-        ) from None
+        # The user knows these data by the option.
+        problems = [problem.replace("data.train", "--data") for problem in error.problems]
+        raise errors.DataError(problems) from None
     if is_other:
-        findings = find(
-            DataSpec.of(config),
-            prepared.stats,
-            prepared.tokenizer,
-            names={"train": "--data"},
-        )
+        names = {"train": "--data"}
+        findings = find(DataSpec.of(config), prepared.stats, prepared.tokenizer, names=names)
         return prepared.train, None, _remarks(findings, {"train"})
     assert prepared.eval is not None
     return prepared.eval, prepared.forget, _remarks(prepared.findings, {"eval", "forget"})
@@ -103,7 +102,7 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
 
 def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:
     """Return the findings about some splits, in lines."""
-    return tuple(finding.line for finding in findings if finding.split in splits)
+    return tuple([finding.line for finding in findings if finding.split in splits])
 
 
 def evaluate_run(
@@ -120,7 +119,7 @@ def evaluate_run(
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
     run. `model`: its base, where that lies elsewhere here. `functions`: they judge answers, besides those of the
-    config. `trust_code`: digest of code of the run that the user allows. Raises ConfigError if there is nothing to
+    config. `trust_code`: digest of code of the run that the user allows. Raise ConfigError if there is nothing to
     evaluate on.
     """
     result = open_result(run_dir, which, model, trust_code)
@@ -130,10 +129,13 @@ def evaluate_run(
         raise errors.ConfigError(
             f"metrics judge answers, and a run of task {config.task} writes none"
         )
+
+    # Functions judge answers, which the model has to write even if it did not in training.
     if functions:
         generate = config.evaluation.generate or GenerateConfig()
         evaluation_section = config.evaluation.model_copy(update={"generate": generate})
         config = config.model_copy(update={"evaluation": evaluation_section})
+
     labels = result.task.labels_of(result.checkpoint)
     if predictions is not None:
         _check_predictions(predictions, data, config.task, run_dir, has_labels=labels is not None)
@@ -146,6 +148,7 @@ def evaluate_run(
             config = config.model_copy(update={"classification": labels.section()})
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
+
     evaluation, lines = _evaluate(result, config, labels, functions, is_other=data is not None)
     if lines is not None:
         predictions = predictions or run_dir / PREDICTIONS
@@ -175,6 +178,8 @@ def _evaluate(
     with result.checked(base=reads_base or None):
         rows, forget, remarks = _rows(config, is_other=is_other)
         learner = task.load(ModelSpec.of(config), result.checkpoint, device)
+
+    # As in training, with one rank: losses and metrics first, then answers.
     world = World(device=device)
     plan = make_plan(config, world_size=1)
     if config.needs_reference:
@@ -189,6 +194,7 @@ def _evaluate(
     if judge is not None:
         metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
         remarks += (*judge.remarks, *remarks_on_answers(learner.lm))
+
     confusion = task.confusion(learner, parts)
     names = labels.names if confusion and labels else ()
     evaluation = Evaluation(metrics, None, confusion, names, remarks)

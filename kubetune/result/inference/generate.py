@@ -28,12 +28,16 @@ from kubetune.models import loading
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.scoring.generation import generate, greedy, until_end
 
+# A text, or the messages of a conversation.
 Prompt = str | Sequence[dict[str, Any]]
+
+# Prompts among which those of equal length go together; what comes after waits.
+WINDOW = 256
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Choice of tokens: greedily at temperature 0, else from the `top_p` likeliest share."""
+    """How tokens are chosen: greedily at temperature 0, else from the `top_p` likeliest share."""
 
     max_new_tokens: int = 256
     temperature: float = 0.0
@@ -41,7 +45,7 @@ class Sampling:
     seed: int = 0
 
     def settings(self) -> dict[str, Any]:
-        """Arguments of transformers' `generate`."""
+        """Return the arguments of transformers' `generate`."""
         if self.temperature == 0.0:
             return greedy(self.max_new_tokens)
         return {
@@ -53,29 +57,24 @@ class Sampling:
         }
 
 
-WINDOW = 256
-"""Prompts among which those of equal length go together; what comes after waits."""
-
-
 class EncodedPrompt(NamedTuple):
-    """A prompt as a model takes it; its `images`, where they lie or their bytes, are read when it is its turn."""
+    """A prompt as a model takes it."""
 
     ids: list[int]
-    images: tuple[ImageRef | bytes, ...] = ()
+    images: tuple[
+        ImageRef | bytes, ...
+    ] = ()  # where they lie, or their bytes; read when it is their turn
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model that answers. `is_chat`: it was taught conversations. `result` is what it was loaded from.
-
-    `reader` reads images for a model with a vision tower.
-    """
+    """A model that answers."""
 
     model: Any
     tokenizer: Tokenizer
-    is_chat: bool
-    result: Result
-    reader: PictureReader | None = None
+    is_chat: bool  # it was taught conversations
+    result: Result  # what it was loaded from
+    reader: PictureReader | None = None  # of images, for a model with a vision tower
 
     @property
     def config(self) -> Config:
@@ -84,33 +83,36 @@ class LoadedModel:
 
     @contextmanager
     def as_base(self) -> Iterator[LoadedModel]:
-        """The model before fine-tuning: the same one with its adapters off, else loaded beside it, once.
+        """Yield the model before fine-tuning: the same one with its adapters off, else loaded beside it, once.
 
-        Raises EnvironmentFault where the memory does not hold both.
+        Raise EnvironmentFault where the memory does not hold both.
         """
         with self.result.as_base(self.model) as base:
-            yield self if base is self.model else replace(self, model=base)
+            yield replace(self, model=base)
 
     @property
     def answers_once(self) -> bool:
-        """It answers one question about images, and knows no conversations: PaliGemma."""
+        """True for a model that answers one question about images, and knows no conversations: PaliGemma."""
         return self.reader is not None and self.reader.processor.reads_prefixes
 
     def encode(
         self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()
     ) -> EncodedPrompt:
-        """Ids of a prompt; plain text becomes the user's turn where the model was taught conversations.
+        """Return the ids of a prompt. Plain text becomes the user's turn where the model was taught conversations.
 
-        `images` go where the prompt has `<image>`, or before it. Raises ValueError for what cannot be asked.
+        `images` go where the prompt has `<image>`, or before it. Raise ValueError for what cannot be asked.
         """
         if isinstance(prompt, str):
             if not self.is_chat and not images and not self.answers_once:
-                return EncodedPrompt(
-                    self.tokenizer.encode_prompt(text_of(prompt, "it", may_be_empty=True))
-                )
+                text = text_of(prompt, "it", may_be_empty=True)
+                return EncodedPrompt(self.tokenizer.encode_prompt(text))
             prompt = [{"role": "user", "content": prompt}]
-        seen = {"images": [os.path.abspath(image) for image in images]} if images else {}
-        chat = convert({"messages": list(prompt), "tools": list(tools), **seen})
+
+        # A record as those of the training data, and read by the same code.
+        record = {"messages": list(prompt), "tools": list(tools)}
+        if images:
+            record["images"] = [os.path.abspath(image) for image in images]
+        chat = convert(record)
         assert isinstance(chat, Chat)
         if chat.images and not images:
             raise ValueError(
@@ -126,15 +128,16 @@ class LoadedModel:
         return EncodedPrompt(row.ids, row.images)
 
     def left_out(self, prompt: Prompt, tools: Sequence[Any] = ()) -> list[str]:
-        """Parts of a prompt that the chat template does not show to the model, in words.
+        """Return the parts of a prompt that the chat template does not show to the model, in words.
 
-        Raises ValueError for what cannot be asked.
+        Raise ValueError for what cannot be asked.
         """
+        # Without a template, the model sees all.
         if self.answers_once or (isinstance(prompt, str) and not self.is_chat):
             return []
-        messages = (
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-        )
+        messages = [{"role": "user", "content": prompt}]
+        if not isinstance(prompt, str):
+            messages = list(prompt)
         chat = convert({"messages": messages, "tools": list(tools)})
         assert isinstance(chat, Chat)
         return self.tokenizer.require_chat().left_out(chat.messages, chat.tools)
@@ -149,7 +152,7 @@ def load_run(
 ) -> LoadedModel:
     """Load the result of a run, ready to answer. `model`: its base, where that lies elsewhere here.
 
-    Raises ConfigError where the base, or its tokenizer, is another than the run was trained with.
+    Raise ConfigError where the base, or its tokenizer, is another than the run was trained with.
     """
     return load_result(open_result(run_dir, which, model, trust_code))
 
@@ -164,9 +167,10 @@ def load_result(result: Result) -> LoadedModel:
         ).eval()
     # Where nobody knows what it was taught, a model that can chat is taken for one that was taught to.
     is_chat = tokenizer.chat is not None and result.facts.is_chat is not False
-    return LoadedModel(
-        model, tokenizer, is_chat, result, PictureReader(processor) if processor else None
-    )
+    reader = None
+    if processor is not None:
+        reader = PictureReader(processor)
+    return LoadedModel(model, tokenizer, is_chat, result, reader)
 
 
 def answer(
@@ -177,14 +181,15 @@ def answer(
     images: Sequence[Sequence[str]] | None = None,
     batch_size: int = 32,
 ) -> list[str]:
-    """One answer for each prompt, in order. `images`: paths of those that each prompt is about.
+    """Return one answer for each prompt, in order. `images`: for each prompt, the paths of its images.
 
-    Raises DataError naming each prompt that cannot be asked; nothing is answered then.
+    Raise DataError naming each prompt that cannot be asked; nothing is answered then.
     """
-    problems, encoded = Problems(), []
-    for number, (prompt, paths) in enumerate(
-        zip(prompts, images or [()] * len(prompts), strict=True), 1
-    ):
+    if images is None:
+        images = [()] * len(prompts)
+    problems = Problems()
+    encoded = []
+    for number, (prompt, paths) in enumerate(zip(prompts, images, strict=True), 1):
         try:
             encoded.append(loaded.encode(prompt, paths))
         except ValueError as error:
@@ -200,10 +205,11 @@ def answers(
     *,
     batch_size: int = 32,
 ) -> Iterator[str]:
-    """One answer for each prompt, in order, each as soon as it is known.
+    """Yield one answer for each prompt, in order, each as soon as it is known.
 
     Prompts of equal length go together, so nothing is padded; one with images goes alone.
     """
+    # A seed for each window, so that its answers do not depend on how many came before them.
     for start in range(0, len(prompts), WINDOW):
         torch.manual_seed(sampling.seed + start)
         yield from _in_order(loaded, prompts[start : start + WINDOW], sampling, batch_size)
@@ -212,18 +218,26 @@ def answers(
 def _in_order(
     loaded: LoadedModel, prompts: Sequence[EncodedPrompt], sampling: Sampling, batch_size: int
 ) -> Iterator[str]:
-    by_length: dict[tuple[int, int], list[int]] = {}
+    """Yield the answers of one window. An answer waits for those of the prompts before it.
+
+    lengths     5 7 5 9    groups [0 2] [1] [3]
+    answered    0 2 1 3    yielded: 0, then 1 and 2, then 3
+    """
+    groups: dict[
+        tuple[int, int], list[int]
+    ] = {}  # by length, and for a prompt with images by its index
     for index, (ids, images) in enumerate(prompts):
-        by_length.setdefault((len(ids), index if images else -1), []).append(index)
+        key = (len(ids), index if images else -1)
+        groups.setdefault(key, []).append(index)
+
     known: dict[int, str] = {}
     next_index = 0
-    for group in by_length.values():
+    for group in groups.values():
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
-            new = _generate(loaded, [prompts[i] for i in part], sampling)
-            known |= {
-                index: loaded.tokenizer.decode(ids) for index, ids in zip(part, new, strict=True)
-            }
+            new = _generate(loaded, [prompts[index] for index in part], sampling)
+            for index, ids in zip(part, new, strict=True):
+                known[index] = loaded.tokenizer.decode(ids)
             while next_index in known:
                 yield known.pop(next_index)
                 next_index += 1
@@ -236,7 +250,7 @@ def stream_answer(
     show: Callable[[str], None],
     images: Sequence[str] = (),
 ) -> str:
-    """Answer one prompt, handing each new piece of text to `show`; returns the whole answer."""
+    """Answer one prompt, passing each new piece of text to `show`. Return the whole answer."""
     torch.manual_seed(sampling.seed)
     printer = _Printer(loaded.tokenizer, show)
     [ids] = _generate(loaded, [loaded.encode(prompt, images)], sampling, printer)
@@ -251,31 +265,35 @@ def _generate(
     sampling: Sampling,
     streamer: BaseStreamer | None = None,
 ) -> list[list[int]]:
-    """New ids for prompts of one length, or a single one with images, without what follows the first end token."""
-    ids, images = [prompt.ids for prompt in prompts], [prompt.images for prompt in prompts]
+    """Return the new ids of each prompt, up to the first end token.
+
+    The prompts have one length, or are a single one with images.
+    """
     return generate(
         loaded.model,
         loaded.tokenizer,
-        ids,
+        [prompt.ids for prompt in prompts],
         sampling.settings(),
         loaded.reader,
-        images,
+        [prompt.images for prompt in prompts],
         streamer=streamer,
     )
 
 
 class _Printer(BaseStreamer):  # type: ignore[misc]
-    """Turns token ids into text as they come; holds back what may still be half a character."""
+    """Turns token ids into text as they come. What may still be half a character is held back."""
 
     def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
-        self._tokenizer, self._show = tokenizer, show
-        self._ids: list[int] = []
+        self._tokenizer = tokenizer
+        self._show = show
+        self._ids: list[int] = []  # all of the answer so far
         self._shown = ""
-        self._prompt_seen = False
+        self._has_prompt = False
 
     def put(self, value: Any) -> None:
-        if not self._prompt_seen:
-            self._prompt_seen = True
+        # transformers puts the prompt first.
+        if not self._has_prompt:
+            self._has_prompt = True
             return
         self._ids += value.flatten().tolist()
         self.flush()
@@ -285,6 +303,7 @@ class _Printer(BaseStreamer):  # type: ignore[misc]
 
     def flush(self, *, final: bool = False) -> None:
         """Show what is new and complete."""
+        # All is decoded each time, since the text of a token depends on those before it.
         text = self._tokenizer.decode(until_end(self._ids, self._tokenizer.eos_ids))
         if final or not text.endswith("\N{REPLACEMENT CHARACTER}"):
             self._show(text[len(self._shown) :])

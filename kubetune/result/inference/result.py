@@ -42,49 +42,48 @@ from kubetune.training.start import cpu_dtype
 
 @dataclass(frozen=True)
 class Result:
-    """One checkpoint of a run. `trained`: the config as trained; `given`: the base by `--model`.
-
-    What depends on the base is found when it is first asked for.
-    """
+    """One checkpoint of a run. What depends on the base is looked up when it is first asked for."""
 
     run_dir: Path
-    trained: Config
+    trained: Config  # as the run was trained
     checkpoint: Path
-    given: str | None = None
+    base_by_option: str | None = None  # the base as `--model` names it
     trust_code: str | None = None  # digest of code that the user typed to have it run
+    # The model before fine-tuning, once it has been loaded beside the one that was trained whole.
     _base: list[Any] = field(default_factory=list, repr=False, compare=False)
-    """The model before fine-tuning, once it has been loaded beside the one that was trained whole."""
 
     @cached_property
     def config(self) -> Config:
-        """The config whose `model` names base and tokenizer as found here.
+        """The config whose `model` names base and tokenizer where they are here.
 
-        Raises ModelError where an adapter's base is not here.
+        Raise ModelError where an adapter's base is not here.
         """
+        is_adapter = self.trained.lora is not None
         settings = self.trained.model
-        if self.given is not None:
-            place = (
-                str(Path(self.given).expanduser().absolute())
-                if is_local(self.given)
-                else self.given
-            )
-            settings = settings.model_copy(
-                update={"path": place, "revision": _commit(self.run_dir, place)}
-            )
-        if not is_here(settings) and self.trained.lora is None:
+        if self.base_by_option is not None:
+            path = self.base_by_option
+            if is_local(path):
+                path = str(Path(path).expanduser().absolute())
+            commit = _commit(self.run_dir, path)
+            settings = settings.model_copy(update={"path": path, "revision": commit})
+
+        # A model that was trained whole needs nothing but its checkpoint.
+        if not is_here(settings) and not is_adapter:
             settings = settings.model_copy(update={"path": str(self.checkpoint), "revision": None})
         if not is_here(settings):
             raise _not_here(self.run_dir, settings.path)
         settings = _with_tokenizer(settings, self.checkpoint)
         settings = identity.pinned(settings, self.run_dir)
-        if settings.trust_remote_code and self.trained.lora is not None:
+        if settings.trust_remote_code and is_adapter:
             settings = _with_pin(settings)
         config = self.trained.model_copy(update={"model": settings})
+
+        # Code of the base, or of the checkpoint, runs only if the user has allowed it.
         if settings.trust_remote_code:
             code = []
-            if self.trained.lora is None:
+            if not is_adapter:
                 code.append(consent.of_folder(self.checkpoint))
-            if self.trained.lora is not None or not is_local(settings.path):
+            if is_adapter or not is_local(settings.path):
                 code += consent.effects_of(config, [consent.REMOTE_CODE])
             consent.require(code, self.run_dir, self.trust_code)
         return config
@@ -101,7 +100,7 @@ class Result:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer as it is found here. Raises ModelError where it cannot be had."""
+        """The tokenizer as it is here. Raise ModelError where it cannot be had."""
         return load_tokenizer(self.config.model)
 
     @cached_property
@@ -121,10 +120,12 @@ class Result:
 
     @contextmanager
     def as_base(self, model: Any) -> Iterator[Any]:
-        """The model before fine-tuning: this result's, once loaded, with its adapters off, else loaded beside it, once.
+        """Yield the model before fine-tuning. `model`: this result's, which is loaded.
 
-        Raises EnvironmentFault where the memory does not hold both.
+        It is the same one with its adapters off. A model that was trained whole gets its base loaded beside it, once.
+        Raise EnvironmentFault where the memory does not hold both.
         """
+        # A PEFT model.
         if unwrap(model) is not model:
             with model.disable_adapter():
                 yield model
@@ -144,34 +145,35 @@ class Result:
 
     @contextmanager
     def checked(self, *, base: bool | None = None) -> Iterator[None]:
-        """Within, what the result needs is loaded: from a whole checkpoint, and at the end known to be of the same base.
+        """Load within it what the result needs. At its end, base and tokenizer are known to be those of training.
 
-        `base`: whether the base is loaded; left out, whether the checkpoint is an adapter. Raises ConfigError, and
+        `base`: True if the base is loaded; left out, it is for an adapter. Raise ConfigError where they are others, and
         EnvironmentFault where the checkpoint is damaged, before anything of it is loaded.
         """
-        self._require_whole()
-        if base and self.config.model.path == str(self.checkpoint):
-            raise _not_here(self.run_dir, self.trained.model.path)
-        needs_base = self.trained.lora is not None if base is None else base
-        parts = [
-            *(["model"] if needs_base else []),
-            *(["tokenizer"] if not self._has_own_tokenizer else []),
-        ]
-        said = f"--model {self.given}" if self.given else "its config"
-        with identity.checked(identity.Check(self.config, self.run_dir, said, tuple(parts))):
-            yield
-
-    def _require_whole(self) -> None:
         if self.damage:
             raise errors.EnvironmentFault(
                 f"{self.checkpoint} {self.damage}; choose another --checkpoint. Nothing was loaded."
             )
+        if base and self.config.model.path == str(self.checkpoint):
+            raise _not_here(self.run_dir, self.trained.model.path)
+
+        # What lies outside of the checkpoint, whose own files have checksums.
+        parts = []
+        if base or (base is None and self.trained.lora is not None):
+            parts.append("model")
+        if not self._has_own_tokenizer:
+            parts.append("tokenizer")
+        named_by = "its config"
+        if self.base_by_option:
+            named_by = f"--model {self.base_by_option}"
+        with identity.checked(identity.Check(self.config, self.run_dir, named_by, tuple(parts))):
+            yield
 
     @cached_property
     def damage(self) -> str | None:
-        """The damage of the checkpoint, but for that of the optimizer's state, which no result needs; mostly None.
+        """What is wrong with the checkpoint, or None. The optimizer's state may be damaged: no result needs it.
 
-        What was found whole before and has not changed since is not read again.
+        A file that was whole before and has not changed since is not read again.
         """
         cache = cache_folder(self.trained.data.cache)
         return checkpoints.verify(
@@ -182,7 +184,7 @@ class Result:
 
     @property
     def _has_own_tokenizer(self) -> bool:
-        """Tokenizer from the checkpoint's own copy, which has checksums of its own."""
+        """True if the tokenizer is the checkpoint's own copy, which has checksums of its own."""
         model = self.config.model
         return str(self.checkpoint) in (model.tokenizer, model.path)
 
@@ -190,9 +192,9 @@ class Result:
 def open_result(
     run_dir: StrPath, which: str = "best", model: str | None = None, trust_code: str | None = None
 ) -> Result:
-    """The result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
+    """Return the result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
 
-    `trust_code`: digest of code of the run that the user allows. Raises ConfigError where there is no such run or
+    `trust_code`: digest of code of the run that the user allows. Raise ConfigError where there is no such run or
     checkpoint, EnvironmentFault where the run directory holds what is no file inside it.
     """
     run_dir = Path(run_dir)
@@ -213,7 +215,7 @@ def open_result(
 
 
 def default_device() -> torch.device:
-    """The GPU, where there is one."""
+    """Return the GPU, where there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -240,12 +242,13 @@ def _with_pin(model: ModelConfig) -> ModelConfig:
 
 def _require_room(model: Any) -> None:
     """Raise EnvironmentFault where a second model of this size does not fit."""
-    needed = sum(p.numel() * p.element_size() for p in model.parameters())
-    free = (
-        torch.cuda.mem_get_info()[0]
-        if default_device().type == "cuda"
-        else processes.free_memory_bytes()
-    )
+    needed = 0
+    for parameter in model.parameters():
+        needed += parameter.numel() * parameter.element_size()
+    if default_device().type == "cuda":
+        free = torch.cuda.mem_get_info()[0]
+    else:
+        free = processes.free_memory_bytes()
     if free < needed:
         raise errors.EnvironmentFault(
             f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
@@ -254,6 +257,7 @@ def _require_room(model: Any) -> None:
 
 
 def _not_here(run_dir: Path, path: str) -> errors.ModelError:
+    """Return the error for a base that this machine lacks."""
     return errors.ModelError(
         f"{run_dir} was made from the model {path}, a folder that is not on this machine; say where the model lies "
         "here, or its name on the hub: --model PATH|ID. Nothing was written."
@@ -261,27 +265,26 @@ def _not_here(run_dir: Path, path: str) -> errors.ModelError:
 
 
 def is_here(model: ModelConfig) -> bool:
-    """The model can be looked for: on the hub, or in a folder that exists."""
+    """True if the model can be looked for: on the hub, or in a folder that exists."""
     return not is_local(model.path) or Path(model.path).expanduser().is_dir()
 
 
-def _commit(run_dir: Path, place: str) -> str | None:
-    """The commit of the hub that the run was trained on, where its base is asked for by the same name."""
+def _commit(run_dir: Path, path: str) -> str | None:
+    """Return the commit of the hub that the run was trained on, where its base is asked for by the same name."""
     known = identity.read(run_dir).get("model")
-    return known.commit if known is not None and known.path == place else None
+    if known is None or known.path != path:
+        return None
+    return known.commit
 
 
 def _with_tokenizer(model: ModelConfig, folder: Path) -> ModelConfig:
-    """The model with the checkpoint's copy of its tokenizer and template where those it names are not here."""
-    own = (
-        model.tokenizer is not None
-        and is_local(model.tokenizer)
-        and not Path(model.tokenizer).expanduser().is_dir()
-    )
-    template = model.chat_template
-    lost = template not in (None, BUILT_IN_TEMPLATE) and not Path(template).expanduser().is_file()
-    return (
-        model.model_copy(update={"tokenizer": str(folder), "chat_template": None})
-        if own or lost
-        else model
-    )
+    """Return the section with the checkpoint's copy of tokenizer and template where those it names are not here."""
+    lacks_tokenizer = False
+    if model.tokenizer is not None and is_local(model.tokenizer):
+        lacks_tokenizer = not Path(model.tokenizer).expanduser().is_dir()
+    lacks_template = False
+    if model.chat_template not in (None, BUILT_IN_TEMPLATE):
+        lacks_template = not Path(model.chat_template).expanduser().is_file()
+    if not lacks_tokenizer and not lacks_template:
+        return model
+    return model.model_copy(update={"tokenizer": str(folder), "chat_template": None})

@@ -17,57 +17,71 @@ from kubetune.data.text.tokenizer_files import TOOL_TEMPLATE
 from kubetune.errors import KubetuneError
 from kubetune.result.publishing.writers import Job
 
+# A word of the name: LICENSE, LICENSE.txt, USE_POLICY.md, third-party-notices.
 _LICENCE: Final = re.compile(
     r"(^|[ _.-])(licen[cs]es?|copying|copyright|notices?|use_policy|usage_policy|terms|patents)($|[ _.-])",
     re.IGNORECASE,
 )
+# Endings of files that are no texts for people, whatever their names say.
 _NO_TEXTS: Final = (".py", ".json", ".jsonl", ".parquet", ".safetensors", ".bin", ".png", ".jpg")
 
 
 def is_licence(name: str) -> bool:
-    """A file of this path, at the top of a repository, has terms of its licence."""
-    return "/" not in name and bool(_LICENCE.search(name)) and not name.lower().endswith(_NO_TEXTS)
+    """True if a file of this path, at the top of a repository, has terms of its licence."""
+    if "/" in name or name.lower().endswith(_NO_TEXTS):
+        return False
+    return _LICENCE.search(name) is not None
 
 
 def is_named_template(name: str) -> bool:
-    """A file of this path is a chat template that transformers loads by its name; the one for tools is trained with."""
+    """True if a file of this path is a chat template that transformers loads by its name.
+
+    The template for tools is not one of them: it is used in training.
+    """
     path = PurePosixPath(name)
-    return (
-        path.parent == PurePosixPath(TOOL_TEMPLATE).parent
-        and path.suffix == ".jinja"
-        and name != TOOL_TEMPLATE
-    )
+    is_template = path.parent == PurePosixPath(TOOL_TEMPLATE).parent and path.suffix == ".jinja"
+    return is_template and name != TOOL_TEMPLATE
 
 
 def copy(job: Job, folder: Path) -> tuple[list[str], list[str]]:
-    """Copy the base's files on its licence, and its named chat templates; returns the names of both."""
+    """Copy the base's files on its licence, and its named chat templates. Return the names of both."""
     model = job.config.model
     licences = [name for name in _names(job, model, model.path) if is_licence(name)]
     source = model.tokenizer or model.path
     templates = [name for name in _names(job, model, source) if is_named_template(name)]
+
+    # transformers reads a folder's named templates only if none of them is the one that was trained with.
     tokenizer = job.result.tokenizer
     if tokenizer.given_template is not None:
-        templates = []  # the run's own stands for all
+        templates = []  # the template of the run file stands for all
     elif templates and "chat_template.jinja" not in tokenizer.files:
         job.tell(
             f"left out: {', '.join(templates)}; beside them transformers would not see the template trained with"
         )
         templates = []
-    for path, names in ((model.path, licences), (source, templates)):
-        for name, file in hub.find_files(model, path, names).items() if names else ():
-            (folder / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, folder / name)
+
+    _copy_files(model, model.path, licences, folder)
+    _copy_files(model, source, templates, folder)
     return licences, templates
 
 
+def _copy_files(model: ModelConfig, path: str, names: list[str], folder: Path) -> None:
+    """Copy files of a model, which are on this machine or are fetched, into a folder."""
+    if not names:
+        return
+    for name, file in hub.find_files(model, path, names).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / name)
+
+
 def _names(job: Job, model: ModelConfig, path: str) -> list[str]:
-    """Paths of the model's files; of those in the hub's cache where the hub cannot be asked, which is said."""
+    """Return the paths of a model's files. Where the hub cannot be asked, say so, and list its cache."""
     try:
         return hub.list_files(model, path)
     except KubetuneError as error:
-        cached = next(
-            iter(hub.find_files(model, path, ("config.json", "tokenizer_config.json")).values())
-        ).parent
+        # The model was loaded, so at least one of these is in the folder of the cache.
+        files = hub.find_files(model, path, ("config.json", "tokenizer_config.json"))
+        cached = next(iter(files.values())).parent
         job.tell(
             f"licence and chat templates of {path} are looked for in the local cache alone: {error}"
         )

@@ -26,47 +26,48 @@ from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.result.inference.result import Result
 from kubetune.tasks.task import Task
 
+# Positions of a row whose logits are kept. Of every token, with a vocabulary of 150,000, they would fill the memory.
 POSITIONS = 32
-"""Positions of a row whose logits are kept: 150,000 words times every token would not be a small thing to hold."""
 
+# An 8-bit base rounds what goes through it as well as its weights; plain weights do not.
 TOLERANCE_8BIT = 5e-2
-"""An 8-bit base rounds what goes through it as well as its weights; plain weights do not."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two models on the same rows. `difference`: of the worst row; `agreement`: share of equal first choices."""
+    """Two models on the same rows."""
 
-    what: str
-    difference: float
+    what: str  # which two
+    difference: float  # relative, of the worst row
     tolerance: float
-    agreement: float
+    agreement: float  # share of the positions at which both choose the same token first
 
     @property
     def holds(self) -> bool:
-        """Difference within the tolerance; never true of NaN."""
+        """True if the difference is within the tolerance. NaN never is."""
         return self.difference <= self.tolerance  # False for NaN
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The rows that models are asked about. `origin` says where they come from."""
+    """The rows that models are asked about."""
 
-    batches: tuple[Batch, ...]
-    origin: str
+    batches: tuple[Batch, ...]  # of one row each
+    origin: str  # where they come from, in words
 
     @property
     def tokens(self) -> int:
-        """Tokens of all batches."""
+        """The number of tokens of all batches."""
         return sum(batch.num_tokens for batch in self.batches)
 
 
 def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
-    """The rows that the run kept for this; of a run from before they were kept, the same ones from its data.
+    """Return the rows that the run kept for this; of a run that kept none, the same ones from its data.
 
-    Without the data at hand, random tokens. Raises EnvironmentFault where what was kept is damaged.
+    Without the data at hand, return random tokens. Raise EnvironmentFault where what was kept is damaged.
     """
-    kept, config = kept_rows.read(result.run_dir, kept_rows.PROOF), result.config
+    config = result.config
+    kept = kept_rows.read(result.run_dir, kept_rows.PROOF)
     if kept is None:
         tell("the run keeps no rows to prove its export on: they are chosen from its data")
         try:
@@ -75,10 +76,12 @@ def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
             reason = " ".join(str(error).split())
             origin = f"rows of random tokens, as the data are not at hand ({reason})"
             return Sample(_random(config.task, result.tokenizer.vocab_size), origin)
-    return Sample(tuple(_batch(row, result.image_processor) for row in kept.rows), kept.origin)
+    batches = tuple(_batch(row, result.image_processor) for row in kept.rows)
+    return Sample(batches, kept.origin)
 
 
 def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
+    """Return a row as a batch: of a classifier, of a model that sees, or of plain tokens."""
     if row.target is not None and row.segments is not None:
         return collate_labelled([row.ids], [row.segments], row.target[None], [row.number])
     if processor is not None:
@@ -104,7 +107,10 @@ def _random(task: str, vocabulary: int) -> tuple[Batch, ...]:
 
 @torch.inference_mode()
 def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
-    """Logits of each row in fp32 in main memory, `[positions, outputs]`: some positions, spread over the row."""
+    """Return the logits of each row in fp32 in main memory, `[positions, outputs]`.
+
+    They are of POSITIONS tokens at most, spread evenly over the row.
+    """
     device = next(model.parameters()).device
     model.eval()
     kept_logits = []
@@ -118,22 +124,28 @@ def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
 def compare(
     what: str, first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float
 ) -> Comparison:
-    """Largest relative difference between two models, and how often they agree, by what `ask` gave for each."""
-    differences = [float((a - b).norm() / a.norm()) for a, b in zip(first, second, strict=True)]
-    same = torch.cat([a.argmax(1) == b.argmax(1) for a, b in zip(first, second, strict=True)])
-    worst = float(np.max(differences))  # NaN stays NaN
-    return Comparison(what, worst, tolerance, float(same.float().mean()))
+    """Return how much two models differ, by what `ask` returned for each."""
+    differences = []
+    same_choices = []
+    for a, b in zip(first, second, strict=True):
+        differences.append(float((a - b).norm() / a.norm()))
+        same_choices.append(a.argmax(1) == b.argmax(1))
+    agreement = float(torch.cat(same_choices).float().mean())
+    # numpy's maximum is NaN if one of the values is; Python's may pass over it.
+    return Comparison(what, float(np.max(differences)), tolerance, agreement)
 
 
 def check_tokenizer(
     tokenizer: Tokenizer, folder: Path, sample: Sample, spared: Collection[str] = ()
 ) -> list[str]:
-    """Names of the tokenizer's files in `folder`, after checking them; `spared` ones were changed on purpose.
+    """Return the names of the tokenizer's files in `folder`, after checking them.
 
-    Their bytes must be those of the files used in training, and `AutoTokenizer` must make the same ids of texts and
-    have the template that conversations were rendered with. Raises ModelError naming what is not.
+    Their bytes must be those of the files used in training, but for `spared` ones, which were changed on purpose.
+    `AutoTokenizer` must make the same ids of texts and have the template that conversations were rendered with. Raise
+    ModelError naming what is not.
     """
-    wrong, names = [], []
+    wrong = []
+    names = []
     for name, file in tokenizer.files.items():
         if name in tokenizer.files_not_copied or name in spared:
             continue
@@ -142,23 +154,17 @@ def check_tokenizer(
             wrong.append(f"{name} is not the one that was trained with")
     if tokenizer.given_template is not None:
         names.append("chat_template.jinja")
+
     loaded = _load_plain(folder)
     if loaded is not None:
-        theirs = loaded.chat_template
-        # A processor's own file, whose bytes are the same, is nothing that a tokenizer reads.
-        is_processors = (
-            theirs is None
-            and tokenizer.given_template is None
-            and "chat_template.json" in tokenizer.files
-        )
-        if isinstance(theirs, dict):
-            theirs = joined(theirs)
-        if tokenizer.chat is not None and not is_processors and theirs != tokenizer.chat.source:
+        if not _has_same_template(loaded.chat_template, tokenizer):
             wrong.append("the chat template is not the one that was trained with")
-        texts = [tokenizer.decode(batch.input_ids.tolist()) for batch in sample.batches]
-        if any(loaded(text, add_special_tokens=False).input_ids != tokenizer.encode_text(text, special=False)
-               for text in texts):  # fmt: skip
-            wrong.append("AutoTokenizer makes other ids of the same text")
+        for batch in sample.batches:
+            text = tokenizer.decode(batch.input_ids.tolist())
+            ids = loaded(text, add_special_tokens=False).input_ids
+            if ids != tokenizer.encode_text(text, special=False):
+                wrong.append("AutoTokenizer makes other ids of the same text")
+                break
     if wrong:
         raise errors.ModelError(
             f"the exported tokenizer differs: {'; '.join(wrong)}. Nothing was written."
@@ -166,8 +172,21 @@ def check_tokenizer(
     return sorted(names)
 
 
+def _has_same_template(template: str | dict[str, str] | None, tokenizer: Tokenizer) -> bool:
+    """True if transformers has read the chat template that was trained with. `template`: what it has read."""
+    if tokenizer.chat is None:
+        return True
+    is_in_processors_file = "chat_template.json" in tokenizer.files
+    if template is None and is_in_processors_file and tokenizer.given_template is None:
+        # A tokenizer does not read a processor's file, whose bytes were compared above.
+        return True
+    if isinstance(template, dict):
+        template = joined(template)
+    return template == tokenizer.chat.source
+
+
 def _load_plain(folder: Path) -> Any:
-    """`AutoTokenizer`'s tokenizer of a folder; None for an adapter whose tokenizer only its model can name."""
+    """Return `AutoTokenizer`'s tokenizer of a folder; None for an adapter whose tokenizer only its model can name."""
     from transformers import AutoTokenizer
 
     try:

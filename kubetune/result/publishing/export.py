@@ -40,15 +40,15 @@ SHARD = "5GB"
 
 @dataclass(frozen=True)
 class Export:
-    """A written export: its place, its files, and what was proved of it. `files`: sizes in bytes by name."""
+    """A written export."""
 
     path: Path
     kind: Kind
-    facts: dict[str, Any]
+    facts: dict[str, Any]  # its provenance.json: files, and what was proved
 
     @property
     def files(self) -> dict[str, int]:
-        """Bytes of each file, by its name."""
+        """The sizes of the files in bytes, by name."""
         return {name: file["bytes"] for name, file in self.facts["files"].items()}
 
 
@@ -68,14 +68,15 @@ def export_run(
     """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
 
     `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
-    config's. `model`: the base, where that lies elsewhere here. `trust_code`: digest of code of the run that the user
-    allows. No file of a model's weights is larger than
-    `max_shard_size`; an adapter is one file. Raises ConfigError for what makes no sense, ModelError when the proof
-    fails, EnvironmentFault when the disk is full; nothing is left in `out` then, and an export that was there before
-    stays.
+    config's. No file of a model's weights is larger than `max_shard_size`; an adapter is one file. `model`: the base,
+    where that lies elsewhere here. `trust_code`: digest of code of the run that the user allows.
+
+    Raise ConfigError for what makes no sense, ModelError when the proof fails, EnvironmentFault when the disk is full.
+    Nothing is left in `out` then, and an export that was there before stays.
     """
     result = open_result(run_dir, which, model, trust_code)
-    config = result.config  # says so at once where the base is not here
+    # Everything that can be refused is refused before the model is loaded.
+    config = result.config
     if result.damage:
         raise errors.ConfigError(
             f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written."
@@ -85,19 +86,25 @@ def export_run(
             f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
         )
     kind = _kind(config.lora, merged=merged)
-    out = (Path(out) if out else _place(result, kind)).absolute()
-    _check_place(out)
-    chosen = loading.DTYPES[_dtype_name(result, dtype)]
-    place = torch.device(device) if device else default_device()
-    job = Job(result, kind, chosen, place, tell, _bytes_of(max_shard_size))
+    folder = (Path(out) if out else _place(result, kind)).absolute()
+    _check_place(folder)
+    job = Job(
+        result,
+        kind,
+        dtype=loading.DTYPES[_dtype_name(result, dtype)],
+        device=torch.device(device) if device else default_device(),
+        tell=tell,
+        max_shard_bytes=_bytes_of(max_shard_size),
+    )
+
     with (
         files.lock(result.run_dir / "logs" / "export.lock", wait=False),
-        files.explained_writes(out),
+        files.explained_writes(folder),
     ):
-        out.parent.mkdir(parents=True, exist_ok=True)
-        whole_folder.remove_leftovers(out.parent, out.name)
-        with whole_folder.written(out, "export") as partial, explained_full_disk(out):
-            return Export(out, kind, _fill(job, partial))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        whole_folder.remove_leftovers(folder.parent, folder.name)
+        with whole_folder.written(folder, "export") as partial, explained_full_disk(folder):
+            return Export(folder, kind, _fill(job, partial))
 
 
 def _check_place(out: Path) -> None:
@@ -114,34 +121,41 @@ def _check_place(out: Path) -> None:
 
 def _fill(job: Job, folder: Path) -> dict[str, Any]:
     """Write everything that makes up an export, prove it, and return its provenance."""
-    result, kind = job.result, job.kind
+    result = job.result
+
+    # The weights, and whether the exported model computes what the trained one did.
     with result.checked():
         sample = equivalence.choose_sample(result, job.tell)
-        comparisons, notes = WRITERS[kind](job, folder, sample)
-    processor = result.image_processor
-    changed = processor.tell_limits(folder) if processor else []
+        comparisons, notes = WRITERS[job.kind](job, folder, sample)
+
+    # What stands beside the weights. The image processor's file gets the limits of training.
+    changed = []
+    if result.image_processor is not None:
+        changed = result.image_processor.tell_limits(folder)
     licences, templates = base_files.copy(job, folder)
-    names = sorted(
-        [*equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=changed), *templates]
-    )
+    names = equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=changed)
+    names = sorted([*names, *templates])
     _require_proof(comparisons)
     fault_injection.reach("export.proved")
+
     facts = facts_of(job, sample, comparisons, names, notes)
     facts["base"]["licence_files"] = licences
-    lines = [
-        line
-        for line in metrics.read_metrics(result.run_dir)
-        if line["step"] <= facts["checkpoint"]["step"]
-    ]
-    if picture := draw(lines):
-        files.write_atomic(folder / CURVES, picture)
     if serving.OLLAMA in facts["served_by"]:
-        _write_modelfile(folder, result, kind)
+        _write_modelfile(folder, result, job.kind)
+
+    # The card and its picture show what came before the checkpoint; the run may have gone on.
     step = facts["checkpoint"]["step"]
+    lines = [line for line in metrics.read_metrics(result.run_dir) if line["step"] <= step]
+    picture = draw(lines)
+    if picture is not None:
+        files.write_atomic(folder / CURVES, picture)
     verdict = metrics.read_verdict(result.run_dir, step)
     verdict["benchmarks"] = metrics.read_benchmarks(result.run_dir, step).get("compared")
-    card = write_card(job.config, kind, facts, lines, pictured=picture is not None, verdict=verdict)
+    pictured = picture is not None
+    card = write_card(job.config, job.kind, facts, lines, pictured=pictured, verdict=verdict)
     files.write_atomic(folder / "README.md", scrub(card))
+
+    # provenance.json comes last, since it has the checksums of all other files.
     whole_folder.share_like(folder, folder / "README.md")
     facts["files"] = whole_folder.checksums(folder)
     text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
@@ -150,36 +164,49 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
 
 
 def _require_proof(comparisons: Sequence[Comparison]) -> None:
-    failed = [c for c in comparisons if not c.holds]
-    if failed:
-        raise errors.ModelError(
-            "; ".join(
-                f"{c.what}: logits differ by {c.difference:.2g}, allowed is {c.tolerance:g}"
-                for c in failed
+    """Raise ModelError if two models that should be the same differ too much."""
+    problems = []
+    for comparison in comparisons:
+        if not comparison.holds:
+            problems.append(
+                f"{comparison.what}: logits differ by {comparison.difference:.2g}, "
+                f"allowed is {comparison.tolerance:g}"
             )
-            + ". Nothing was written. `--dtype float32` rounds nothing."
-        )
+    if problems:
+        reason = "; ".join(problems)
+        raise errors.ModelError(f"{reason}. Nothing was written. `--dtype float32` rounds nothing.")
 
 
 def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
     """Write the Modelfile that Ollama wants beside weights."""
     tokenizer = result.tokenizer
-    bos = tokenizer.backend.id_to_token(tokenizer.bos_id) if tokenizer.bos_id is not None else None
+    bos = ""
+    if tokenizer.bos_id is not None:
+        bos = tokenizer.backend.id_to_token(tokenizer.bos_id) or ""
 
     def render(turns: Sequence[tuple[str, str]]) -> str:
         messages = [{"role": role, "content": text} for role, text in turns]
         prompt = tokenizer.require_chat().render(messages, generation_prompt=True)
-        return prompt.removeprefix(bos or "")  # Ollama puts it there itself
+        return prompt.removeprefix(bos)  # Ollama puts it there itself
 
-    stop = [token for id in tokenizer.eos_ids if (token := tokenizer.backend.id_to_token(id))]
-    base = base_name(result.config.model.path) if kind == "adapter" else None
-    described = tokenizer.files.get("config.json") if base else folder / "config.json"
-    architectures = set(read_json(described).get("architectures") or ())
-    gguf = None if architectures & serving.CONVERTED_BY_OLLAMA["adapter" if base else "model"] else (
-        serving.ADAPTER_GGUF if base else serving.MODEL_GGUF
-    )  # fmt: skip
+    stop = [tokenizer.backend.id_to_token(token_id) for token_id in tokenizer.eos_ids]
+
+    # Ollama converts few architectures itself. Of the others it takes a file that llama.cpp makes.
+    if kind == "adapter":
+        base = base_name(result.config.model.path)
+        config_file = tokenizer.files.get("config.json")
+        converted = serving.CONVERTED_BY_OLLAMA["adapter"]
+        gguf: str | None = serving.ADAPTER_GGUF
+    else:
+        base = None
+        config_file = folder / "config.json"
+        converted = serving.CONVERTED_BY_OLLAMA["model"]
+        gguf = serving.MODEL_GGUF
+    architectures = read_json(config_file).get("architectures") or ()
+    if not converted.isdisjoint(architectures):
+        gguf = None
     text = ollama_modelfile.modelfile(
-        render if tokenizer.chat else None, stop=stop, base=base, gguf=gguf
+        render if tokenizer.chat else None, stop=list(filter(None, stop)), base=base, gguf=gguf
     )
     files.write_atomic(folder / ollama_modelfile.MODELFILE, scrub(text))
 
@@ -192,35 +219,42 @@ def find_export(
     dtype: str | None = None,
     model: str | None = None,
 ) -> Export | None:
-    """The whole export of this very checkpoint that `export_run` would make again, if it is there."""
+    """Return the whole export of this very checkpoint that `export_run` would make again, if it is there."""
     result = open_result(run_dir, which, model)
     kind = _kind(result.trained.lora, merged=merged)
     out = _place(result, kind)
     if not whole_folder.is_whole(out, PROVENANCE):
         return None
+    # A later run may have written another checkpoint of the same step.
     facts = json.loads((out / PROVENANCE).read_text())
     manifest = result.checkpoint / checkpoints.MANIFEST
     is_same = facts["checkpoint"]["manifest_sha256"] == files.sha256_file(manifest)
     is_wanted = dtype is None or facts["dtype"] == DTYPE_NAMES.get(dtype, dtype)
     is_named = model is None or facts["base"]["name"] == base_name(model)
-    return Export(out.absolute(), kind, facts) if is_same and is_wanted and is_named else None
+    if is_same and is_wanted and is_named:
+        return Export(out.absolute(), kind, facts)
+    return None
 
 
 def _kind(lora: LoraConfig | None, *, merged: bool) -> Kind:
+    """Return what an export of a run is. `merged`: adapters are put into the weights."""
     if lora is None:
         return "model"
     return "merged" if merged else "adapter"
 
 
 def _place(result: Result, kind: Kind) -> Path:
-    """Folder of an export that is given no other place."""
+    """Return the folder of an export for which the user names none."""
     return result.run_dir / "exports" / f"{result.checkpoint.name}-{kind}"
 
 
 def _bytes_of(size: str) -> int:
-    """`5GB` or `500MB` as the hub's libraries count them. Raises ConfigError for what is no size."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])B", size.strip(), re.IGNORECASE)
-    number = int(float(found[1]) * 1000 ** ("KMGT".index(found[2].upper()) + 1)) if found else 0
+    """Return `5GB` or `500MB` in bytes, as the hub's libraries count them. Raise ConfigError for what is no size."""
+    number = 0
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])B", size.strip(), re.IGNORECASE)
+    if match is not None:
+        power = "KMGT".index(match[2].upper()) + 1
+        number = int(float(match[1]) * 1000**power)
     if not number:
         raise errors.ConfigError(
             f"--max-shard-size is {size!r}; expected a size such as 5GB. Nothing was written."
@@ -229,15 +263,16 @@ def _bytes_of(size: str) -> int:
 
 
 def _dtype_name(result: Result, wanted: str | None) -> str:
+    """Return the dtype to write weights in: the wanted one, the run file's, or that of the model's own weights."""
     config = result.config
-    # What the run file says; what a CPU found fastest to compute with is nothing to keep weights in.
+    # Of the run file itself: `config` may have the dtype that a CPU computes with best.
     name = DTYPE_NAMES.get(wanted or "", wanted) or read_config(result.run_dir).model.dtype
     if name == "auto":
-        path, revision = (
-            (str(result.checkpoint), None)
-            if config.lora is None
-            else (config.model.path, config.model.revision)
-        )
+        path = config.model.path
+        revision = config.model.revision
+        if config.lora is None:
+            path = str(result.checkpoint)
+            revision = None
         with loading.explain(config.model):
             facts = transformers.AutoConfig.from_pretrained(
                 path, revision=revision, trust_remote_code=config.model.trust_remote_code

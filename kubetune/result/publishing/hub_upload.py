@@ -1,4 +1,4 @@
-"""Uploads an export to a repository of the Hugging Face hub: in one commit, so that nobody ever loads half a model.
+"""Upload an export to a repository of the Hugging Face hub: in one commit, so that nobody ever loads half a model.
 
 What has arrived stays there when an upload breaks off, and the next one sends only the rest. Nothing here makes an
 export (export.py).
@@ -16,18 +16,22 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.data.reading.hub import NOT_THE_HUB, bound_waits, hub_token, is_lost, misread
 
+# Environment variables that forbid to ask the hub.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+
+# Files that an earlier push may have left and this one does not have: loading would take both.
 STALE = ["*.safetensors", "*.safetensors.index.json"]
-"""Files that an earlier push may have left and this one does not have: loading would take both."""
+
+# Between attempts.
 WAITS_SECONDS = (2.0, 10.0, 30.0)
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """An uploaded export: its address and the commit that it made."""
+    """An uploaded export."""
 
-    url: str
-    commit: str
+    url: str  # of the repository
+    commit: str  # the commit that the upload made
     private: bool
 
 
@@ -36,20 +40,14 @@ def upload(
 ) -> Pushed:
     """Put the files of `folder` into the model repository `repo`, which is made if it is not there.
 
-    Lost connections are waited for and gone on with. Raises ConfigError without a token or offline, EnvironmentFault
-    when the hub refuses, or cannot be reached in the end; the repository is as it was then.
+    After a lost connection, wait and go on. Raise ConfigError without a token or offline, EnvironmentFault when the
+    hub refuses, or cannot be reached in the end; the repository is as it was then.
     """
-    if setting := next(
-        (
-            name
-            for name in OFFLINE
-            if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE")
-        ),
-        "",
-    ):
-        raise errors.ConfigError(
-            f"{setting} is set, so the hub may not be asked; unset it and run the same again"
-        )
+    for name in OFFLINE:
+        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise errors.ConfigError(
+                f"{name} is set, so the hub may not be asked; unset it and run the same again"
+            )
     from huggingface_hub import HfApi, get_token
 
     token = hub_token() or get_token()
@@ -58,9 +56,11 @@ def upload(
             "no token for the hub: set HF_TOKEN to one that may write (https://huggingface.co/settings/tokens), or "
             "run `hf auth login`"
         )
+
     bound_waits()
     api = HfApi(token=token)
     for wait in (*WAITS_SECONDS, None):
+        # Making a repository that exists changes nothing, also not whether it is private.
         try:
             with _explained(repo):
                 api.create_repo(repo, private=private, exist_ok=True)
@@ -86,6 +86,7 @@ class _Interrupted(Exception):
 
 @contextmanager
 def _explained(repo: str) -> Iterator[None]:
+    """Raise errors of the hub's client as what a user can act on, or as _Interrupted if another attempt may do."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
@@ -97,10 +98,10 @@ def _explained(repo: str) -> Iterator[None]:
     except Exception as error:
         # The hub's client wraps what happened to one file in a RuntimeError.
         chain = list(errors.causes(error))
-        refused = next(
-            (e for e in chain if isinstance(e, HfHubHTTPError) and e.response.status_code < 500),
-            None,
-        )
+        refusals = [e for e in chain if isinstance(e, HfHubHTTPError)]
+
+        # The hub has answered, and will answer the same again.
+        refused = next((e for e in refusals if e.response.status_code < 500), None)
         if refused is not None:
             code = refused.response.status_code
             advice = {
@@ -111,14 +112,20 @@ def _explained(repo: str) -> Iterator[None]:
             raise errors.EnvironmentFault(
                 f"the hub refused {repo} ({code}): {advice}. Nothing was pushed"
             ) from error
-        if found := misread(chain):
+
+        # Something else has answered, such as the login page of a network.
+        content = misread(chain)
+        if content:
             raise errors.EnvironmentFault(
-                f"what answers for the hub about {repo} {NOT_THE_HUB.format(found=found)}; then run the same command "
+                f"what answers for the hub about {repo} {NOT_THE_HUB.format(found=content)}; then run the same command "
                 "again, which sends only what has not arrived"
             ) from error
-        if not any(
-            isinstance(e, HfHubHTTPError | ConnectionError | TimeoutError) or is_lost(e)
-            for e in chain
-        ):
+
+        # Nothing has answered, or the hub is out of order. What is neither is a bug.
+        for cause in chain:
+            is_of_network = isinstance(cause, HfHubHTTPError | ConnectionError | TimeoutError)
+            if is_of_network or is_lost(cause):
+                break
+        else:
             raise
         raise _Interrupted(" ".join(str(chain[-1]).split()) or type(chain[-1]).__name__) from error

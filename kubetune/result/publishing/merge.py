@@ -20,7 +20,8 @@ from kubetune import errors
 from kubetune.models import loading
 from kubetune.models.padding_free import unwrap
 
-_SAID = (
+# Beginnings of warnings about what is done here on purpose.
+_EXPECTED_WARNINGS = (
     "All adapters are already merged",
     "Input and output embeddings are no longer tied",
     "Model has `tie_word_embeddings=True` and a tied layer is part of the adapter",
@@ -29,15 +30,15 @@ _SAID = (
 
 
 def is_quantised(model: nn.Module) -> bool:
-    """The base of the model holds quantised weights."""
+    """True if the base of the model holds quantised weights."""
     return bool(getattr(unwrap(model), "is_quantized", False))
 
 
 def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
-    """The PEFT model of `folder` on the same base with weights in `dtype`: the numbers that the adapter has met.
+    """Return the PEFT model of `folder` on the same base with weights in `dtype`.
 
-    The PEFT model given is used up. Each quantised layer is let go as its plain one is made, so the base never exists
-    twice.
+    They are the numbers that the adapter was trained on. `model`, a PEFT model too, is used up: each quantised layer
+    is let go as its plain one is made, so the base never exists twice.
     """
     with quiet():
         base = model.unload()
@@ -50,19 +51,19 @@ def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
 
 
 def merge_adapters(model: Any, dtype: torch.dtype) -> Any:
-    """The transformers model with the adapters of a PEFT model in its weights, which are `dtype` where they changed.
+    """Return the transformers model with the adapters of a PEFT model in its weights, in `dtype` where they changed.
 
-    The PEFT model is used up. Raises ModelError where adapters cannot be merged, or would make a weight infinite.
+    The PEFT model is used up. Raise ModelError where adapters cannot be merged, or would make a weight infinite.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 
-    layers = [
-        (name, layer) for name, layer in model.named_modules() if isinstance(layer, BaseTunerLayer)
-    ]
     try:
         with quiet(), torch.no_grad():
-            for name, layer in layers:
-                _merge_layer(name, layer, dtype)
+            # A list, since merging may change the tree of modules.
+            for name, layer in list(model.named_modules()):
+                if isinstance(layer, BaseTunerLayer):
+                    _merge_layer(name, layer, dtype)
+            # Everything is merged: PEFT only takes its own layers out.
             return model.merge_and_unload()
     except ValueError as error:
         raise errors.ModelError(
@@ -71,6 +72,10 @@ def merge_adapters(model: Any, dtype: torch.dtype) -> Any:
 
 
 def _merge_layer(name: str, layer: Any, dtype: torch.dtype) -> None:
+    """Add the adapter of a layer to its weights. Raise ValueError if one of them becomes infinite.
+
+    The sum is made in fp32 and rounded once: in bfloat16, a small change of a large weight would be lost.
+    """
     weights = list(layer.get_base_layer().parameters(recurse=False))
     for weight in weights:
         weight.data = weight.data.float()
@@ -85,12 +90,12 @@ def _merge_layer(name: str, layer: Any, dtype: torch.dtype) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """PEFT and transformers warn of what is done here on purpose: merging twice, heads that the base lacks."""
+    """Silence warnings of PEFT and transformers about merging twice, and heads that the base lacks."""
     was = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():
-            for message in _SAID:
+            for message in _EXPECTED_WARNINGS:
                 warnings.filterwarnings("ignore", message)
             yield
     finally:

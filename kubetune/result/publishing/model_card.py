@@ -16,6 +16,7 @@ from kubetune.config.schema import Config
 from kubetune.result.publishing import serving
 from kubetune.tasks import task_of
 
+# The hub's name of what a model is for, by task.
 PIPELINES = {
     "causal_lm": "text-generation",
     "preference": "text-generation",
@@ -24,9 +25,13 @@ PIPELINES = {
     "vision_language": "image-text-to-text",
 }
 _TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
+
+# The name of the picture beside the card.
 CURVES = "curves.svg"
-"""The name of the picture beside the card."""
-_POINTS = 60
+
+_POINTS = 60  # of a curve in text
+
+# Settings of `training` that the card shows where they are set.
 _SETTINGS = (
     "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "seed",
 )  # fmt: skip
@@ -81,10 +86,16 @@ def write_card(
 
 
 def _front_matter(pipeline: str, kind: str, base: str) -> str:
+    """Return the card's head for the hub, in YAML."""
+    relation = "finetune"
+    library = "transformers"
+    if kind == "adapter":
+        relation = "adapter"
+        library = "peft"
     lines = [
         f"base_model: {json.dumps(base)}",
-        f"base_model_relation: {'adapter' if kind == 'adapter' else 'finetune'}",
-        f"library_name: {'peft' if kind == 'adapter' else 'transformers'}",
+        f"base_model_relation: {relation}",
+        f"library_name: {library}",
         f"pipeline_tag: {pipeline}",
         f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
         "# license: to be filled in",
@@ -95,6 +106,7 @@ def _front_matter(pipeline: str, kind: str, base: str) -> str:
 
 
 def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
+    """Return what the model is, in a few sentences."""
     what = {
         "adapter": f"LoRA adapter for `{base}`",
         "merged": f"`{base}` with its LoRA adapter merged into the weights",
@@ -141,6 +153,7 @@ def _snippet(
 
 
 def _global_batch(checkpoint: Mapping[str, Any]) -> str:
+    """Return what a step was trained on: `32 samples`, or `about 65,536 tokens, 32 samples`."""
     samples = counted(checkpoint["global_batch_size"], "sample")
     tokens = checkpoint.get("global_batch_tokens")
     if not tokens:
@@ -149,6 +162,7 @@ def _global_batch(checkpoint: Mapping[str, Any]) -> str:
 
 
 def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how the model was trained, as the rows of a table."""
     training = config.training
     lora = config.lora
     settings: dict[str, Any] = {
@@ -183,77 +197,103 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _table(values: Mapping[str, Any]) -> str:
-    return "\n".join(
-        ["| | |", "|---|---|", *(f"| {name} | {value} |" for name, value in values.items())]
-    )
+    """Return a table of two columns."""
+    rows = [f"| {name} | {value} |" for name, value in values.items()]
+    return "\n".join(["| | |", "|---|---|", *rows])
 
 
 def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
-    """Curves as a picture, and as rows of bars for those who read text; the last value of everything measured."""
+    """Return the curves as a picture, and as rows of bars for those who read text; then all metrics of the end.
+
+    training loss      2.3100 █▆▅▄▃▂▂▁▁ 1.2040
+    """
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
     evaluations = [line for line in lines if "eval_loss" in line]
-    curves = [
-        ("training loss", losses),
-        ("evaluation loss", [line["eval_loss"] for line in evaluations]),
-    ]
-    drawn = [
-        f"{name:<16}{values[0]:>9.4f} {sparkline(values, _POINTS)} {values[-1]:.4f}"
-        for name, values in curves
-        if values
-    ]
-    picture = f"![Curves over steps]({CURVES})\n\n" if pictured else ""
-    text = f"{picture}```\n" + "\n".join(drawn) + "\n```" if drawn else "No metrics were recorded."
+    rows = []
+    if losses:
+        rows.append(_curve("training loss", losses))
     if evaluations:
-        last = {name: value for name, value in evaluations[-1].items() if name.startswith("eval_")}
-        text += f"\n\nAt step {evaluations[-1]['step']:,}:\n\n"
-        text += _table(
-            {name: f"{value:.6g}" for name, value in last.items() if isinstance(value, int | float)}
-        )
+        rows.append(_curve("evaluation loss", [line["eval_loss"] for line in evaluations]))
+    if not rows:
+        return "No metrics were recorded."
+
+    text = "\n".join(["```", *rows, "```"])
+    if pictured:
+        text = f"![Curves over steps]({CURVES})\n\n{text}"
+    if evaluations:
+        last = evaluations[-1]
+        values = {}
+        for name, value in last.items():
+            if name.startswith("eval_") and isinstance(value, int | float):
+                values[name] = f"{value:.6g}"
+        text += f"\n\nAt step {last['step']:,}:\n\n{_table(values)}"
     return text
 
 
+def _curve(name: str, values: Sequence[float]) -> str:
+    """Return a curve in one line, between its first and its last value."""
+    return f"{name:<16}{values[0]:>9.4f} {sparkline(values, _POINTS)} {values[-1]:.4f}"
+
+
 def _against_base(verdict: Mapping[str, Any]) -> str:
-    """Each metric of the base model and of this one, with the interval and the test of those of answers."""
-    base, best = dict(verdict.get("base") or {}), dict(verdict.get("best") or {})
+    """Return a table of each metric of the base model and of this one.
+
+    Metrics of answers, and benchmarks with a test, have an interval, rows gained and lost, and p.
+    """
+    base = dict(verdict.get("base") or {})
+    best = dict(verdict.get("best") or {})
+    tested = {f"eval_{line['metric']}": line for line in verdict.get("answers") or ()}
     benchmarks = verdict.get("benchmarks") or ()
-    if not base and not benchmarks:
-        return ""
-    measured = {f"eval_{line['metric']}": line for line in verdict.get("answers") or ()}
     for line in benchmarks:
         name = line["metric"]
-        base[name], best[name] = line["before"], line["after"]
-        measured |= {name: line} if "test" in line else {}
-    rows = ["| metric | base | tuned | 95 % | gained | lost | p |", "|---|---|---|---|---|---|---|"]
+        base[name] = line["before"]
+        best[name] = line["after"]
+        if "test" in line:
+            tested[name] = line
+    if not base:
+        return ""
+
+    where = "on the evaluation data"
+    if benchmarks:
+        where += ", and benchmarks of lm-evaluation-harness"
+    rows = [
+        f"\n\nThe base model against this one, {where}:",
+        "",
+        "| metric | base | tuned | 95 % | gained | lost | p |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for name, value in base.items():
-        line, tuned = measured.get(name), best.get(name)
-        sure = "| | | |"
-        if line is not None:
+        tuned = ""
+        if best.get(name) is not None:
+            tuned = f"{best[name]:.4g}"
+        test = "| | | |"
+        if name in tested:
+            line = tested[name]
             low, high = line["after_interval"]
-            sure = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
-        rows.append(f"| {name} | {value:.4g} | {'' if tuned is None else f'{tuned:.4g}'} | {sure}")
-    where = ", and benchmarks of lm-evaluation-harness" if benchmarks else ""
-    return f"\n\nThe base model against this one, on the evaluation data{where}:\n\n" + "\n".join(
-        rows
-    )
+            test = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
+        rows.append(f"| {name} | {value:.4g} | {tuned} | {test}")
+    return "\n".join(rows)
 
 
 def _licence_files(names: Sequence[str]) -> str:
-    return (
-        f" (copied from it: {', '.join(f'[{name}](<{name}>)' for name in names)})" if names else ""
-    )
+    """Return a remark with links to the licence's files, or "" if there are none."""
+    if not names:
+        return ""
+    links = [f"[{name}](<{name}>)" for name in names]
+    return f" (copied from it: {', '.join(links)})"
 
 
 def _proof(proof: Mapping[str, Any]) -> str:
+    """Return a table of the comparisons that prove the export."""
     rows = [
-        f"| {c['what']} | {c['difference']:.1e} | {c['tolerance']:.0e} | {c['agreement']:.2%} |"
-        for c in proof["comparisons"]
+        f"On {proof['rows']} {proof['origin']} ({proof['tokens']:,} tokens), relative:",
+        "",
+        "| logits of | largest difference | allowed | same first choice |",
+        "|---|---|---|---|",
     ]
-    head = ["| logits of | largest difference | allowed | same first choice |", "|---|---|---|---|"]
-    return "\n".join(
-        [
-            f"On {proof['rows']} {proof['origin']} ({proof['tokens']:,} tokens), relative:",
-            "",
-            *head,
-            *rows,
-        ]
-    )
+    for comparison in proof["comparisons"]:
+        difference = f"{comparison['difference']:.1e}"
+        allowed = f"{comparison['tolerance']:.0e}"
+        agreement = f"{comparison['agreement']:.2%}"
+        rows.append(f"| {comparison['what']} | {difference} | {allowed} | {agreement} |")
+    return "\n".join(rows)

@@ -9,44 +9,57 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import Final
 
 MODELFILE: Final = "Modelfile"
 
+# Role and text.
 Turn = tuple[str, str]
-Render = Callable[[Sequence[Turn]], str]
-"""From turns (role, text), the last of them the user's, to the prompt that a model answers."""
 
-_SYSTEM, _ONE, _ANSWER, _TWO = "system text", "first question", "first answer", "second question"
+# From turns, the last of them the user's, to the prompt that a model answers.
+Render = Callable[[Sequence[Turn]], str]
+
+# Texts that no template has by itself, so that what stands around them is the template's.
+_SYSTEM: Final = "system text"
+_QUESTION: Final = "first question"
+_ANSWER: Final = "first answer"
+_NEXT_QUESTION: Final = "second question"
+
 _TALK: Final = (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
-_TRIED: Final[tuple[tuple[Turn, ...], ...]] = tuple(
-    (*system, *_TALK[:length], ("user", "and now?"))
-    for system in ((), (("system", "Be short."),))
-    for length in (0, 2, 4)
-)
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Frame of texts: `lead` before all where there is no system text, or else that between its two pieces."""
+    """What a chat template puts around texts.
 
-    lead: str
-    system: tuple[str, str]
-    user: str
-    answer: tuple[str, str]
+    Example: ChatML, whose prompts are "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n"
+
+        lead      ""
+        system    "<|im_start|>system\\n", "<|im_end|>\\n"
+        user      "<|im_start|>user\\n"
+        answer    "<|im_end|>\\n<|im_start|>assistant\\n", "<|im_end|>\\n"
+    """
+
+    lead: str  # before all turns, where there is no system text
+    system: tuple[str, str]  # before and after the system text
+    user: str  # before each question
+    answer: tuple[str, str]  # before each answer, so behind its question, and after it
 
     def prompt(self, turns: Sequence[Turn]) -> str:
-        """The prompt of turns, put together as Ollama does it with `template`."""
+        """Return the prompt of turns, put together as Ollama does it with `template`."""
         system = "\n\n".join(text for role, text in turns if role == "system")
-        parts = [self.system[0] + system + self.system[1] if system else self.lead]
+        prompt = self.lead
+        if system:
+            prompt = self.system[0] + system + self.system[1]
         for role, text in turns:
-            parts += [self.user, text, self.answer[0]] if role == "user" else []
-            parts += [text, self.answer[1]] if role == "assistant" else []
-        return "".join(parts)
+            if role == "user":
+                prompt += self.user + text + self.answer[0]
+            elif role == "assistant":
+                prompt += text + self.answer[1]
+        return prompt
 
     def template(self) -> str:
-        """The same as a template of Go."""
+        """Return the same as a template of Go."""
         parts = (
             "{{ if .System }}", self.system[0], "{{ .System }}", self.system[1], "{{ else }}", self.lead, "{{ end }}",
             '{{ range .Messages }}{{ if eq .Role "user" }}', self.user, "{{ .Content }}", self.answer[0],
@@ -56,40 +69,68 @@ class Pieces:
 
 
 def pieces_of(render: Render) -> Pieces | None:
-    """The pieces of a chat template; None where its prompts are not made of such."""
+    """Return the pieces of a chat template; None where its prompts are not made of such."""
+    # A ValueError means that a text is missing or stands twice, or that the template refuses these turns.
     try:
-        before, after = render([("user", _ONE)]).split(_ONE)
-        first, _, between = render(
-            [("user", _ONE), ("assistant", _ANSWER), ("user", _TWO)]
-        ).partition(_ONE)
-        opening, answered = between.split(_ANSWER)
-        ended, closing = answered.split(_TWO)
-        start, system_end = (
-            render([("system", _SYSTEM), ("user", _ONE)]).split(_ONE)[0].split(_SYSTEM)
-        )
-        equal = (
-            len(set(ends)) == 1
-            for ends in zip(before[::-1], ended[::-1], system_end[::-1], strict=False)
-        )
-        cut = sum(1 for _ in takewhile(bool, equal))
-        user = before[len(before) - cut :]
-        lead = before[: len(before) - cut]
-        system = (start, system_end[: len(system_end) - cut])
-        found = Pieces(lead, system, user, (opening, ended[: len(ended) - cut]))
-        if (first, opening, closing) != (before, after, after):
+        pieces = _read_off(render)
+        if any(pieces.prompt(turns) != render(turns) for turns in _conversations()):
             return None
-        if any(found.prompt(turns) != render(turns) for turns in _TRIED):
-            return None
-    except ValueError:  # a text is missing, or stands twice; or the template refuses these turns
+    except ValueError:
         return None
-    texts = (found.lead, *found.system, found.user, *found.answer)
-    return None if any("{{" in text or '"""' in text for text in texts) else found
+    # These would end the TEMPLATE of a Modelfile, or begin an action of Go's.
+    for text in (pieces.lead, *pieces.system, pieces.user, *pieces.answer):
+        if "{{" in text or '"""' in text:
+            return None
+    return pieces
+
+
+def _read_off(render: Render) -> Pieces:
+    """Return the pieces as three renderings have them. Raise ValueError if they cannot be told apart.
+
+        alone          before  [question]  closing
+        two turns      before  [question]  opening  [answer]  ended  [next question]  closing
+        with system    start  [system]  system_end  [question]  closing
+
+    `before`, `ended` and `system_end` all end in what stands before a question, which is what they have in common.
+    """
+    before, _ = render([("user", _QUESTION)]).split(_QUESTION)
+    turns = [("user", _QUESTION), ("assistant", _ANSWER), ("user", _NEXT_QUESTION)]
+    _, between = render(turns).split(_QUESTION)
+    opening, rest = between.split(_ANSWER)
+    ended, _ = rest.split(_NEXT_QUESTION)
+    head, _ = render([("system", _SYSTEM), ("user", _QUESTION)]).split(_QUESTION)
+    start, system_end = head.split(_SYSTEM)
+
+    user = _common_end([before, ended, system_end])
+    return Pieces(
+        lead=before.removesuffix(user),
+        system=(start, system_end.removesuffix(user)),
+        user=user,
+        answer=(opening, ended.removesuffix(user)),
+    )
+
+
+def _common_end(texts: Sequence[str]) -> str:
+    """Return the longest text that all of these end in."""
+    end = min(texts, key=len)
+    while not all(text.endswith(end) for text in texts):
+        end = end[1:]
+    return end
+
+
+def _conversations() -> list[Sequence[Turn]]:
+    """Return conversations of one to three questions, with a system text and without."""
+    conversations: list[Sequence[Turn]] = []
+    for length in (0, 2, 4):
+        turns = (*_TALK[:length], ("user", "and now?"))
+        conversations += [turns, (("system", "Be short."), *turns)]
+    return conversations
 
 
 def modelfile(
     render: Render | None, *, stop: Sequence[str], base: str | None, gguf: str | None = None
 ) -> str:
-    """The text of a Modelfile. `base`: the model that the folder's adapter is for; None for whole weights.
+    """Return the text of a Modelfile. `base`: the model that the folder's adapter is for; None for whole weights.
 
     `render`: None where the model has no chat template; `stop`: the tokens that end an answer; `gguf`: the file that
     Ollama takes in place of weights or an adapter that it does not convert.
@@ -99,15 +140,25 @@ def modelfile(
         lines.append(
             f"# README.md has the command that makes {gguf}, which Ollama does not make of this model itself"
         )
-    if base is not None:
-        lines += ["# the base as Ollama calls it, or a folder with its weights", f"FROM {base}"]
-    lines.append(f"{'FROM' if base is None else 'ADAPTER'} {f'./{gguf}' if gguf else '.'}")
-    pieces = pieces_of(render) if render is not None else None
-    if pieces is not None:
-        lines.append(f'TEMPLATE """{pieces.template()}"""')
-    elif render is not None:
-        lines.append(
-            "# TEMPLATE: the model's chat template has no form in Ollama's language that gives equal prompts"
-        )
-    lines += [f'PARAMETER stop "{token}"' for token in stop if '"' not in token]
+
+    weights = f"./{gguf}" if gguf else "."
+    if base is None:
+        lines.append(f"FROM {weights}")
+    else:
+        lines.append("# the base as Ollama calls it, or a folder with its weights")
+        lines.append(f"FROM {base}")
+        lines.append(f"ADAPTER {weights}")
+
+    if render is not None:
+        pieces = pieces_of(render)
+        if pieces is not None:
+            lines.append(f'TEMPLATE """{pieces.template()}"""')
+        else:
+            lines.append(
+                "# TEMPLATE: the model's chat template has no form in Ollama's language that gives equal prompts"
+            )
+    for token in stop:
+        # A Modelfile has no way to write a quote inside quotes.
+        if '"' not in token:
+            lines.append(f'PARAMETER stop "{token}"')
     return "\n".join(lines) + "\n"

@@ -16,6 +16,16 @@ from kubetune.rundir.machine import versions
 
 PROVENANCE = "provenance.json"
 
+# What is taken from the state of a checkpoint.
+_OF_STATE = (
+    "step",
+    "tokens",
+    "trained_tokens",
+    "data_fingerprint",
+    "global_batch_size",
+    "global_batch_tokens",
+)
+
 
 def facts_of(
     job: Job,
@@ -24,31 +34,28 @@ def facts_of(
     tokenizer_files: list[str],
     notes: dict[str, Any],
 ) -> dict[str, Any]:
-    """provenance.json, but for the checksums of the files."""
+    """Return provenance.json, but for the checksums of the files. `notes` are those of `writers.Proof`."""
     result = job.result
-    state, config = asdict(checkpoints.load_state(result.checkpoint)), read_config(result.run_dir)
+    config = read_config(result.run_dir)
+    state = asdict(checkpoints.load_state(result.checkpoint))
+    base = notes.get("base", {})
     return {
         "made_by": f"kubetune {versions().get('kubetune', '')}".strip(),
         "time": metrics.now(),
         "kind": job.kind,
         "dtype": notes.get("dtype", job.dtype_name),
-        "served_by": list(
-            served_by(config.task_name, config.lora, job.kind, notes.get("base", {}))
-        ),
+        "served_by": list(served_by(config.task_name, config.lora, job.kind, base)),
         "run": {"name": config.name, "directory": result.run_dir.name, "config": resolved(config)},
         "checkpoint": {
             "name": result.checkpoint.name,
             "manifest_sha256": files.sha256_file(result.checkpoint / checkpoints.MANIFEST),
-            **{
-                key: state[key]
-                for key in "step tokens trained_tokens data_fingerprint global_batch_size global_batch_tokens".split()
-            },
+            **{key: state[key] for key in _OF_STATE},
         },
         "base": {
             "name": base_name(job.config.model.path),
             "revision": job.config.model.revision,
             "quantization": job.config.quantization,
-            **notes.get("base", {}),
+            **base,
         },
         "proof": {
             "rows": len(sample.batches),

@@ -16,10 +16,15 @@ from typing import Any, Final
 from kubetune.config.schema import LoraConfig
 from kubetune.tasks import task_of
 
-VLLM, GGUF, OLLAMA = "vLLM", "GGUF", "Ollama"
-MODEL_GGUF, ADAPTER_GGUF = "model-q8_0.gguf", "adapter.gguf"
-"""Files that the commands make, in the folder of the export."""
+VLLM = "vLLM"
+GGUF = "GGUF"
+OLLAMA = "Ollama"
 
+# Files that the commands make, in the folder of the export.
+MODEL_GGUF = "model-q8_0.gguf"
+ADAPTER_GGUF = "adapter.gguf"
+
+# Architectures whose weights, or whose adapters, Ollama itself makes GGUF of.
 CONVERTED_BY_OLLAMA: Final = {
     "model": {
         "LlamaForCausalLM", "MixtralForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
@@ -28,19 +33,20 @@ CONVERTED_BY_OLLAMA: Final = {
     },
     "adapter": {"LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM"},
 }  # fmt: skip
-"""Architectures whose weights, or whose adapters, Ollama itself makes GGUF of."""
 
+# Kinds of mixtures (`model_type`) whose adapters on stacked experts vLLM 0.32 holds exactly as PEFT does, if it is
+# told that they are stacked. Mixtral's it leaves out without a word. `python -m tests.peers.vllm_adapters` tries all.
 EXPERTS_IN_VLLM: Final = {
     "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "olmoe", "phimoe", "qwen3_5_moe",
     "qwen3_5_moe_text", "qwen3_moe", "qwen3_next",
 }  # fmt: skip
-"""Kinds of mixtures (`model_type`) whose adapters on stacked experts vLLM 0.32 holds exactly as PEFT does, if it is
-told that they are stacked. Mixtral's it leaves out without a word. `python -m tests.peers.vllm_adapters` tries all."""
+
+# Kinds of models that see, of which transformers trains the text model alone: what its `model.` is called in the whole
+# one, which vLLM loads. An adapter with other names it takes, and leaves out without a word.
 NAMES_IN_VLLM: Final = {"qwen3_5": "model.language_model.", "qwen3_5_moe": "model.language_model."}
-"""Kinds of models that see, of which transformers trains the text model alone: what its `model.` is called in the whole
-one, which vLLM loads. An adapter with other names it takes, and leaves out without a word."""
+
+# Folder of an export with such an adapter under vLLM's names.
 FOR_VLLM = "vllm"
-"""Folder of an export with such an adapter under vLLM's names."""
 
 
 def served_by(
@@ -59,6 +65,7 @@ def served_by(
         lora = None
     if not _generates(task):
         return ()
+    # What none of the three loads as an adapter.
     if lora is not None and (lora.use_dora or lora.modules_to_save):
         return ()
     able = {VLLM, GGUF, OLLAMA}
@@ -80,9 +87,11 @@ def is_known_to_vllm(base: Mapping[str, Any]) -> bool:
 
 def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[str]:
     """Return the words of vLLM's command line for adapters, each by its name, its path, and its base as in `served_by`."""
-    modules, switches = [], []
+    modules = []
+    switches = []
     for name, path, base in adapters:
-        path = f"{path}/{FOR_VLLM}" if base.get("text_of") else path
+        if base.get("text_of"):
+            path = f"{path}/{FOR_VLLM}"
         if base.get("experts_of"):  # in one tensor, which vLLM takes only where it is told
             switches = ["--enable-mixed-moe-lora-format"]
             modules.append(json.dumps({"name": name, "path": path, "is_3d_lora_weight": True}))
@@ -120,9 +129,11 @@ def commands(
             GGUF: f"python llama.cpp/convert_hf_to_gguf.py . --outfile {MODEL_GGUF} --outtype q8_0",
             OLLAMA: "ollama create tuned -f Modelfile",
         }
+
     parts = []
     if able:
-        parts.append("\n".join(["```console", *(f"$ {lines[program]}" for program in able), "```"]))
+        typed = [f"$ {lines[program]}" for program in able]
+        parts.append("\n".join(["```console", *typed, "```"]))
     if lora:
         reasons = _reasons(lora, base)
         if reasons:

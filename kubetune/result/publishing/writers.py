@@ -40,10 +40,12 @@ from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.model_card import base_name
 
 Kind = Literal["adapter", "merged", "model"]
+
+# Called with a line for the user.
 Tell = Callable[[str], None]
 
+# Comparisons that prove an export, and notes: `effect` of the adapter, `dtype` of what is stored, kind of the `base`.
 Proof = tuple[list[Comparison], dict[str, Any]]
-"""Comparisons that prove an export, and notes: `effect` of the adapter, `dtype` of what is stored, kind of the `base`."""
 
 # PEFT's names of an adapter's files.
 WEIGHTS = "adapter_model.safetensors"
@@ -92,11 +94,15 @@ class Job:
 
 
 def _name(dtype: torch.dtype) -> str:
+    """Return a dtype as configs name it."""
     return str(dtype).removeprefix("torch.")
 
 
 def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
+    """Write the adapter for the base as others call it, and prove that it is the trained one."""
     model, trained, effect = _load_and_ask(job, sample)
+
+    # The weights are the checkpoint's. The settings name a base of this machine, which may be a cache.
     checkpoint = job.result.checkpoint
     tensors = load_file(checkpoint / WEIGHTS)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
@@ -108,9 +114,12 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
         job.tell(
             "the base is a folder of this machine, which others lack: --merge makes a model that stands alone"
         )
+    # A classifier's, with its labels.
     if (checkpoint / "config.json").is_file():
         shutil.copyfile(checkpoint / "config.json", folder / "config.json")
     _write_companions(job, folder, unwrap(model))
+
+    # One model is in memory at a time.
     del model
     gc.collect()
     job.tell("loading the exported adapter")
@@ -118,6 +127,7 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
     comparison = equivalence.compare(
         "the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype]
     )
+
     base = _kind_of_base(job, tensors, settings)
     if base["text_of"] in serving.NAMES_IN_VLLM:
         _write_for_vllm(job, folder, tensors, settings, base["text_of"])
@@ -131,6 +141,7 @@ def _kind_of_base(
     """Return what serving.served_by asks about the base of an adapter."""
     described = read_json(job.result.tokenizer.files.get("config.json"))
     kind = str(described.get("model_type", "unknown"))
+    # transformers trains the text model alone of a model that sees, and leaves its part of the names out.
     names_language_model = any("language_model" in name for name in tensors)
     is_of_text = "text_config" in described and not names_language_model
     return {
@@ -140,6 +151,7 @@ def _kind_of_base(
 
 
 def _write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Write adapter_config.json."""
     content = json.dumps(settings, indent=2, sort_keys=True) + "\n"
     files.write_atomic(folder / SETTINGS, content)
 
@@ -160,6 +172,8 @@ def _write_for_vllm(
     folder = parent / serving.FOR_VLLM
     folder.mkdir()
     save_file(renamed, folder / WEIGHTS, metadata={"format": "pt"})
+
+    # The settings name what the adapter is on. Stacked experts are parameters, all else modules.
     parameters = []
     for name in settings["target_parameters"] or ():
         parameters.append(re.sub(r"^model\.", prefix, name))
@@ -170,14 +184,8 @@ def _write_for_vllm(
         module = re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first))
         if not module.endswith(stacks):
             modules.add(module)
-    _write_settings(
-        folder,
-        {
-            **settings,
-            "target_modules": sorted(modules),
-            "target_parameters": parameters or None,
-        },
-    )
+    targets = {"target_modules": sorted(modules), "target_parameters": parameters or None}
+    _write_settings(folder, {**settings, **targets})
     job.tell(
         f"vLLM reads this adapter in {serving.FOR_VLLM}/, under the names of all of {kind}; from the hub it takes "
         "what lies at the top and leaves that out without a word, so push --merge"
@@ -185,6 +193,7 @@ def _write_for_vllm(
 
 
 def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
+    """Write the base with the adapter in its weights, and prove that it computes what the two did."""
     model, trained, effect = _load_and_ask(job, sample)
     allowed = TOLERANCE[job.dtype]
     if merge.is_quantised(model):
@@ -195,6 +204,7 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
         if job.config.quantization == "8bit":
             allowed = max(allowed, equivalence.TOLERANCE_8BIT)
         model = merge.dequantise(model, job.result.checkpoint, job.dtype)
+
     job.tell("merging layer by layer")
     model = merge.merge_adapters(model, job.dtype)
     merged = job.ask(model, sample)
@@ -202,6 +212,8 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
     del model
     gc.collect()
     reloaded = _ask_reloaded(job, folder, sample)
+
+    # Merging rounds the weights once more. Writing and reading changes nothing.
     of_merge = equivalence.compare("adapter and merged model", trained, merged, allowed)
     of_file = equivalence.compare(
         "merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]
@@ -210,6 +222,8 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
 
 
 def _write_full(job: Job, folder: Path, sample: Sample) -> Proof:
+    """Write a model that was trained whole, and prove that it computes what the checkpoint does."""
+    # The checkpoint is asked in the dtype that it is stored in, and then loaded anew in that of the export.
     job.tell("loading the trained model")
     facts = transformers.AutoConfig.from_pretrained(
         job.result.checkpoint, trust_remote_code=job.config.model.trust_remote_code
@@ -249,6 +263,7 @@ def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | 
 
 
 def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:
+    """Return the logits of an export, loaded as anybody would load it."""
     job.tell("loading the export with plain transformers")
     trusted = job.config.model.trust_remote_code
     model = job.result.auto_class.from_pretrained(
@@ -258,7 +273,10 @@ def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:
 
 
 def _save_model(job: Job, folder: Path, model: Any) -> None:
-    needed = sum(p.numel() * p.element_size() for p in model.parameters())
+    """Write a whole model. Raise EnvironmentFault, before anything is written, if the disk lacks room for it."""
+    needed = 0
+    for parameter in model.parameters():
+        needed += parameter.numel() * parameter.element_size()
     free = files.free_bytes(folder)
     if free < needed:
         raise errors.EnvironmentFault(
@@ -274,6 +292,7 @@ def _write_companions(job: Job, folder: Path, model: Any) -> None:
     """Write the tokenizer, and the generation config with the tokens that the model was taught to end with."""
     job.result.tokenizer.save(folder)
     if model.can_generate():
+        # A lone token is a number there, not a list of one.
         ends = list(job.result.tokenizer.eos_ids)
         model.generation_config.eos_token_id = ends if len(ends) != 1 else ends[0]
         model.generation_config.pad_token_id = job.result.tokenizer.pad_id
