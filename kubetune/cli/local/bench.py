@@ -1,7 +1,7 @@
 """`kubetune bench`: the speed of this machine, and what settings that are `auto` should mean on it.
 
-Writes one JSON file with the machine and every case, which `python -m benchmarks.table` shows, and the choices into the
-user's cache, where `train` and `plan` find them.
+It writes one JSON file with the machine and every case, which `python -m benchmarks.table` shows, and the choices into
+the user's cache, where `train` and `plan` read them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Of the choices: reasons, which the line for people leaves out.
 NOT_PRINTED = ("why", "compile_from")
+
+# After which no case is begun, by device.
 MINUTES = {"cpu": 2.5, "cuda": 10.0}
 GPU_TEST_SECONDS = 600.0
 
@@ -62,6 +64,8 @@ def run(args: argparse.Namespace) -> int:
     cases = _cases(device, args.shape)
     machine = _machine(device)
     started = datetime.now(UTC).isoformat(timespec="seconds")
+
+    # Measure.
     output = Path(args.output or f"bench-{started[:10]}-{_slug(machine)}.json")
     facts = {"started": started, "machine": machine, "source": "kubetune bench"}
     results: dict[str, dict[str, Any]] = {}
@@ -71,6 +75,8 @@ def run(args: argparse.Namespace) -> int:
             results[name] = result
             # After each case, so that an interrupted bench keeps what it measured.
             _write(output, facts, results)
+
+    # Conclude: what is fastest, and whether all cases of a model had the same losses.
     shapes = list(dict.fromkeys(case.shape for case in cases))
     choices = verdict.choices(results, shapes)
     disagreements = verdict.disagreements(results)
@@ -82,13 +88,15 @@ def run(args: argparse.Namespace) -> int:
     _conclude(choices, machine["gpu"], keeps=keeps)
     print(visible(f"written: {output}"))
     has_run = any("tokens_per_second" in result for result in results.values())
-    return errors.OK if has_run and not disagreements else errors.ENVIRONMENT
+    if disagreements or not has_run:
+        return errors.ENVIRONMENT
+    return errors.OK
 
 
 def _measure(
     cases: Sequence[Case], folder: Path, device: str, seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the result of each case, and on a GPU that of the tests there; print a line for each."""
+    """Yield the result of each case, and on a GPU that of the tests there. Print a line for each."""
     from kubetune.plugins.diagnostics.bench import measure
 
     for case, result in measure.measure(cases, folder, device, seconds):
@@ -104,6 +112,7 @@ def _measure(
 def _write(
     output: Path, facts: dict[str, Any], results: dict[str, dict[str, Any]], **conclusions: Any
 ) -> None:
+    """Write the file of results, as far as they are known."""
     measurements = [{"suite": "bench", "case": name, **row} for name, row in results.items()]
     content = facts | {"measurements": measurements} | conclusions
     files.write_atomic(output, json.dumps(content, indent=1) + "\n")
@@ -116,10 +125,10 @@ def _cases(device: str, shape: str | None) -> list[Case]:
     if shape not in (None, *cases.SHAPES):
         raise errors.ConfigError(f"--shape is {shape!r}; expected one of {', '.join(cases.SHAPES)}")
     if device == "cpu":
-        wanted = cases.on_cpu(shape or "42M")
+        of_device = cases.on_cpu(shape or "42M")
     else:
-        wanted = cases.on_gpu()
-    wanted = [case for case in wanted if shape in (None, case.shape)]
+        of_device = cases.on_gpu()
+    wanted = [case for case in of_device if shape in (None, case.shape)]
     if not wanted:
         raise errors.ConfigError(
             f"--shape {shape} is not measured on a GPU; expected 0.6B, 4B or 8B"
@@ -142,6 +151,7 @@ def _conclude(choices: dict[str, Any], gpu: str | None, *, keeps: bool) -> None:
 
 
 def _line(result: dict[str, Any]) -> str:
+    """Return the result of a case in a line."""
     if "failed" in result:
         return str(result["failed"])
     parts = [f"{result['tokens_per_second']:,.0f} tokens/s"]
@@ -171,5 +181,6 @@ def _machine(device: str) -> dict[str, Any]:
 
 
 def _slug(machine: dict[str, Any]) -> str:
+    """Return the machine as a part of a file name: `nvidia-h100-80gb-hbm3`."""
     text = machine["gpu"] or f"{machine['cpu']} {machine['cores']} cores"
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

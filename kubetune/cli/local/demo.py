@@ -1,7 +1,7 @@
 """`kubetune demo`: fine-tune the embedded model on the embedded data, offline, and show what it learned.
 
-Writes a run file such as a user would write, goes the way of `kubetune train`, and shows what the evaluations of the
-run were answered, before training and by the best checkpoint.
+It writes a run file such as a user would write, trains as `kubetune train` does, and shows what the model answered in
+the evaluations, before training and with the best checkpoint.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 from kubetune import cli, errors
 from kubetune.base.files import write_atomic
@@ -21,8 +20,10 @@ from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import shell_word
 from kubetune.rundir import metrics
 
+# A model and data that are part of the package.
 EMBEDDED = Path(__file__).parent / "embedded"
-SHOWN = 3
+
+SHOWN = 3  # requests with their answers
 NEXT_PROMPT = "Please bounce wallet in staging."
 
 RUN_FILES = {
@@ -70,11 +71,14 @@ output: {output}
 compute: {compute}
 """,
 }
+
+# Files of training data, and what the share of right answers is called, by task.
 DATA = {"causal_lm": "train.jsonl", "preference": "pairs.jsonl"}
 TITLES = {"causal_lm": "exact match", "preference": "Of course."}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument(
         "-o",
         "--output",
@@ -96,21 +100,24 @@ def run(args: argparse.Namespace) -> int:
     Raise ConfigError where something else lies in DIR.
     """
     began = time.monotonic()
-    if args.output is None:
-        args.output = Path(
-            "outputs/demo" if args.task == "causal_lm" else "outputs/demo-preference"
-        )
-    run_file, run_dir = args.output / "run.yaml", args.output / "run"
+    folder = args.output
+    if folder is None:
+        folder = Path("outputs/demo")
+        if args.task == "preference":
+            folder = Path("outputs/demo-preference")
+    run_file = folder / "run.yaml"
+    run_dir = folder / "run"
     write_run_file(run_file, run_dir, args.task)
+
     # So small a model gains nothing from a second thread, and loses much where other programs want the cores too.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     print(f"kubetune train {shell_word(run_file)}", flush=True)
     code = cli.main(["train", str(run_file)])
+    if code == errors.PREEMPTED:
+        print(
+            f"Stopped. The same command goes on from there; to start afresh, remove {folder} first."
+        )
     if code:
-        if code == errors.PREEMPTED:
-            print(
-                f"Stopped. The same command goes on from there; to start afresh, remove {args.output} first."
-            )
         return code
     show(run_file, run_dir, time.monotonic() - began, args.task)
     return errors.OK
@@ -118,13 +125,17 @@ def run(args: argparse.Namespace) -> int:
 
 def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> None:
     """Write the demo's run file unless it is there. Raise ConfigError rather than overwrite another."""
+    # One process is enough for so small a model, and every machine then takes the same steps.
+    compute = {"processes": 1}
+    if visible_gpus(os.environ):
+        compute = {"gpus_per_node": 1}
+    # JSON, which is YAML too, quotes what a path may hold.
     text = RUN_FILES[task].format(
         model=json.dumps(str(EMBEDDED / "model")),
         train=json.dumps(str(EMBEDDED / "data" / DATA[task])),
         held_out=json.dumps(str(EMBEDDED / "data" / "heldout.jsonl")),
         output=json.dumps(str(run_dir)),
-        # One process is enough for so small a model, and every machine then takes the same steps.
-        compute=json.dumps({"gpus_per_node": 1} if visible_gpus(os.environ) else {"processes": 1}),
+        compute=json.dumps(compute),
     )
     if not run_file.exists():
         write_atomic(run_file, text)
@@ -144,10 +155,10 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
         ("  before", f"{measured['before']:.0%}"),
         ("  after", f"{measured['after']:.0%}"),
     ]
-    before, after = (
-        {line["row"]: line["answer"] for line in answers(run_dir, step)}
-        for step in (0, verdict["step"])
-    )
+
+    # Some of the requests, with the answers before training (step 0) and of the best checkpoint.
+    before = answers(run_dir, 0)
+    after = answers(run_dir, verdict["step"])
     for asked in metrics.read_lines(run_dir / metrics.ANSWERS / "questions.jsonl")[:SHOWN]:
         # The built-in model's template has names of roles around what is asked.
         request = asked["prompt"].removeprefix("user\n").partition("\n")[0]
@@ -157,6 +168,7 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
             ("  before", before[asked["row"]]),
             ("  after", after[asked["row"]]),
         ]
+
     lines += [
         ("", ""),
         ("adapter", str(run_dir / "checkpoints" / "best")),
@@ -170,11 +182,14 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
         print(f"{label:<12} {text}".rstrip())
 
 
-def answers(run_dir: Path, step: int) -> list[dict[str, Any]]:
-    """Answers of the evaluation after `step` steps."""
-    return metrics.read_lines(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl")
+def answers(run_dir: Path, step: int) -> dict[int, str]:
+    """Return the answers of the evaluation after `step` steps, by row."""
+    lines = metrics.read_lines(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl")
+    return {line["row"]: line["answer"] for line in lines}
 
 
 def _command() -> str:
-    """The words that call kubetune from where the user is: its name only when the shell would find it."""
-    return "kubetune" if shutil.which("kubetune") else os.path.relpath(sys.argv[0])
+    """Return how the user calls kubetune: by its name if the shell would find it, else by its path."""
+    if shutil.which("kubetune"):
+        return "kubetune"
+    return os.path.relpath(sys.argv[0])

@@ -11,11 +11,12 @@ from kubetune.plugins.diagnostics.smoke import settings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-
+    """Add the arguments of the verb."""
     settings.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Train for a moment and judge. Return the exit code."""
     from kubetune.plugins.diagnostics.smoke import launch
 
     return launch.run(args)

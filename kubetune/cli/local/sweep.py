@@ -18,7 +18,7 @@ from kubetune.base.signals import Relay
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_table
 from kubetune.config.naming import prefers_greater
-from kubetune.config.schema import DataConfig, TrainingConfig
+from kubetune.config.schema import Config, DataConfig, TrainingConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.extras import require
 from kubetune.supervisor.command_line import add_run_arguments, sources_of
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from kubetune.library.sweep.recipe import Load
     from kubetune.library.sweep.record import Record, Search, Trial
 
+# Words that take the place of the run file.
 ACTIONS = ("status", "best", "stop")
-_TRIALS = 20
+
+_TRIALS = 20  # if neither --trials nor a budget nor a grid limits the search
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +107,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _require_alone(action: str, args: argparse.Namespace) -> None:
     """Raise ConfigError for options that an action would ignore."""
-    allowed = ["inputs"] if action == "stop" else ["inputs", "json"]
+    allowed = ["inputs", "json"]
+    takes = "a folder and --json only"
+    if action == "stop":
+        allowed = ["inputs"]
+        takes = "a folder only"
+
+    # An option that has another value than its default was typed.
     parser = argparse.ArgumentParser()
     add_arguments(parser)
     ignored = []
@@ -114,13 +122,13 @@ def _require_alone(action: str, args: argparse.Namespace) -> None:
         if option.dest not in allowed and value != option.default:
             ignored.append(option.option_strings[-1])
     if ignored:
-        takes = "a folder only" if action == "stop" else "a folder and --json only"
         raise ConfigError(
             f"command line: {', '.join(sorted(ignored))}: `kubetune sweep {action}` takes {takes}"
         )
 
 
 def _search(args: argparse.Namespace) -> int:
+    """Search to the end, or until a stop. Return the exit code."""
     if args.json:
         raise ConfigError(
             "command line: --json is for `kubetune sweep status` and `best`. Nothing was written."
@@ -139,6 +147,8 @@ def _search(args: argparse.Namespace) -> int:
             raise ConfigError(
                 f"command line: found --{name} {number}; expected 1 or more. Nothing was written."
             )
+
+    # Ranges are taken out of the words; what is left is as `kubetune train` takes it.
     flags = [key for key, value in vars(args).items() if "." in key and value is not None]
     args.inputs, ranges, problems = texts.split(args.inputs, flags)
     path, settings = sources_of(args, {} if args.cluster else os.environ)
@@ -162,20 +172,31 @@ def _search(args: argparse.Namespace) -> int:
     from kubetune.library.sweep.start import Wishes, sweep
 
     wishes = Wishes(
-        ranges=tuple(ranges), metric=metric, greater=greater, sampler=args.sampler, pruner=args.pruner,
-        repeat=args.repeat, seed=args.search_seed, trials=args.trials, parallel=args.parallel, budgets=tuple(budgets),
+        ranges=tuple(ranges),
+        metric=metric,
+        greater=greater,
+        sampler=args.sampler,
+        pruner=args.pruner,
+        repeat=args.repeat,
+        seed=args.search_seed,
+        trials=args.trials,
+        parallel=args.parallel,
+        budgets=tuple(budgets),
         on_cluster=args.cluster,
-    )  # fmt: skip
+    )
     with Relay() as relay:
         return sweep(folder, name, load, config, wishes, relay)
 
 
 def _loader(source: Path | Mapping[str, Any] | None, settings: Mapping[str, Any]) -> Load:
+    """Return a function that makes the config of the command line with more overrides."""
     from kubetune.config.load import load_config
 
-    return lambda more: load_config(
-        source, **{**settings, "overrides": [*settings["overrides"], *more]}
-    )
+    def load(more: list[str]) -> Config:
+        overrides = [*settings["overrides"], *more]
+        return load_config(source, **{**settings, "overrides": overrides})
+
+    return load
 
 
 def _metric(direction: str | None, data: DataConfig, training: TrainingConfig) -> tuple[str, bool]:
@@ -192,6 +213,7 @@ def _metric(direction: str | None, data: DataConfig, training: TrainingConfig) -
 
 def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
     """Set args.trials: as many as were asked for, and no more than there are settings."""
+    # A grid has every value of every range.
     if args.sampler == "grid":
         problems = []
         for value_range in ranges:
@@ -203,12 +225,14 @@ def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
             raise ConfigError(problems)
     from kubetune.library.sweep.ranges import ENDLESS, settings_in
 
-    settings = settings_in(ranges)
     wanted = args.trials
     if not wanted:
         is_limited_otherwise = args.budget or args.sampler == "grid"
         wanted = ENDLESS if is_limited_otherwise else _TRIALS
-    args.trials = min(wanted, settings or wanted)
+    settings = settings_in(ranges)
+    if settings is not None:
+        wanted = min(wanted, settings)
+    args.trials = wanted
 
 
 @prints_json
@@ -222,6 +246,7 @@ def _status(args: argparse.Namespace) -> Answer:
 
 
 def _show_status(folder: Path, search: Search, record: Record) -> None:
+    """Print a table of the trials, and below it why nothing goes on, if so."""
     from kubetune.library.sweep.record import LOCK, summary
 
     head = ("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY")
@@ -236,6 +261,7 @@ def _show_status(folder: Path, search: Search, record: Record) -> None:
 
 
 def _row(trial: Trial) -> tuple[object, ...]:
+    """Return the line of a trial in the table."""
     from kubetune.library.sweep.ranges import short_text
     from kubetune.library.sweep.record import state_of
 
@@ -280,6 +306,7 @@ def _best(args: argparse.Namespace) -> Answer:
 
 
 def _stop(args: argparse.Namespace) -> int:
+    """Ask the driver to stop. Without one on this machine, stop the trials on the cluster."""
     from kubetune.library.sweep.record import LOCK, at_rest, read_record, read_search, write_record
 
     folder = args.folder
@@ -307,6 +334,7 @@ def _stop(args: argparse.Namespace) -> int:
 
 
 def _stop_on_cluster(search: Search) -> list[str]:
+    """Stop all trials of a sweep on its cluster. Return the names of their runs."""
     from kubetune.library.connection import open_cluster
     from kubetune.library.sweep.remote import stop_all
 

@@ -39,21 +39,26 @@ def _facts(run_dir: Path, exit_code: int) -> dict[str, Any]:
     from kubetune.rundir import exit_status, metrics
     from kubetune.rundir.report import read_report
 
+    reason = None
+    step = None
     status = exit_status.read_exit_status(run_dir)
+    if status is not None:
+        reason = status.reason
+        step = status.step
     report = None
     if (run_dir / metrics.REPORT).is_file():
         report = read_report(run_dir)
     return {
         "run_dir": str(run_dir),
         "exit_code": exit_code,
-        "reason": status.reason if status else None,
-        "step": status.step if status else None,
+        "reason": reason,
+        "step": step,
         "report": report,
     }
 
 
 def _train(args: argparse.Namespace) -> tuple[int, Path]:
-    """Train; return the exit code and the run directory."""
+    """Train. Return the exit code and the run directory."""
     with Relay() as relay:
         # Imports take seconds, in which the relay must already hear SIGTERM.
         from kubetune.base.yaml_reader import read_file
@@ -65,21 +70,28 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         from kubetune.library.plans import plan_here
         from kubetune.supervisor.local import launch_run
 
+        # The file is read once: its text, with its comments, is kept in the run directory.
         show_notes()
         path, settings = sources_of(args, os.environ)
-        file = read_file(path) if path is not None else None
+        file = None
+        text = None
+        if path is not None:
+            file = read_file(path)
+            text = file.text
         config = load_config(file, **settings)
         if args.on_event is not None:
             hooks = config.hooks.model_copy(update={"on_event": args.on_event})
             config = config.model_copy(update={"hooks": hooks})
+
+        # What the run will do. How many tokens there are is known only when the data are prepared.
         config, plan = plan_here(config)
         run_dir = Path(str(config.output))
-        for label, text in describe(config, plan, None):
+        for label, fact in describe(config, plan, None):
             if label != "tokens":
-                print_fact(label, text, 17)
+                print_fact(label, fact, 17)
         sys.stdout.flush()
-        source = file.text if file is not None else None
-        exit_code = launch_run(config, plan, run_dir, source=source, relay=relay)
+
+        exit_code = launch_run(config, plan, run_dir, source=text, relay=relay)
         if exit_code == OK:
             print(next_steps(run_dir, config.task), flush=True)
         return exit_code, run_dir

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base.gpus import visible_gpus
+from kubetune.base.humanize import counted
 from kubetune.base.signals import Relay
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare.plan import show_notes
@@ -48,7 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Train twice, compare, and print the verdict. Raise ConfigError before anything is trained."""
-    stop_at = args.stop_at if args.stop_at is not None else args.steps // 2
+    stop_at = args.stop_at
+    if stop_at is None:
+        stop_at = args.steps // 2
     if args.steps < 2:
         raise errors.ConfigError(
             f"command line: found --steps {args.steps}; expected at least 2, one before the stop and one after it. "
@@ -69,14 +72,13 @@ def run(args: argparse.Namespace) -> Answer:
     plan = make_plan(short, *estimate_rows(short.data), visible_gpus(os.environ))
     with tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
         verdict = verify(short, plan, stop_at, Path(folder), by_agent(relay))
-    return Answer(
-        asdict(verdict) | {"exact": verdict.is_exact},
-        lambda: _show(verdict),
-        errors.OK if verdict.is_exact else errors.DIVERGED,
-    )
+    code = errors.OK if verdict.is_exact else errors.DIVERGED
+    facts = asdict(verdict) | {"exact": verdict.is_exact}
+    return Answer(facts, lambda: _show(verdict), code)
 
 
 def _show(verdict: Verdict) -> None:
+    """Print the verdict, wrapped to the width of the terminal behind its labels."""
     print()
     width = shutil.get_terminal_size().columns
     for label, text in describe(verdict):
@@ -85,6 +87,7 @@ def _show(verdict: Verdict) -> None:
 
 
 def _require_one_node(nodes: int) -> None:
+    """Raise ConfigError for a run of several nodes."""
     if nodes > 1:
         raise errors.ConfigError(
             f"compute.nodes: found {nodes}; expected 1, because verify-resume trains on this machine "
@@ -93,12 +96,10 @@ def _require_one_node(nodes: int) -> None:
 
 
 def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """The verdict as labelled lines."""
-    ranks = f"{verdict.world_size} rank{'s' if verdict.world_size > 1 else ''} on {verdict.device}"
-    yield (
-        "runs",
-        f"{verdict.steps} steps, and again with a stop after step {verdict.stopped_at}; {ranks}",
-    )
+    """Yield the verdict as labelled lines."""
+    ranks = f"{counted(verdict.world_size, 'rank')} on {verdict.device}"
+    runs = f"{verdict.steps} steps, and again with a stop after step {verdict.stopped_at}"
+    yield "runs", f"{runs}; {ranks}"
     yield (
         "compared",
         f"{verdict.facts:,} values: batch ids, learning rate, random state, losses, gradient norm, "
@@ -117,15 +118,20 @@ def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
 
 
 def _where(difference: Difference) -> str:
+    """Return the first value that differs, and what it is in both runs."""
     values = f"{_short(difference.uninterrupted)} uninterrupted, {_short(difference.other)}"
     return f"first at step {difference.step}, rank {difference.rank}, {difference.what}: {values}"
 
 
 def _short(value: str, limit: int = 60) -> str:
-    return value if len(value) <= limit else f"{value[: limit - 1]}…"
+    """Return the beginning of a value, such as that of a random state."""
+    if len(value) <= limit:
+        return value
+    return f"{value[: limit - 1]}…"
 
 
 def _why(verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """Yield where the difference comes from: a second run without a stop tells it."""
     if verdict.repeat is None:
         yield (
             "because",

@@ -22,11 +22,14 @@ if TYPE_CHECKING:
 
     from kubetune.cli.local.watch_screen import RunView
 
+# Between two looks.
 LOCAL_SECONDS = 1.0
+
 # Each look at a run on a cluster is some requests to its API server.
 CLUSTER_SECONDS = 3.0
 LEFT = "The run goes on. The same command shows it again."
 
+# Verbs that make sense after a run has ended, by its state.
 NEXT_ON_CLUSTER = {
     "done": ("cp", "delete"),
     "stopped": ("resume", "cp"),
@@ -60,6 +63,7 @@ def run(args: argparse.Namespace) -> Answer:
 
     from kubetune.cli.local.watch_screen import draw
 
+    # Without a terminal, or with --once, the screen is printed once.
     console = Console(highlight=False)
     is_live = sys.stdout.isatty() and not (args.once or args.json or console.is_dumb_terminal)
     run_dir = None
@@ -88,10 +92,12 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _local_run_dir(name: str) -> Path | None:
     """Return the run directory of this machine that is meant, existing or not; None for a run on a cluster."""
+    # A word without a slash that is no folder is the name of a run on a cluster.
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        is_local = path.is_dir() or len(path.parts) > 1
-        return path if is_local else None
+        if path.is_dir() or len(path.parts) > 1:
+            return path
+        return None
     if not path.is_file():
         return None
     from kubetune.config.load import load_config
@@ -112,7 +118,7 @@ def _wait_for(run_dir: Path) -> None:
 
 
 def follow(run_view: RunView, look: Look, seconds: float, console: Console) -> RunView:
-    """Draw the run until it ends or the reader presses Ctrl-C; return the last view.
+    """Draw the run until it ends or the reader presses Ctrl-C. Return the last view.
 
     While nobody answers, the last view stays on the screen. rich draws it every second in a thread, so that the
     screen tells how long an answer takes.
@@ -193,6 +199,8 @@ def look_there(cluster: Any, spec: Any) -> RunView:
             status["gpus"] = []
             for node in query_gpus(cluster, targets):
                 status["gpus"] += [{"node": node.node, **gpu} for gpu in node.rows]
+
+    # A run that goes on but cannot be asked.
     why = run_facts["why"]
     if not why and observed.silence:
         why = f"its pods cannot be asked: {observed.silence.splitlines()[0]}"
@@ -207,7 +215,9 @@ def _next(run_view: RunView, run_dir: Path | None) -> str:
     """Return the commands that make sense after a run has ended; empty where it is gone."""
     if run_dir is None:
         verbs = NEXT_ON_CLUSTER.get(run_view.state)
-        return _commands(verbs, run_view.name) if verbs else ""
+        if verbs is None:
+            return ""
+        return _commands(verbs, run_view.name)
     if run_view.state == "done":
         from kubetune.config.load import read_config
 
@@ -225,4 +235,6 @@ def next_steps(run_dir: Path, task: str) -> str:
 
 
 def _commands(verbs: Sequence[str], run_name: object) -> str:
-    return "Next: " + " · ".join(f"kubetune {verb} {shell_word(run_name)}" for verb in verbs)
+    """Return command lines for a run, in one line."""
+    commands = [f"kubetune {verb} {shell_word(run_name)}" for verb in verbs]
+    return f"Next: {' · '.join(commands)}"

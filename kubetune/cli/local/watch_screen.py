@@ -21,11 +21,13 @@ from kubetune.rundir.throughput import utilization
 LATE_SECONDS = 15.0
 # A view that is older is not how the run is now.
 OLD_SECONDS = 8.0
+# What a screen holds.
 MOST_RANKS = 16
 MOST_WARNINGS = 3
-# Log lines where nothing limits the screen.
-LOG_LINES = 8
-STEPS_OF_SPEED = 20
+LOG_LINES = 8  # where nothing limits the screen
+STEPS_OF_SPEED = 20  # over which the utilization is a mean
+
+# By the state of the run.
 COLOURS = {
     "running": "green",
     "done": "green",
@@ -35,6 +37,7 @@ COLOURS = {
     "absent": "red",
 }
 HINT = "Ctrl-C leaves; the run goes on"
+
 # Steps have their numbers in the table, and warnings their own lines.
 TRAIN_LINE = re.compile(r"\S+ \S+ \[TRAIN\] ")
 WARNING_LINE = re.compile(r"\S+ \S+ \[(\w+\] (WARNING|ERROR|CRITICAL): |ERROR\])")
@@ -46,19 +49,14 @@ class RunView:
     """A run as it was last seen."""
 
     name: str
-    # running, waiting, done, stopped, failed or absent
-    state: str
-    # Why it is in this state; empty where nothing is to be said.
-    why: str
+    state: str  # running, waiting, done, stopped, failed or absent
+    why: str  # why it is in this state; empty where nothing is to be said
     # What rundir.status.read_status returns; with `progress` alone, or empty, where no pod could be asked.
     status: dict[str, Any]
     is_over: bool = False
-    # "on this machine", or the namespace with the pods that run
-    where: str = ""
-    # Why there is no newer view.
-    lost: str = ""
-    # Time of this view on the monotonic clock.
-    seen: float = field(default_factory=time.monotonic)
+    where: str = ""  # "on this machine", or the namespace with the pods that run
+    lost: str = ""  # why there is no newer view
+    seen: float = field(default_factory=time.monotonic)  # time of this view on the monotonic clock
 
     def without_answer(self, reason: str) -> RunView:
         """Return the same view, with the reason why there is no newer one."""
@@ -73,6 +71,7 @@ class LiveScreen:
         self._console = console
 
     def __rich__(self) -> Layout:
+        """Return what rich draws."""
         # The last line stays in view, however little of the rest fits.
         body_height = max(1, self._console.height - 1)
         layout = Layout()
@@ -84,6 +83,7 @@ class LiveScreen:
 
 
 def _last_line(run_view: RunView) -> Text:
+    """Return how to leave, or for how long nobody has answered."""
     age = time.monotonic() - run_view.seen
     line = Text(HINT, style="dim")
     if run_view.lost or age > OLD_SECONDS:
@@ -142,6 +142,7 @@ def _escaped(run_view: RunView) -> RunView:
 
 
 def _escaped_value(value: Any) -> Any:
+    """Return a value of JSON with all texts in it escaped."""
     if isinstance(value, str):
         return visible(value)
     if isinstance(value, dict):
@@ -226,6 +227,7 @@ def _evaluation(evaluation: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _utilization(status: Mapping[str, Any]) -> str:
+    """Return the share of the GPUs' arithmetic that is used, or "" if it is not known."""
     speeds = status["speeds"][-STEPS_OF_SPEED:]
     ranks = max(1, len(status.get("rank_seconds") or ()))
     _, mfu = utilization(status, sum(speeds) / len(speeds), ranks)
@@ -235,12 +237,14 @@ def _utilization(status: Mapping[str, Any]) -> str:
 
 
 def _best(best: Mapping[str, Any] | None) -> str:
+    """Return step and value of the best checkpoint, or "" before there is one."""
     if not best:
         return ""
     return f"best: step {number(best['step'])} with {number(best['value'])}"
 
 
 def _table(*names: str, left: Sequence[str] = ()) -> Table:
+    """Return a table without rows. Columns in `left` hold texts, the others numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
         table.add_column(name, justify="left" if name in left else "right")
@@ -254,11 +258,16 @@ def _verdict(facts: Mapping[str, Any]) -> Table:
     table = _table("metric", "base", "tuned", "95 %", "gained", "lost", left=("metric",))
     rows = (verdict(facts, {}) or {}).get("rows", [])
     for row in rows:
+        # Only metrics of answers have an interval, and rows gained and lost.
+        interval = ""
+        if row.get("after_interval"):
+            low, high = row["after_interval"]
+            interval = f"{low:.3g}–{high:.3g}"
         table.add_row(
             row["name"].removeprefix("eval_"),
             "" if row["base"] is None else number(row["base"]),
             "" if row["best"] is None else number(row["best"]),
-            "–".join(f"{end:.3g}" for end in row.get("after_interval") or ()),
+            interval,
             str(row.get("gained", "")),
             str(row.get("lost", "")),
         )
@@ -271,7 +280,7 @@ def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], mo
     The lag is how much longer than the fastest rank it computed in the last step.
     """
     table = _table("rank", "step", "phase", "for", "lag", "heard of", left=("phase", "heard of"))
-    lags: dict[int, float] = {}
+    lags: dict[int, float] = {}  # by rank
     if len(rank_seconds) > 1 and min(rank_seconds) > 0:
         for index, seconds in enumerate(rank_seconds):
             lags[index] = seconds / min(rank_seconds) - 1
@@ -279,14 +288,19 @@ def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], mo
     if len(ranks) > most:
         shown.sort(key=lambda rank: lags.get(rank["rank"], 0.0), reverse=True)
     for rank in shown[:most]:
-        waits = "waits in " if rank["waiting"] else ""
+        phase = rank["phase"]
+        if rank["waiting"]:
+            phase = f"waits in {phase}"
+        lag = ""
+        if rank["rank"] in lags:
+            lag = f"{lags[rank['rank']]:+.0%}"
         is_late = rank["silent_seconds"] > LATE_SECONDS
         table.add_row(
             str(rank["rank"]),
             number(rank["step"]),
-            Text(f"{waits}{rank['phase']}"),
+            Text(phase),
             brief(rank["phase_seconds"]),
-            f"{lags[rank['rank']]:+.0%}" if rank["rank"] in lags else "",
+            lag,
             f"{brief(rank['silent_seconds'])} ago",
             style="bold red" if is_late else "",
         )
@@ -296,6 +310,7 @@ def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], mo
 
 
 def _gpus(gpus: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a line for each GPU; on a cluster, with the number of its node."""
     table = _table("GPU", "name", "load", "memory", "heat", "power", left=("name",))
     for gpu in gpus:
         index = str(gpu["index"])

@@ -36,8 +36,7 @@ class SecondModel:
     """A model that answers beside the run's: its base, or the result of another run."""
 
     name: str
-    # Make it the active model, for one answer.
-    active: Callable[[], AbstractContextManager[LoadedModel]]
+    active: Callable[[], AbstractContextManager[LoadedModel]]  # makes it answer, within a block
     # Of another run, which has its own template and reader of images; None for the base.
     loaded: LoadedModel | None = None
 
@@ -47,16 +46,11 @@ class Conversation:
     """The conversation so far."""
 
     system: str | None
-    # The turns with the result of the run.
-    tuned: list[dict[str, Any]] = field(default_factory=list)
-    # The same questions with the second model's answers.
-    other: list[dict[str, Any]] = field(default_factory=list)
-    # Images shown so far.
-    images: list[str] = field(default_factory=list)
-    # Images that go with the next question.
-    pending: list[str] = field(default_factory=list)
-    # Parts that the chat template leaves out, of which a note was printed.
-    noted: set[str] = field(default_factory=set)
+    tuned: list[dict[str, Any]] = field(default_factory=list)  # turns with the result of the run
+    other: list[dict[str, Any]] = field(default_factory=list)  # the same with the second model
+    images: list[str] = field(default_factory=list)  # shown so far
+    pending: list[str] = field(default_factory=list)  # images that go with the next question
+    noted: set[str] = field(default_factory=set)  # parts of which a note was printed: left out
 
     def reset(self) -> None:
         """Forget all turns and images."""
@@ -67,7 +61,7 @@ class Conversation:
 
     @property
     def seen(self) -> list[str]:
-        """Return the images that the next prompt is about."""
+        """The images that the next prompt is about."""
         return [*self.images, *self.pending]
 
     def tagged(self, text: str) -> str:
@@ -122,6 +116,7 @@ def run(args: argparse.Namespace) -> int:
         import readline  # noqa: F401
     from kubetune.result.inference.generate import load_run
 
+    # The base is the same model with its adapters off; another run is loaded beside it.
     loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
     beside = None
     if args.compare:
@@ -129,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     if args.beside:
         second = load_run(args.beside, "best")
         beside = SecondModel(str(args.beside), lambda: nullcontext(second), second)
+
     conversation = Conversation(args.system)
     for image in args.image:
         print(show_image(str(image), conversation, loaded, beside))
@@ -150,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def obey(command: str, conversation: Conversation) -> str:
-    """Carry out a line that begins with a slash; return what to print."""
+    """Carry out a line that begins with a slash. Return what to print."""
     name, _, rest = command.partition(" ")
     if name == "/reset":
         conversation.reset()
@@ -170,7 +166,7 @@ def obey(command: str, conversation: Conversation) -> str:
 def show_image(
     file: str, conversation: Conversation, loaded: LoadedModel, beside: SecondModel | None = None
 ) -> str:
-    """Keep an image for the next question; return what to print about it."""
+    """Keep an image for the next question. Return what to print about it."""
     for model in _runs(loaded, beside):
         if model.reader is None:
             return f"a run with `task: {model.config.task}`: its model sees no images"
@@ -191,7 +187,7 @@ def converse(
     sampling: Sampling,
     beside: SecondModel | None = None,
 ) -> None:
-    """Ask and answer; the turn becomes part of the conversation once it is complete. No error ends the chat."""
+    """Ask and answer. The turn becomes part of the conversation once it is complete. No error ends the chat."""
     text = conversation.tagged(text)
     question = {"role": "user", "content": text}
     try:
@@ -260,6 +256,7 @@ def answer_both(
     """Print and return the second model's answer and the run's: in two columns where there is room for them."""
     from rich.console import Console
 
+    # The two models have had different answers, so their prompts differ after the first turn.
     console = Console()
     images = conversation.seen
     second_is_chat = (beside.loaded or loaded).is_chat
@@ -268,6 +265,8 @@ def answer_both(
     name = "tuned"
     if beside.loaded:
         name = str(loaded.result.run_dir)
+
+    # One below the other.
     if not sys.stdout.isatty() or console.width < NARROWEST_FOR_COLUMNS:
         width = max(len(beside.name), len(name)) + 2
         label = f"{beside.name}:".ljust(width)

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from kubetune.result.inference.evaluate import Evaluation
 
 TITLE = "true \\ predicted"
+
 # Pairs of classes that are listed where the matrix is too wide.
 MIX_UPS = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     parser.add_argument(
         "--data",
@@ -73,6 +75,8 @@ def run(args: argparse.Namespace) -> Answer:
         return _compare(args)
     if args.benchmarks:
         return _benchmark(args)
+
+    # The imports make many objects that stay: looking for garbage among them is lost time.
     from kubetune.base import collector
 
     with collector.paused():
@@ -85,6 +89,7 @@ def run(args: argparse.Namespace) -> Answer:
         model=args.model,
         trust_code=args.trust_code,
     )
+    # Remarks go to standard error, so that --json stays JSON.
     for line in evaluation.remarks:
         print(shown_on(sys.stderr, line), file=sys.stderr)
     if evaluation.predictions is not None:
@@ -96,6 +101,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _show(evaluation: Evaluation) -> None:
+    """Print the metrics, and a classifier's confusion matrix."""
     for name, value in evaluation.metrics.items():
         print(f"{name:<26} {value:.6g}")
     if evaluation.confusion:
@@ -106,7 +112,7 @@ def _show(evaluation: Evaluation) -> None:
 
 
 def _require_one_question(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options that do not go together; none is ignored."""
+    """Raise ConfigError for options that do not go together, rather than ignore one."""
     asked = []
     for name in ("compare", "benchmarks", "data", "predictions"):
         if getattr(args, name):
@@ -123,6 +129,7 @@ def _require_one_question(args: argparse.Namespace) -> None:
 
 
 def _compare(args: argparse.Namespace) -> Answer:
+    """Compare the answers of two earlier evaluations."""
     from kubetune.result.inference.compare import compare_runs, table
 
     comparisons = compare_runs(args.run_dir, args.compare, args.checkpoint)
@@ -135,6 +142,7 @@ def _compare(args: argparse.Namespace) -> Answer:
 
 
 def _benchmark(args: argparse.Namespace) -> Answer:
+    """Run benchmarks of lm-evaluation-harness."""
     from kubetune.base.processes import output_on_stderr
     from kubetune.config.schema.evaluation import BenchmarksConfig
     from kubetune.result.inference.benchmarks import evaluate_benchmarks
@@ -170,6 +178,8 @@ def confusion_lines(counts: list[list[int]], names: Sequence[str], columns: int)
     Where the names are too wide for so many columns, numbers head the table; where the numbers are too wide too,
     the classes that are confused most often are listed.
     """
+    # With names:    true \\ predicted   cat   dog      With numbers:    true \\ predicted   0   1
+    #                cat                  8     2                       0 cat              8   2
     numbers = [str(number) for number in range(len(names))]
     numbered_names = [f"{number} {name}" for number, name in enumerate(names)]
     for rows, heads in ((names, names), (numbered_names, numbers)):
@@ -206,9 +216,12 @@ def mix_up_lines(counts: list[list[int]], names: Sequence[str]) -> list[str]:
     rows = [("true", "predicted", "rows")]
     for count, true, predicted in pairs[:MIX_UPS]:
         rows.append((names[true], names[predicted], f"{count:,}"))
+
     true_width = 2 + max(len(row[0]) for row in rows)
     predicted_width = 2 + max(len(row[1]) for row in rows)
-    shown = f", {MIX_UPS} of {len(pairs):,}" if len(pairs) > MIX_UPS else ""
+    shown = ""
+    if len(pairs) > MIX_UPS:
+        shown = f", {MIX_UPS} of {len(pairs):,}"
     whole = f"--json prints the whole matrix of {len(names)} classes"
     lines = [f"Classes that are confused most often{shown} ({whole})"]
     for true_name, predicted_name, count_text in rows:

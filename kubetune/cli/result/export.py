@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     add_export_options(parser)
     parser.add_argument(
@@ -105,8 +106,10 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     facts: dict[str, Any] = export.facts
     base = facts["base"]
     yield "checkpoint", facts["checkpoint"]["name"]
-    revision = f"@{base['revision']}" if base["revision"] else ""
-    yield "base", f"{base['name']}{revision}"
+    name = base["name"]
+    if base["revision"]:
+        name += f"@{base['revision']}"
+    yield "base", name
     sizes = [size for name, size in export.files.items() if name.endswith(".safetensors")]
     count = counted(len(sizes), "file")
     yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"
@@ -125,6 +128,7 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
 
 def _proof(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield how the export was compared with the checkpoint, as labelled lines."""
+    # A difference says little by itself: it is small beside what the adapter does, or not.
     rows = f"{proof['rows']} {proof['origin']}, {proof['tokens']:,} tokens"
     yield "proof", f"logits on {rows}, in {proof['run_in']}"
     for comparison in proof["comparisons"]:
@@ -135,9 +139,7 @@ def _proof(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if effect is not None:
         yield "", f"the adapter moves them by {effect:.1e}"
         if proof["comparisons"][0]["difference"] > effect / 2:
-            yield (
-                "",
-                "rounding hides much of that: the adapter changed little, or use --dtype float32",
-            )
+            advice = "the adapter changed little, or use --dtype float32"
+            yield "", f"rounding hides much of that: {advice}"
     files = ", ".join(proof["tokenizer_files_equal"])
     yield "tokenizer", f"{files}: equal byte by byte; template as trained"

@@ -21,7 +21,7 @@ from kubetune.cli.result.export import add_result
 if TYPE_CHECKING:
     from kubetune.result.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
 
-# Keys of a line of `--file` that mean something; the others are only repeated in the output.
+# Keys of a line of `--file` that mean something. The others are only repeated in the output.
 KEYS_READ = {
     "prompt",
     "messages",
@@ -98,7 +98,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 
 
 def sampling_of(args: argparse.Namespace) -> Sampling:
-    """The sampling that the options ask for. Raise ConfigError for numbers that make no sense."""
+    """Return the sampling that the options ask for. Raise ConfigError for numbers that make no sense."""
     from kubetune.library.results import require_sampling
 
     require_sampling(
@@ -118,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
     """Answer every prompt, and print each answer as soon as it is known."""
     if is_classifier(args.run_dir):
         return classify(args)
+    # Questions and options are checked before the model is loaded.
     questions = read_questions(args)
     sampling = sampling_of(args)
     from kubetune.result.inference.generate import load_run
@@ -158,11 +159,9 @@ def _write(output: Path, rows: Iterable[dict[str, Any]], count: int) -> None:
 class Question:
     """A prompt with its images."""
 
-    # Place of the prompt for messages, such as prompts.jsonl:3
-    where: str
-    # The line of the file, or {"prompt": …}; the output repeats it.
-    row: dict[str, Any]
-    images: Sequence[str]
+    where: str  # its place for messages, such as prompts.jsonl:3
+    row: dict[str, Any]  # the line of the file, or {"prompt": …}; the output repeats it
+    images: Sequence[str]  # paths
 
 
 def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPrompt]:
@@ -184,6 +183,8 @@ def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPr
         if parts:
             left_out.append(f"{question.where}: {parts[0]}")
     problems.raise_if_any()
+
+    # One note for all prompts: a template leaves the same out of each.
     if left_out:
         note = f"kubetune: note: {left_out[0]}, which the model does not see"
         if len(left_out) > 1:
@@ -202,6 +203,8 @@ def prompt_of(row: dict[str, Any]) -> Prompt:
     if not system:
         prompt: Prompt = messages or row["prompt"]
         return prompt
+
+    # The system message becomes the first one, unless it is that already.
     if not isinstance(system, str):
         raise ValueError(f"system is {json.dumps(system)}; expected a text")
     if not messages:
@@ -229,7 +232,7 @@ def answered(
 
     for start in range(0, len(encoded), WINDOW):
         window = encoded[start : start + WINDOW]
-        # Otherwise each window would draw the same numbers.
+        # With one seed for all, each window would draw the same numbers.
         window_sampling = replace(sampling, seed=sampling.seed + start)
         base_answers: list[str] = []
         if compare:
@@ -253,6 +256,7 @@ def is_classifier(run_dir: Path) -> bool:
 
 
 def _is_reward_model(run_dir: Path) -> bool:
+    """True if the result of the run scores answers."""
     from kubetune.config.load import read_config
 
     return read_config(run_dir).task == "reward_model"
@@ -268,6 +272,7 @@ def classify(args: argparse.Namespace) -> int:
         rows, verdicts = _scored(args)
     else:
         rows, verdicts = _classified(args)
+
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if args.output is not None:
         write_atomic(args.output, lines)
@@ -341,6 +346,7 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
             answers.append((record.where, dict(record.value)))
         problems.raise_if_any()
         return answers
+
     config = read_config(args.run_dir)
     for where, line in _typed_lines(args):
         prompt, tab, answer = line.partition("\t")
@@ -358,6 +364,7 @@ def shown(verdict: dict[str, Any]) -> list[str]:
     predicted = verdict["predicted"]
     if isinstance(predicted, float):
         return [f"{predicted:.6g}"]
+    # A classifier of several labels may choose none of them.
     labels = predicted if isinstance(predicted, list) else [predicted]
     columns = []
     for label in labels:
@@ -379,6 +386,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     for where, line in _typed_lines(args):
         first, tab, second = line.partition("\t")
         texts.append((first, second if tab else None))
+        # An empty second text is no pair of texts as in training.
         if not first.strip() or (tab and not second.strip()):
             problems.add(
                 where, f"holds an empty text, {line!r}; expected one text, or two and a tab"
@@ -396,6 +404,7 @@ def _texts_of_file(run_dir: Path, file: Path) -> list[tuple[str, str | None]]:
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import read_file
 
+    # `data.train[].columns`: {"text": "review"} says that the text is in the column `review`.
     columns: dict[str, str] = {}
     for source in read_config(run_dir).data.train:
         columns |= source.columns
@@ -466,9 +475,13 @@ def _questions_of_file(file: Path, images: Sequence[str]) -> list[Question]:
         else:
             questions.append(Question(where, row, row_images or images))
     problems.raise_if_any()
+
+    # Lines may have `temperature` and the like, of other tools' files, which do nothing here.
     ignored: Counter[str] = Counter()
     for question in questions:
-        ignored.update(key for key in question.row if key not in KEYS_READ)
+        for key in question.row:
+            if key not in KEYS_READ:
+                ignored[key] += 1
     if ignored:
         keys = unused_keys(ignored)
         print(f"kubetune: note: {file}: {keys}; only options set how to answer", file=sys.stderr)
@@ -505,4 +518,5 @@ def _row(value: Any) -> dict[str, Any]:
 
 
 def _is_answer(message: Any) -> bool:
+    """True for a turn of the model."""
     return isinstance(message, dict) and message.get("role") == "assistant"

@@ -20,10 +20,12 @@ from kubetune.config.load import read_config
 from kubetune.config.schema.tracking import PushConfig
 from kubetune.rundir import metrics
 
+# Environment variable that names the repository.
 REPOSITORY = "RESULT_MODEL_ID"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument("run_dir", type=Path, metavar="RUN_DIR", help="run directory")
     parser.add_argument(
         "repo",
@@ -45,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
-    """Upload; print the address. The run's events tell of success and failure alike."""
+    """Upload, and print the address. The run's events say how it ended."""
     cpu.give_back()
     config = read_config(args.run_dir)
     wanted = _wanted(args, config.push, consent.effects_of(config, ["push"]))
@@ -60,19 +62,12 @@ def run(args: argparse.Namespace) -> Answer:
             message = f"{facts['kind'].capitalize()} of {config.name or args.run_dir.name}, step {facts['step']}"
             pushed = upload(folder, wanted.repo, private=wanted.private, message=message, tell=tell)
     except errors.KubetuneError as error:
-        metrics.record_event(
-            args.run_dir, "push", repo=wanted.repo, ok=False, reason=scrub(str(error))
-        )
+        reason = scrub(str(error))
+        metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=False, reason=reason)
         raise
-    metrics.record_event(
-        args.run_dir,
-        "push",
-        repo=wanted.repo,
-        ok=True,
-        url=pushed.url,
-        commit=pushed.commit,
-        **facts,
-    )
+
+    place = {"repo": wanted.repo, "url": pushed.url, "commit": pushed.commit}
+    metrics.record_event(args.run_dir, "push", ok=True, **place, **facts)
 
     def show() -> None:
         who_sees = "private" if pushed.private else "public"
@@ -95,9 +90,10 @@ def _require_gate(run_dir: Path) -> None:
 def _wanted(
     args: argparse.Namespace, of_run: PushConfig | None, address: Sequence[consent.Effect]
 ) -> PushConfig:
-    """Return the settings: the command line's, else the environment's, else the run's. Raise ConfigError for no name.
+    """Return the settings: the command line's, else the environment's, else the run's.
 
-    `address`: what the run's settings name, which the user may not have allowed.
+    `address`: what the run's settings name, which the user may not have allowed. Raise ConfigError if nothing names a
+    repository.
     """
     repo = args.repo or os.environ.get(REPOSITORY, "").strip()
     merge = args.merge

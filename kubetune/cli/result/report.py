@@ -11,6 +11,7 @@ from kubetune.errors import ConfigError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument(
         "run_dir",
         type=Path,
@@ -42,7 +43,9 @@ def run(args: argparse.Namespace) -> Answer:
     from kubetune.library.sweep.record import SWEEP
     from kubetune.reporting import write_report
 
-    runs = [*filter(None, (args.run_dir,)), *args.compare]
+    runs = list(args.compare)
+    if args.run_dir is not None:
+        runs.insert(0, args.run_dir)
     if not runs:
         raise ConfigError(
             "report of which run? expected RUN_DIR, or --compare with several. Nothing was written."
@@ -53,7 +56,9 @@ def run(args: argparse.Namespace) -> Answer:
 
         output = write_page(runs[0], args.output)
     else:
-        default = Path("comparison.html") if len(runs) > 1 else runs[0] / "report.html"
+        default = runs[0] / "report.html"
+        if len(runs) > 1:
+            default = Path("comparison.html")
         output = write_report(runs, args.output or default)
     size = output.stat().st_size
 

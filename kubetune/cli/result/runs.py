@@ -60,7 +60,9 @@ def run(args: argparse.Namespace) -> Answer:
         if runs:
             print_table(_HEAD, [_row(run_facts) for run_facts in runs])
             return
-        chosen = " with this --filter and --state" if args.filter or args.state else ""
+        chosen = ""
+        if args.filter or args.state:
+            chosen = " with this --filter and --state"
         print(f"no runs below {args.folder}{chosen}")
 
     return Answer(runs, show)
@@ -68,15 +70,20 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
     """Return the line of a run in the table."""
-    step = run_facts["step"]
-    loss = run_facts["loss"]
+    # A damaged run has none of its facts.
+    step = ""
+    loss = ""
+    if run_facts["step"] is not None:
+        step = f"{run_facts['step']:,}/{run_facts['steps'] or '?'}"
+    if run_facts["loss"] is not None:
+        loss = f"{run_facts['loss']:.4f}"
     started = run_facts["started"] or ""
     why = run_facts["why"] or ""
     return (
         run_facts["path"],
         run_facts["state"],
-        "" if step is None else f"{step:,}/{run_facts['steps'] or '?'}",
-        "" if loss is None else f"{loss:.4f}",
+        step,
+        loss,
         _evaluation(run_facts["evaluation"] or {}, run_facts["metric"]),
         run_facts["model"] or "",
         run_facts["method"] or "",
@@ -88,11 +95,13 @@ def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
 def _evaluation(evaluation: dict[str, Any], best_by: str | None) -> str:
     """Return the loss, and the metric that the best checkpoint is chosen by; without that, the first other one."""
     others = [name for name in evaluation if name.startswith("eval_") and name != "eval_loss"]
-    second = best_by
-    if best_by not in others:
-        second = others[0] if others else None
+    names = ["eval_loss"]
+    if best_by in others:
+        names.append(best_by)
+    else:
+        names += others[:1]
     texts = []
-    for name in ("eval_loss", second):
+    for name in names:
         if name in evaluation:
             texts.append(f"{name} {evaluation[name]:.4g}")
     return ", ".join(texts)

@@ -41,7 +41,7 @@ from kubetune.plugins.serving.manifests import (
 )
 from kubetune.result.publishing.serving import is_known_to_vllm
 
-# Of an adapter that is not here to be asked; vLLM takes any rank up to the one it was told.
+# Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to the one it was told.
 DEFAULT_RANK = 64
 
 
@@ -146,7 +146,8 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
 
 # What to call each kind of export.
 KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
-# Of a name that requests ask for.
+
+# A name that requests ask for.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -154,16 +155,11 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 class Target:
     """A model or an adapter to serve."""
 
-    # What requests ask for.
-    name: str
-    # A hub id, or a path in the pod.
-    path: str
-    # Of an adapter.
-    rank: int = DEFAULT_RANK
-    # The model that an adapter belongs to; None for whole weights.
-    base: str | None = None
-    # Config of the run that it comes from; None where it is no run.
-    run: Config | None = None
+    name: str  # what requests ask for
+    path: str  # a hub id, or a path in the pod
+    rank: int = DEFAULT_RANK  # of an adapter
+    base: str | None = None  # the model that an adapter belongs to; None for whole weights
+    run: Config | None = None  # config of the run that it comes from; None where it is no run
     # What provenance.json says about the base of an exported adapter.
     known: Mapping[str, Any] = field(default_factory=dict)
 
@@ -179,6 +175,8 @@ def run(args: argparse.Namespace) -> int:
         problems += _outputs_on_one_node(spec)
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
+
+    # Manifests go to standard output, everything for people to standard error.
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
     else:
@@ -238,7 +236,6 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
     consent.require(consent.effects_of(config, [consent.REMOTE_CODE]), run_dir, trust_code)
     name_of_run = run_name(config.name, config.model.path)
     name = name or name_of_run
-    rank = config.lora.r if config.lora else DEFAULT_RANK
     if merged and not config.lora:
         raise ConfigError(
             f"{run_dir} trained every weight, so it has no merged export; leave --merged out"
@@ -247,9 +244,12 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
         raise ConfigError(
             f"{run_dir} is a classifier, which vLLM does not serve; use kubetune.classify or kubetune generate"
         )
+    # Whole weights, which need no base.
     if merged or not config.lora:
         export = _newest_export(run_dir, "merged" if merged else "model")
-        return Target(name, _path_in_pod(name_of_run, export), rank, run=config)
+        return Target(name, _path_in_pod(name_of_run, export), run=config)
+
+    # An adapter, of which vLLM has to know every part, on a base that the pods can load.
     unsupported = _beyond_vllm(config.lora, classifies=config.classifies)
     if unsupported:
         raise ConfigError(
@@ -263,7 +263,8 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )
     known = _base_of(run_dir, export)
-    return Target(name, _path_in_pod(name_of_run, export), rank, base, config, known)
+    path = _path_in_pod(name_of_run, export)
+    return Target(name, path, config.lora.r, base, config, known)
 
 
 def _newest_export(run_dir: Path, kind: str) -> Path:
@@ -279,6 +280,7 @@ def _newest_export(run_dir: Path, kind: str) -> Path:
 
 
 def _path_in_pod(name: str, export: Path) -> str:
+    """Return where the pods see an export. `export`: its provenance.json on this machine."""
     return f"{OUTPUTS}/{name}/exports/{export.parent.name}"
 
 
@@ -336,16 +338,20 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         raise ConfigError(
             "--gpus and --replicas: expected at least 1; --max-replicas: at least --replicas"
         )
+
+    # All targets have the same base, or there is a single one.
     first = targets[0]
     model = first.run.model if first.run else None
     base = first.base
     served_name = first.name
-    adapters: tuple[Adapter, ...] = ()
+    adapters = []
     revision = None
     if base:
         served_name = base.strip("/").rsplit("/", 1)[-1]
-        adapters = tuple(Adapter(t.name, t.path, t.rank, t.known) for t in targets)
-        revision = model.revision if model else None
+        for target in targets:
+            adapters.append(Adapter(target.name, target.path, target.rank, target.known))
+        if model is not None:
+            revision = model.revision
     if served_name in {adapter.name for adapter in adapters}:
         raise ConfigError(
             f"{served_name} is the name of the base; put another NAME= in front of the adapter"
@@ -354,7 +360,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         model=base or first.path,
         names=(served_name,),
         revision=revision,
-        adapters=adapters,
+        adapters=tuple(adapters),
         scores=bool(first.run and first.run.task == "reward_model"),
         trust_remote_code=bool(model and model.trust_remote_code),
         dtype=args.dtype,
@@ -372,7 +378,9 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
 
 def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
     """Return name, namespace and pod settings: those of the first target that is a run, else plain ones."""
-    run = next((target.run for target in targets if target.run is not None), None)
+    run = None
+    for target in targets:
+        run = run or target.run
     kubernetes = run.kubernetes if run else None
     if kubernetes is None:
         kubernetes = KubernetesConfig(image=args.image)
@@ -380,11 +388,11 @@ def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
     if args.namespace:
         changes["namespace"] = args.namespace
     kubernetes = kubernetes.model_copy(update=changes)
+
     if run is None:
         # A plan needs a config; of this one nothing but the name of the model is used.
-        config = Config.model_validate(
-            {"model": {"path": targets[0].path}, "data": {"train": "none.jsonl"}}
-        )
+        fields = {"model": {"path": targets[0].path}, "data": {"train": "none.jsonl"}}
+        config = Config.model_validate(fields)
         name = re.sub(r"[^a-z0-9]+", "-", targets[0].name.lower()).strip("-")
     else:
         config = run
@@ -394,11 +402,11 @@ def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
     spec = replace(spec, name=args.name or name, gpus=args.gpus)
     if run and not kubernetes.storage.outputs.size:
         return spec
+
     # The claim is named after the run, not after what serves it.
-    claim = {
-        "storage": {"outputs": {"claim": f"{run_name(config.name, config.model.path)}-outputs"}}
-    }
-    settings = kubernetes.model_dump(by_alias=True) | claim
+    claim = f"{run_name(config.name, config.model.path)}-outputs"
+    storage = {"outputs": {"claim": claim}}
+    settings = kubernetes.model_dump(by_alias=True) | {"storage": storage}
     return replace(spec, kubernetes=KubernetesConfig.model_validate(settings))
 
 
@@ -416,6 +424,7 @@ def _outputs_on_one_node(spec: RunSpec) -> list[str]:
 def _notes(spec: RunSpec, serving: Serving) -> list[str]:
     """Return what a person must know or do before the manifests work."""
     notes = []
+    # Settings whose effect is another one than in training.
     quantization = spec.config.quantization
     if serving.adapters and quantization not in ("none", "auto"):
         notes.append(
@@ -427,6 +436,8 @@ def _notes(spec: RunSpec, serving: Serving) -> list[str]:
             f"the exports are read from claim {spec.kubernetes.storage.outputs.claim or 'of the run'}: they must be on "
             "that volume, not only on this machine (`kubetune push` and ORG/NAME need no volume)"
         )
+
+    # Where the pods find the weights.
     in_image = []
     for path in (serving.model, *(adapter.path for adapter in serving.adapters)):
         on_volume = path.startswith((f"{OUTPUTS}/", f"{CACHE}/"))
@@ -437,6 +448,8 @@ def _notes(spec: RunSpec, serving: Serving) -> list[str]:
             f"no volume of the pods holds {', '.join(in_image)}: --image must contain it. Volumes are mounted at "
             f"{OUTPUTS} (exports of runs) and {CACHE} (downloads)"
         )
+
+    # What the cluster has to have.
     if serving.max_replicas:
         notes.append(
             f"the autoscaler needs the metric {WAITING} in the custom metrics API (prometheus-adapter)"

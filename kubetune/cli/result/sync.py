@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the verb."""
     parser.add_argument(
         "source",
         metavar="RUN_DIR|ADDRESS",
@@ -64,32 +65,41 @@ def _mirror_of(run_dir: Path) -> str | None:
 
 
 def _copied(args: argparse.Namespace) -> Mirror:
-    """The copy, after it was sent or fetched."""
+    """Send or fetch the run directory. Return the copy in the object store."""
     from kubetune.rundir.mirror.copier import persistently
     from kubetune.rundir.mirror.sync import Mirror
 
     logs.configure("INFO")
+
+    # An address as the source is fetched, a run directory is sent.
     fetches = "://" in args.source
     if fetches and args.target is None:
         raise errors.ConfigError(
             f"kubetune sync {shell_word(args.source)}: give the folder to fetch it to. Nothing was written."
         )
-    run_dir = Path(args.target if fetches else args.source)
-    address = args.source if fetches else args.target or _mirror_of(run_dir)
+    if fetches:
+        run_dir = Path(args.target)
+        address = args.source
+    else:
+        run_dir = Path(args.source)
+        address = args.target or _mirror_of(run_dir)
     if not address or "://" not in address:
         raise errors.ConfigError(
             f"{run_dir}: its config has no `mirror`; say where to: kubetune sync {shell_word(run_dir)} s3://bucket/run"
         )
+
+    # s3://bucket/run/ and s3://bucket/run are one place.
     mirror = Mirror(run_dir, re.sub(r"(?<![:/])/+$", "", address))
+    seconds = args.minutes * 60
     if fetches:
-        persistently(
-            lambda: mirror.fetch(everything=True),
-            args.minutes * 60,
-            what=f"{address} cannot be read",
-        )
+
+        def fetch() -> None:
+            mirror.fetch(everything=True)
+
+        persistently(fetch, seconds, what=f"{address} cannot be read")
         if not (run_dir / RESOLVED).is_file():
             raise errors.ConfigError(f"{address} holds no run. Nothing was written.")
     else:
         read_config(run_dir)  # refuses what is no run
-        persistently(mirror.send, args.minutes * 60, what=f"{address} cannot be written to")
+        persistently(mirror.send, seconds, what=f"{address} cannot be written to")
     return mirror

@@ -11,8 +11,11 @@ from pathlib import Path
 from kubetune.errors import OK, ConfigError
 from kubetune.extras import require
 
+# Environment variable with the token, which the process list of the machine does not show.
 TOKEN = "KUBETUNE_UI_TOKEN"
-_PORT, _SHORTEST_TOKEN = 8600, 16
+
+_PORT = 8600
+_SHORTEST_TOKEN = 16  # characters
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +59,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{args.folder} is a file; expected the folder that holds the run directories"
         )
+
+    # On this machine alone, a token that is made now is enough. It is part of the address that is printed.
     token = args.token or os.environ.get(TOKEN)
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise ConfigError(
@@ -80,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _is_own(host: str) -> bool:
-    """An address that only this machine reaches."""
+    """True for an address that only this machine reaches."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
