@@ -63,6 +63,7 @@ def submit(
         MissingExtra: the extra k8s is not installed.
         EnvironmentFault: no cluster, or everything that the server refuses.
     """
+    # Everything that can be wrong without a cluster is looked for first.
     config = config_of(config)
     files = local_files(config)
     _rendered(config, files)
@@ -72,6 +73,7 @@ def submit(
     cluster = open_cluster(config.kubernetes.namespace)
     from kubetune.k8s.cluster.submit import submit as apply_all
 
+    # Where the command line asks, a function has its answer from the caller.
     def confirm(question: str) -> bool:
         if not replace:
             raise ConfigError(f"{question}? Call with replace=True for that. Nothing was changed.")

@@ -10,6 +10,7 @@ from kubetune.base.yaml_reader import FileText
 from kubetune.config import load
 from kubetune.config.schema import Config
 
+# What a function takes as the config of a run: a config, the path of a run file, or its keys.
 ConfigLike = Config | StrPath | Mapping[str, Any]
 
 

@@ -125,6 +125,7 @@ def is_like(run: Mapping[str, Any], text: str, state: str = "") -> bool:
     """True if a run has this state (any, if empty) and holds every word of the text in its facts."""
     if state not in ("", run["state"]):
         return False
+    # All facts make one line, so that words may be in different ones of them.
     searched = [run[key] or "" for key in SEARCHED]
     searched += run["tags"] or ()
     line = " ".join(searched).lower()
@@ -140,6 +141,7 @@ def value_of(run: Mapping[str, Any], key: str) -> Any:
 
 def metric_names(runs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the metrics that any of the runs was evaluated by."""
+    # A damaged run has no evaluation.
     names = set()
     for run in runs:
         for name in run["evaluation"] or {}:

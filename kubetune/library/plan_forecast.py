@@ -197,6 +197,7 @@ def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> 
     The model is built, without weights, only if the names of its weights leave that open.
     """
     weights = read_weights(model.path, os.environ)
+    # Code of the model itself is not run for a plan.
     if lora is None or weights is None or model.trust_remote_code:
         return
     if not may_lack_targets(lora, weights):
@@ -312,6 +313,7 @@ def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
     The config comes first. Without it, a GPU's memory is the least among the GPUs here.
     """
     if plan.device == "cpu":
+        # The processes of a node share its memory.
         if compute.memory is None:
             return None
         return quantity_bytes(compute.memory) // plan.processes_per_node

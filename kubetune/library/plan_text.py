@@ -22,6 +22,7 @@ from kubetune.plan.rank_work import quantization_of
 
 def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iterator[str]:
     """Yield a line on each finding about the data, or on how many rows nobody has looked at."""
+    # A plan looks at all rows only where there are few of them.
     if findings is None:
         looked = "not looked at"
         if lengths is not None:
@@ -41,6 +42,7 @@ def describe(
     findings: Sequence[Finding] | None = None,
 ) -> Iterator[tuple[str, str]]:
     """Yield the facts of a plan as labelled lines. `on_data` says what the `findings` are."""
+    # What is trained, and on how many processes.
     yield "model", config.model.path
     base = quantization_of(config.quantization, config.lora, plan)
     yield "method", _method(base, plan, config.training.parallelism, config.quantization)
@@ -48,18 +50,20 @@ def describe(
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
+
+    # The data, as far as they were read.
     made_by_pod = makes_data(config.kubernetes)
     yield "rows", _rows(config.data, plan, lengths, made_by_pod=made_by_pod)
     yield "tokens", _tokens(config.data, plan, lengths, findings)
     if lengths is not None and lengths.spared:
-        yield (
-            "shared beginnings",
-            f"about {lengths.spared:.0%} of the tokens, which are computed once",
-        )
+        spared = f"about {lengths.spared:.0%} of the tokens"
+        yield "shared beginnings", f"{spared}, which are computed once"
     if findings is None and lengths is not None:
         positions = positions_of(config.task, config.model.path, os.environ)
         if positions is not None and lengths.longest > positions.limit:
             yield "positions", positions.say(lengths.longest)
+
+    # What happens when, and where the results are.
     accuracy = _accuracy(config.data, plan, lengths, made_by_pod=made_by_pod)
     yield from _schedule(config.data, config.training, plan, accuracy)
     output = config.output
@@ -81,6 +85,7 @@ def _method(base: str, plan: Plan, parallelism: str, setting: str) -> str:
 
 def _accuracy(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> str:
     """Return the words before a number of steps that is not exact, or "" if it is exact."""
+    # Texts that are split make more rows, missing files and batches of tokens make fewer, or other ones.
     if data.overlong == "split" and lengths is None:
         return "at least "  # no text was read, so each counts as one row
     if is_upper_bound(data.train, made_by_pod=made_by_pod):
@@ -94,13 +99,21 @@ def _schedule(
     data: DataConfig, training: TrainingConfig, plan: Plan, accuracy: str
 ) -> Iterator[tuple[str, str]]:
     """Yield the number of steps, and what happens after how many of them."""
+    # What the run file sets is exact, whatever the data are.
+    steps_accuracy = accuracy
+    warmup_accuracy = accuracy
+    if training.max_steps:
+        steps_accuracy = ""
+        warmup_accuracy = ""
+    elif training.warmup_steps is not None:
+        warmup_accuracy = ""
+
     yield "steps per epoch", _steps(plan.steps_per_epoch, accuracy)
-    steps = _steps(plan.num_steps, "" if training.max_steps else accuracy)
+    steps = _steps(plan.num_steps, steps_accuracy)
     yield "steps", f"{steps} ({_epochs(plan.num_epochs)})"
     warmup = "warm-up"
     if plan.num_steps:
-        is_exact = training.warmup_steps is not None or training.max_steps
-        warmup += f" {'' if is_exact else accuracy}{counted(plan.warmup_steps, 'step')}"
+        warmup += f" {warmup_accuracy}{counted(plan.warmup_steps, 'step')}"
     yield "learning rate", f"{plan.learning_rate:g}, {plan.lr_scheduler_type}, {warmup}"
     if data.eval:
         interval = _every(plan.eval_steps, training.eval_steps, accuracy)
@@ -134,7 +147,10 @@ def output_on_cluster(name: str | None, model_path: str) -> str:
 
 
 def _steps(number: int, accuracy: str) -> str:
-    return f"{accuracy}{number:,}" if number else "unknown until the data are read"
+    """Return a number of steps: `1,200`, or `about 1,200`."""
+    if not number:
+        return "unknown until the data are read"
+    return f"{accuracy}{number:,}"
 
 
 def _every(steps: int, setting: int | str, accuracy: str) -> str:
@@ -147,7 +163,10 @@ def _every(steps: int, setting: int | str, accuracy: str) -> str:
 
 
 def _epochs(number: float) -> str:
-    return f"{number:.4g} epoch{'' if number == 1 else 's'}"
+    """Return a number of epochs, which may have a fraction."""
+    if number == 1:
+        return "1 epoch"
+    return f"{number:.4g} epochs"
 
 
 def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod: bool) -> str:
@@ -156,13 +175,18 @@ def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod:
         return "unknown: the data are not on this machine; kubernetes.preprocess makes them on the cluster"
     if plan.rows is None:
         return "unknown: the data are no files on this machine; `kubetune data prepare` fetches and counts them"
+
+    # Sources that are not here count as many rows as their #N allows.
     evaluated_sources = data.eval if isinstance(data.eval, tuple) else data.train
     train_bounded = is_upper_bound(data.train, made_by_pod=made_by_pod)
     eval_bounded = is_upper_bound(evaluated_sources, made_by_pod=made_by_pod)
-    otherwise = "about " if lengths is not None and lengths.rows_per_record > 1 else ""
-    text = f"{'at most ' if train_bounded else otherwise}{plan.rows:,}"
+    accuracy = ""
+    if lengths is not None and lengths.rows_per_record > 1:
+        accuracy = "about "  # long texts are split, of which only the first ones were read
+    text = f"{'at most ' if train_bounded else accuracy}{plan.rows:,}"
     if plan.eval_rows:
-        text += f", {'at most ' if eval_bounded else otherwise}{plan.eval_rows:,} for evaluation"
+        text += f", {'at most ' if eval_bounded else accuracy}{plan.eval_rows:,} for evaluation"
+
     if train_bounded or (eval_bounded and plan.eval_rows):
         return f"{text}: of data that are not here no more than #N; `kubetune data prepare` counts them"
     if data.overlong == "split" and lengths is None:
@@ -182,11 +206,14 @@ def _tokens(
         return (
             "unknown: the tokenizer is not on this machine, or none of the first rows can be read"
         )
-    sampled = counted(lengths.sampled, "record" if lengths.rows_per_record > 1 else "row")
+    noun = "record" if lengths.rows_per_record > 1 else "row"
+    sampled = counted(lengths.sampled, noun)
     per_row = f"{lengths.tokens_per_row:,.0f} a row (from {sampled})"
     text = f"about {plan.tokens_per_epoch:,} an epoch, {per_row}"
     if findings is not None:
         return text  # the findings say the rest
+
+    # Shares of the sample.
     if lengths.overlong_share:
         text += f"; {lengths.overlong_share:.1%} longer than {lengths.limit:,}: {data.overlong}"
     if lengths.bad_share:

@@ -117,6 +117,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
         run_dir = _new_run_dir(Path(name))
     config = config.model_copy(update={"output": str(run_dir)})
 
+    # Rows are counted, but no text is read: the run itself does that when it prepares its data.
     rows, eval_rows = estimate_rows(config.data, made_by_pod=makes_data(config.kubernetes))
     gpus = visible_gpus(os.environ)
     run_plan = plan.make_plan(config, rows, eval_rows, gpus)
@@ -134,6 +135,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
 
 def _require_writable(report: Path) -> None:
     """Raise EnvironmentFault now if the report cannot be written; after training it is too late."""
+    # Folders that are missing will be made in the nearest one that exists.
     folder = next(parent for parent in report.parents if parent.exists())
     if report.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise EnvironmentFault(

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kubetune.result.inference.evaluate import Evaluation
     from kubetune.result.publishing.export import Export
 
+# The messages of a conversation, each with `role` and `content`.
 Messages = Sequence[dict[str, Any]]
 
 
@@ -92,6 +93,7 @@ def generate(
         DataError: prompts that cannot be asked, each with its number. None is answered then.
         ModelError: the base cannot be loaded.
     """
+    # A text is a sequence of letters, each of which would be a prompt.
     if isinstance(prompts, str):
         raise ConfigError("prompts: found one text; expected a list of them, such as [text]")
     if images is not None and len(images) != len(prompts):

@@ -152,7 +152,11 @@ class Chart:
         if view is None:
             return []
         low, high = view
-        outside = {point for point in self.extremes if not low <= point[0] <= high}
+        # A set, since a value may be the lowest and the highest of its bucket.
+        outside = set()
+        for value, step in self.extremes:
+            if not low <= value <= high:
+                outside.add((value, step))
         return sorted(outside, reverse=True)
 
     @property
@@ -162,14 +166,16 @@ class Chart:
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
         """Return heading and a few rows of the lines' values. The first column is the step."""
+        heading = ["step"]
         all_steps: set[int] = set()
-        values_at = []
+        columns = []  # of each line, its values by step
         for line in self.lines:
+            heading.append(line.label)
             all_steps.update(line.series.steps)
-            values_at.append(dict(zip(line.series.steps, line.shown(), strict=True)))
-        steps = _spread(sorted(all_steps))
-        heading = ["step", *(line.label for line in self.lines)]
-        rows = [[step, *(values.get(step) for values in values_at)] for step in steps]
+            columns.append(dict(zip(line.series.steps, line.shown(), strict=True)))
+        rows: list[list[Any]] = []
+        for step in _spread(sorted(all_steps)):
+            rows.append([step, *(column.get(step) for column in columns)])
         return heading, rows
 
 

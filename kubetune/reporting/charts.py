@@ -14,21 +14,21 @@ from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_ch
 
 def charts_of(runs: Runs) -> list[Chart]:
     """Return the charts of one run, or of several laid over each other."""
-    charts = [*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)]
-    if len(runs) == 1:
-        vertical_lines = markers(runs[0].incidents)
-        return [replace(chart, markers=vertical_lines) for chart in charts]
-    return [_name_runs_without(chart, runs) for chart in charts]
+    vertical_lines = markers(runs[0].incidents) if len(runs) == 1 else []
+    charts = []
+    for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)):
+        about = _with_missing_runs(chart, runs)
+        charts.append(replace(chart, about=about, markers=vertical_lines))
+    return charts
 
 
-def _name_runs_without(chart: Chart, runs: Runs) -> Chart:
-    """Return the chart with a sentence that names the runs which have nothing to draw in it."""
+def _with_missing_runs(chart: Chart, runs: Runs) -> str:
+    """Return what the chart says below its title, and which runs have nothing to draw in it."""
     drawn = {line.run for line in chart.lines}
     missing = [name for index, name in enumerate(labels(runs)) if index not in drawn]
     if not missing:
-        return chart
-    sentence = f"Not recorded: {', '.join(missing)}."
-    return replace(chart, about=f"{chart.about} {sentence}".strip())
+        return chart.about
+    return f"{chart.about} Not recorded: {', '.join(missing)}.".strip()
 
 
 def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
@@ -37,9 +37,14 @@ def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
     for incident in incidents:
         if incident.step is not None:
             by_step.setdefault(incident.step, []).append(incident)
+
+    # A run that failed and went on from the same step has one line, in the colour of an error.
     lines = []
     for step in sorted(by_step):
-        texts = [f"{incident.what}: {incident.detail}" for incident in by_step[step]]
-        is_error = any(incident.is_error for incident in by_step[step])
+        texts = []
+        is_error = False
+        for incident in by_step[step]:
+            texts.append(f"{incident.what}: {incident.detail}")
+            is_error = is_error or incident.is_error
         lines.append({"step": step, "text": "; ".join(texts), "error": is_error})
     return lines

@@ -30,18 +30,23 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[
     for key in _keys_of(runs):
         if key in _OF_PLACES:
             continue
-        values = [run.get(key, _ABSENT) for run in runs]
+        values = _column(runs, key)
         if _are_equal(values):
             common.append((key, _text(values[0])))
         # A section or a source of all runs: a row for each of its settings that differs.
         elif all(isinstance(value, dict) for value in values):
             for name in _keys_of(values):
-                parts = [value.get(name, _ABSENT) for value in values]
+                parts = _column(values, name)
                 if not _are_equal(parts):
-                    different.append((f"{key} · {name}", [_text(part) for part in parts]))
+                    different.append((f"{key} · {name}", list(map(_text, parts))))
         else:
-            different.append((key, [_text(value) for value in values]))
+            different.append((key, list(map(_text, values))))
     return different, common
+
+
+def _column(values: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
+    """Return the value of a key in each mapping."""
+    return [mapping.get(key, _ABSENT) for mapping in values]
 
 
 def _keys_of(values: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -75,7 +80,8 @@ def _flat(settings: Mapping[str, Any]) -> Values:
             while name in flat:
                 count += 1
                 name = f"{key}: {source['path']} ({count})"
-            flat[name] = {part: setting for part, setting in source.items() if part != "path"}
+            flat[name] = dict(source)
+            del flat[name]["path"]
     return flat
 
 

@@ -49,7 +49,7 @@ def page_of(
     charts = charts_of(runs) if runs else []
     data = {
         "charts": [chart.to_json() for chart in charts],
-        "axes": [run.numbers.axes for run in runs],
+        "axes": [run.numbers.axes for run in runs],  # of each run, by name
     }
     # Runs laid over each other need the axis of all of them.
     axes = {}
@@ -108,24 +108,30 @@ def _outliers(chart: Chart, write: Writer) -> str:
     outliers = chart.outliers
     if not outliers:
         return ""
-    shown = ", ".join(f"{write(value)} at step {step:,}" for value, step in outliers[:3])
-    more = f" and {len(outliers) - 3:,} more" if len(outliers) > 3 else ""
-    return f"Out of view: {shown}{more}."
+    shown = [f"{write(value)} at step {step:,}" for value, step in outliers[:3]]
+    text = f"Out of view: {', '.join(shown)}"
+    if len(outliers) > 3:
+        text += f" and {len(outliers) - 3:,} more"
+    return f"{text}."
 
 
 def _summary(chart: Chart, write: Writer) -> str:
     """Return the chart in words, for readers who do not see it."""
-    sentences = [_line_summary(line, write) for line in chart.lines]
+    sentences = []
+    for line in chart.lines:
+        # What a smoothed line was made from says nothing more.
+        if line.kind != "raw":
+            sentences.append(_line_summary(line, write))
     return "; ".join(filter(None, sentences)) + "."
 
 
 def _line_summary(line: Line, write: Writer) -> str:
-    """Return a line's first, last and lowest value in words; "" for one that is drawn smoothed too."""
+    """Return a line's first, last and lowest value in words, or "" if it has none."""
     points = []
     for step, value in zip(line.series.steps, line.shown(), strict=True):
         if value is not None:
             points.append((step, value))
-    if line.kind == "raw" or not points:
+    if not points:
         return ""
     first_step, first = points[0]
     last_step, last = points[-1]

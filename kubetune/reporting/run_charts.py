@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from kubetune.reporting.chart import Chart, Line
@@ -37,13 +37,13 @@ def labels(runs: Runs) -> list[str]:
     a/b/run, a/c/run  →  b/run, c/run
     """
     names = [run.name for run in runs]
-    for depth in range(1, 8):
-        if len(set(names)) == len(names):
-            return names
-        names = [str(Path(*run.path.absolute().parts[-depth:])) for run in runs]
     if len(set(names)) == len(names):
         return names
-    # The same folder twice, or paths that differ only near the root.
+    paths = [run.path.absolute() for run in runs]
+    if len(set(paths)) == len(paths):
+        common = os.path.commonpath(paths)
+        return [str(path.relative_to(common)) for path in paths]
+    # The same folder twice.
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
 
@@ -79,7 +79,7 @@ class Curves:
     smoothed: bool = False
     unit: str = "fixed"
     axis: str = ""
-    label: str = ""  # of the line; the key in words where it is empty
+    label: str = ""  # of a lone line; the title where it is empty
 
 
 _CHOSEN = "Share of the answers that are told apart rightly."
@@ -119,7 +119,9 @@ def curve_charts(runs: Runs) -> list[Chart]:
     for curves in CURVES:
         lines: list[Line] = []
         for number, key in enumerate(curves.keys):
-            label = curves.label or key.replace("_", " ")
+            label = key.replace("_", " ")
+            if len(curves.keys) == 1:
+                label = curves.label or curves.title.lower()
             for index in range(len(runs)):
                 if curves.smoothed:
                     # Raw values of several lines would hide each other.
@@ -218,5 +220,6 @@ def _machine_lines(
     lines = []
     for index, (name, by_step) in enumerate(samples.items()):
         means = [sum(values) / len(values) for values in by_step.values()]
-        lines.append(Line(name, shorten(list(by_step), means, POINTS), index, dash=index))
+        series = shorten(list(by_step), means, POINTS)
+        lines.append(Line(name, series, index, dash=index))
     return lines

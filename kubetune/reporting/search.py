@@ -91,11 +91,16 @@ class SearchFacts:
         axes.append(_Axis.over(values, self.metric, x, log=False))
 
         # What is drawn last is seen best: the best trial is on top, trials that were given up below.
-        drawn = [self._line(index, axes) for index in reversed(range(len(self.attempts)))]
-        drawn += [axis.draw() for axis in axes]
-
-        names = ", ".join(axis.name for axis in axes)
-        about = f"{len(self.attempts)} trials over {names}; the table below says the same"
+        drawn = []
+        for index in reversed(range(len(self.attempts))):
+            drawn.append(self._line(index, axes))
+        names = []
+        for axis in axes:
+            drawn.append(axis.draw())
+            names.append(axis.name)
+        about = (
+            f"{len(self.attempts)} trials over {', '.join(names)}; the table below says the same"
+        )
         return Markup(
             f'<svg class="parallel" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" '
             f'aria-label="{escape(about)}">{"".join(drawn)}</svg>'

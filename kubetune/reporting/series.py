@@ -187,4 +187,6 @@ def merge(parts: Sequence[Series], columns: Sequence[Sequence[Number]]) -> list[
 
 def _rounded(value: Number) -> Number:
     """Return five digits of a value: more than an eye sees, and half the bytes."""
-    return float(f"{value:.5g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    return value

@@ -67,6 +67,7 @@ async def say(request: Request) -> Response:
     site = site_of(request)
     body = await body_of(request)
     run_dir = find_run(site, str(body.get("dir", "")))
+    # Everything is checked before the process of the model sees it.
     question = {
         "base": body.get("base") is True,
         "messages": _messages(body.get("messages")),

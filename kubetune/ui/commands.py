@@ -83,6 +83,7 @@ async def go_on(request: Request) -> Response:
 
 def _go_on(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     """Start a run again. Return the name of its job, and the command line."""
+    # `train RUN_DIR/config.yaml output=RUN_DIR`, and the overrides of the first start.
     run_dir = find_run(site, str(body.get("dir", "")))
     words = train_again(run_dir)
     name = site.records.name_of(run_dir)

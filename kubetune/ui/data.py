@@ -93,6 +93,7 @@ def data(request: Request) -> Response:
 
 def _files(site: Site) -> list[str]:
     """Return the names of the run files beside the runs."""
+    # Hidden files and links are left out: a link may lead to any file of this machine.
     names = []
     for path in site.folder.glob("[!.]*.yaml"):
         if path.is_file() and not path.is_symlink():
@@ -128,6 +129,7 @@ def _target(site: Site, run: str, file: str) -> Path:
 
 def _query(params: Mapping[str, str]) -> Query:
     """Return the filters of an address. Raise ConfigError for a filter that does not exist."""
+    # A number of more digits than rows can have would be one that no index takes.
     numbers: dict[str, int | None] = dict.fromkeys(("source", "low", "high", "at"))
     for key in numbers:
         text = params.get(key, "").strip()
@@ -204,6 +206,12 @@ def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, s
     The answer has one problem a line, so only the lines of the page are parsed. The number is None if the
     check did not come to its end.
     """
+    # {
+    #   "ok": false,
+    #   "problems": {
+    #     "total": 1234,
+    #     "first": [
+    #       "data/train.jsonl:12: …",
     with path.open(encoding="utf-8") as lines:
         if not any(line == '  "problems": {\n' for line in lines):
             return None, []

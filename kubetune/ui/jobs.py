@@ -91,6 +91,7 @@ class Jobs:
 
     def is_running(self, name: str) -> bool:
         """True if a command of this name has not ended."""
+        # A process of this server would be a zombie until it is polled; others are looked up.
         child = self._children.get(name)
         if child is not None:
             return child.poll() is None
@@ -98,6 +99,7 @@ class Jobs:
 
     def has_failed_with(self, name: str, file: Path) -> bool:
         """True if a command of this name read this file, failed, and the file is as it was then."""
+        # The record is written right after the file was read.
         job = self.look(name)
         if job["words"][1:] != [str(file)] or not job["code"]:
             return False

@@ -50,6 +50,7 @@ def all_news(request: Request) -> Response:
     records = site_of(request).records
 
     def look() -> int:
+        # What the table of runs shows.
         state = []
         for run in records.listed():
             state.append((run["dir"], run["state"], run["step"], run["loss"]))

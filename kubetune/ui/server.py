@@ -78,6 +78,7 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
         Route("/static/{name}", _static),
         Route(_HEALTH, lambda _: PlainTextResponse("ok\n")),
     ]
+    # What a user can mend is answered by `_refused`, a bug by `_unknown`.
     app = Starlette(
         routes=routes, exception_handlers={Exception: _unknown, HTTPException: _no_page}
     )
@@ -90,6 +91,7 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
 
 def _static(request: Request) -> Response:
     """Return a file that pages link."""
+    # The style sheet of all pages is made of parts, the others are files.
     name = request.path_params["name"]
     if name == _COMMON_STYLE:
         return _file(style(), _STYLE)
@@ -162,6 +164,7 @@ def serve(
     print(f"{folder} at {address}", flush=True)
     print("Ctrl-C ends it; runs go on.", flush=True)
 
+    # The address is printed at once; templates and the list of runs are read while the browser opens.
     threading.Thread(target=_warm, args=(site,), daemon=True).start()
     server = uvicorn.Server(config)
     # At the end, the streams of open pages are cut. That is no error to report.

@@ -58,6 +58,7 @@ class Site:
 @cache
 def templates() -> Environment:
     """Return the templates of the site and of reports. The site's come first, such as `base.html`."""
+    # A page of a report that extends `base.html` gets the site's head and links by that.
     jinja = environment(PackageLoader("kubetune.ui", "templates"))
     jinja.filters["spans"] = spans
     return jinja
@@ -78,6 +79,7 @@ def page(
     request: Request, template: str, verb: str, facts: Mapping[str, Any], status: int = 200
 ) -> Response:
     """Return a page of the site. `verb` is the command line that does the same."""
+    # A template that has charts gets their data from its own facts.
     site = site_of(request)
     all_facts = {
         "has_charts": False,
@@ -94,6 +96,7 @@ def page(
 
 def html(template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
     """Return a template, without secrets and characters that could hide text."""
+    # Names, logs and errors come from runs, which may be received ones.
     text = templates().get_template(template).render(**facts)
     return HTMLResponse(visible(scrub(text)), status)
 
@@ -124,6 +127,7 @@ async def act(
     body = await body_of(request)
     site = site_of(request)
 
+    # Problems are an answer, which the script shows beside the form, and no error page.
     def work() -> Response:
         try:
             return answer({"problems": [], **action(site, body)})
@@ -165,6 +169,7 @@ def run_of(request: Request) -> Path:
 
 def runs_of(request: Request) -> list[Path]:
     """Return all run directories that a request names, each once. Raise Missing like `run_of`."""
+    # A browser may send a name twice: a dict has each once, in its order.
     site = site_of(request)
     names = dict.fromkeys(request.query_params.getlist("dir"))
     return [find_run(site, name) for name in names]

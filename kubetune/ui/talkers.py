@@ -123,6 +123,7 @@ class Talkers:
 
         The stream ends when the page is closed; its models end some seconds later.
         """
+        # A page that is loaded anew opens its stream before the old one ends, so models are counted by pages.
         talkers = {run_dir: self.get(run_dir, run_dirs) for run_dir in run_dirs}
         for talker in talkers.values():
             talker.pages += 1

@@ -99,6 +99,7 @@ def _measure(
     """Yield the result of each case, and on a GPU that of the tests there. Print a line for each."""
     from kubetune.plugins.diagnostics.bench import measure
 
+    # Each case is a process of its own, so that one that dies leaves the others alone.
     for case, result in measure.measure(cases, folder, device, seconds):
         print(f"{case.name:<52} {_line(result)}", flush=True)
         yield case.name, result

@@ -249,8 +249,11 @@ def _show_status(folder: Path, search: Search, record: Record) -> None:
     """Print a table of the trials, and below it why nothing goes on, if so."""
     from kubetune.library.sweep.record import LOCK, summary
 
+    # A trial's row has the best value so far, and the settings as they were typed.
     head = ("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY")
     print_table(head, [_row(trial) for trial in record.trials])
+
+    # A driver that was killed leaves its runs as running, and its number in the lock.
     line = f"{summary(record)}; {record.device_hours:.3g} device hours"
     driver = locker(folder / LOCK)
     if record.reason:
@@ -292,6 +295,7 @@ def _best(args: argparse.Namespace) -> Answer:
     from kubetune.library.sweep.record import BEST, read_record, read_search
     from kubetune.library.sweep.winner import best_of
 
+    # The driver writes the file whenever there is a new best trial.
     run_file = args.folder / BEST
     best = best_of(read_record(args.folder), read_search(args.folder))
 
@@ -316,6 +320,7 @@ def _stop(args: argparse.Namespace) -> int:
         try:
             stack.enter_context(lock(folder / LOCK, wait=False))
         except EnvironmentFault:
+            # Another process holds the lock: the driver, which stops its runs itself.
             driver = holder(folder / LOCK)
             if driver is None:
                 raise

@@ -28,6 +28,7 @@ from kubetune.supervisor.command_line import add_run_arguments, config_from_args
 if TYPE_CHECKING:
     from kubetune.plugins.diagnostics.verify_resume import Difference, Verdict
 
+# Three before the stop and three after it: enough for a wrong learning rate or order of rows to show.
 STEPS = 6
 
 
@@ -68,6 +69,7 @@ def run(args: argparse.Namespace) -> Answer:
 
     from kubetune.plugins.diagnostics.verify_resume import by_agent, shortened, verify
 
+    # Both runs have the plan of the shortened config, so that they differ in nothing but the stop.
     short = shortened(config, args.steps)
     plan = make_plan(short, *estimate_rows(short.data), visible_gpus(os.environ))
     with tempfile.TemporaryDirectory(prefix="kubetune-verify-") as folder, Relay() as relay:
@@ -132,6 +134,7 @@ def _short(value: str, limit: int = 60) -> str:
 
 def _why(verdict: Verdict) -> Iterator[tuple[str, str]]:
     """Yield where the difference comes from: a second run without a stop tells it."""
+    # A run without a stop was trained again. If it differs from the first too, resuming is not to blame.
     if verdict.repeat is None:
         yield (
             "because",

@@ -186,6 +186,7 @@ def look_there(cluster: Any, spec: Any) -> RunView:
     from kubetune.k8s.cluster.gpus import query_gpus
     from kubetune.k8s.cluster.runs import ask, observe, running
 
+    # What Kubernetes knows of the run, then what the run knows of itself.
     observed = observe(cluster, spec)
     run_facts = facts(observed)
     targets = running(cluster, spec)

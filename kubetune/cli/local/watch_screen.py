@@ -103,6 +103,7 @@ def draw(run_view: RunView, console: Console, height: int | None = None) -> Grou
     if height is not None:
         most_ranks = min(MOST_RANKS, max(3, height // 3))
 
+    # From what matters most to what can be left out.
     parts: list[RenderableType] = [_headline(run_view, progress)]
     if progress.get("steps") and progress.get("step") is not None:
         parts.append(ProgressBar(total=progress["steps"], completed=progress["step"]))
@@ -176,6 +177,7 @@ def _numbers(status: Mapping[str, Any], progress: Mapping[str, Any]) -> Table:
     """Return what is measured, a line each: its name, its newest value, and what belongs to it."""
     table = Table.grid(padding=(0, 2))
 
+    # Only what is known has a line.
     def add(name: str, value: str, remark: str = "") -> None:
         table.add_row(name, Text(value, "bold"), Text(remark, "dim"))
 
@@ -218,6 +220,7 @@ def _range(status: Mapping[str, Any]) -> str:
 
 def _evaluation(evaluation: Mapping[str, Any]) -> tuple[str, str]:
     """Return the newest loss of an evaluation, and its step with the other metrics."""
+    # Losses of single sources are too many for a line.
     others = []
     for key, value in evaluation.items():
         if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float):
@@ -228,6 +231,7 @@ def _evaluation(evaluation: Mapping[str, Any]) -> tuple[str, str]:
 
 def _utilization(status: Mapping[str, Any]) -> str:
     """Return the share of the GPUs' arithmetic that is used, or "" if it is not known."""
+    # The mean of some steps, since single ones differ much.
     speeds = status["speeds"][-STEPS_OF_SPEED:]
     ranks = max(1, len(status.get("rank_seconds") or ()))
     _, mfu = utilization(status, sum(speeds) / len(speeds), ranks)

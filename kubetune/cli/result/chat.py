@@ -105,6 +105,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Read, answer, repeat, until the input ends."""
+    # Refuse what cannot be talked to before seconds are spent on loading it.
     for run_dir in filter(None, (args.run_dir, args.beside)):
         if is_classifier(run_dir):
             raise errors.ConfigError(
@@ -188,6 +189,7 @@ def converse(
     beside: SecondModel | None = None,
 ) -> None:
     """Ask and answer. The turn becomes part of the conversation once it is complete. No error ends the chat."""
+    # The turn is kept only at the end, so that an interrupted one leaves nothing behind.
     text = conversation.tagged(text)
     question = {"role": "user", "content": text}
     try:
@@ -293,6 +295,7 @@ class Columns:
     def __init__(self, console: Console, names: Sequence[str]) -> None:
         from rich.live import Live
 
+        # Drawn when a word comes, and not by the clock.
         self._names = names
         self._texts = [""] * len(names)
         # The terminal writes ^C behind a full line, and what is drawn anew would not cover that.

@@ -114,11 +114,14 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     count = counted(len(sizes), "file")
     yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"
     yield from _proof(facts["proof"])
+
+    # Licences of bases ask for a copy with what is derived from them.
     licences = ", ".join(base["licence_files"])
     if licences:
         yield "licence", f"{licences}, copied from the base"
     else:
         yield "licence", "the base has no licence file"
+
     yield "wrote", str(export.path)
     purpose = "it"
     if facts["served_by"]:

@@ -125,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
 
     loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
     encoded = encode(loaded, questions)
+
+    # An iterator: each answer is printed, or written, when it is known.
     rows = answered(loaded, questions, encoded, sampling, compare=args.compare)
     if args.output is not None:
         _write(args.output, rows, len(questions))
@@ -240,6 +242,7 @@ def answered(
                 base_answers = list(answers(base, window, window_sampling))
         for index, answer in enumerate(answers(loaded, window, window_sampling)):
             row = dict(questions[start + index].row)
+            # The answer that a row of data has is what the model was to learn.
             if "answer" in row:
                 row["given_answer"] = row["answer"]
             row["answer"] = answer
@@ -349,6 +352,7 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
     config = read_config(args.run_dir)
     for where, line in _typed_lines(args):
+        # "What is 2 + 2?<tab>4"
         prompt, tab, answer = line.partition("\t")
         if not tab or not prompt.strip() or not answer.strip():
             problems.add(where, f"is {line!r}; expected a prompt, a tab and its answer")
@@ -411,6 +415,7 @@ def _texts_of_file(run_dir: Path, file: Path) -> list[tuple[str, str | None]]:
     problems = Problems()
     texts: list[tuple[str, str | None]] = []
     for record in read_file(file, problems):
+        # As if the file had the usual names.
         value = dict(record.value)
         for name, column in columns.items():
             if column in record.value:
@@ -465,6 +470,7 @@ def _questions_of_file(file: Path, images: Sequence[str]) -> list[Question]:
         if not line.strip():
             continue
         where = f"{file}:{number}"
+        # A JSONDecodeError is a ValueError, and says more about the place.
         try:
             row = _row(parse(line))
             row_images = _images(row, file.parent)

@@ -79,6 +79,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _require_gate(run_dir: Path) -> None:
     """Raise ConfigError for the result of a run that missed its gate."""
+    # A run without a gate, or one that was not judged, has none to miss.
     gate = metrics.read_verdict(run_dir).get("gate")
     if gate and not gate["passed"]:
         missed = "; ".join(check["said"] for check in gate["checks"] if not check["holds"])
@@ -95,6 +96,7 @@ def _wanted(
     `address`: what the run's settings name, which the user may not have allowed. Raise ConfigError if nothing names a
     repository.
     """
+    # What the command says comes first; options can only add to what the run asks for.
     repo = args.repo or os.environ.get(REPOSITORY, "").strip()
     merge = args.merge
     private = not args.public

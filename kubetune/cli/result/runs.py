@@ -49,6 +49,7 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError(
             f"{args.folder}: no such folder; give the one that holds the run directories"
         )
+    # Each run is read for its facts, also those that the filter leaves out.
     runs = []
     for run_dir in find_runs(args.folder):
         run_facts = facts(run_dir)

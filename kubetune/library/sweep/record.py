@@ -26,7 +26,10 @@ BEST: Final = "best.yaml"
 REPORT: Final = "report.html"
 LOCK: Final = ".driver.lock"
 
+# A run waits until it is started, pauses at its rung, and waits again if its trial goes on.
 RunState = Literal["waiting", "running", "paused", "done", "failed"]
+
+# How a trial ends: it came to the end of its runs, was given up at a rung, or failed.
 Outcome = Literal["done", "pruned", "failed"]
 TrialState = Literal["open"] | Outcome
 
@@ -190,6 +193,7 @@ def at_rest(record: Record) -> Record:
 
 def mean(values: Sequence[float | None]) -> float | None:
     """Return the mean; None if there are no values, or one is missing or not finite."""
+    # A trial without the value of one seed cannot be compared with one that has all.
     numbers = [value for value in values if value is not None and math.isfinite(value)]
     if not numbers or len(numbers) < len(values):
         return None

@@ -153,6 +153,7 @@ class ClusterRunner:
 
     def start(self, trial: Trial, run: TrialRun) -> None:
         """Submit a run, or continue it to its trial's next rung; leave it alone if it runs already."""
+        # The spec is kept: it says what to look for on the cluster.
         config = self.config(trial, run)
         files = local_files(config)
         spec = spec_of(config, files).in_namespace(self._cluster.namespace)
@@ -207,6 +208,7 @@ class ClusterRunner:
         try:
             seen = self._ask_cluster(run)
         except EnvironmentFault as fault:
+            # One message, and one try in a while: a driver may observe many runs.
             now = time.monotonic()
             self._unreachable_since = self._unreachable_since or now
             if now - self._unreachable_since >= _UNREACHABLE_SECONDS:

@@ -158,6 +158,7 @@ def _drive(
     try:
         return driver.drive()
     except EnvironmentFault as fault:
+        # Such as a full disk. Runs on a cluster do not notice.
         still_running = runner.abandon()
         if not still_running:
             raise
@@ -258,6 +259,7 @@ def _write_best(
     folder: Path, search: Search, record: Record, recipe: Recipe, config: Config
 ) -> Path:
     """Write the run file of the best trial, beside the values of the run file that was searched."""
+    # Without overrides, for the comments: they say what the search has changed.
     with suppress(ConfigError):  # the run file may lack a key that is searched
         config = recipe.load([])
     best = best_of(record, search)
@@ -268,6 +270,7 @@ def _conclude(
     folder: Path, search: Search, record: Record, write_winner: Callable[[], Path]
 ) -> None:
     """Print the result, and write the winner's run file and the page."""
+    # A failed trial has tried its setting too.
     tried = {tuple(trial.values.items()) for trial in record.trials if trial.state != "open"}
     result = summary(record)
     if len(tried) == settings_in(search.ranges):

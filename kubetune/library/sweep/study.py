@@ -130,6 +130,7 @@ def make_sampler(
     if name == "grid":
         # The seed decides the order of the grid's points, so it is the same for all trials.
         return GridSampler({searched.key: _grid(searched) for searched in ranges}, seed=seed)
+    # TPE and chance: a seed from the sweep's and the trial's number.
     digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     seed_of_trial = int.from_bytes(digest[:4], "big")
     sampler: BaseSampler = RandomSampler(seed=seed_of_trial)
@@ -197,6 +198,7 @@ class Study:
 
     def ask(self) -> tuple[int, Values]:
         """Return the number and values of a new trial."""
+        # A sampler avoids settings that were tried, so it is made anew for each trial.
         # Optuna counts trials in the order in which they are asked for; only this process asks.
         tried = [trial.params for trial in self._study.get_trials(deepcopy=False)]
         search = self._search
@@ -248,6 +250,7 @@ class Study:
 
     def outcome(self, number: int) -> Outcome | None:
         """Return the outcome of a trial; None while it is open."""
+        # Optuna's states have other names.
         state = self._study.get_trials(deepcopy=False)[number].state
         for outcome, optunas_state in _STATES.items():
             if optunas_state == state:
@@ -256,6 +259,7 @@ class Study:
 
     def is_given_up(self, number: int, resource: int, value: float) -> bool:
         """True if Optuna's pruner gives up a trial that has this value at this rung."""
+        # The pruner compares this value with those of all trials at the same rung.
         trial = self._open_trials[number]
         trial.report(value, resource)
         return bool(trial.should_prune())

@@ -85,6 +85,7 @@ def record(run_dir: Path, number: int) -> Path:
             "step": answered.best,
             "answers": by_step,
         }
+        # The page shows a conversation turn by turn, where the data have it.
         line |= kept.turns.get(str(row.number), {})
         lines.append(json.dumps(line, ensure_ascii=False, default=str))
     path = run_dir / metrics.BEFORE_AFTER
@@ -108,6 +109,7 @@ class Answers:
 
 def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
     """Ask one model after the other, so that one is in memory at a time."""
+    # Greedy, so that two checkpoints differ by their weights alone.
     sampling = Sampling(MOST_TOKENS)
     loaded = load_run(run_dir)
     best = int(loaded.result.checkpoint.resolve().name.removeprefix("step-"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from kubetune.base import logs
 from kubetune.base.humanize import counted
-from kubetune.batching.batch import Batch, collate, collate_labelled
+from kubetune.batching.batch import collate, collate_labelled
 from kubetune.data.prepared.data_facts import known
 from kubetune.data.prepared.micro_batches import pack
 from kubetune.data.reading.fields import text_of
@@ -57,23 +57,36 @@ def classify_texts(
         learner = task.TASK.load(result.spec, result.checkpoint, device)
         tokenizer = result.tokenizer
 
+    # Each text becomes token ids and segments: 0 for the first text of a pair, 1 for the second.
     limit = most_tokens(result.config.data.max_length, tokenizer)
-    framed = [frame(tokenizer, text, second, limit) for text, second in texts]
-    _warn_of_cuts([is_cut for _, _, is_cut in framed], limit)
-    lengths = [len(ids) for ids, _, _ in framed]
+    rows = []
+    cut_count = 0
+    for text, second in texts:
+        ids, segments, is_cut = frame(tokenizer, text, second, limit)
+        rows.append((np.array(ids, np.uint32), np.array(segments, np.uint8)))
+        cut_count += is_cut
+    _warn_of_cuts(cut_count, len(texts), limit)
+
     batches = []
-    for group in _groups(lengths, learner.route.padding_free):
-        of_group = [framed[number] for number in group]
-        batches.append(_batch(of_group, group).to(device))
+    for group in _groups([len(ids) for ids, _ in rows], learner.route.padding_free):
+        all_ids = [rows[number][0] for number in group]
+        all_segments = [rows[number][1] for number in group]
+        unknown_labels = np.zeros((len(group), 1), np.float32)
+        batch = collate_labelled(all_ids, all_segments, unknown_labels, group)
+        batches.append(batch.to(device))
     if not batches:
         return []
     return task.classify(learner, batches)
 
 
 def _groups(lengths: Sequence[int], padding_free: bool) -> list[list[int]]:
-    """Return the numbers of rows that are run together; without padding-free batches each goes alone."""
+    """Return the numbers of rows that are run together. Without padding-free batches, each goes alone.
+
+    Example: of rows with 5000, 2000 and 6000 tokens, the first two go together.
+    """
     if not lengths:
         return []
+    # No two rows fit into one token.
     budget = TOKENS_AT_ONCE if padding_free else 1
     groups = pack(np.arange(len(lengths)), np.array(lengths), budget)
     return [group.tolist() for group in groups]
@@ -119,6 +132,8 @@ def score_answers(
     """
     result = open_result(run_dir, which, model, trust_code)
     config = result.config
+
+    # Answers are read as in training. All that cannot be used are named at once.
     problems = Problems()
     examples: list[Example] = []
     for place, record in records:
@@ -147,11 +162,13 @@ def score_answers(
     problems.raise_if_any()
 
     limit = config.data.max_length
-    _warn_of_cuts([len(ids) > limit for ids in encoded], limit)
     rows = []
-    for ids in encoded:
-        kept = np.array(ids[:limit], np.uint32)
-        rows.append((kept, np.zeros(len(kept), bool)))
+    cut_count = 0
+    for all_ids in encoded:
+        ids = np.array(all_ids[:limit], np.uint32)
+        rows.append((ids, np.zeros(len(ids), bool)))  # no token is trained
+        cut_count += len(all_ids) > limit
+    _warn_of_cuts(cut_count, len(encoded), limit)
     batches = []
     for group in _groups([len(ids) for ids, _ in rows], learner.route.padding_free):
         of_group = [rows[number] for number in group]
@@ -159,19 +176,12 @@ def score_answers(
     return reward_model.score(learner, batches)
 
 
-def _warn_of_cuts(cuts: Sequence[bool], limit: int) -> None:
+def _warn_of_cuts(number: int, total: int, limit: int) -> None:
     """Log how many texts are judged without their end."""
-    number = sum(cuts)
     if number:
         _log.warning(
             "%s of %s longer than %s tokens (data.max_length): cut there, and judged by that",
-            f"{number:,}", counted(len(cuts), "text"), f"{limit:,}",
-        )  # fmt: skip
-
-
-def _batch(framed: Sequence[tuple[list[int], list[int], bool]], numbers: Sequence[int]) -> Batch:
-    """Return a batch of texts, each as (ids, segments, is_cut), whose labels nobody knows."""
-    ids = [np.array(text[0], np.uint32) for text in framed]
-    segments = [np.array(text[1], np.uint8) for text in framed]
-    labels = np.zeros((len(framed), 1), np.float32)
-    return collate_labelled(ids, segments, labels, numbers)
+            f"{number:,}",
+            counted(total, "text"),
+            f"{limit:,}",
+        )

@@ -139,6 +139,7 @@ def evaluate_run(
     labels = result.task.labels_of(result.checkpoint)
     if predictions is not None:
         _check_predictions(predictions, data, config.task, run_dir, has_labels=labels is not None)
+    # Other data take the place of those to train on, which are then the only ones.
     if data is not None:
         sources = other_sources(config.data, config.model.path, data)
         of_data = config.data.model_copy(update={"train": sources, "eval": None})

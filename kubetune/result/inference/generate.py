@@ -124,6 +124,7 @@ class LoadedModel:
             raise ValueError(
                 f"has images, which need a model that sees; this run has `task: {self.config.task}`"
             )
+        # Each image stands for as many tokens as the processor makes of its size.
         row = VisionEncoder(Encoder(self.tokenizer), self.reader.processor).encode_prompt(chat)
         return EncodedPrompt(row.ids, row.images)
 
@@ -187,6 +188,7 @@ def answer(
     """
     if images is None:
         images = [()] * len(prompts)
+    # All prompts are checked before the first is answered.
     problems = Problems()
     encoded = []
     for number, (prompt, paths) in enumerate(zip(prompts, images, strict=True), 1):
@@ -251,6 +253,7 @@ def stream_answer(
     images: Sequence[str] = (),
 ) -> str:
     """Answer one prompt, passing each new piece of text to `show`. Return the whole answer."""
+    # As in `answers`, so that a lone prompt gets the same answer streamed or not.
     torch.manual_seed(sampling.seed)
     printer = _Printer(loaded.tokenizer, show)
     [ids] = _generate(loaded, [loaded.encode(prompt, images)], sampling, printer)

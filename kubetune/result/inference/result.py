@@ -131,6 +131,7 @@ class Result:
                 yield model
             return
         if not self._base:
+            # It stays in memory, since whoever compares asks both by turns.
             _require_room(model)
             with self.checked(base=True):
                 spec = self.spec
@@ -199,6 +200,7 @@ def open_result(
     """
     run_dir = Path(run_dir)
     config = read_config(run_dir)
+    # A received run directory may hold links and pipes, which would lead out of it or never end.
     require_plain(run_dir, but=OF_TRACKERS)
     data = _with_own_cache(config.data, run_dir)
     # `auto` means what it meant in training, whatever this machine has.
@@ -221,6 +223,7 @@ def default_device() -> torch.device:
 
 def _with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
     """Return the section with this user's cache, unless the run was started here, or is of this start, with another."""
+    # A received run could have rows written anywhere.
     is_allowed = all(consent.is_allowed(cache) for cache in consent.of_cache(data))
     if is_allowed or consent.is_started(run_dir):
         return data

@@ -68,6 +68,7 @@ def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
     """
     config = result.config
     kept = kept_rows.read(result.run_dir, kept_rows.PROOF)
+    # Every run keeps such rows since its data may be gone when it is exported.
     if kept is None:
         tell("the run keeps no rows to prove its export on: they are chosen from its data")
         try:
@@ -92,6 +93,7 @@ def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
 
 def _random(task: str, vocabulary: int) -> tuple[Batch, ...]:
     """Return rows of random tokens, the same ones each time."""
+    # With a seed, so that both models are asked the same.
     generator = np.random.default_rng(0)
     batches = []
     for length in generator.integers(8, 64, PROOF_ROWS):
@@ -146,6 +148,7 @@ def check_tokenizer(
     """
     wrong = []
     names = []
+    # Files that were written anew have other bytes; what transformers makes of them is compared below.
     for name, file in tokenizer.files.items():
         if name in tokenizer.files_not_copied or name in spared:
             continue

@@ -39,6 +39,7 @@ _SETTINGS = (
 
 def base_name(path: str) -> str:
     """Return the name of the base: its hub id, also of a folder of the hub's cache; else the folder's name."""
+    # ~/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/… → Qwen/Qwen3-0.6B
     for part in Path(path).parts:
         if part.startswith("models--"):
             return part.removeprefix("models--").replace("--", "/")
@@ -135,6 +136,8 @@ def _snippet(
             f"from transformers import {auto}, {reader}\n\n"
             f"model = {auto}.from_pretrained({here})\n{name} = {reader}.from_pretrained({here})"
         )
+
+    # An adapter needs its base, at the commit that it was trained on.
     arguments = json.dumps(base)
     if revision:
         arguments += f", revision={json.dumps(revision)}"
