@@ -31,7 +31,7 @@ LATE = {"rundir.trackers", "rundir.mlflow_tracker"}
 MOST_FILES_OF_A_FOLDER = 20
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_SYNTAX_NODES_OF_A_FUNCTION = 450
-STILL_TOO_LONG = {"library.sweep.start:sweep"}
+STILL_TOO_LONG: set[str] = set()
 """Functions that are longer than the limits allow. The list may only shrink."""
 
 SELF_EXPLAINING = {"add_arguments", "run", "forward", "backward"}
