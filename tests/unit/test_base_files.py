@@ -50,7 +50,7 @@ def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
 
     monkeypatch.setattr(hub, "_download", cached)
     model = ModelConfig(path="org/model", local_files_only=True)
-    tokenizer = SimpleNamespace(has_given_template=False, files={"chat_template.jinja": tmp_path})
+    tokenizer = SimpleNamespace(given_template=None, files={"chat_template.jinja": tmp_path})
     job = SimpleNamespace(
         config=SimpleNamespace(model=model),
         result=SimpleNamespace(tokenizer=tokenizer),
@@ -66,7 +66,7 @@ def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
         "left out: additional_chat_templates/rag.jinja; beside them transformers would not see"
         in messages[-1]
     )
-    tokenizer.has_given_template = True
+    tokenizer.given_template = "{{ messages }}"
     assert base_files.copy(cast(Any, job), folder)[1] == []
     with pytest.raises(EnvironmentFault, match="or is not to be asked"):
         hub.list_files(model, "org/model")
