@@ -1,8 +1,13 @@
 """Cross-entropy of a language model without ever holding `[tokens, vocabulary]` logits.
 
 Only rows that predict a label reach the head, a few hundred at a time, and their gradient is made in the forward:
-two matrix products per chunk where autograd needs three and a copy of everything. On a CPU all that is as wide as the
-vocabulary is made in place, in rooms that every chunk of a run uses again.
+two matrix products per chunk where autograd needs three and a copy of everything. Of one row with the logits 2, 1, 0
+and the label 0:
+
+    p = softmax(2, 1, 0) = 0.67, 0.24, 0.09        loss = -log 0.67 = 0.41
+    gradient of the logits = p - (1, 0, 0) = -0.33, 0.24, 0.09, in the memory of the logits
+
+On a CPU all that is as wide as the vocabulary is made in place, in rooms that every chunk of a run uses again.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from kubetune.base import cpu
 from kubetune.kernels import pointwise
 from kubetune.kernels.pointwise import Kernels, chunk_rows
 
-# So many numbers of a head's gradient are made before they are added to it: few enough for the cache.
+# So many numbers of a head's gradient are made before they are added to it: few enough for a processor's cache.
 STRIPE = 2**22
 
 
@@ -55,10 +60,9 @@ class Head(NamedTuple):
     bias: Tensor | None  # [vocabulary]
     rule: LogitRule
     kernels: Kernels  # the form, plain or compiled, of what is computed
-    weight_sum: GradientSum | None = (
-        None  # where the optimizer adds up the weight's gradient, if it does
-    )
-    bias_sum: GradientSum | None = None  # the same of the bias
+    # Where the optimizer adds up the gradients of weight and bias, if it does.
+    weight_sum: GradientSum | None = None
+    bias_sum: GradientSum | None = None
 
 
 def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
@@ -100,7 +104,8 @@ def cross_entropy_in_place(
     logits: Tensor, labels: Tensor, scale: float, rule: LogitRule
 ) -> tuple[Tensor, Tensor]:
     """Return what `pointwise.cross_entropy` does, to the last bit, in at most two rooms of fp32."""
-    bent = logits  # after the rule
+    # 1. The rule, cap · tanh(multiplier · logits / cap).
+    bent = logits
     if logits.dtype != torch.float32:
         bent = _room(1, logits, len(logits), logits.shape[1], torch.float32).copy_(logits)
     if rule.multiplier != 1.0:
@@ -111,11 +116,15 @@ def cross_entropy_in_place(
     if rule.cap:
         # `bent` is needed again: the slope of tanh is 1 - tanh².
         room = _room(2, logits, len(logits), logits.shape[1], torch.float32)
+
+    # 2. The loss, and the gradient of what the rule gave: softmax minus 1 at the label.
     log_probabilities = torch.log_softmax(bent, -1, out=room)
     column = labels[:, None]
     loss = -log_probabilities.gather(1, column)[:, 0]
     minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
     gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
+
+    # 3. Back through the rule.
     if rule.cap:
         gradient.mul_(bent.div_(rule.cap).square_().neg_().add_(1))
     gradient.mul_(scale * rule.multiplier)

@@ -16,7 +16,7 @@ from torch.autograd import Function
 
 # Rows of grouped products, and of their factors, have to be multiples of so many bytes.
 ALIGNED = 16
-# Rows of products where oneDNN makes code for each size: few sizes, so that all of the code is kept
+# Numbers of rows of products in 16 bits on a CPU. oneDNN makes code for each: they are few, so that all of the code is kept
 # (`cpu.KEPT_PRODUCTS`).
 STRIDES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
@@ -126,6 +126,7 @@ def _gathered(x: Tensor, routing: Routing) -> Tensor:
 
 
 def _summed(y: Tensor, routing: Routing) -> Tensor:
+    # Where the rows of each token stand once sorted, [tokens, choices].
     bags = routing.back.view(-1, routing.choices)
     if y.dtype == torch.float32 and y.device.type == "cpu":
         # In one pass, without a copy of all rows in between.
@@ -233,6 +234,7 @@ def _in_strides(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
     y = x.new_empty(len(x), weight.shape[-1])
     start = 0
     for expert, end in enumerate(ends):
+        # Every stride but an expert's last is the largest one.
         while start < end:
             stride = _stride(end - start)
             first = max(0, min(start, len(x) - stride))

@@ -76,6 +76,7 @@ def _times_weight(bits: Bits, rows: Tensor, bias: Tensor | None, width: int) -> 
     return torch.addmm(bias.to(rows.dtype), rows, weight, out=y)
 
 
+# Memory of each dtype for the largest weight so far.
 _ROOMS: dict[torch.dtype, Tensor] = {}
 
 

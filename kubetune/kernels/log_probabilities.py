@@ -1,8 +1,11 @@
 """Log-probability of each label, to be differentiated by any function of them, without `[tokens, vocabulary]` logits.
 
-What each label weighs is known only after all of a sequence's have been added up. Where the head is frozen its product
-with the gradient is made in the forward all the same, unweighted, and weighted row by row in the backward: two matrix
-products per chunk, as the cross-entropy has. A head that learns is run again in the backward.
+A loss of preferences is a function of the sum over an answer's labels. So what a label weighs, g, is known only when all
+of them have been through the head:
+
+                    forward                                            backward
+    frozen head     d_hidden of each row, with a weight of 1           × g of the row: two products per chunk in all
+    head learns     log-probabilities only                             the logits again, × g, then d_hidden and d_weight
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ class LinearLogProbabilities(Function):
         learns = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         slopes = None if learns else torch.empty_like(hidden)
         log_probabilities = torch.empty(len(hidden), device=hidden.device)
+        # `chunks` gives losses, -log p, and their gradients times the scale.
         for span, losses, d_logits in chunks(hidden, labels, head, -1.0):
             torch.neg(losses, out=log_probabilities[span])
             if slopes is not None:

@@ -42,6 +42,7 @@ def rms_norm_backward(
     grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, offset: float
 ) -> Tensor:
     """Return the gradient of the input."""
+    # y = n · w with n = x / rms(x). So dn = dy · w, and dx = (dn - n · mean(n · dn)) / rms(x).
     normed = x.float() * scale
     wide = grad.float() * (weight.float() + offset)
     return ((wide - normed * (wide * normed).mean(-1, keepdim=True)) * scale).to(x.dtype)
@@ -63,11 +64,13 @@ def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Ten
 
 
 def _turn(x: Tensor) -> Tensor:
+    """Return (-x₂, x₁) of (x₁, x₂): half a head each. With cos and sin it is the rotation of all pairs at once."""
     first, second = x.chunk(2, -1)
     return torch.cat([-second, first], -1)
 
 
 def _turn_back(x: Tensor) -> Tensor:
+    """Return the transpose of `_turn`."""
     first, second = x.chunk(2, -1)
     return torch.cat([second, -first], -1)
 
@@ -247,7 +250,7 @@ def _agree(result: Any, expected: Any) -> bool:
         return all(_agree(*pair) for pair in zip(result, expected, strict=True))
     difference = result.new_zeros((), dtype=torch.float32)
     size = difference.clone()
-    # In pieces: logits in fp32 would take more memory than the step itself.
+    # In pieces: all logits in fp32 would take more memory than the step itself.
     pieces = zip(result.flatten().split(2**20), expected.flatten().split(2**20), strict=True)
     for piece, expected_piece in pieces:
         difference += (piece.float() - expected_piece.float()).square().sum()

@@ -67,6 +67,7 @@ def paths(
     cu_seqlens: tuple[int, ...], parents: tuple[int, ...] = ()
 ) -> Iterator[tuple[slice, ...]]:
     """Yield where the tokens of each sequence stand in a packed batch: its shared beginnings, then its own."""
+    # "s s" shared by "b b" and "a", with cu_seqlens (0, 2, 4, 5) and parents (-1, 0, 0): (0:2), (0:2, 2:4), (0:2, 4:5)
     all_paths: list[tuple[slice, ...]] = []
     for number, (start, stop) in enumerate(pairwise(cu_seqlens)):
         path = (slice(start, stop),)

@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
     @property
     def longest(self) -> tuple[int, int]:
-        """Lengths of the longest stretches of queries and of keys."""
+        """Return the lengths of the longest stretches of queries and of keys."""
         return _longest(self.cu_queries), _longest(self.cu_keys)
 
 
@@ -58,6 +58,16 @@ def parts(
     cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch.device
 ) -> tuple[Part, ...]:
     """Return the parts of a packed batch: each sequence with itself, then the beginnings, those of one depth together."""
+    # Sequences 0 = s s, 1 = t (goes on from 0), 2 = b b (from 1) and 3 = a (from 0), with parents -1, 0, 1, 0:
+    #
+    #     place      0 1 2 3 4 5
+    #     token      s s t b b a       depths 0, 1, 2, 1      ends 6, 5, 5, 6
+    #
+    #     part 0     everybody sees itself
+    #     part 1     what goes on from s s, places 2:6, sees the places 0:2         (beginnings of depth 0)
+    #     part 2     what goes on from t, places 3:5, sees the place 2:3            (beginnings of depth 1)
+    #
+    # Beginnings of one depth are in one part, as no token goes on from two of them.
     spans = list(pairwise(cu_seqlens))
     depths = [0] * len(parents)  # how many beginnings a sequence has; parents come first
     for number, parent in enumerate(parents):
@@ -68,6 +78,7 @@ def parts(
         parent = parents[number]
         if parent >= 0:
             ends[parent] = max(ends[parent], ends[number])
+
     result = [_part(spans, spans, device, causal=True)]
     for depth in range(max(depths)):
         queries: list[Span] = []
@@ -157,7 +168,10 @@ class OnCPU:
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         heads = q.shape[1]
-        d_q, d_k, d_v = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+        # The stretches of a part cover all of its queries and keys: every place is written.
+        d_q = torch.empty_like(q)
+        d_k = torch.empty_like(k)
+        d_v = torch.empty_like(v)
         kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         for rows, columns in _stretches(part):
             rows_d_q, columns_d_k, columns_d_v = kernel(
@@ -186,10 +200,16 @@ class OnGPU:
         from torch.nn.attention.varlen import AuxRequest, varlen_attn
 
         out_and_lse = varlen_attn(
-            q, k, v, *part.on_device, *part.longest,
-            return_aux=AuxRequest(lse=True), scale=scale, window_size=(-1, 0 if part.causal else -1),
+            q,
+            k,
+            v,
+            *part.on_device,
+            *part.longest,
+            return_aux=AuxRequest(lse=True),
+            scale=scale,
+            window_size=(-1, 0 if part.causal else -1),
             enable_gqa=q.shape[1] != k.shape[1],
-        )  # fmt: skip
+        )
         return cast(tuple[Tensor, Tensor], out_and_lse)
 
     def backward(
@@ -203,12 +223,22 @@ class OnGPU:
         part: Part,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        # The state of dropout, which the kernel asks for and which there is none of.
-        unused = torch.zeros(2, dtype=torch.uint64, device=q.device)
+        # The kernel asks for the state of dropout. There is none.
+        no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
         gradients = torch.ops.torch_attn._varlen_attn_backward(
-            grad, q, k, v, out, lse, *part.on_device, *part.longest, part.causal, unused, scale,
+            grad,
+            q,
+            k,
+            v,
+            out,
+            lse,
+            *part.on_device,
+            *part.longest,
+            part.causal,
+            no_dropout,
+            scale,
             [-1, 0 if part.causal else -1],
-        )  # fmt: skip
+        )
         return cast(tuple[Tensor, Tensor, Tensor], gradients)
 
 
@@ -221,14 +251,14 @@ def _stretches(part: Part) -> list[tuple[slice, slice]]:
 
 
 def _batch(x: Tensor, heads: int | None = None) -> Tensor:
-    """`[n, heads, dim]` -> `[1, heads, n, dim]`, each head repeated where `heads` are more."""
+    """Return `[1, heads, n, dim]` of `[n, heads, dim]`, each head repeated if `heads` are more."""
     if heads is not None and heads != x.shape[1]:
         x = x.repeat_interleave(heads // x.shape[1], 1)
     return x.transpose(0, 1)[None]
 
 
 def _sum_of_repeats(gradient: Tensor, kv_heads: int) -> Tensor:
-    """`[1, heads, n, dim]` -> `[n, kv_heads, dim]`, summed over the repeats of each head."""
+    """Return `[n, kv_heads, dim]` of `[1, heads, n, dim]`, summed over the repeats of each head."""
     total: Tensor = gradient[0].unflatten(0, (kv_heads, -1)).sum(1)
     return total.transpose(0, 1)
 
@@ -258,32 +288,38 @@ class _Joined(Function):
         scale: float,
         kernel: Kernel,
     ) -> Tensor:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        q = q.contiguous()
+        k = k.contiguous()
+        v = v.contiguous()
         # Part 0 holds all queries in their order, so that its output and its log-sum-exps are what the others add to.
         part_out, lse = kernel.forward(q, k, v, all_parts[0], scale)
         total = part_out.float()
         for part in all_parts[1:]:
-            part_out, part_lse = kernel.forward(
-                q[part.queries], k[part.keys], v[part.keys], part, scale
-            )
-            before = lse[:, part.queries]
+            rows = part.queries
+            part_out, part_lse = kernel.forward(q[rows], k[part.keys], v[part.keys], part, scale)
+            before = lse[:, rows]
             after = torch.logaddexp(before, part_lse)
-            total[part.queries] = total[part.queries] * _weight(before, after) + (
-                part_out.float() * _weight(part_lse, after)
-            )
-            lse[:, part.queries] = after
+            weighted = total[rows] * _weight(before, after)
+            total[rows] = weighted + part_out.float() * _weight(part_lse, after)
+            lse[:, rows] = after
         out = total.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
-        ctx.all_parts, ctx.scale, ctx.kernel = all_parts, scale, kernel
+        ctx.all_parts = all_parts
+        ctx.scale = scale
+        ctx.kernel = kernel
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         q, k, v, out, lse = ctx.saved_tensors
         grad = grad.contiguous()
-        d_q, d_k, d_v = (_zeros(q), _zeros(k), _zeros(v))
+        # In fp32, as each part adds its share.
+        d_q = _zeros(q)
+        d_k = _zeros(k)
+        d_v = _zeros(v)
         for part in ctx.all_parts:
-            rows, columns = part.queries, part.keys
+            rows = part.queries
+            columns = part.keys
             part_d_q, part_d_k, part_d_v = ctx.kernel.backward(
                 grad[rows],
                 q[rows],

@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 Span = tuple[int, int]
 
-SHORTEST = 16  # the least length of rows
-SAME_LENGTH = 64  # sequences up to here share rows: batches of their own would cost more in calls than these in pairs
+# The least length of rows.
+SHORTEST = 16
+# Sequences up to this length share rows. In batches of their own the calls would cost more than the pairs that are saved.
+SAME_LENGTH = 64
 
 
 class Group(NamedTuple):
@@ -66,8 +68,11 @@ class Filling(NamedTuple):
 
 
 class _Padded(torch.autograd.Function):
-    """Rows of a packed batch at the places of the groups. Copies in padding get no gradient, as they count nowhere:
-    keys and values there are hidden, and what queries there find is not taken."""
+    """Put the rows of a packed batch at the places of the groups.
+
+    Copies in padding get no gradient, as they count nowhere: keys and values there are hidden, and the outputs of
+    queries there are not taken.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, source: Tensor, place: Tensor) -> Tensor:
@@ -82,7 +87,7 @@ class _Padded(torch.autograd.Function):
 
 
 class _Packed(torch.autograd.Function):
-    """The way back: rows at the places of the groups, without the padding."""
+    """Take the rows of a packed batch from the places of the groups, without the padding."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, place: Tensor) -> Tensor:
@@ -92,10 +97,10 @@ class _Packed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (place,), gradient = ctx.saved_tensors, gradients[0]
-        return gradient.new_zeros(ctx.rows, *gradient.shape[1:]).index_copy_(
-            0, place, gradient
-        ), None
+        (place,) = ctx.saved_tensors
+        (gradient,) = gradients
+        padded = gradient.new_zeros(ctx.rows, *gradient.shape[1:])
+        return padded.index_copy_(0, place, gradient), None
 
 
 @lru_cache(maxsize=8)
@@ -127,6 +132,10 @@ def _layout(
 
 def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
     """Put sequences into rows, the longest first. Of short ones as many share a row as it has room for."""
+    # Lengths 9, 9, 7, 5, 2 in rows of 16 places; each goes where the least room is left that is enough:
+    #
+    #     row 0    9 of the first, 5 of the fourth, 2 of the last
+    #     row 1    9 of the second, 7 of the third
     lengths = [stop - start for start, stop in spans]
     is_shared = _share_rows(spans)
     length = lengths[0]
@@ -208,7 +217,8 @@ def padded_attention(
     """
     repeats = q.shape[1] // k.shape[1]
     if repeats > 1:
-        k, v = k.repeat_interleave(repeats, 1), v.repeat_interleave(repeats, 1)
+        k = k.repeat_interleave(repeats, 1)
+        v = v.repeat_interleave(repeats, 1)
     heads = q.shape[1]
     groups, source, place = _layout(cu_seqlens, heads, q.device, q.dtype)
     sizes = [group.size * heads * group.length for group in groups]
