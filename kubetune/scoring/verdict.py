@@ -43,6 +43,7 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
         "base": base,
         "best": {name: values.get(name) for name in base},
     }
+    # There is nothing to compare with where the base model was asked nothing.
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
         facts |= _facts_of_answers(run_dir, step)
         for line in facts["answers"]:

@@ -66,6 +66,7 @@ class DataPass:
             profiled_at,
             spec.record_kind,
         )
+        # Kept here and not in the worker, which may run in several processes: rows are compared with all others.
         self._watch = RowWatch(spec.model, self.sources, self.labels)
         self._tallies: dict[Split, list[Tally]] = {}
         for split, sources in self.sources.items():

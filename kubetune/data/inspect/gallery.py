@@ -141,6 +141,7 @@ def shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, A
 
     `record` counts from 1; `pieces` are texts with what they are; `images` are small copies as addresses of data.
     """
+    # A pair of answers is two sequences end to end, of which the rejected one begins at `second`.
     chosen = slice(0, row.second or len(row.ids))
     pieces, shown_tokens = _pieces(row, chosen, tokenizer, rejected=False)
     if row.second:

@@ -118,6 +118,7 @@ def _with_placed_images(example: Example, data_file: str, output: Path) -> Examp
 def _to_messages(example: Example) -> dict[str, Any] | None:
     match example:
         case Chat(messages, tools):
+            # Nothing would be learned from it.
             if not any(message["role"] == "assistant" for message in messages):
                 return None
             return {"messages": _marked(example)} | _beside(tools, example.images)
@@ -180,6 +181,7 @@ def _pair_of_chat(chat: Chat) -> dict[str, Any] | None:
     if not answers:
         return None
     last = answers[-1]
+    # A pair has no place to say that its completion is not trained.
     if last in chat.not_trained:
         raise ValueError(
             "ends with an answer that is not trained, as a completion is; convert it --to messages"
@@ -275,6 +277,7 @@ def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record
         else:
             replies[record.value["parent_id"]].append(record.value)
 
+    # Only now: the rows of a tree may stand in any order.
     for root in roots:
         turns = []
         for node in _best_thread(root.value, replies):

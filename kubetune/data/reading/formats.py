@@ -575,6 +575,7 @@ def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
 
 def _system(record: Fields, turns: list[Turn]) -> Turn | None:
     """Return the message of the system that stands beside the messages; None where they begin with it."""
+    # The same text may be written several times.
     texts = {}
     for key in ("system", "system_prompt"):
         text = record.get(key)
@@ -603,6 +604,7 @@ def _images(record: Fields) -> tuple[str, ...] | None:
         if images is not None:
             columns[key] = images
 
+    # Two columns may be there, as tables have them, but only one place may hold images.
     filled = [key for key, images in columns.items() if images]
     if len(filled) + bool(record.images) > 1:
         places = [f"`{key}`" for key in columns]

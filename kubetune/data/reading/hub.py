@@ -155,6 +155,7 @@ def check_model_folder(model: ModelConfig) -> None:
             f"model {folder}: has no config.json; expected a folder in Hugging Face form"
         )
     _require_plain(folder)
+    # transformers would load the model that an adapter names, from wherever that is.
     if (folder / "adapter_config.json").exists():
         raise ModelError(
             f"model {folder}: holds adapter_config.json, an adapter, which would have another model or weights loaded; "
@@ -165,6 +166,7 @@ def check_model_folder(model: ModelConfig) -> None:
         _require_read_code(folder, str(model.revision))
     if files:
         return
+    # No safetensors: say whether there are weights of the older kind.
     pickles = [*sorted(folder.glob("*.bin")), *sorted(folder.glob("*.pt*"))]
     if pickles:
         raise ModelError(

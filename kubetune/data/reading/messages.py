@@ -261,6 +261,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
         place = f"{where}[{i}]"
         part = _without_nulls(written_part) if isinstance(written_part, dict) else {}
         kind = part.pop("type", None)
+        # `"train": true` at each part of a message that is trained is no mistake.
         if any(part.get(key) not in (None, True, 1) for key in SWITCHES):
             raise ValueError(
                 f"{place} is not to be trained, as a part of a message; one is trained whole or not"
@@ -281,6 +282,7 @@ def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, An
                 f'{place} is {show(written_part)}; expected {{"type": "text", "text": …}}, {{"type": "image"}} for the '
                 "next of `images`, or parts as LLaMA-Factory writes them: text, reasoning, tool_call, image_url"
             )
+        # What was read of the part has been taken out of it.
         for key in part.keys() - set(SWITCHES):
             record.note_unused(f"messages[].content[].{key}")
 

@@ -190,6 +190,7 @@ class VisionEncoder:
             runs += image.runs
             refs.append(ImageRef(path, image.crc))
             notes += image.notes
+        # One token for each run: text that holds the token itself, or a template that leaves images out, changes that.
         placeholders = row.ids.count(token)
         if placeholders != len(runs):
             raise ValueError(

@@ -128,6 +128,7 @@ class WholeProcessor:
         """
         if not images:
             return []
+        # A text of the images alone: the processor says what it has put in place of each.
         written = self.written * len(images)
         made = self.theirs(
             images=list(images), text=[written], return_text_replacement_offsets=True
@@ -221,6 +222,7 @@ def _beside_pillow(name: str) -> Any:
             name.replace("image_processing_", "image_processing_pil_"), *args, **kwargs
         )
 
+    # transformers' own table of the module that each of its classes lies in.
     place = getattr(transformers, "_class_to_module", {}).get(name)
     theirs = find_spec(f"transformers.{place}") if place else None
     if theirs is None or theirs.origin is None:
@@ -229,7 +231,8 @@ def _beside_pillow(name: str) -> Any:
     assert spec is not None
     assert spec.loader is not None
     module = module_from_spec(spec)
-    sys.modules[spec.name] = module  # where transformers looks for the file of a class
+    # transformers looks there for the file of a class.
+    sys.modules[spec.name] = module
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_twin}
     try:
         spec.loader.exec_module(module)
