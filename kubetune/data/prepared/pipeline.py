@@ -193,6 +193,15 @@ class Result:
     largest_id: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class _ReadRecord:
+    """A record that could be read."""
+
+    index: int  # in its source
+    where: str  # its place, for messages
+    example: Example
+
+
 class Worker:
     """Turns batches into results; every process has one."""
 
@@ -233,8 +242,7 @@ class Worker:
             result.profile = Profile(self._limits, self._image_token)
 
         # Read the records. What cannot be read becomes a problem, and the others go on.
-        good = []
-        examples = []
+        good: list[_ReadRecord] = []
         for index, record in batch.records:
             try:
                 example = self._read(record, source, batch, result.tally)
@@ -247,16 +255,15 @@ class Worker:
             except ValueError as error:
                 result.problems.append((record.where, str(error)))
             else:
-                good.append((index, record.where))
-                examples.append(example)
+                good.append(_ReadRecord(index, record.where, example))
 
         # Encode them all at once, which is much faster than one by one.
-        rows = self._encoder.encode_batch(examples)
-        for (index, where), example, encoded in zip(good, examples, rows, strict=True):
+        rows = self._encoder.encode_batch([read_record.example for read_record in good])
+        for read_record, encoded in zip(good, rows, strict=True):
             if isinstance(encoded, str):  # why it cannot be encoded
-                result.problems.append((where, encoded))
+                result.problems.append((read_record.where, encoded))
             else:
-                self._keep(result, index, where, example, encoded)
+                self._keep(result, read_record, encoded)
 
         # What `_keep` and the tally have not seen became a problem above.
         bad = len(batch.records) - result.tally.records
@@ -295,76 +302,73 @@ class Worker:
         place, _, name = key.rpartition("[].")
         return place == "messages" and name in self._named_by_template
 
-    def _keep(
-        self, result: Result, index: int, where: str, example: Example, encoded: Encoded
-    ) -> None:
+    def _keep(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
         """Add a record's row to the result, unless it is too long or teaches nothing, and count what became of it."""
         # These are counted before anything is cut or left out.
         tally = result.tally
         tally.records += 1
         tally.longest = max(tally.longest, encoded.longest)
-        tally.count("special_texts", index, self._holds_special_tokens(example))
-        tally.count("bos_twice", index, self._begins_twice(encoded))
-        tally.count("plain_prompts", index, self._has_template and _is_plain_prompt(example))
+        tally.count("special_texts", record.index, self._holds_special_tokens(record.example))
+        tally.count("bos_twice", record.index, self._begins_twice(encoded))
+        tally.count(
+            "plain_prompts", record.index, self._has_template and _is_plain_prompt(record.example)
+        )
         for note in encoded.image_notes:
-            tally.count(note, index)
+            tally.count(note, record.index)
         result.lengths.extend(len(ids) for ids, _ in encoded.sequences)
         if result.profile is not None:
             result.profile.add_row(encoded)
 
         if encoded.longest > self._data.max_length:
-            self._shorten(result, index, where, example, encoded)
+            self._shorten(result, record, encoded)
         else:
-            self._add_if_it_teaches(result, index, example, encoded)
+            self._add_if_it_teaches(result, record, encoded)
 
-    def _shorten(
-        self, result: Result, index: int, where: str, example: Example, encoded: Encoded
-    ) -> None:
+    def _shorten(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
         """Do with a record that is too long what data.overlong says."""
         tally = result.tally
         limit = self._data.max_length
         overlong = self._data.overlong
         if overlong == "drop":
-            tally.count("overlong", index)
+            tally.count("overlong", record.index)
         elif overlong == "error":
             problem = f"has {encoded.longest:,} tokens; data.max_length is {limit:,}"
-            result.problems.append((where, problem))
+            result.problems.append((record.where, problem))
             tally.refused += 1
         elif overlong == "split":
-            problem = not_to_split(self._data, example, encoded)
+            problem = not_to_split(self._data, record.example, encoded)
             if problem:
-                result.problems.append((where, problem))
+                result.problems.append((record.where, problem))
                 tally.refused += 1
                 return
             parts = pieces(encoded, limit)
-            tally.count("split", index)
+            tally.count("split", record.index)
             tally.pieces += len(parts)
             for part in parts:
-                self._add(result, index, example, part)
+                self._add(result, record, part)
         else:
-            tally.count("truncated", index)
-            shorter = self._encoder.cut(example, encoded, limit)
-            self._add_if_it_teaches(result, index, example, shorter)
+            tally.count("truncated", record.index)
+            shorter = self._encoder.cut(record.example, encoded, limit)
+            self._add_if_it_teaches(result, record, shorter)
 
-    def _add_if_it_teaches(
-        self, result: Result, index: int, example: Example, encoded: Encoded
-    ) -> None:
+    def _add_if_it_teaches(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
         if _teaches(encoded):
-            self._add(result, index, example, encoded)
+            self._add(result, record, encoded)
         else:
-            result.tally.count("no_label", index)
+            result.tally.count("no_label", record.index)
 
-    def _add(self, result: Result, index: int, example: Example, encoded: Encoded) -> None:
+    def _add(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
+        """Add a row to the result, and count what is said about it."""
         tally = result.tally
         tally.rows += 1
         tally.tokens += len(encoded.ids)
-        tally.answers.update(_answers(example, encoded))
-        tally.count("reasoning_dropped", index, encoded.drops_reasoning)
-        tally.count("unlike_prompt", index, encoded.unlike_prompt)
-        tally.count("rewrites_answer", index, encoded.rewrites_answer)
-        tally.count("begins_inside_token", index, encoded.begins_inside_token)
+        tally.answers.update(_answers(record.example, encoded))
+        tally.count("reasoning_dropped", record.index, encoded.drops_reasoning)
+        tally.count("unlike_prompt", record.index, encoded.unlike_prompt)
+        tally.count("rewrites_answer", record.index, encoded.rewrites_answer)
+        tally.count("begins_inside_token", record.index, encoded.begins_inside_token)
         tally.images += len(encoded.images)
-        result.chunk.add(index, encoded)
+        result.chunk.add(record.index, encoded)
         tally.trained_tokens += result.chunk.labels[-1]
 
     def _begins_twice(self, encoded: Encoded) -> bool:
