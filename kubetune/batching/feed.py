@@ -154,7 +154,8 @@ class Feed:
         if self._boundaries is not None:
             most = len(self._lengths)  # a batch given in tokens has any number of rows
         if self._token_budget is None:
-            ids = np.argsort(-self._lengths, kind="stable")[: min(most, self._sequences)]
+            longest_first = np.argsort(-self._lengths, kind="stable")
+            ids = longest_first[: min(most, self._sequences)]
         else:
             ids = fill(self._lengths, self._token_budget, most)
         return batch_of(self._rows, ids, self._reader)

@@ -91,7 +91,8 @@ def origin(data: Prepared, sources: Sequence[SourceConfig], samples: Sequence[in
     records: dict[int, list[int]] = {}
     for sample in samples:
         source = int(data.train.source[sample])
-        records.setdefault(source, []).append(int(data.train.record[sample]) + 1)
+        number = int(data.train.record[sample]) + 1
+        records.setdefault(source, []).append(number)
     texts = []
     for source, numbers in sorted(records.items()):
         listed = ", ".join(str(number) for number in sorted(numbers))

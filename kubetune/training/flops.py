@@ -107,9 +107,10 @@ def describe(
     if flops is None:
         return known
     peak, source = peak_of(device, dtype, stated_peak)
+    tokens = int(rows.lengths.sum())
     return {
         **known,
-        "flops_per_token": math.fsum(flops.tolist()) / max(1, int(rows.lengths.sum())),
+        "flops_per_token": math.fsum(flops.tolist()) / max(1, tokens),
         "peak_tflops": peak,
         "peak_source": source,
     }

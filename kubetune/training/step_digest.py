@@ -32,12 +32,13 @@ def record(
     if torch.cuda.is_available():
         random["cuda"] = torch.cuda.get_rng_state()
     # `hex` keeps every bit of a float; digests stand for tensors that are too large to write.
+    state = {name: digest(tensor) for name, tensor in optimizer.state().items()}
     line = {
         "step": step,
         "samples": [list(batch.samples) for batch in batches],
         "losses": [float(loss).hex() for loss in losses],
         "random": {name: digest(state) for name, state in random.items()},
-        "state": {name: digest(tensor) for name, tensor in optimizer.state().items()},
+        "state": state,
     }
     with open(file_of(Path(os.environ[FOLDER]), rank), "a") as file:
         file.write(json.dumps(line) + "\n")

@@ -210,7 +210,8 @@ class Check:
         """Write identity.json, unless the same is there. Raises EnvironmentFault for a full disk."""
         if self._known == self.now():
             return
-        facts = {"version": 1, "parts": {name: _as_json(part) for name, part in self.now().items()}}
+        parts = {name: _as_json(part) for name, part in self.now().items()}
+        facts = {"version": 1, "parts": parts}
         files.write_atomic(
             self.run_dir / IDENTITY, json.dumps(facts, indent=1) + "\n", within=self.run_dir
         )

@@ -99,7 +99,8 @@ def _best_exchange(costs: Ids, owner: Ids, most: int, least: int, gap: int, cap:
     above = np.searchsorted(back, costs[giving] - gap // 2)
     candidates = np.clip(np.stack([above, above - 1]), 0, len(back) - 1)
     moved = costs[giving] - back[candidates]  # [2, giving]
-    side, best = divmod(int(np.abs(gap - 2 * moved).argmin()), len(giving))
+    gap_left = np.abs(gap - 2 * moved)
+    side, best = divmod(int(gap_left.argmin()), len(giving))
     if not 0 < moved[side, best] < gap:
         return 0
 

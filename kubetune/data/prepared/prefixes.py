@@ -180,7 +180,8 @@ def split_by_prefix(
     stretches = family.cut_evenly(world_size, even_share)
 
     # What ranks get is a unit: the stretches come first, then the single rows.
-    units = np.array([*(stretch.tokens for stretch in stretches), *lengths[single]], np.int64)
+    stretch_tokens = [stretch.tokens for stretch in stretches]
+    units = np.array([*stretch_tokens, *lengths[single]], np.int64)
     ranks = []
     computed = 0  # tokens, of all ranks
     for of_rank in balance_ranks(np.arange(len(units)), units, world_size):

@@ -108,7 +108,9 @@ class Profile:
         from kubetune.data.prepared.histogram import bars
 
         shares = []
-        for step in range(min(self.shares, default=0), max(self.shares, default=-1) + 1):
+        first = min(self.shares, default=0)
+        last = max(self.shares, default=-1)
+        for step in range(first, last + 1):
             percent = SHARE_STEP * step
             shares.append([percent, percent + SHARE_STEP, self.shares[step]])
         return {

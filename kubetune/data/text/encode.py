@@ -123,13 +123,15 @@ class Encoder:
 
         # Templates run in another process, and tokenizers on all cores: both want many conversations at once.
         rendered: dict[int, Rendered] = {}
-        for i, rendering in zip(chats, self._render(list(chats.values())), strict=True):
+        renderings = self._render(list(chats.values()))
+        for i, rendering in zip(chats, renderings, strict=True):
             if isinstance(rendering, ValueError):
                 results[i] = str(rendering)
             else:
                 rendered[i] = rendering
 
-        placed = self._tokens.place_all([(chat.text, chat.spans) for chat in rendered.values()])
+        texts = [(chat.text, chat.spans) for chat in rendered.values()]
+        placed = self._tokens.place_all(texts)
         for i, row in zip(rendered, placed, strict=True):
             results[i] = self._label(rendered[i], row)
         return results

@@ -142,8 +142,9 @@ def _names_in_data(
         named.append(("classification.labels", classification.labels))
     for source in sources:
         names = class_names(source)
-        # Of a data set of the hub, each subset and split has names of its own.
-        place = " ".join(filter(None, (source.path, source.subset, source.split)))
+        # In a data set of the hub, each subset and split has its own names.
+        parts = (source.path, source.subset, source.split)
+        place = " ".join(part for part in parts if part)
         if names:
             named.append((place, names))
 

@@ -196,7 +196,7 @@ def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[
         legacy = read_json(files.get("special_tokens_map.json"))
 
     # Tokens with a role: a default, which the files may replace, also by null.
-    values: dict[str, Any] = dict(_DEFAULT_TOKENS.get(tokenizer_class(files, config) or "", {}))
+    values: dict[str, Any] = dict(_default_tokens(files, config))
     for source in (config, legacy):
         for name in NAMES:
             if name in source:
@@ -215,6 +215,14 @@ def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[
     return tokens
 
 
+def _default_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the special tokens that the tokenizer's class has by itself: name -> text."""
+    name = tokenizer_class(files, config)
+    if name is None:
+        return {}
+    return _DEFAULT_TOKENS.get(name, {})
+
+
 def _text_of(value: Any) -> str:
     """Return the text of a token. Files hold either the text alone, or an object with the text and settings."""
     if isinstance(value, dict):
@@ -230,7 +238,7 @@ def names_missing_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -
     """
     added = read_json(files.get("tokenizer.json")).get("added_tokens", [])
     texts = set(read_json(files.get("added_tokens.json")))
-    texts.update(_DEFAULT_TOKENS.get(tokenizer_class(files, config) or "", {}).values())
+    texts.update(_default_tokens(files, config).values())
     for source in (config, read_json(files.get("special_tokens_map.json"))):
         for key, value in source.items():
             if key.endswith("_token") or key in _KEYS_OF_TOKENS:
@@ -290,8 +298,10 @@ def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> b
     added = content.get("added_tokens", [])
     decoder = config.get("added_tokens_decoder", {})
     # Such a class adds only the tokens of `added_tokens_decoder`, and makes several ids of others.
-    if decoder and _by_id(decoder.items()) != _by_id((token["id"], token) for token in added):
-        return False
+    if decoder:
+        by_id = _by_id((token["id"], token) for token in added)
+        if by_id != _by_id(decoder.items()):
+            return False
     # It takes some of these flags from one file and some from the other, and drops others.
     for token in added:
         if token.get("lstrip") or token.get("rstrip") or token.get("single_word"):

@@ -54,7 +54,8 @@ def sum_of_squares(vector: Tensor) -> float:
     """
     # 10,000 numbers are two stretches of 4,096, and a rest of 1,808.
     whole = len(vector) // STRETCH * STRETCH
-    norms = torch.linalg.vector_norm(vector[:whole].view(-1, STRETCH), dim=1)
+    stretches = vector[:whole].view(-1, STRETCH)
+    norms = torch.linalg.vector_norm(stretches, dim=1)
     rest = torch.linalg.vector_norm(vector[whole:])
     return float(norms.double().square().sum() + rest.double().square())
 

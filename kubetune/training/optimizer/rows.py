@@ -86,7 +86,8 @@ class OccurringRows:
         distinct = rows.unique()
         if not self.admit(distinct):
             return False
-        self._buffers[1].index_add_(0, self._slots.index_select(0, rows), values[is_moved])
+        slots = self._slots.index_select(0, rows)
+        self._buffers[1].index_add_(0, slots, values[is_moved])
         if len(self.touched):
             distinct = torch.cat([self.touched, distinct]).unique()
         self.touched = distinct
@@ -103,7 +104,8 @@ class OccurringRows:
         """
         if not self._buffers:
             return torch.empty(0)
-        return self._buffers[1].index_select(0, self._slots[self.touched]).view(-1)
+        slots = self._slots[self.touched]
+        return self._buffers[1].index_select(0, slots).view(-1)
 
     def clear_gradient(self) -> None:
         """Set the gradient to zero."""

@@ -184,7 +184,9 @@ def scores(
     `parts`: the folder in which finished work is kept. Raises ModelError if a log-probability is not finite.
     """
     # What earlier starts have done.
-    tables = {split: np.full((len(rows), 2), np.nan) for split, rows in splits.items()}
+    tables = {}
+    for split, rows in splits.items():
+        tables[split] = np.full((len(rows), 2), np.nan)
     if parts is not None:
         for part in sorted(parts.glob("*.npz")):
             _take_up(part, tables)

@@ -86,7 +86,7 @@ class SpanFinder:
     def __init__(self, write: Write) -> None:
         self._write = write
         self._layouts: dict[Shape, _Layout] = {}
-        # (which end of a turn, the gap, white space in it) -> length of the part of the gap that belongs to the turn before.
+        # (which end of which turn, the text at that end, white space in it) -> how much of the text is prompt, or end.
         self._frames: dict[tuple[str, str, str], int] = {}
 
     def locate(
