@@ -357,9 +357,8 @@ def test_reasoning_may_be_left_out_and_is_noticed() -> None:
         ("phi", THOUGHTFUL, True),
     ):
         template = ChatTemplate(FAMILIES[family], TOKENS)
-        assert (
-            template.render_answers(messages, trained=answers_in(messages)).drops_reasoning is drops
-        )
+        rendered = template.render_answers(messages, trained=answers_in(messages))
+        assert ("reasoning_dropped" in rendered.notes) is drops
 
 
 def prompted(family: str, extra: str = "") -> str:
@@ -409,9 +408,8 @@ MARKED_HEADER = (
 def test_answers_that_do_not_begin_where_the_prompt_ends_are_noticed(
     source: str, messages: Messages, turns: list[int], unlike: bool
 ) -> None:
-    assert (
-        ChatTemplate(source, TOKENS).render_answers(messages, trained=turns).unlike_prompt is unlike
-    )
+    rendered = ChatTemplate(source, TOKENS).render_answers(messages, trained=turns)
+    assert ("unlike_prompt" in rendered.notes) is unlike
 
 
 def test_a_template_that_writes_an_answer_twice_is_refused_and_one_that_rewrites_it_said() -> None:
@@ -424,7 +422,7 @@ def test_a_template_that_writes_an_answer_twice_is_refused_and_one_that_rewrites
     rewriting = CHATML.replace("message.content", "message.content | replace('foo', 'bar')")
     for source, rewrites in ((CHATML, False), (rewriting, True)):
         rendered = ChatTemplate(source, TOKENS).render_answers(messages, trained=[1])
-        assert rendered.rewrites_answer is rewrites
+        assert ("rewrites_answer" in rendered.notes) is rewrites
 
 
 SOME = st.text(st.characters(exclude_categories=["Cs", "Co"]), min_size=1, max_size=12).filter(
@@ -475,7 +473,7 @@ def test_nothing_is_lost_without_a_word(source: str, messages: Messages) -> None
         return
     lost = [text for message in messages for text in texts_of(message) if text not in rendered.text]
     assert all(text in [m.get("reasoning_content", "").strip() for m in messages] for text in lost)
-    assert rendered.drops_reasoning or not lost
+    assert "reasoning_dropped" in rendered.notes or not lost
     for i, (start, end) in zip(answers_in(messages), rendered.spans, strict=True):
         content = messages[i]["content"]
         assert rendered.text[start:end].endswith(content + "<|im_end|>") or not content

@@ -131,7 +131,7 @@ def test_eos_is_added_where_the_template_ends_no_turn(tmp_path: Path) -> None:
     encoder = make(tmp_path, SPEECHLESS)
     row = encoder.encode(chat("Ping", "Pong"))
     assert trained(encoder.tokenizer, row) == [" Pong\n<|im_end|>"]  # one token is " P"
-    assert row.begins_inside_token
+    assert "begins_inside_token" in row.notes
     assert not encoder.encode(chat("Ping", "Pong", "More?")).trained[-1]
 
 
@@ -150,7 +150,7 @@ def test_what_stands_before_an_answer_is_tokenised_as_at_inference(
     assert row.ids[: len(prompt)] == prompt
     assert row.trained[: len(prompt) + 1] == [False] * len(prompt) + [True]
     assert trained(stable.tokenizer, row) == [content + "<|im_end|>"]
-    assert not row.begins_inside_token
+    assert "begins_inside_token" not in row.notes
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20).filter(str.strip)
@@ -164,7 +164,8 @@ def test_a_chat_has_the_ids_of_its_text_and_the_prompt_is_a_prefix(
     text = stable.tokenizer.require_chat().render(chat(question, answer).messages)
     prompt = stable.tokenizer.encode_prompt(chat(question).messages)
     assert row.ids == stable.tokenizer.encode_text(text)
-    assert (row.ids[: row.trained.index(True)] != prompt) is row.begins_inside_token
+    differs = row.ids[: row.trained.index(True)] != prompt
+    assert differs is ("begins_inside_token" in row.notes)
     assert "".join(trained(stable.tokenizer, row)).endswith(answer + "<|im_end|>")
     if not answer[0].isspace():
         assert row.ids[: len(prompt)] == prompt
@@ -175,7 +176,7 @@ def test_a_token_across_the_border_is_trained_and_said(content: str, stable: Enc
     row = stable.encode(chat("Ping", content))
     text = stable.tokenizer.require_chat().render(chat("Ping", content).messages)
     assert row.ids == stable.tokenizer.encode_text(text)
-    assert row.begins_inside_token
+    assert "begins_inside_token" in row.notes
     assert trained(stable.tokenizer, row)[0].strip("\n") == content.strip("\n") + "<|im_end|>"
 
 
@@ -298,13 +299,13 @@ def test_reasoning_that_a_template_leaves_out_is_noticed(tmp_path: Path) -> None
     for messages, dropped in (([question, last], False), ([question, first, question, last], True)):
         (row,) = forgetful.encode_batch([convert({"messages": messages})])
         assert isinstance(row, Encoded)
-        assert row.drops_reasoning is dropped
+        assert ("reasoning_dropped" in row.notes) is dropped
     inline = {"role": "assistant", "content": "<think>\nEasy.\n</think>\n\nPong"}
     (row,) = real("qwen3").encode_batch(
         [convert({"messages": [question, inline, question, inline | {"content": "P"}]})]
     )
     assert isinstance(row, Encoded)
-    assert row.drops_reasoning
+    assert "reasoning_dropped" in row.notes
 
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3"])

@@ -363,10 +363,8 @@ class Worker:
         tally.rows += 1
         tally.tokens += len(encoded.ids)
         tally.answers.update(_answers(record.example, encoded))
-        tally.count("reasoning_dropped", record.index, encoded.drops_reasoning)
-        tally.count("unlike_prompt", record.index, encoded.unlike_prompt)
-        tally.count("rewrites_answer", record.index, encoded.rewrites_answer)
-        tally.count("begins_inside_token", record.index, encoded.begins_inside_token)
+        for note in sorted(encoded.notes):  # in a fixed order, as the places are written to a file
+            tally.count(note, record.index)
         tally.images += len(encoded.images)
         result.chunk.add(record.index, encoded)
         tally.trained_tokens += result.chunk.labels[-1]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from kubetune.data.reading.formats import Chat, Example, Pair, Text
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.text.turns.template import Rendered
+from kubetune.data.text.turns.template import Note, Rendered
 from kubetune.data.text.turns.tokens import Placed, TokenFinder
 
 if TYPE_CHECKING:
@@ -39,17 +39,11 @@ class Encoded:
     target: tuple[float, ...] = ()
     # Token types of a labelled text, none of whose tokens is a label.
     segments: list[int] = field(default_factory=list)
-    # The chat template left reasoning out, as Qwen3's does before the last question.
-    drops_reasoning: bool = False
-    # A trained answer begins elsewhere than where the generation prompt ends, which may open a thought.
-    unlike_prompt: bool = False
-    # The chat template writes a trained answer differently from the data.
-    rewrites_answer: bool = False
-    # The prompt of a trained answer has other ids when it stands alone: a token lies across its end.
-    begins_inside_token: bool = False
+    # What to count about it once.
+    notes: frozenset[Note] = frozenset()
     # In the order of their tokens.
     images: tuple[ImageRef, ...] = ()
-    # What to count about them, as `image_processor.Seen` has it.
+    # What to count about each of them, as `image_processor.Seen` has it.
     image_notes: tuple[str, ...] = ()
     # Where the second sequence of a pair begins; 0 for one sequence.
     split: int = 0
@@ -185,14 +179,10 @@ class Encoder:
             trained.append(True)
         if trained:
             trained[0] = False  # nothing predicts it
-        return Encoded(
-            ids,
-            trained,
-            drops_reasoning=chat.drops_reasoning,
-            unlike_prompt=chat.unlike_prompt,
-            rewrites_answer=chat.rewrites_answer,
-            begins_inside_token=placed.begins_inside_token,
-        )
+        notes = chat.notes
+        if placed.begins_inside_token:
+            notes |= {"begins_inside_token"}
+        return Encoded(ids, trained, notes=notes)
 
     def _is_ended(self, text: str, ids: list[int]) -> bool:
         """True if a rendering ends with what ends a turn; a line break may follow that."""

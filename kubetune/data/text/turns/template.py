@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kubetune.data.text.turns.marks import Message, Part, Rendering, mark_texts, not_written
 from kubetune.data.text.turns.refusals import require_order
@@ -31,18 +31,26 @@ CHATML: Final = """\
 _MOST_SPACE: Final = 80
 
 
+# What is noted about a row, by the names under which data/prepared/pipeline.py counts it:
+Note = Literal[
+    # The chat template left reasoning out, as Qwen3's does before the last question.
+    "reasoning_dropped",
+    # A trained answer begins elsewhere than where the generation prompt ends, which may open a thought.
+    "unlike_prompt",
+    # The chat template writes a trained answer differently from the data.
+    "rewrites_answer",
+    # The prompt of a trained answer has other ids when it stands alone: a token lies across its end.
+    "begins_inside_token",
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A conversation as text, and the trained spans in it."""
 
     text: str
     spans: list[Span]
-    # The template left reasoning out.
-    drops_reasoning: bool = False
-    # A trained answer begins elsewhere than where a model that is asked begins.
-    unlike_prompt: bool = False
-    # The template writes a trained answer differently from the data.
-    rewrites_answer: bool = False
+    notes: frozenset[Note] = frozenset()
 
 
 class ChatTemplate:
@@ -121,11 +129,16 @@ class ChatTemplate:
             text = raw
             answers = [(turn, self._find_turn(rendering, turn)) for turn in trained]
 
-        # Images are put in last, because until here they are short marks.
-        unlike_prompt = self._is_unlike_prompt(text, answers, messages, tools)
+        notes: set[Note] = set()
+        if absent:
+            notes.add("reasoning_dropped")
+        if self._is_unlike_prompt(text, answers, messages, tools):
+            notes.add("unlike_prompt")
+        if _rewrites(rendering, trained):
+            notes.add("rewrites_answer")
+        # Images are put in last: all other offsets are those of the text without them.
         text, spans = self._writer.put_images(text, [span for _, span in answers], messages)
-        rewrites = _rewrites(rendering, trained)
-        return Rendered(text, spans, bool(absent), unlike_prompt, rewrites)
+        return Rendered(text, spans, frozenset(notes))
 
     def left_out(
         self, messages: Sequence[Message], tools: Sequence[Any] | None = None
