@@ -72,7 +72,6 @@ class Checkpointer:
 
     _copies: HostCopies = field(default_factory=HostCopies, init=False)
     _bytes: int = field(default=0, init=False)  # of one checkpoint
-    _rehearses: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         # This rank holds everything, so rank 0 alone writes the checkpoint.
@@ -115,10 +114,10 @@ class Checkpointer:
 
         tensors = self._tensors()
         if self.background:
-            self._writing = self._thread.submit(self._attempt, state, tensors)
+            self._writing = self._thread.submit(self._attempt, self.run_dir, state, tensors)
             self._stall_seconds = time.perf_counter() - began
         else:
-            failure = self._attempt(state, tensors)
+            failure = self._attempt(self.run_dir, state, tensors)
             self._stall_seconds = time.perf_counter() - began
             self._settle(failure)
         return state
@@ -128,27 +127,21 @@ class Checkpointer:
 
         If this is killed, the next start removes it, as it does with half-written checkpoints.
         """
-        run_dir = self.run_dir
-        folder = files.temporary_sibling(run_dir / "checkpoints" / "preflight")
-        self._state = state
-        # `_attempt` writes into `run_dir`, which is another folder until the end of this method.
-        self.run_dir = process_group.broadcast(folder, self.world)
-        self._rehearses = True
+        sibling = files.temporary_sibling(self.run_dir / "checkpoints" / "preflight")
+        rehearsal_dir = process_group.broadcast(sibling, self.world)
         try:
-            self._require_all(self._attempt(state, self._tensors()))
+            self._require_all(self._attempt(rehearsal_dir, state, self._tensors()))
             # Links to the checkpoint would count its files twice.
             sizes = []
-            for path in (self.run_dir / "checkpoints").rglob("*"):
+            for path in (rehearsal_dir / "checkpoints").rglob("*"):
                 if path.is_file() and not path.is_symlink():
                     sizes.append(path.stat().st_size)
             return sum(sizes)
         finally:
             # No rank may still write into the folder when it is removed.
             process_group.barrier(self.world)
-            if self.world.is_main and self.run_dir.exists():
-                whole_folder.remove(self.run_dir)
-            self.run_dir = run_dir
-            self._rehearses = False
+            if self.world.is_main and rehearsal_dir.exists():
+                whole_folder.remove(rehearsal_dir)
 
     @property
     def has_failed(self) -> bool:
@@ -191,23 +184,28 @@ class Checkpointer:
         if self.world.is_main:
             metrics.record_event(self.run_dir, "save", step=step, seconds=seconds)
 
-    def _attempt(self, state: State, tensors: Tensors) -> errors.KubetuneError | None:
-        """Write, commit and tidy up. Return the error rather than raise it, for `_require_all`."""
+    def _attempt(
+        self, run_dir: Path, state: State, tensors: Tensors
+    ) -> errors.KubetuneError | None:
+        """Write, commit and tidy up. Return the error rather than raise it, for `_require_all`.
+
+        `run_dir`: the run's, or that of a rehearsal.
+        """
         try:
             # First, so that no checkpoint is without the identity of its base.
             if self.base is not None:
                 self.base.record()
 
             if not self._is_whole:
-                self._commit_parts(state, tensors)
+                self._commit_parts(run_dir, state, tensors)
             elif self.world.is_main:
-                self._require_place()
-                checkpoint.commit(self.run_dir, state, lambda folder: self._write(folder, tensors))
-            self._tidy(state)
+                self._require_place(run_dir)
+                checkpoint.commit(run_dir, state, lambda folder: self._write(folder, tensors))
+            self._tidy(run_dir, state)
 
             if self.brings_code and self.world.is_main:
                 # The user allowed this run to execute the code, which is the same in the checkpoint.
-                folder = checkpoint.folder_of(self.run_dir, state.step)
+                folder = checkpoint.folder_of(run_dir, state.step)
                 consent.allow([consent.of_folder(folder)])
         except errors.KubetuneError as error:
             # How large a checkpoint is helps somebody whose disk is full.
@@ -217,13 +215,16 @@ class Checkpointer:
             return error
         return None
 
-    def _require_place(self) -> None:
-        """Raise EnvironmentFault if there is no room for a checkpoint. Make a rehearsal's folder, but no run directory."""
-        require_free(self.run_dir, 1, self._bytes)
-        if self._rehearses:
-            with files.explained_writes(self.run_dir):
-                self.run_dir.parent.mkdir(exist_ok=True)
-                self.run_dir.mkdir()
+    def _require_place(self, run_dir: Path) -> None:
+        """Raise EnvironmentFault if there is no room for a checkpoint. Make the folder of a rehearsal.
+
+        The run directory is not made: somebody who has removed it does not want it back.
+        """
+        require_free(run_dir, 1, self._bytes)
+        if run_dir != self.run_dir:
+            with files.explained_writes(run_dir):
+                run_dir.parent.mkdir(exist_ok=True)
+                run_dir.mkdir()
 
     def require_room(self) -> None:
         """Raise EnvironmentFault, before hours are spent, if the checkpoints still to come do not fit the disk."""
@@ -241,15 +242,15 @@ class Checkpointer:
         free = process_group.broadcast(files.free_bytes(self.run_dir), self.world)
         require_free(self.run_dir, missing, self._bytes, free)
 
-    def _tidy(self, state: State) -> None:
+    def _tidy(self, run_dir: Path, state: State) -> None:
         """Point the links `last` and `best` at their checkpoints, and remove those beyond `keep`."""
         if not self.world.is_main:
             return
-        checkpoint.link(self.run_dir, "last", state.saved_step)
+        checkpoint.link(run_dir, "last", state.saved_step)
         best = state.best_step
-        if best is not None and checkpoint.folder_of(self.run_dir, best).is_dir():
-            checkpoint.link(self.run_dir, "best", best)
-        checkpoint.prune(self.run_dir, self.keep, {best or 0})
+        if best is not None and checkpoint.folder_of(run_dir, best).is_dir():
+            checkpoint.link(run_dir, "best", best)
+        checkpoint.prune(run_dir, self.keep, {best or 0})
 
     def _write(self, folder: Path, tensors: Tensors) -> None:
         """Write a whole checkpoint into the folder."""
@@ -268,7 +269,7 @@ class Checkpointer:
             fault_injection.reach("commit.weights")
             save_file(tensors.optimizer, folder / shards.OPTIMIZER)
 
-    def _commit_parts(self, state: State, tensors: Tensors) -> None:
+    def _commit_parts(self, run_dir: Path, state: State, tensors: Tensors) -> None:
         """Write a checkpoint of a sharded model, in the four steps that the top of this module shows."""
         if not self.world.is_main:
             folder = process_group.broadcast(None, self.world, self._group)
@@ -287,8 +288,8 @@ class Checkpointer:
                 self._write_model(folder)
 
         try:
-            self._require_place()
-            checkpoint.commit(self.run_dir, state, write)
+            self._require_place(run_dir)
+            checkpoint.commit(run_dir, state, write)
         finally:
             if not is_announced:
                 # No folder was made, and the others wait for one.
@@ -360,7 +361,7 @@ class Checkpointer:
             ) from error
 
         # An earlier start may have died between a checkpoint's commit and its links.
-        self._tidy(state)
+        self._tidy(self.run_dir, state)
         logs.STEP.info("resumed from %s", folder.name)
         return state
 
