@@ -18,6 +18,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -152,12 +153,10 @@ class Check:
     # The parts that matter.
     only: tuple[str, ...] = ("model", "tokenizer")
 
-    # Set by the thread: the parts as they are, or why they could not be read.
-    _read_parts: dict[str, Part] | None = field(default=None, init=False)
-    _failure: Exception | None = field(default=None, init=False)
+    # The parts as they are, which the thread reads.
+    _parts: Future[dict[str, Part]] = field(default_factory=Future, init=False)
     bytes_read: int = field(default=0, init=False)
-    # The same parts once they were waited for.
-    _now: dict[str, Part] | None = field(default=None, init=False)
+    _has_logged: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self._known = read(self.run_dir)
@@ -169,23 +168,19 @@ class Check:
 
     def now(self) -> dict[str, Part]:
         """Return the parts as they are now. This may take as long as reading all files."""
-        if self._now is None:
-            began = time.perf_counter()
-            if self._thread.ident is None:
-                self._thread.start()
-            self._thread.join()
-            if self._failure is not None:
-                raise self._failure
-            assert self._read_parts is not None, "the thread sets either"
-            self._now = self._read_parts
-            waited = time.perf_counter() - began
-            if self.bytes_read:
-                logs.MODEL.info(
-                    "%s of the base read for its checksums, %.1f s of it waited for",
-                    size(self.bytes_read),
-                    waited,
-                )
-        return self._now
+        if self._thread.ident is None:
+            self._thread.start()
+        began = time.perf_counter()
+        parts = self._parts.result()
+        waited = time.perf_counter() - began
+        if self.bytes_read and not self._has_logged:
+            logs.MODEL.info(
+                "%s of the base read for its checksums, %.1f s of it waited for",
+                size(self.bytes_read),
+                waited,
+            )
+        self._has_logged = True
+        return parts
 
     def require_same(self) -> None:
         """Raise ConfigError, naming both, if the run was made from anything else."""
@@ -233,9 +228,9 @@ class Check:
 
     def _try(self) -> None:
         try:
-            self._read_parts = self._read_all()
-        except Exception as error:  # raised again by `now`, in the thread of whoever waits
-            self._failure = error
+            self._parts.set_result(self._read_all())
+        except Exception as error:  # `now` raises it in the thread of whoever waits
+            self._parts.set_exception(error)
 
     def _read_all(self) -> dict[str, Part]:
         cache = cache_folder(self.config.data.cache)
