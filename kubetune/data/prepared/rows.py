@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -42,6 +42,19 @@ _DTYPES: Final = {
     "image_paths": "u1",
     "image_path_offsets": "i8",
 }
+
+
+class _ImageTable(NamedTuple):
+    """The images of all rows, row after row."""
+
+    # [rows + 1] the first image of each row, and the end
+    firsts: NDArray[np.int64]
+    # [images]
+    crcs: NDArray[np.uint32]
+    # bytes of all paths, end to end
+    paths: NDArray[np.uint8]
+    # [images + 1] where each path begins, and the end
+    path_offsets: NDArray[np.int64]
 
 
 class Rows:
@@ -170,27 +183,22 @@ class Rows:
         return self._segments[self.offsets[index] : self.offsets[index + 1]]
 
     @cached_property
-    def _images(
-        self,
-    ) -> tuple[NDArray[np.int64], NDArray[np.uint32], NDArray[np.uint8], NDArray[np.int64]]:
-        """First image of each row; of the images, the checksums, the bytes of all paths, and where each path begins."""
-        firsts, crcs, paths, path_offsets = (self._map(name) for name in PICTURED_FILES)
-        return firsts, crcs, paths, path_offsets
+    def _images(self) -> _ImageTable:
+        return _ImageTable(*(self._map(name) for name in PICTURED_FILES))
 
     def images(self, index: int) -> tuple[ImageRef, ...]:
         """Return the images of a row, in the order of their tokens."""
-        firsts, crcs, paths, path_offsets = self._images
+        table = self._images
         images = []
-        for i in range(firsts[index], firsts[index + 1]):
-            path = paths[path_offsets[i] : path_offsets[i + 1]].tobytes()
-            images.append(ImageRef(os.fsdecode(path), int(crcs[i])))
+        for i in range(table.firsts[index], table.firsts[index + 1]):
+            path = table.paths[table.path_offsets[i] : table.path_offsets[i + 1]].tobytes()
+            images.append(ImageRef(os.fsdecode(path), int(table.crcs[i])))
         return tuple(images)
 
     @property
     def image_digest(self) -> int:
         """A number that changes when the bytes of an image do."""
-        _, crcs, _, _ = self._images
-        return zlib.crc32(crcs.tobytes())
+        return zlib.crc32(self._images.crcs.tobytes())
 
     def row(self, index: int) -> TrainedIds:
         """Return the ids of a row, and of each token whether it is a label."""

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -58,6 +58,14 @@ def _texts_to_try(backend: tokenizers.Tokenizer) -> Iterator[str]:
     yield from islice(backend.get_vocab().keys() - added, 100)
 
 
+class _Loaded(NamedTuple):
+    """What of a tokenizer takes long to load."""
+
+    backend: tokenizers.Tokenizer
+    prefix: list[int]
+    post_processor: Any
+
+
 class Tokenizer:
     """A tokenizer with its chat template. Made by `load_tokenizer`.
 
@@ -96,7 +104,7 @@ class Tokenizer:
         )
 
     @cached_property
-    def _loaded(self) -> tuple[tokenizers.Tokenizer, list[int], Any]:
+    def _loaded(self) -> _Loaded:
         backend = load_backend(
             self.files, self._config, self._cache, names_missing=self._names_missing
         )
@@ -106,7 +114,7 @@ class Tokenizer:
         # Post-processors add special tokens, and may also trim offsets, which have to be exact here.
         post_processor = backend.post_processor
         backend.post_processor = tokenizers.processors.Sequence([])
-        return backend, prefix, post_processor
+        return _Loaded(backend, prefix, post_processor)
 
     def _prefix_of(self, backend: tokenizers.Tokenizer) -> list[int]:
         """Return the ids that come before those of a text. Raises ModelError if no text has ids."""
@@ -127,20 +135,20 @@ class Tokenizer:
     @property
     def backend(self) -> tokenizers.Tokenizer:
         """The tokenizer of the `tokenizers` library. It adds no special tokens."""
-        return self._loaded[0]
+        return self._loaded.backend
 
     @cached_property
     def framing_backend(self) -> tokenizers.Tokenizer:
         """The tokenizer with its post-processor, which puts special tokens around a text or a pair of texts."""
         # A copy, because `backend` must not add special tokens. It shares no settings either, such as truncation.
         framing = tokenizers.Tokenizer.from_str(self.backend.to_str())
-        framing.post_processor = self._loaded[2]
+        framing.post_processor = self._loaded.post_processor
         return framing
 
     @property
     def prefix(self) -> list[int]:
         """Ids of the special tokens that the tokenizer puts before a text, such as BOS; often none."""
-        return self._loaded[1]
+        return self._loaded.prefix
 
     @cached_property
     def chat(self) -> LimitedTemplate | None:
