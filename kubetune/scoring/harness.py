@@ -230,11 +230,16 @@ def _results(learner: Learner, batch: Batch) -> Iterator[tuple[float, bool]]:
     device = next(learner.model.parameters()).device
     batch = batch.to(device)
     with packed(batch.cu_seqlens, parents=batch.parents):
+        # [labels]: whether each label is the likeliest token, and its loss
         _, hits, losses = fsdp.inside(learner.lm, score_labels, learner, batch)
-    losses_of_rows = losses.double().split(batch.label_counts)
-    hits_of_rows = hits.split(batch.label_counts)
-    for losses_of_row, hits_of_row in zip(losses_of_rows, hits_of_rows, strict=True):
-        yield -float(losses_of_row.sum()), bool(hits_of_row.all())
+
+    # The labels of all rows stand end to end.
+    losses = losses.double()
+    begin = 0
+    for count in batch.label_counts:
+        row = slice(begin, begin + count)
+        begin = row.stop
+        yield -float(losses[row].sum()), bool(hits[row].all())
 
 
 def _longest(ids: NDArray[np.uint32], is_label: NDArray[np.bool_]) -> Batch:

@@ -278,16 +278,18 @@ def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:
     reader = judge.reader
     images_go_alone = reader is not None and not reader.processor.is_grid
 
-    def goes_with(group: list[Question], question: Question) -> bool:
+    def fits(group: list[Question], question: Question) -> bool:
         if len(group) >= judge.wanted.batch_size:
             return False
         if images_go_alone and (question.images or group[0].images):
             return False
         return learner.route.padding_free or len(group[0].ids) == len(question.ids)
 
+    # Longest first: what takes the most memory is tried first, and prompts of about one length stand together.
+    asked = sorted(judge.asked, key=lambda question: (-len(question.ids), question.row))
     groups: list[list[Question]] = []
-    for question in sorted(judge.asked, key=lambda question: (-len(question.ids), question.row)):
-        if groups and goes_with(groups[-1], question):
+    for question in asked:
+        if groups and fits(groups[-1], question):
             groups[-1].append(question)
         else:
             groups.append([question])

@@ -234,12 +234,16 @@ def _rows(chunk: Chunk, kind: RecordKind) -> Iterator[list[_Sequence]]:
 def _sample(tokenizer: Tokenizer, sequence: _Sequence, names: Sequence[str]) -> Sample:
     """Return a sequence as text, cut wherever training begins or ends. Its labels follow it, as if trained."""
     pieces: Sample = []
-    tokens = zip(sequence.ids, sequence.trained, strict=True)
-    for trained, run in groupby(tokens, key=lambda token: bool(token[1])):
-        text = tokenizer.decode([id for id, _ in run], skip_special_tokens=False)
-        pieces.append((brief(text), trained))
+    begin = 0
+    for is_trained, run in groupby(sequence.trained):
+        end = begin + len(list(run))
+        text = tokenizer.decode(sequence.ids[begin:end], skip_special_tokens=False)
+        pieces.append((brief(text), bool(is_trained)))
+        begin = end
+
     for name in names:
-        pieces += [(" ", False), (name, True)]
+        pieces.append((" ", False))
+        pieces.append((name, True))
     return pieces
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final
@@ -97,22 +97,28 @@ class Gallery:
         self, tokenizer: Tokenizer, sources: Mapping[Split, Sequence[SourceConfig]]
     ) -> list[dict[str, Any]]:
         """Return the picked rows as pages show them (`shown`), each with `why`."""
-        picked: list[tuple[str, Picked]] = []
-        for (split, _), rows in self._first.items():
-            for number, row in enumerate(rows, 1):
-                picked.append((f"row {number} of {split}", row))
-        if self._longest is not None:
-            picked.append(("the longest row that is kept", self._longest))
-        if self._least is not None and any(self._least.trained):
-            picked.append(("the row with the smallest share that is trained", self._least))
-        for digest, row in self._repeats.items():
-            picked.append((f"appears {self._times[digest] + 1:,} times", row))
-
         paths: dict[tuple[str, int], str] = {}
         for split, of_split in sources.items():
             for number, source in enumerate(of_split):
                 paths[split, number] = source.path
-        return [shown(why, row, tokenizer, paths[row.split, row.source]) for why, row in picked]
+
+        lines = []
+        for why, row in self._picked():
+            path = paths[row.split, row.source]
+            lines.append(shown(why, row, tokenizer, path))
+        return lines
+
+    def _picked(self) -> Iterator[tuple[str, Picked]]:
+        """Yield the picked rows, each with the reason."""
+        for (split, _), rows in self._first.items():
+            for number, row in enumerate(rows, 1):
+                yield f"row {number} of {split}", row
+        if self._longest is not None:
+            yield "the longest row that is kept", self._longest
+        if self._least is not None and any(self._least.trained):
+            yield "the row with the smallest share that is trained", self._least
+        for digest, row in self._repeats.items():
+            yield f"appears {self._times[digest] + 1:,} times", row
 
 
 def _pick(result: Result, number: int, begin: int, labels: Sequence[str] | None) -> Picked:

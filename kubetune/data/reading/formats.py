@@ -28,6 +28,7 @@ from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import (
     Turn,
+    read_history,
     read_message,
     read_tools,
     read_turn,
@@ -379,8 +380,10 @@ def _from_pair(record: Fields) -> Pair | Chat:
 
 def _key_of(record: Fields, names: Sequence[str], meaning: str) -> str:
     """Return the first of these keys that is not null; if all are, the first that is there, or the first name."""
-    key = next((name for name in names if record.peek(name) is not None), None)
-    if key is None:
+    not_null = [name for name in names if record.peek(name) is not None]
+    if not_null:
+        key = not_null[0]
+    else:
         key = first_of(names, record) or names[0]
     if key != names[0]:
         record.note_taken(key, meaning)
@@ -389,13 +392,16 @@ def _key_of(record: Fields, names: Sequence[str], meaning: str) -> str:
 
 def _from_question(record: Fields) -> Chat:
     """Read a question and its answer under one of their names, as a conversation."""
-    question = _only_key(record, (*QUESTIONS, "prompt", "input"), "question")
-    answer = _only_key(record, ANSWERS, "answer")
-    record.note_taken(question, "the user's message")
-    record.note_taken(answer, "the assistant's")
+    question_key = _only_key(record, (*QUESTIONS, "prompt", "input"), "question")
+    answer_key = _only_key(record, ANSWERS, "answer")
+    record.note_taken(question_key, "the user's message")
+    record.note_taken(answer_key, "the assistant's")
+
     turns = _history(record)
-    turns.append(_spoken("user", text_of(required(record, question), question)))
-    turns.append(_spoken("assistant", text_of(required(record, answer), answer)))
+    question = text_of(required(record, question_key), question_key)
+    turns.append(_spoken("user", question))
+    answer = text_of(required(record, answer_key), answer_key)
+    turns.append(_spoken("assistant", answer))
     return _chat(record, turns)
 
 
@@ -427,29 +433,26 @@ def _from_sharegpt(record: Fields) -> Chat:
 
 
 def _from_alpaca(record: Fields) -> Chat:
+    # What the instruction is about, on a line of its own. Either of the two may be empty.
     extra = ""
     if record.get("input") is not None:
         extra = text_of(record["input"], "input", may_be_empty=True)
-    instruction = text_of(
-        required(record, "instruction"), "instruction", may_be_empty=bool(extra.strip())
-    )
+    has_extra = bool(extra.strip())
+    instruction = text_of(required(record, "instruction"), "instruction", may_be_empty=has_extra)
+    question = "\n".join(filter(None, (instruction, extra)))
+    answer = text_of(required(record, "output"), "output")
+
     turns = _history(record)
-    turns.append(_spoken("user", "\n".join(filter(None, (instruction, extra)))))
-    turns.append(_spoken("assistant", text_of(required(record, "output"), "output")))
+    turns.append(_spoken("user", question))
+    turns.append(_spoken("assistant", answer))
     return _chat(record, turns)
 
 
 def _history(record: Fields) -> list[Turn]:
-    """Return the turns before a question: pairs of an earlier question and its answer."""
-    turns: list[Turn] = []
-    history = record.get("history") or []  # [["Who?", "Me."], ["When?", "Now."]]
-    if not isinstance(history, list):
-        raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
-    for i, pair in enumerate(history):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"history[{i}] is {show(pair)}; expected [question, answer]")
-        for role, text in zip(("user", "assistant"), pair, strict=True):
-            turns.append(_spoken(role, text_of(text, f"history[{i}]")))
+    """Return the turns before a question."""
+    turns = []
+    for message in read_history(record.get("history")):
+        turns.append(_spoken(message["role"], message["content"]))
     return turns
 
 

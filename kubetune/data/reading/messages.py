@@ -137,6 +137,26 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
     return _turn(message, where, record, "content")
 
 
+def read_history(history: Any) -> list[dict[str, str]]:
+    """Return the messages of `history`, pairs of an earlier question and its answer. Raises ValueError for another.
+
+    [["Who?", "Me."], ["When?", "Now."]] are four messages.
+    """
+    if not history:
+        return []
+    if not isinstance(history, list):
+        raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
+    messages = []
+    for i, pair in enumerate(history):
+        where = f"history[{i}]"
+        if not isinstance(pair, list) or len(pair) != 2:
+            raise ValueError(f"{where} is {show(pair)}; expected [question, answer]")
+        question, answer = pair
+        messages.append({"role": "user", "content": text_of(question, where)})
+        messages.append({"role": "assistant", "content": text_of(answer, where)})
+    return messages
+
+
 def _role_of(message: dict[str, Any], where: str, record: Fields) -> str:
     """Return the role of one of OpenAI's messages, also where it has an older or a newer name."""
     role = message.get("role")

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.reading.fields import keys, listed, quoted, show
-from kubetune.data.reading.messages import SPEAKERS
+from kubetune.data.reading.messages import SPEAKERS, read_history
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages")
 _REJECTED: Final = ("rejected", "rejected_response", "rejected_messages")
@@ -272,16 +272,8 @@ def _question(rest: dict[str, Any]) -> Any:
 
 def _asked(rest: dict[str, Any], question: str) -> list[dict[str, Any]]:
     """Return a question as messages, behind those of `history`, which is taken out."""
-    history = rest.pop("history", None) or []
-    pairs = history if isinstance(history, list) else [history]
-    messages = []
-    for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise ValueError(f"history is {show(history)}; expected a list of [question, answer]")
-        for role, text in zip(("user", "assistant"), pair, strict=True):
-            messages.append({"role": role, "content": text})
-    messages.append({"role": "user", "content": question})
-    return messages
+    earlier = read_history(rest.pop("history", None))
+    return [*earlier, {"role": "user", "content": question}]
 
 
 def _speaker(message: Any) -> str | None:

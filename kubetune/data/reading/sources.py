@@ -409,12 +409,15 @@ def _require_saved_inside(folder: Path) -> None:
 
 def _names_in(facts: Mapping[str, Any]) -> list[str]:
     """Return the files and folders that a file of a saved data set names."""
-    data_files = facts.get("_data_files")
+    names = []
+    # dataset_dict.json names folders, state.json files.
     splits = facts.get("splits")
-    names = list(splits) if isinstance(splits, list) else []
-    for entry in data_files if isinstance(data_files, list) else []:
-        if isinstance(entry, dict):
-            names.append(entry.get("filename"))
+    if isinstance(splits, list):
+        names += splits
+    data_files = facts.get("_data_files")
+    if isinstance(data_files, list):
+        names += [entry.get("filename") for entry in data_files if isinstance(entry, dict)]
+    # The files are of unknown origin, so anything may stand in them.
     return [name for name in names if isinstance(name, str)]
 
 

@@ -91,7 +91,11 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
     for source, tally in zip(sources, tallies, strict=True):
         total.add(tally)
         by_source.append({"path": source.path, **vars(tally)})
-    return {**vars(total), "lost_share": total.lost_share, "sources": by_source}
+
+    stats = dict(vars(total))
+    stats["lost_share"] = total.lost_share
+    stats["sources"] = by_source
+    return stats
 
 
 def require_rows(data: DataConfig, split: Split, stats: dict[str, Any]) -> None:
