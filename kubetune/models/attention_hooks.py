@@ -252,12 +252,13 @@ def packed_attention(
     # Whatever is not exactly what `attend` computes is refused, before anything is computed.
     cu_seqlens = _require_batch(query, key)
     unsupported = [name for name in UNSUPPORTED if kwargs.get(name) is not None]
-    is_plain = not softcap and s_aux is None
-    if dropout and not (is_plain and attention_mask is not None and not attention_mask.window):
-        unsupported.append("attention dropout")
     if unsupported:
         raise CannotRunPaddingFree(f"attention with {', '.join(unsupported)}")
     window = _require_window(attention_mask, sliding_window, cu_seqlens)
+    # `sliding_window` counts even if the sequences at hand are shorter: the next ones may be longer.
+    is_plain = s_aux is None and not (softcap or window or sliding_window)
+    if _dropout_in_training(module, dropout) and not is_plain:
+        raise CannotRunPaddingFree("attention with dropout beside a window, a soft cap or sinks")
     if CURRENT.causal and not getattr(module, "is_causal", True):
         raise CannotRunPaddingFree("attention that is not causal")
 
@@ -271,6 +272,14 @@ def packed_attention(
     else:
         output = attend(q, k, v, s_aux, cu_seqlens, rule)
     return output[None], None
+
+
+def _dropout_in_training(module: nn.Module, dropout: float) -> float:
+    """Return the dropout that a layer has when it trains. The self-check runs without, and must refuse it all the same."""
+    stated = getattr(module, "attention_dropout", 0.0)
+    if isinstance(stated, float):
+        return max(dropout, stated)
+    return dropout
 
 
 def _require_batch(query: Tensor, key: Tensor) -> tuple[int, ...]:

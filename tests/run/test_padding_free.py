@@ -266,6 +266,17 @@ def test_long_sequences_take_another_kernel_with_the_same_result(monkeypatch):
     assert relative_error(ours, gradients) <= EXACT
 
 
+@pytest.mark.parametrize("name", ["mistral", "gemma2"])
+def test_dropout_beside_a_window_or_a_soft_cap_is_refused_before_it_is_drawn(name):
+    """The check runs without dropout, and its sequences are shorter than most windows."""
+    config = AutoConfig.for_model(
+        name, **{**PROMISED[name], "sliding_window": 64, "attention_dropout": 0.1}
+    )
+    route = choose_attention(AutoModelForCausalLM.from_config(config).train())
+    assert not route.padding_free
+    assert "dropout beside a window" in route.why_not
+
+
 def test_flat_mask_cannot_be_computed_with():
     with pytest.raises(CannotRunPaddingFree), packed((0, 3)):
         MaskRule(0).to(torch.float32)
