@@ -140,10 +140,10 @@ def test_a_run_goes_on_when_its_numbers_are_damaged_and_counts_right(
     ("name", "place"),
     [
         ("train/tokens.u32", 1000),
-        ("train/trained.u8", 50),
-        ("train/offsets.i64", 160),
-        ("train/offsets.i64", 166),
-        ("eval/tokens.u32", 40),
+        pytest.param("train/trained.u8", 50, marks=pytest.mark.slow),
+        pytest.param("train/offsets.i64", 160, marks=pytest.mark.slow),
+        pytest.param("train/offsets.i64", 166, marks=pytest.mark.slow),
+        pytest.param("eval/tokens.u32", 40, marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_goes_on_notices_damaged_prepared_data(

@@ -30,7 +30,7 @@ slow = pytest.mark.slow
     [
         ("commit.weights", 2, 3),
         pytest.param("commit.written", 2, 3, marks=slow),
-        ("write manifest.json", 2, 3),  # the manifest of the second checkpoint
+        pytest.param("write manifest.json", 2, 3, marks=slow),  # of the second checkpoint
         pytest.param("commit.sealed", 2, 3, marks=slow),
         pytest.param("commit.renamed", 2, 6, marks=slow),
         pytest.param("link", 3, 6, marks=slow),

@@ -101,6 +101,7 @@ def test_a_loss_above_the_threshold_for_so_many_steps_ends_the_run(
     assert max(checkpoints.steps(run_dir)) == good
 
 
+@pytest.mark.slow
 def test_steps_above_the_threshold_are_counted_over_a_stop(
     toy_inputs: Path, tmp_path: Path
 ) -> None:

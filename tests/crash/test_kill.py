@@ -25,7 +25,7 @@ KILLED = -signal.SIGKILL
 slow = pytest.mark.slow
 POINTS = [
     # (point, how often it is passed before, steps that must be safe by then)
-    pytest.param("step", 1, 0, id="before the first step"),
+    pytest.param("step", 1, 0, id="before the first step", marks=slow),
     pytest.param("micro-batch", 8, 3, id="accumulation", marks=slow),
     pytest.param("evaluation", 4, 3, id="evaluation", marks=slow),
     pytest.param("commit.weights", 2, 3, id="weights written", marks=slow),
@@ -36,7 +36,7 @@ POINTS = [
     pytest.param("link", 3, 6, id="before `last` moves", marks=slow),
     pytest.param("link", 4, 6, id="before `best` moves", marks=slow),
     pytest.param("remove", 1, 12, id="half deleted"),
-    pytest.param("commit.renamed", 5, 14, id="named, the last one"),
+    pytest.param("commit.renamed", 5, 14, id="named, the last one", marks=slow),
 ]
 
 ELSEWHERE: dict[str, dict[str, Any]] = {

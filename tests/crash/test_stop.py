@@ -40,7 +40,7 @@ def stop_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0)
         pytest.param("starting", 1, [], id="load"),
         pytest.param("step", 1, [1], id="first step", marks=slow),
         pytest.param("micro-batch", 8, [3, 5], id="accumulation"),
-        pytest.param("evaluation", 1, [3, 4], id="evaluation"),
+        pytest.param("evaluation", 1, [3, 4], id="evaluation", marks=slow),
         pytest.param("commit.written", 1, [3, 4], id="save"),
     ],
 )
@@ -74,8 +74,15 @@ def kept_files(run_dir: Path) -> dict[str, Any]:
     return kept
 
 
-@pytest.mark.parametrize("step", [14, 3])
-@pytest.mark.parametrize("async_save", [False, True])
+@pytest.mark.parametrize(
+    ("step", "async_save"),
+    [
+        (3, True),
+        pytest.param(3, False, marks=slow),
+        (14, False),
+        pytest.param(14, True, marks=slow),
+    ],
+)
 def test_a_stop_before_an_evaluation_that_is_due_changes_no_file(
     toy_inputs: Path, tmp_path: Path, step: int, async_save: bool
 ) -> None:
@@ -95,7 +102,11 @@ def test_a_stop_before_an_evaluation_that_is_due_changes_no_file(
 
 @pytest.mark.parametrize(
     ("point", "evaluated"),
-    [("commit.sealed", False), ("commit.former", False), ("commit.renamed", True)],
+    [
+        pytest.param("commit.sealed", False, marks=slow),
+        ("commit.former", False),
+        pytest.param("commit.renamed", True, marks=slow),
+    ],
 )
 def test_killed_while_the_step_of_a_stop_is_saved_once_more(
     toy_inputs: Path, tmp_path: Path, point: str, evaluated: bool
@@ -117,7 +128,7 @@ def test_killed_while_the_step_of_a_stop_is_saved_once_more(
 @pytest.mark.parametrize(
     ("world_size", "point"),
     [
-        (1, "preflight of a save"),
+        pytest.param(1, "preflight of a save", marks=slow),
         pytest.param(1, "preflight of a batch", marks=slow),
         pytest.param(2, "evaluation", marks=slow),
     ],

@@ -307,16 +307,12 @@ def test_two_ranks_that_end_well_leave_no_word_on_standard_error(start: Start) -
     assert agent.errors == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("roles", "code", "reason"),
     [
         ({"0": {"wait": True}, "1": {"end": 2}}, 2, "rank 1: told to end with 2"),
-        pytest.param(
-            {"0": {"wait": True}, "1": {"kill": signal.SIGKILL}},
-            145,
-            "rank 1 was killed by SIGKILL",
-            marks=pytest.mark.slow,
-        ),
+        ({"0": {"wait": True}, "1": {"kill": signal.SIGKILL}}, 145, "rank 1 was killed by SIGKILL"),
     ],
     ids=["config error", "killed"],
 )
@@ -396,6 +392,7 @@ def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) 
     assert absent[0] in how_it_ended(tmp_path)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("node", "code", "message"),
     [

@@ -43,7 +43,7 @@ def all_digests(run_dir: Path) -> dict[int, dict[str, str]]:
     [
         pytest.param(LORA, "ddp", 1, id="lora"),
         pytest.param(FULL, "ddp", 1, id="full", marks=slow),
-        pytest.param(FULL, "fsdp", 2, id="full, sharded"),
+        pytest.param(FULL, "fsdp", 2, id="full, sharded", marks=slow),
         pytest.param(LORA, "fsdp", 2, id="lora, sharded", marks=slow),
     ],
 )

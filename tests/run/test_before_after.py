@@ -57,7 +57,7 @@ def test_a_pair_is_asked_for_its_chosen_answer(inputs: Path, tmp_path: Path) -> 
     assert [decode(question.ids).strip(), decode(question.answer).strip()] == ["the fox", "yes"]
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
+@pytest.mark.parametrize("method", ["lora", pytest.param("full", marks=pytest.mark.slow)])
 def test_the_model_answers_before_and_after(
     inputs: Path, tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

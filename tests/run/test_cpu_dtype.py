@@ -94,9 +94,10 @@ def test_what_is_pinned_must_be_one_of_two(
         cpu_dtype.decide("auto", tmp_path, World())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("began", "later"),
-    [("bfloat16", "float32"), pytest.param("float32", "bfloat16", marks=pytest.mark.slow)],
+    [("bfloat16", "float32"), ("float32", "bfloat16")],
 )
 def test_a_run_goes_on_and_is_evaluated_in_what_it_began_with(
     inputs: Path, tmp_path: Path, began: str, later: str

@@ -73,7 +73,7 @@ VERBS = {
     "serve": ["serve", "--render", "org/model", "-o", "serving"],
     "start on the page": [],
 }
-QUICK = ("init", "import", "report")
+QUICK = ("init", "report")
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,8 @@ def first_losses(world: World, config: Config) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("sections", [pytest.param(LORA, marks=slow), FULL], ids=["lora", "full"])
+@slow
+@pytest.mark.parametrize("sections", [LORA, FULL], ids=["lora", "full"])
 def test_arithmetic_in_bf16_is_that_of_copies(inputs: Path, sections: dict[str, Any]) -> None:
     model = {"path": str(inputs / "model"), "dtype": "bfloat16"}
     ours, theirs = (

@@ -138,8 +138,11 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(
 @pytest.mark.parametrize(
     ("gate", "code", "ranks"),
     [
-        ({"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE, 2),
-        ({"loss": "<= +1%"}, errors.OK, 1),
+        pytest.param(
+            {"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE, 2, marks=pytest.mark.slow
+        ),
+        ({"exact_match": ">= 0.9", "loss": "< 100"}, errors.GATE, 1),
+        pytest.param({"loss": "<= +1%"}, errors.OK, 1, marks=pytest.mark.slow),
     ],
 )
 def test_a_gate_ends_the_run_with_its_own_exit_code(
@@ -351,6 +354,7 @@ def test_evaluating_by_hand_finds_what_the_run_found(judged_run: Path) -> None:
     assert values["eval_forget_loss"] == pytest.approx(last["eval_forget_loss"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
     inputs: Path, tmp_path: Path, judged_run: Path
 ) -> None:
@@ -382,6 +386,7 @@ def test_a_run_killed_within_an_evaluation_asks_and_answers_as_one_that_was_not(
         assert [line["answer"] for line in answers[0]] == [line["answer"] for line in answers[1]]
 
 
+@pytest.mark.slow
 def test_functions_that_change_between_two_starts_are_warned_of(
     inputs: Path, tmp_path: Path
 ) -> None:

@@ -339,7 +339,8 @@ def test_a_folder_of_other_things_is_left_alone(inputs: Path, tmp_path: Path) ->
     assert os.listdir(tmp_path) == ["thesis.txt"]
 
 
-@pytest.mark.parametrize("again", ["ranks", pytest.param("agent", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("again", ["ranks", "agent"])
 def test_a_pod_makes_the_run_directory_from_its_config(
     inputs: Path, tmp_path: Path, again: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -172,7 +172,11 @@ KL: dict[str, Any] = {"training": {"metric_for_best_model": "kl"}}
 
 @pytest.mark.parametrize(
     ("loss", "sections"),
-    [pytest.param("dpo+sft", {}, marks=pytest.mark.slow), ("kto", KL), ("dpo", FULL)],
+    [
+        pytest.param("dpo+sft", {}, marks=pytest.mark.slow),
+        pytest.param("kto", KL, marks=pytest.mark.slow),
+        ("dpo", FULL),
+    ],
 )
 def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     folder: Path, tmp_path: Path, loss: str, sections: dict[str, Any]

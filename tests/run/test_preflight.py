@@ -89,6 +89,7 @@ def test_a_preflight_changes_no_bit_and_leaves_nothing(
     assert json.loads((plain / "report.json").read_text())["preflight"] is None
 
 
+@slow
 def test_a_kill_in_its_save_leaves_nothing_and_what_goes_on_is_not_rehearsed_again(
     inputs: Path, tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_the_block_of_the_readme_does_what_it_says(shown: tuple[Path, dict[str, 
     assert (run.exit_status.code, run.exit_status.reason, run.exit_status.step) == (0, "done", 4)
 
 
+@pytest.mark.slow
 def test_every_example_of_the_page_runs(shown: tuple[Path, dict[str, Any], str]) -> None:
     folder, names, _ = shown
     page = (ROOT / "docs" / "python.md").read_text()

@@ -109,12 +109,13 @@ def test_an_encoder_does_not_share_what_it_sees_from_both_sides() -> None:
     assert "encoder" in why_not(learner)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sections", "attention"),
     [
         ({"lora": None}, "auto"),
-        pytest.param({"lora": {"r": 4}}, "auto", marks=pytest.mark.slow),
-        pytest.param({"lora": None}, "eager", marks=pytest.mark.slow),
+        ({"lora": {"r": 4}}, "auto"),
+        ({"lora": None}, "eager"),
     ],
     ids=["full", "lora", "one by one"],
 )

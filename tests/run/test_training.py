@@ -360,7 +360,13 @@ def epoch_lines(run_dir: Path) -> list[str]:
             1, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora", marks=pytest.mark.slow
         ),
         pytest.param(1, signal.SIGINT, FULL, id="full, Ctrl-C"),
-        pytest.param(2, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora, two ranks"),
+        pytest.param(
+            2,
+            signal.SIGTERM,
+            {"lora": {"r": 4, "dropout": 0.1}},
+            id="lora, two ranks",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(2, signal.SIGTERM, FULL, id="full, two ranks", marks=pytest.mark.slow),
     ],
 )

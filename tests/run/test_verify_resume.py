@@ -99,6 +99,7 @@ def test_a_sound_resume_is_exact(config: Config, tmp_path: Path, world_size: int
     assert ("exact", "the resumed run is bit by bit the uninterrupted one") in describe(verdict)
 
 
+@pytest.mark.slow
 def test_a_resume_is_exact_where_steps_are_counted_in_tokens(inputs: Path, tmp_path: Path) -> None:
     """Five steps of three an epoch: the second epoch's cu_seqlens are others, and found again."""
     verdict = verdict_of(
@@ -111,6 +112,7 @@ def test_a_resume_is_exact_where_steps_are_counted_in_tokens(inputs: Path, tmp_p
     assert max(line["tokens"] for line in whole) - min(line["tokens"] for line in whole) < 60
 
 
+@pytest.mark.slow
 def test_chance_is_found_and_not_blamed_on_the_resume(config: Config, tmp_path: Path) -> None:
     verdict = verdict_of(config, tmp_path, seed_by_chance)
     assert not verdict.is_exact

@@ -194,6 +194,7 @@ SEES_ANEW = {"freeze_vision_tower": False, "freeze_projector": False}
 SHORT = {"max_steps": 3, "eval_steps": 3, "save_steps": 3, "learning_rate": 1e-3}
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_may_have_no_image_train_as_one(
     inputs: Path, tmp_path: Path
 ) -> None:
