@@ -98,9 +98,17 @@ VERBS_OF_CLUSTERS = (
     ("exec", "lost", "--", "ls"), ("port-forward", "lost", "ui"), ("submit", "cluster.yaml", "--no-check"),
     ("dev", "cluster.yaml"), ("secret", "set", "PATH", "-n", "space"),
 )  # fmt: skip
+QUICK = {"logs", "exec", "submit", "secret"}
 
 
-@pytest.mark.parametrize("words", VERBS_OF_CLUSTERS, ids=" ".join)
+@pytest.mark.parametrize(
+    "words",
+    [
+        words if words[0] in QUICK else pytest.param(words, marks=pytest.mark.slow)
+        for words in VERBS_OF_CLUSTERS
+    ],
+    ids=" ".join,
+)
 def test_every_verb_of_a_cluster_names_the_extra(tmp_path: Path, words: tuple[str, ...]) -> None:
     (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
     cluster = (
@@ -114,7 +122,10 @@ def test_every_verb_of_a_cluster_names_the_extra(tmp_path: Path, words: tuple[st
         assert output.index("there is no such run") < output.index("kubetune[k8s]")
 
 
-@pytest.mark.parametrize("verb", ["status", "logs", "watch", "stop", "cp"])
+@pytest.mark.parametrize(
+    "verb",
+    ["status", *(pytest.param(v, marks=pytest.mark.slow) for v in ("logs", "watch", "stop", "cp"))],
+)
 def test_a_folder_that_is_none_is_no_matter_of_an_extra(tmp_path: Path, verb: str) -> None:
     output = refusal(tmp_path, "k8s", verb, "runs/none")
     assert re.search("runs/none: (there is no such run|no such run directory)", output)
@@ -135,24 +146,29 @@ OTHERS = [
     ("prometheus", ("train", "run.yaml", "tracking.prometheus={}")),
     ("mcp", ("mcp",)),
     ("ui", ("ui",)),
-    ("quantization", ("train", "run.yaml", "quantization=4bit")),
-    ("quantization", ("train", "run.yaml", "training.optim=adamw_8bit")),
     ("hub", ("data", "check", "run.yaml", "data.train=rows.parquet")),
     ("hub", ("train", "run.yaml", "data.train=rows.parquet")),
-    ("hub", ("train", "run.yaml", "data.train=somebody/something")),
     ("s3", ("sync", "outputs/none", "s3://bucket/run")),
     ("s3", ("train", "run.yaml", "output=s3://bucket/run")),
     ("gs", ("train", "run.yaml", "output=gs://bucket/run")),
     ("az", ("train", "run.yaml", "output=az://bucket/run")),
+    ("sweep", ("sweep", "run.yaml", "training.learning_rate=1e-4,1e-3")),
+]
+LATE = [
+    ("quantization", ("train", "run.yaml", "quantization=4bit")),
+    ("quantization", ("train", "run.yaml", "training.optim=adamw_8bit")),
+    ("hub", ("train", "run.yaml", "data.train=somebody/something")),
     ("evaluation", ("train", "run.yaml", GENERATED % "rouge_l")),
     ("evaluation", ("train", "run.yaml", GENERATED % "bleu")),
     ("benchmarks", ("train", "run.yaml", "evaluation.benchmarks=[arc_easy]")),
-    ("sweep", ("sweep", "run.yaml", "training.learning_rate=1e-4,1e-3")),
 ]
+"""What is missed only once a rank has imported torch, which takes seconds."""
 
 
 @pytest.mark.parametrize(
-    ("extra", "words"), OTHERS, ids=lambda part: part if isinstance(part, str) else " ".join(part)
+    ("extra", "words"),
+    [*OTHERS, *(pytest.param(*case, marks=pytest.mark.slow) for case in LATE)],
+    ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
 def test_every_other_verb_names_its_extra(
     tmp_path: Path, inputs: Path, extra: str, words: tuple[str, ...]

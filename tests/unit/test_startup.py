@@ -188,7 +188,11 @@ assert gc.isenabled()
 
 
 @pytest.mark.parametrize(
-    "before", ["", "import transformers; transformers.utils.is_scipy_available()"]
+    "before",
+    [
+        pytest.param("", marks=pytest.mark.slow),
+        "import transformers; transformers.utils.is_scipy_available()",
+    ],
 )
 def test_a_rank_imports_libraries_whole_whoever_looked_for_them_before(before: str) -> None:
     script = RANK_IMPORTS.format(before=before)
