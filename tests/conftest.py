@@ -44,33 +44,49 @@ settings.load_profile("kubetune")
 
 # By what they take. Handed out first, so that no worker is left alone with one of them when all else is done.
 LONGEST = (
-    "test_fsdp.py",
+    "test_operate.py",
+    "test_operate_training.py",
     "test_agent.py",
     "test_stop.py",
-    "test_operate.py",
-    "test_tracking.py",
-    "test_kill.py",
-    "test_verify_resume.py",
-    "test_async_checkpoint.py",
-    "test_launch.py",
-    "test_prefix.py",
-    "test_disk.py",
-    "test_preference_images.py",
-    "test_operate_leaving.py",
-    "test_operate_training.py",
-    "test_python.py",
+    "test_classifiers.py",
     "test_training.py",
-    "test_examples.py",
+    "test_fsdp.py",
+    "test_tracking.py",
+    "test_extras.py",
+    "test_vision.py",
     "test_judgement.py",
-    "test_peers.py",
     "test_identity.py",
+    "test_importers_effective.py",
+    "test_operate_absences.py",
+    "test_operate_news.py",
+    "test_smoke.py",
+    "test_startup.py",
+    "test_launch.py",
+    "test_operate_leaving.py",
+    "test_sweep.py",
+    "test_kill.py",
+    "test_read_only.py",
+    "test_operate_ends.py",
+    "test_broken_mirrors.py",
+    "test_received_runs.py",
     "test_operate_logs.py",
-    "test_operate_silence.py",
+    "test_failing_calls.py",
+    "test_disk.py",
+    "test_demo.py",
+    "test_prefix.py",
+    "test_damage.py",
+    "test_prepare.py",
 )
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Have files handed out in the order of the tests, where pytest-xdist would begin with those of most tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the longest files, in the order that chance gave all else; counts with --no-loadscope-reorder."""
+    """Begin with the longest files, in the order that chance gave all else."""
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path.name, len(LONGEST)))
 

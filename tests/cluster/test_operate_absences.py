@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.cluster.operation import Desk, write_progress
+from tests.cluster.operation import Desk, slow, write_progress
 from tests.cluster.test_operate import bound
 
 COUNT = """
@@ -97,7 +97,7 @@ class Follower:
         return is_of_pod
 
 
-@pytest.mark.parametrize("argv", ["logs -f fit", "submit run.yaml --follow"])
+@pytest.mark.parametrize("argv", ["logs -f fit", slow("submit run.yaml --follow")])
 def test_a_kubelet_that_is_away_ends_no_follower(desk: Desk, argv: str) -> None:
     trainer = {"name": "trainer", "command": ["sh", "-c", COUNT]}
     script = {"spec": {"template": {"spec": {"containers": [trainer]}}}}
@@ -139,7 +139,7 @@ def test_an_api_server_that_has_just_started_ends_no_follower(desk: Desk) -> Non
     follower.end()
 
 
-@pytest.mark.parametrize("argv", ["status fit", "exec fit -- true", "stop fit"])
+@pytest.mark.parametrize("argv", ["status fit", slow("exec fit -- true"), slow("stop fit")])
 def test_a_verb_that_meets_an_api_server_that_has_just_started(desk: Desk, argv: str) -> None:
     desk.submit_script(WAIT, compute__nodes=1)
     desk.cluster.wait_ready("fit")

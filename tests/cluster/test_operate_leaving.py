@@ -6,6 +6,8 @@ import json
 import signal
 import subprocess
 
+import pytest
+
 from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
 from tests.cluster.operation import Desk
@@ -100,6 +102,7 @@ def test_who_follows_one_node_learns_why_the_other_does_not_come(desk: Desk) -> 
         interrupted(process)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_tells_how_far_it_was(desk: Desk) -> None:
     desk.submit_script(TRAINING)
     for pod in desk.cluster.wait_ready("fit", pods=2):

@@ -20,7 +20,7 @@ from tests.cluster.operation import Desk, slow
 _numbers = itertools.count()
 
 
-@pytest.mark.parametrize("nodes", [120, slow(300)])
+@pytest.mark.parametrize("nodes", [60, slow(300)])
 def test_all_of_many_pods_are_followed_to_their_end(
     desk: Desk, nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -143,11 +143,12 @@ def test_an_image_that_a_node_has_thrown_away_is_told_at_the_second_start(desk: 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: [", "no YAML"),
-        ("[]", "Input should be an object"),
-        (
+        pytest.param("a: [", "no YAML", marks=pytest.mark.slow),
+        pytest.param("[]", "Input should be an object", marks=pytest.mark.slow),
+        pytest.param(
             "name: fit\nof_a_newer_version: 1\n",
             "of_a_newer_version: Extra inputs are not permitted",
+            marks=pytest.mark.slow,
         ),
         ("!!python/object/apply:os.system [id]", "no YAML"),
     ],

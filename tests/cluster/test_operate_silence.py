@@ -45,9 +45,7 @@ def desk(cluster: Cluster, tmp_path: Path) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize(
-    "fault", [slow(name) if name in ("gone", "proxy", "cut before") else name for name in FAULTS]
-)
+@pytest.mark.parametrize("fault", [name if name == "node down" else slow(name) for name in FAULTS])
 def test_pods_that_cannot_be_asked_end_no_verb(
     desk: Desk, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:

@@ -15,6 +15,8 @@ from standin.state.objects import Object, container_statuses, find_condition, na
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod, pod_spec
 
+pytestmark = pytest.mark.slow  # other tests of the default suite use all of it
+
 LIVE = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 
 

@@ -15,6 +15,7 @@ UNRESTRICTED = (
     "rdma",
     "rdma-host",
 )  # they mount what the machine has, or ask for more rights
+QUICK = ("job", "statefulset", "jobset", "pytorchjob", "trainjob", "existing")
 ASSUMED = {
     "apiVersion": "v1",
     "kind": "ServiceAccount",
@@ -40,7 +41,10 @@ def jobs_of(obj: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("kubectl")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [case if case in QUICK else pytest.param(case, marks=pytest.mark.slow) for case in CASES],
+)
 def test_a_rendered_run_is_accepted_and_its_pods_are_made(cluster: Cluster, case: str) -> None:
     objects = [obj for obj in yaml.safe_load_all(rendered(case)) if obj]
     for obj in objects:

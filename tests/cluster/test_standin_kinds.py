@@ -18,6 +18,8 @@ from tests.cluster.harness import Cluster
 from tests.cluster.manifests import job, pod_spec
 from tests.ranks import wait_until
 
+pytestmark = pytest.mark.slow  # other tests of the default suite use all of it
+
 # every pod shows what it was told, finds the master, and stays until all have: what has ended is in no Service
 SHOW = """
 for name in PET_NNODES PET_NPROC_PER_NODE PET_NODE_RANK PET_MASTER_ADDR PET_MASTER_PORT WORLD_SIZE RANK; do

@@ -14,7 +14,10 @@ from standin.state.objects import Object, name_of, terminating
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, job, pod, pod_spec
 
-pytestmark = pytest.mark.usefixtures("kubectl")
+pytestmark = [
+    pytest.mark.usefixtures("kubectl"),
+    pytest.mark.slow,  # other tests of the default suite use all of it
+]
 
 
 @pytest.fixture

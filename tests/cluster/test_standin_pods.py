@@ -10,6 +10,8 @@ from standin.state.objects import Object, name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, container, headless_service, job, pod, pod_spec
 
+pytestmark = pytest.mark.slow  # other tests of the default suite use all of it
+
 TALK = textwrap.dedent(
     """
     import os, socket, time

@@ -24,6 +24,8 @@ from standin.state.objects import name_of
 from tests.cluster.harness import Cluster
 from tests.cluster.manifests import config_map, headless_service, job, pod_spec
 
+pytestmark = pytest.mark.slow  # other tests of the default suite use all of it
+
 NOBODY = 65534
 
 

@@ -28,8 +28,8 @@ slow = pytest.mark.slow
     "words",
     [
         "kubetune plan missing.yaml",
-        "kubetune.agent run --config missing.yaml",
-        "kubetune.worker missing.yaml",
+        pytest.param("kubetune.agent run --config missing.yaml", marks=pytest.mark.slow),
+        pytest.param("kubetune.worker missing.yaml", marks=pytest.mark.slow),
     ],
 )
 def test_modules_of_the_current_folder(tmp_path: Path, words: str) -> None:

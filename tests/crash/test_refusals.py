@@ -46,9 +46,7 @@ REFUSED = {
 }
 QUICK = {
     ("no processes", 1),
-    ("no threads", 1),
     ("no new files", 1),
-    ("little address space", 1),
     ("no threads", 2),
 }
 

@@ -325,7 +325,8 @@ def test_the_cause_among_two_ranks(
     assert "Traceback" not in agent.errors
 
 
-@pytest.mark.parametrize("victim", [pytest.param("agent", marks=pytest.mark.slow), "torchrun"])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["agent", "torchrun"])
 def test_two_ranks_do_not_outlive_a_kill_above_them(start: Start, victim: str) -> None:
     agent = start(
         {"0": {"wait": True, "deaf": True}, "1": {"wait": True, "deaf": True}}, processes=2
@@ -343,6 +344,7 @@ def free_port() -> str:
         return str(probe.getsockname()[1])
 
 
+@pytest.mark.slow
 def test_two_nodes_meet_and_a_death_on_one_is_told_by_both(tmp_path: Path, start: Start) -> None:
     roles = {"0": {"end": 145}, "1": {"kill": signal.SIGKILL}}
     port = free_port()
@@ -358,6 +360,7 @@ def test_two_nodes_meet_and_a_death_on_one_is_told_by_both(tmp_path: Path, start
     assert environ_of(tmp_path, 1)["WORLD_SIZE"] == "2"
 
 
+@pytest.mark.slow
 def test_a_node_that_waits_for_others_stops_at_once(start: Start) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent_master:
         port = str(silent_master.getsockname()[1])
@@ -371,6 +374,7 @@ def test_a_node_that_waits_for_others_stops_at_once(start: Start) -> None:
         connection.close()
 
 
+@pytest.mark.slow
 def test_a_node_that_never_comes_is_named_in_time(tmp_path: Path, start: Start) -> None:
     """Two nodes at once, each of which waits for the other elsewhere."""
     ports = free_port(), free_port()

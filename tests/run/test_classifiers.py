@@ -156,6 +156,7 @@ def test_ranks_report_to_the_last_bit_what_one_reports(full_run: Path) -> None:
         assert run_ranks(evaluate_on, size, full_run) == [alone] * size
 
 
+@pytest.mark.slow
 def test_a_repeat_with_dropout_is_equal_bit_by_bit(inputs: Path, full_run: Path) -> None:
     again = toy.finished(inputs / "again", reviews.make_config(inputs))
     assert toy.digests(again) == toy.digests(full_run)
@@ -188,7 +189,10 @@ def test_an_adapter_loads_with_peft_alone(inputs: Path, lora_run: Path) -> None:
 
 @pytest.mark.parametrize(
     ("problem_type", "names"),
-    [("multi_label_classification", ("bad", "good")), ("regression", ("value",))],
+    [
+        ("multi_label_classification", ("bad", "good")),
+        pytest.param("regression", ("value",), marks=pytest.mark.slow),
+    ],
 )
 def test_other_problems_are_trained(
     inputs: Path, tmp_path: Path, problem_type: str, names: tuple[str, ...]

@@ -22,8 +22,16 @@ from tests.pictures import save_seeing_model, write_questions
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-# Two ranks are in several-processes too, and models that see in test_vision.py.
-SLOW = ("sst2-distilbert-full", "fire-qwen3vl-32b", "volcano-qwen2.5vl-7b", "preference-images")
+# What they show is trained by other tests too.
+SLOW = (
+    "fire-qwen3vl-32b",
+    "mixture",
+    "other-spellings",
+    "preference-images",
+    "several-processes",
+    "sst2-distilbert-full",
+    "volcano-qwen2.5vl-7b",
+)
 SENTENCES = ROOT / "examples" / "data" / "sst2.tsv"
 
 

@@ -365,6 +365,7 @@ def text_of(html: str) -> str:
     return unescape(html)
 
 
+@pytest.mark.slow
 def test_each_finding_of_a_run_is_one_line_of_its_log_and_stands_on_its_page(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -82,6 +82,7 @@ def config_of(inputs: Path, **training: Any) -> Config:
     )
 
 
+@pytest.mark.slow
 def test_a_run_learns_about_the_same_and_resumes_bit_by_bit(inputs: Path, tmp_path: Path) -> None:
     plain = toy.losses(toy.finished(tmp_path / "plain", config_of(inputs)))
     whole = toy.finished(tmp_path / "whole", config_of(inputs, fp8=True))

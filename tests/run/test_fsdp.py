@@ -337,7 +337,7 @@ def test_copies_go_on_as_slices_and_back(
 @pytest.mark.parametrize(
     ("sections", "point", "nth", "safe"),
     [
-        pytest.param(FULL, "commit.part", 2, 3, id="full, slices written"),
+        pytest.param(FULL, "commit.part", 2, 3, id="full, slices written", marks=slow),
         pytest.param(
             {"lora": {"r": 4, "dropout": 0.1}}, "micro-batch", 9, 6, id="lora", marks=slow
         ),
@@ -359,6 +359,7 @@ def test_a_killed_rank_loses_nothing(
     assert toy.digests(run_dir) == whole
 
 
+@slow
 def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.make_run(tmp_path / "run", make_config(inputs, "fsdp", **FULL), 2)
     codes = toy.train(run_dir, 2, {"KUBETUNE_FAULT": "error 28:commit.part:2:1"})

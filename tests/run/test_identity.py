@@ -349,6 +349,7 @@ def test_what_has_not_changed_is_not_read_again(inputs: Path, tmp_path: Path, si
     assert touched.bytes_read == size // 4
 
 
+@pytest.mark.slow
 def test_only_one_rank_reads_the_base(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.finished(
         tmp_path / "run", toy.make_config(inputs, data={"cache": str(tmp_path / "cache")}), 2

@@ -77,6 +77,7 @@ def test_tensorboard_holds_the_curves_and_a_resume_replaces_what_was_lost(tmp_pa
     }
 
 
+@pytest.mark.slow
 def test_mlflow_holds_one_run_over_two_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

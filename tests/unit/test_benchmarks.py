@@ -413,6 +413,7 @@ def test_nothing_of_this_machine_but_its_processor_is_told() -> None:
     assert str(harness.ROOT) not in harness.redact(f"no file {harness.ROOT}/benchmarks/.work/x")
 
 
+@pytest.mark.slow
 def test_a_missing_library_is_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A real driver process in which LLaMA-Factory cannot be imported."""
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['llamafactory'] = None\n")

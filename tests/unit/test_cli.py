@@ -172,6 +172,7 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert {"--steps", "--stop-at"} <= set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_the_doctor_finds_what_is_here_and_what_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,7 +194,10 @@ def require_as_planned(folder: Path, name: str, layers: int, ranks: int, lora: b
 
 @pytest.mark.parametrize(
     ("name", "ranks", "lora"),
-    [("Llama-3.1-8B", 8, True), ("Llama-3.1-70B", 64, False)],
+    [
+        pytest.param("Llama-3.1-8B", 8, True, marks=pytest.mark.slow),
+        ("Llama-3.1-70B", 64, False),
+    ],
     ids=["lora", "full"],
 )
 def test_a_sharded_step_computes_gathers_and_holds_what_is_planned(

@@ -409,6 +409,7 @@ def ask(endpoint: str, cache: Path, *names: str, **environ: str) -> list[str]:
     ).stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_each_failure_of_the_hub_has_its_own_words(hub: str, tmp_path: Path) -> None:
     messages = ask(hub, tmp_path, "gated", "unknown", "no-revision", "empty")
     assert messages[0].startswith(

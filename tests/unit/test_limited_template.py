@@ -64,6 +64,7 @@ def test_a_template_that_never_ends_or_fills_the_memory_is_stopped(bomb: str) ->
     assert LimitedTemplate(CHATML, {}).closing == "<|im_end|>"  # it goes on with others
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("strict")
 def test_many_slow_conversations_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each stays below the limit of one, and all of them would take long."""

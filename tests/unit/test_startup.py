@@ -187,12 +187,10 @@ assert gc.isenabled()
 """What a rank imports, and then what transformers and PEFT take along wherever it is installed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before",
-    [
-        pytest.param("", marks=pytest.mark.slow),
-        "import transformers; transformers.utils.is_scipy_available()",
-    ],
+    ["", "import transformers; transformers.utils.is_scipy_available()"],
 )
 def test_a_rank_imports_libraries_whole_whoever_looked_for_them_before(before: str) -> None:
     script = RANK_IMPORTS.format(before=before)

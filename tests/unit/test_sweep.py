@@ -183,7 +183,7 @@ def plain_optuna(search: Search, order: list[tuple[int, int, float]]) -> list[Fr
     [
         ("tpe", "asha", (1, 3, 9)),
         ("random", "hyperband", (1, 3, 9, 27)),
-        ("tpe", "median", (1, 2, 3, 4)),
+        pytest.param("tpe", "median", (1, 2, 3, 4), marks=pytest.mark.slow),
     ],
 )
 def test_decisions_are_optunas(
@@ -212,7 +212,12 @@ def test_decisions_are_optunas(
 
 
 @pytest.mark.parametrize(
-    ("sampler", "pruner"), [("random", "none"), ("random", "hyperband"), ("tpe", "none")]
+    ("sampler", "pruner"),
+    [
+        ("random", "none"),
+        ("random", "hyperband"),
+        pytest.param("tpe", "none", marks=pytest.mark.slow),
+    ],
 )
 def test_no_setting_is_tried_twice_while_there_are_others(
     tmp_path: Path, sampler: str, pruner: str
