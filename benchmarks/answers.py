@@ -2,9 +2,9 @@
 
     python -m benchmarks.answers [--repeats N] [--write]
 
-One process with one thread asks the same model by each way in turn, so that what else runs on the machine counts for
-all alike; CPU seconds are compared. Every way must find the same. Weights are random: a model that does not end by
-itself answers at full length each time.
+One process with one thread asks the same model in each way in turn, so that what else runs on the machine counts for
+all alike. CPU seconds are compared. Every way must give the same. Weights are random: such a model does not end by
+itself, so it answers at full length each time.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from benchmarks import models, table
 from benchmarks.corpus import FIRST_WORD, Corpus, lengths
 from benchmarks.harness import WORK
 from benchmarks.results import ROOT, Results, open_results
+from benchmarks.summary import grouped
 
 PAGE = ROOT / "docs" / "evaluation.md"
-NEW_TOKENS, BATCH, QUESTIONS = 24, 16, 32
-SHOTS, ASKED, CHOICES = 200, 60, 4
+NEW_TOKENS = 24  # of each answer
+BATCH = 16
+QUESTIONS = 32
+SHOTS = 200  # tokens of examples in front of a question
+ASKED = 60  # tokens of a question
+CHOICES = 4
 LABELS = {
     "kubetune": "kubetune, 16 at a time",
     "one by one": "`model.generate`, row by row",
@@ -61,11 +66,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     folder = WORK / "models" / args.model
     models.make_model(args.model, folder)
     for case in TITLES:
-        ways = (
-            answering(folder, adapted=case.endswith("LoRA"))
-            if case.startswith("answers")
-            else choosing(folder, case)
-        )
+        if case.startswith("answers"):
+            ways = answering(folder, adapted=case.endswith("LoRA"))
+        else:
+            ways = choosing(folder, has_shots=case.endswith("shots"))
         measure(case, ways, args.repeats, results)
     text = render(results)
     print(text)
@@ -74,33 +78,37 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(case: str, ways: Mapping[str, Way], repeats: int, results: Results) -> None:
-    """Seconds of every way, one after the other, so many times."""
+    """Time every way, one after the other, `repeats` times."""
     for repeat in range(repeats):
-        said: dict[str, Sequence[Any]] = {}
+        expected: Sequence[Any] | None = None  # what the first way of this repeat gives
         for way, ask in ways.items():
             key = {"case": case, "way": way, "repeat": repeat}
             if results.find("answers", key) is not None:
                 continue
-            began = time.process_time(), time.perf_counter()
-            said[way] = ask()
-            seconds = time.process_time() - began[0], time.perf_counter() - began[1]
-            same = _same(said[way], next(iter(said.values())))
+            start_cpu = time.process_time()
+            start = time.perf_counter()
+            answers = ask()
+            cpu_seconds = time.process_time() - start_cpu
+            seconds = time.perf_counter() - start
+            if expected is None:
+                expected = answers
+            same = _same(answers, expected)
             results.add(
-                "answers", key, {"cpu_seconds": seconds[0], "seconds": seconds[1], "same": same}
+                "answers", key, {"cpu_seconds": cpu_seconds, "seconds": seconds, "same": same}
             )
-            print(f"{case:<20} {way:<12} {seconds[0]:8.2f} CPU-s", flush=True)
+            print(f"{case:<20} {way:<12} {cpu_seconds:8.2f} CPU-s", flush=True)
 
 
-def _same(ours: Sequence[Any], theirs: Sequence[Any]) -> float:
-    """Share of equal answers, or largest relative difference of log-likelihoods."""
-    pairs = list(zip(ours, theirs, strict=True))
-    if isinstance(ours[0], float):
-        return max(abs(one / other - 1) for one, other in pairs)
-    return sum(one == other for one, other in pairs) / len(pairs)
+def _same(answers: Sequence[Any], expected: Sequence[Any]) -> float:
+    """Return the share of equal answers, or the largest relative difference of log-likelihoods."""
+    if isinstance(answers[0], float):
+        return max(abs(a / b - 1) for a, b in zip(answers, expected, strict=True))
+    equal = sum(a == b for a, b in zip(answers, expected, strict=True))
+    return equal / len(answers)
 
 
 def answering(folder: Path, *, adapted: bool) -> dict[str, Way]:
-    """Ways to have the same questions answered, greedily."""
+    """Return the ways to have the same questions answered, greedily."""
     from transformers import AutoModelForCausalLM
 
     from kubetune.config.schema import LoraConfig, ModelConfig
@@ -124,36 +132,36 @@ def answering(folder: Path, *, adapted: bool) -> dict[str, Way]:
     settings = {"max_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": tokenizer.pad_id}
 
     def theirs(size: int) -> Sequence[str]:
-        said = []
+        answers = []
         for start in range(0, len(prompts), size):
             part = prompts[start : start + size]
             longest = max(map(len, part))
-            ids = torch.tensor(
-                [[tokenizer.pad_id] * (longest - len(prompt)) + prompt for prompt in part]
-            )
-            mask = torch.tensor(
-                [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in part]
-            )
+            # Padded on the left, so that every row goes on at the same place.
+            ids = torch.full((len(part), longest), tokenizer.pad_id)
+            mask = torch.zeros_like(ids)
+            for row, prompt in enumerate(part):
+                ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+                mask[row, longest - len(prompt) :] = 1
             out = stock.generate(input_ids=ids, attention_mask=mask, **settings)
-            said += [tokenizer.decode(row).strip() for row in out[:, longest:].tolist()]
-        return said
+            for row_ids in out[:, longest:].tolist():
+                answers.append(tokenizer.decode(row_ids).strip())
+        return answers
 
     wanted = GenerateConfig(metric=("exact_match",), max_new_tokens=NEW_TOKENS, batch_size=BATCH)
-    judge = Judge(
-        wanted, tokenizer, [Question(row, tuple(ids), (5,)) for row, ids in enumerate(prompts)]
-    )
+    questions = [Question(row, tuple(ids), (5,)) for row, ids in enumerate(prompts)]
+    judge = Judge(wanted, tokenizer, questions)
 
     def ours() -> Sequence[str]:
         learner = Learner(model, choose_attention(model))
-        found = answer(judge, learner, World(), lambda: False) or {}
+        answers = answer(judge, learner, World(), lambda: False) or {}
         stock.eval().set_attn_implementation("sdpa")
-        return [found[row] for row in range(len(prompts))]
+        return [answers[row] for row in range(len(prompts))]
 
     return {"one by one": lambda: theirs(1), "batched": lambda: theirs(BATCH), "kubetune": ours}
 
 
-def choosing(folder: Path, case: str) -> dict[str, Way]:
-    """Ways to the log-likelihoods of the same choices."""
+def choosing(folder: Path, *, has_shots: bool) -> dict[str, Way]:
+    """Return the ways to the log-likelihoods of the same choices."""
     from lm_eval.models.huggingface import HFLM
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -167,18 +175,20 @@ def choosing(folder: Path, case: str) -> dict[str, Way]:
     def ids(number: int) -> list[int]:
         return [draw.randrange(FIRST_WORD, 30_000) for _ in range(number)]
 
-    has_shots = case.endswith("shots")
-    shots, letters = ids(SHOTS) if has_shots else [], [ids(1) for _ in range(CHOICES)]
-    pairs = [
-        (context, letter if has_shots else ids(draw.randint(1, 12)))
-        for context in (shots + ids(ASKED) for _ in range(QUESTIONS))
-        for letter in letters
-    ]
+    # With examples in front, the choices are the same letters for every question, as in MMLU.
+    shots = ids(SHOTS) if has_shots else []
+    letters = [ids(1) for _ in range(CHOICES)]
+    pairs: list[tuple[list[int], list[int]]] = []
+    for _ in range(QUESTIONS):
+        context = shots + ids(ASKED)
+        for letter in letters:
+            choice = letter if has_shots else ids(draw.randint(1, 12))
+            pairs.append((context, choice))
     stock = HFLM(model, tokenizer=AutoTokenizer.from_pretrained(folder), batch_size=BATCH)
 
     def theirs() -> Sequence[float]:
         model.set_attn_implementation("sdpa")
-        requests = [((str(context), str(said)), context, said) for context, said in pairs]
+        requests = [((str(context), str(choice)), context, choice) for context, choice in pairs]
         return [value for value, _ in stock._loglikelihood_tokens(requests, disable_tqdm=True)]
 
     def ours() -> Sequence[float]:
@@ -189,17 +199,19 @@ def choosing(folder: Path, case: str) -> dict[str, Way]:
 
 
 def render(results: Results) -> str:
-    """The measurements as a table: medians, and how many times as long as ours each way takes."""
+    """Return the measurements as a table: medians, and how many times as long as ours each way takes."""
     lines = ["| what | way | CPU seconds | beside ours |", "|---|---|---|---|"]
-    found: dict[tuple[str, str], list[float]] = {}
-    for each in results.measurements:
-        found.setdefault((each["case"], each["way"]), []).append(each["cpu_seconds"])
-    for (case, way), seconds in found.items():
-        ours = median(found[case, "kubetune"])
-        ratio = "" if way == "kubetune" else f"{median(seconds) / ours:.2f} ×"
-        lines.append(f"| {TITLES[case]} | {LABELS[way]} | {median(seconds):.2f} | {ratio} |")
+    medians = {}
+    groups = grouped(results.measurements, ("case", "way"))
+    for key, runs in groups.items():
+        medians[key] = median(run["cpu_seconds"] for run in runs)
+    for (case, way), seconds in medians.items():
+        ratio = ""
+        if way != "kubetune":
+            ratio = f"{seconds / medians[case, 'kubetune']:.2f} ×"
+        lines.append(f"| {TITLES[case]} | {LABELS[way]} | {seconds:.2f} | {ratio} |")
     machine = results.data["machine"]
-    repeats = max(map(len, found.values()))
+    repeats = max(map(len, groups.values()))
     times = f"medians of {repeats}" if repeats > 1 else "measured once"
     head = f"{machine['cpu']}, one thread, {results.data['started'][:10]}; {times}:"
     return "\n".join([head, "", *lines])

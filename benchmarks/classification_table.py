@@ -6,67 +6,93 @@ from collections.abc import Callable, Sequence
 
 from benchmarks import from_scratch, sequence_classification
 from benchmarks.sequence_classification import CASES, TRAINERS, rows_per_cpu_second, rows_per_second
-from benchmarks.summary import Measurement, Spread, is_measured, ratios
+from benchmarks.summary import Measurement, Spread, grouped, is_measured, ratios
 
 SIDE_BY_SIDE = [
-    "trainer", "rows/CPU-s", "kubetune is faster by", "peak MB", "accuracy", "rows/s", "faster by the wall",
-]  # fmt: skip
+    "trainer",
+    "rows/CPU-s",
+    "kubetune is faster by",
+    "peak MB",
+    "accuracy",
+    "rows/s",
+    "faster by the wall",
+]
 TRAINED = ["processes", "rows", "steps", "accuracy", "F1"]
 
 
 def side_by_side(
     measurements: Sequence[Measurement],
 ) -> list[tuple[str, list[str], list[list[str]]]]:
-    """Title, head and rows of a table for each case and number of threads."""
-    found = [m for m in measurements if m["suite"] == sequence_classification.SUITE]
+    """Return title, head and rows of a table for each case and number of threads."""
+    of_suite = [m for m in measurements if m["suite"] == sequence_classification.SUITE]
     tables = []
-    for name, threads in dict.fromkeys((m["case"], m["threads"]) for m in found):
+    for (name, threads), runs in grouped(of_suite, ("case", "threads")).items():
         case = CASES[name]
-        runs = [m for m in found if (m["case"], m["threads"]) == (name, threads)]
-        ours = [m for m in runs if m["trainer"] == "kubetune"]
-        rows = [
-            _row(trainer, [m for m in runs if m["trainer"] == trainer], ours)
-            for trainer in TRAINERS
-        ]
-        what = "LoRA" if case.adapt == "lora" else "full fine-tuning"
-        title = f"### Classification, BERT shape {case.shape}: {what}, {case.rows:,} rows, {threads} thread"
-        tables.append((title + ("s" if threads > 1 else ""), SIDE_BY_SIDE, rows))
+        by_trainer = grouped(runs, ["trainer"])
+        ours = by_trainer.get(("kubetune",), [])
+        rows = []
+        for trainer in TRAINERS:
+            rows.append(_row(trainer, by_trainer.get((trainer,), []), ours))
+        method = "LoRA" if case.adapt == "lora" else "full fine-tuning"
+        number = "1 thread" if threads == 1 else f"{threads} threads"
+        title = (
+            f"### Classification, BERT shape {case.shape}: {method}, {case.rows:,} rows, {number}"
+        )
+        tables.append((title, SIDE_BY_SIDE, rows))
     return tables
 
 
 def _row(trainer: str, runs: Sequence[Measurement], ours: Sequence[Measurement]) -> list[str]:
-    measured = [m for m in runs if is_measured(m)]
+    label = TRAINERS[trainer][0]
+    measured = [run for run in runs if is_measured(run)]
     if not measured:
-        return [TRAINERS[trainer][0], "not measured", *[""] * (len(SIDE_BY_SIDE) - 2)]
-    cpu, cpu_faster = _speed(rows_per_cpu_second, trainer, measured, ours)
-    wall, wall_faster = _speed(rows_per_second, trainer, measured, ours)
-    peak = f"{max(m['peak_bytes'] for m in measured) / 2**20:,.0f}"
-    accuracy = f"{measured[0]['accuracy']:.3f}" if "accuracy" in measured[0] else ""
-    return [TRAINERS[trainer][0], cpu, cpu_faster, peak, accuracy, wall, wall_faster]
+        return [label, "not measured", *[""] * (len(SIDE_BY_SIDE) - 2)]
+    # Ours is beside itself no faster.
+    others = [] if trainer == "kubetune" else ours
+    peak = max(run["peak_bytes"] for run in measured) / 2**20
+    accuracy = ""
+    if "accuracy" in measured[0]:
+        accuracy = f"{measured[0]['accuracy']:.3f}"
+    return [
+        label,
+        _speed(rows_per_cpu_second, measured),
+        _faster_by(rows_per_cpu_second, others, measured),
+        f"{peak:,.0f}",
+        accuracy,
+        _speed(rows_per_second, measured),
+        _faster_by(rows_per_second, others, measured),
+    ]
 
 
-def _speed(
+def _speed(quantity: Callable[[Measurement], float], runs: Sequence[Measurement]) -> str:
+    """Return the median over the repeats."""
+    spread = Spread.of(map(quantity, runs))
+    return "" if spread is None else f"{spread.median:,.1f}"
+
+
+def _faster_by(
     quantity: Callable[[Measurement], float],
-    trainer: str,
-    runs: list[Measurement],
     ours: Sequence[Measurement],
-) -> tuple[str, str]:
-    """The median over the repeats, and how many times ours it is."""
-    speed = Spread.of(map(quantity, runs))
-    faster = None if trainer == "kubetune" else Spread.of(ratios(ours, runs, quantity))
-    return f"{speed.median:,.1f}" if speed else "", f"{faster.median:.2f}×" if faster else ""
+    theirs: Sequence[Measurement],
+) -> str:
+    """Return how many times as fast as theirs ours is; nothing if there is none of ours to compare with."""
+    spread = Spread.of(ratios(ours, theirs, quantity))
+    return "" if spread is None else f"{spread.median:.2f}×"
 
 
 def trained(measurements: Sequence[Measurement]) -> list[list[str]]:
-    """A row for each number of processes that trained on SST-2 from random weights."""
-    found = [m for m in measurements if m["suite"] == from_scratch.SUITE and is_measured(m)]
-    return [
-        [
-            str(m["processes"]),
-            f"{m['rows']:,}",
-            f"{m['steps']:,}",
-            f"{m['accuracy']:.3f}",
-            f"{m['f1']:.3f}",
-        ]
-        for m in found
-    ]
+    """Return a row for each number of processes that trained on SST-2 from random weights."""
+    rows = []
+    for measurement in measurements:
+        if measurement["suite"] != from_scratch.SUITE or not is_measured(measurement):
+            continue
+        rows.append(
+            [
+                str(measurement["processes"]),
+                f"{measurement['rows']:,}",
+                f"{measurement['steps']:,}",
+                f"{measurement['accuracy']:.3f}",
+                f"{measurement['f1']:.3f}",
+            ]
+        )
+    return rows

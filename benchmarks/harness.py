@@ -1,7 +1,9 @@
-"""Carries out jobs one after the other, each in processes of its own, and keeps what they report.
+"""Carry out jobs one after the other, each in processes of its own, and keep what they report.
 
-Each job gets the same model files and rows; a job that fails, takes too long or lacks a library is written down as such
-and the next one follows.
+    Job (cases.py) → Order (peers/job.py) → python -m benchmarks.peers.DRIVER ORDER → "RESULT {…}" → results file
+
+Each job gets the same model files and rows. A job that fails, takes too long or lacks a library is written down as
+such, and the next one follows.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from benchmarks.flops import LORA_RANK
 from benchmarks.peers.job import ATTENTION, LEARNING_RATE, Order
 from benchmarks.recorder import RESULT
 from benchmarks.results import ROOT, Results
+from benchmarks.summary import Measurement, tokens_per_cpu_second, tokens_per_second
 
 WORK = Path(os.environ.get("KUBETUNE_BENCHMARK_WORK", ROOT / "benchmarks" / ".work"))
 TIMEOUT_SECONDS = 3600.0
@@ -42,9 +45,9 @@ def run_jobs(suite: str, jobs: Iterable[Job], results: Results) -> None:
         if job.batch is not None:
             name += f" batch {job.batch}"
         print(f"{name:<60}", end=" ", flush=True)
-        found = run_job(job)
-        results.add(suite, job.key, found)
-        print(summary(found), flush=True)
+        numbers = run_job(job)
+        results.add(suite, job.key, numbers)
+        print(summary(numbers), flush=True)
 
 
 def end_on_sigterm() -> None:
@@ -52,22 +55,22 @@ def end_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-def summary(found: dict[str, Any]) -> str:
-    """One measurement in a few words."""
-    if "missing" in found:
-        return f"left out: {found['missing']} is not installed"
-    if "failed" in found:
-        return f"failed: {found['failed']}"
-    tokens = found["tokens_per_epoch"]
-    speed = max(tokens / s for s in found["epoch_cpu_seconds"][1:])
-    wall = max(tokens / s for s in found["epoch_seconds"][1:])
-    peak = found["peak_bytes"] / 2**20
+def summary(measurement: Measurement) -> str:
+    """Return one measurement in a few words."""
+    if "missing" in measurement:
+        return f"left out: {measurement['missing']} is not installed"
+    if "failed" in measurement:
+        return f"failed: {measurement['failed']}"
+    speed = tokens_per_cpu_second(measurement)
+    wall = tokens_per_second(measurement)
+    peak = measurement["peak_bytes"] / 2**20
     return f"{speed:,.0f} tokens/CPU-s, {wall:,.0f} tokens/s, peak {peak:,.0f} MB"
 
 
 def run_job(job: Job) -> dict[str, Any]:
     """Carry out one job and return what it reported, or why it could not."""
-    trainer, order = TRAINERS[job.trainer], order_of(job)
+    trainer = TRAINERS[job.trainer]
+    order = order_of(job)
     try:
         if trainer.home == "ours":
             prepare_run(job, order)
@@ -79,7 +82,7 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def order_of(job: Job) -> Order:
-    """A job as its driver is told it, with the model and the rows made."""
+    """Return what the driver of a job is told. Make the model and the rows if they are not there."""
     model, data = provide(job.case)
     return Order(
         model=str(model),
@@ -98,7 +101,7 @@ def order_of(job: Job) -> Order:
 
 
 def provide(case: Case) -> tuple[Path, Path]:
-    """The model folder and the rows of a case, made at the first time."""
+    """Return the model folder and the rows of a case. Make them if they are not there."""
     model = WORK / "models" / case.model
     subprocess.run(
         [python_of("ours"), "-m", "benchmarks.models", case.model, model], cwd=ROOT, check=True
@@ -114,10 +117,12 @@ def provide(case: Case) -> tuple[Path, Path]:
 
 
 def prepare_run(job: Job, order: Order) -> None:
-    """Make kubetune's run directory and its prepared rows, as a launcher would, and compare these with the given ids.
+    """Make kubetune's run directory and its prepared rows, as a launcher would, and compare these with the peers' ids.
 
-    The peers get ids; so tokenising is not part of this measurement (benchmarks.startup has it).
+    The peers get ids, so tokenising is no part of this measurement (benchmarks.startup has it).
     """
+    import numpy as np
+
     from kubetune.config.load import load_config
     from kubetune.data.prepared.prepare import prepare
     from kubetune.plan.plan import make_plan
@@ -127,37 +132,34 @@ def prepare_run(job: Job, order: Order) -> None:
     shutil.rmtree(run_dir, ignore_errors=True)
     config = load_config(None, flags=run_settings(job, order))
     prepared = prepare(config)
-    given = [json.loads(line) for line in Path(order.data).read_text().splitlines()]
-    for index, row in enumerate(given):
+    rows = [json.loads(line) for line in Path(order.data).read_text().splitlines()]
+    for index, row in enumerate(rows):
         ours = []
         for ids, trained in prepared.train.sequences(index):
-            labels = [
-                token if is_trained else -100
-                for token, is_trained in zip(ids.tolist(), trained.tolist(), strict=True)
-            ]
-            ours.append((ids.tolist(), labels))
-        if ours != _given(row):
+            labels = np.where(trained, ids.astype(np.int64), -100)
+            ours.append((ids.tolist(), labels.tolist()))
+        if ours != _ids_and_labels(row):
             raise RuntimeError(
                 f"row {index}: kubetune's ids or labels differ from those the peers are given"
             )
-    plan = make_plan(config, len(given), 0, world_size=job.processes)
+    plan = make_plan(config, len(rows), 0, world_size=job.processes)
     create_run_dir(config, run_dir, plan)
 
 
-def _given(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
-    """Ids and labels of each sequence of a row as the peers get them."""
+def _ids_and_labels(row: dict[str, Any]) -> list[tuple[list[int], list[int]]]:
+    """Return ids and labels of each sequence of a row as the peers get them."""
     if "ids" in row:
         return [(sequence.ids, sequence.labels) for sequence in Pair(**row["ids"]).sequences]
     return [(row["input_ids"], row["labels"])]
 
 
 def run_settings(job: Job, order: Order) -> dict[str, Any]:
-    """kubetune's settings by dotted key, equal to what the peers are given."""
+    """Return kubetune's settings by dotted key, equal to what the peers get."""
     lora = {
         "lora.r": order.lora_rank,
         "lora.target_modules": ATTENTION if order.adapt == "attention" else "all-linear",
     }
-    return {
+    settings: dict[str, Any] = {
         "model.path": order.model,
         "data.train": order.data,
         "data.max_length": order.max_length,
@@ -170,10 +172,12 @@ def run_settings(job: Job, order: Order) -> dict[str, Any]:
         "training.warmup_ratio": 0.0,
         "training.save_steps": 1_000_000,
         "output": order.run_dir,
-        **({"task": "preference"} if job.case.pairs else {}),
-        **(lora if order.adapt != "full" else {}),
-        **order.settings,
     }
+    if job.case.pairs:
+        settings["task"] = "preference"
+    if order.adapt != "full":
+        settings |= lora
+    return settings | order.settings
 
 
 def execute(
@@ -185,7 +189,7 @@ def execute(
     processes: int = 1,
     timeout: float = TIMEOUT_SECONDS,
 ) -> dict[str, Any]:
-    """Run a driver with one process per rank; returns what rank 0 reported, or `failed` and why."""
+    """Run a driver with one process per rank. Return what rank 0 reported, or `failed` and why."""
     with ExitStack() as stack:
         ranks, outputs = launch(stack, driver, home, order, threads=threads, processes=processes)
         try:
@@ -198,38 +202,37 @@ def execute(
                 process.kill()
                 process.wait()
         outputs[0].seek(0)
-        return read_report(outputs[0].read(), max((p.returncode for p in ranks), key=abs))
+        worst = max((process.returncode for process in ranks), key=abs)
+        return read_report(outputs[0].read(), worst)
 
 
 def launch(
     stack: ExitStack, driver: str, home: Home, order: Order, *, threads: int = 1, processes: int = 1
 ) -> tuple[list[subprocess.Popen[bytes]], list[TextIO]]:
-    """Start a driver with one process per rank; returns these and what they print, closed with `stack`."""
+    """Start a driver with one process per rank. Return these and what they print, which is closed with `stack`."""
     log = WORK / "logs" / f"{driver}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     order = Order(**{**asdict(order), "started": time.monotonic()})
     command = [python_of(home), "-m", f"benchmarks.peers.{driver}", json.dumps(asdict(order))]
     port = free_port()
-    outputs: list[TextIO] = [
-        stack.enter_context(log.with_suffix(f".{processes}.{rank}.log").open("w+"))
-        for rank in range(processes)
-    ]
-    ranks = [
-        subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment(threads)
-            | (rank_variables(rank, processes, port) if processes > 1 else {}),
-            stdout=output,
-            stderr=subprocess.STDOUT,
+    ranks = []
+    outputs: list[TextIO] = []
+    for rank in range(processes):
+        variables = environment(threads)
+        if processes > 1:
+            variables |= rank_variables(rank, processes, port)
+        output = stack.enter_context(log.with_suffix(f".{processes}.{rank}.log").open("w+"))
+        outputs.append(output)
+        ranks.append(
+            subprocess.Popen(
+                command, cwd=ROOT, env=variables, stdout=output, stderr=subprocess.STDOUT
+            )
         )
-        for rank, output in enumerate(outputs)
-    ]
     return ranks, outputs
 
 
 def read_report(output: str, code: int) -> dict[str, Any]:
-    """The report in a driver's output; without one, its last line as the reason."""
+    """Return the report in a driver's output; without one, its last line as the reason."""
     reports = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
     if reports and (code == 0 or "missing" in json.loads(reports[-1])):
         return json.loads(reports[-1])  # type: ignore[no-any-return]
@@ -244,21 +247,22 @@ def _last_line(output: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Without folders of this machine, and short."""
+    """Return a text without folders of this machine, and short."""
     for folder in (WORK, ROOT, Path.home(), Path(sys.prefix)):
         text = text.replace(str(folder), "…")
     return text[:300]
 
 
 def python_of(home: Home) -> str:
-    """The interpreter for a driver: of the peers' own environment where it was made, else this one."""
+    """Return the interpreter for a driver: of the peers' own environment if it was made, else this one."""
     folder = ROOT / "benchmarks" / f".venv-{home}"
-    own = folder / "bin" / "python"
-    return str(own) if home != "ours" and (folder / "installed").exists() else sys.executable
+    if home != "ours" and (folder / "installed").exists():
+        return str(folder / "bin" / "python")
+    return sys.executable
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Variables for every trainer alike: threads, no network, no progress bars, caches in the work folder."""
+    """Return variables for every trainer alike: threads, no network, no progress bars, caches in the work folder."""
     return {
         **os.environ,
         "OMP_NUM_THREADS": str(threads),
@@ -280,7 +284,7 @@ def _temporary() -> Path:
 
 
 def rank_variables(rank: int, processes: int, port: int) -> dict[str, str]:
-    """What torchrun would set on one node."""
+    """Return the variables that torchrun would set on one node."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -292,7 +296,7 @@ def rank_variables(rank: int, processes: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+    """Return a port of loopback that nobody listens on now."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

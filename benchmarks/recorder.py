@@ -14,39 +14,40 @@ from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
+# What the line that the harness reads begins with.
 RESULT = "RESULT "
-"""What the line that the harness reads begins with."""
+# What begins a line that kubetune's driver prints after each step.
 STEP = "STEP "
-"""What begins a line that kubetune's driver prints after each step."""
 
 
 class Recorder:
-    """`started`: what time.monotonic() was when the process was started; the clock is that of the whole machine."""
+    """What is measured of one training: when it began, when its first step and its epochs ended, its losses."""
 
     def __init__(self, started: float) -> None:
+        # time.monotonic() when the process was started. The clock is that of the whole machine.
         self._started = started
-        self._marks: list[tuple[float, float]] = []
+        self._marks: list[
+            tuple[float, float]
+        ] = []  # by the wall and in CPU time: begin, each epoch
         self._first_step: float | None = None
         self._first_step_cpu: float | None = None
         self._rss_before = 0
-        self.losses: list[float] = []
+        self.losses: list[float] = []  # of each step
 
     def begin(self) -> None:
-        """The model is loaded and training starts."""
+        """Mark the start of training. Call it when the model is loaded."""
         self._rss_before = resident_bytes()
         self._mark()
 
     def step(self) -> None:
-        """An optimizer step is done."""
+        """Mark the end of an optimizer step."""
         if self._first_step is None:
             synchronise()
-            self._first_step, self._first_step_cpu = (
-                time.monotonic() - self._started,
-                cpu_seconds(os.getpid()),
-            )
+            self._first_step = time.monotonic() - self._started
+            self._first_step_cpu = cpu_seconds(os.getpid())
 
     def epoch(self) -> None:
-        """An epoch is done."""
+        """Mark the end of an epoch."""
         self._mark()
 
     def _mark(self) -> None:
@@ -54,10 +55,10 @@ class Recorder:
         self._marks.append((time.perf_counter(), time.process_time()))
 
     def result(self, tokens_per_epoch: int, **facts: Any) -> dict[str, Any]:
-        """Seconds of each epoch by the wall and in CPU time of this process, losses of the steps, memory in bytes."""
+        """Return seconds of each epoch by the wall and in CPU time of this process, losses, and memory in bytes."""
         torch = sys.modules.get("torch")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        found = {
+        numbers = {
             "tokens_per_epoch": tokens_per_epoch,
             "epoch_seconds": _differences(wall for wall, _ in self._marks),
             "epoch_cpu_seconds": _differences(cpu for _, cpu in self._marks),
@@ -70,8 +71,8 @@ class Recorder:
             "versions": versions(),
         }
         if torch and torch.cuda.is_available():
-            found["peak_device_bytes"] = torch.cuda.max_memory_allocated()
-        return found | facts
+            numbers["peak_device_bytes"] = torch.cuda.max_memory_allocated()
+        return numbers | facts
 
 
 def synchronise() -> None:
@@ -82,24 +83,27 @@ def synchronise() -> None:
 
 
 def resident_bytes() -> int:
-    """Memory of this process now (Linux)."""
+    """Return the memory of this process now (Linux)."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def cpu_seconds(pid: int) -> float:
-    """CPU time of a process and all below it until now, those that have ended too (Linux)."""
+    """Return the CPU time of a process and all below it until now, those that have ended too (Linux)."""
     with open(f"/proc/{pid}/stat") as file:
-        ticks = sum(map(int, file.read().rpartition(")")[2].split()[11:15]))
-    below: set[int] = set()
+        fields = file.read().rpartition(")")[2].split()  # behind the name, which may hold spaces
+    ticks = sum(
+        map(int, fields[11:15])
+    )  # in user and kernel mode, its own and of children that have ended
+    children: set[int] = set()
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as file:
-            below.update(map(int, file.read().split()))
-    return ticks / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, below))
+            children.update(map(int, file.read().split()))
+    return ticks / os.sysconf("SC_CLK_TCK") + sum(map(cpu_seconds, children))
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that this process has loaded."""
+    """Return the versions of the libraries that this process has loaded."""
     names = (
         "torch",
         "transformers",
@@ -110,8 +114,12 @@ def versions() -> dict[str, str]:
         "tokenizers",
         "llamafactory",
     )
-    loaded = {name: getattr(sys.modules.get(name), "__version__", None) for name in names}
-    return {"python": sys.version.split()[0]} | {name: str(v) for name, v in loaded.items() if v}
+    result = {"python": sys.version.split()[0]}
+    for name in names:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if version:
+            result[name] = str(version)
+    return result
 
 
 def report(facts: dict[str, Any]) -> None:

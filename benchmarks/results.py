@@ -1,4 +1,4 @@
-"""The results file: written anew after every measurement, so that an interrupted benchmark goes on where it stopped.
+"""The results file. It is written anew after every measurement, so that an interrupted benchmark goes on where it stopped.
 
 It names the machine by its processor and size only: no host names, users or folders.
 """
@@ -31,36 +31,41 @@ class Results:
 
     @property
     def measurements(self) -> list[dict[str, Any]]:
+        """Return the measurements, in the order in which they were made."""
         return self.data["measurements"]  # type: ignore[no-any-return]
 
     def find(self, suite: str, key: dict[str, Any]) -> dict[str, Any] | None:
-        """The measurement with this key, if it was made."""
-        wanted = {"suite": suite, **key}
-        return next(
-            (m for m in self.measurements if all(m.get(k) == v for k, v in wanted.items())), None
-        )
+        """Return the measurement with this key, None if it was not made."""
+        facts = {"suite": suite, **key}
+        for measurement in self.measurements:
+            if all(measurement.get(name) == value for name, value in facts.items()):
+                return measurement
+        return None
 
-    def add(self, suite: str, key: dict[str, Any], found: dict[str, Any]) -> None:
+    def add(self, suite: str, key: dict[str, Any], numbers: dict[str, Any]) -> None:
         """Append a measurement and write the file."""
-        self.measurements.append({"suite": suite, **key, **found})
+        self.measurements.append({"suite": suite, **key, **numbers})
         write_atomic(self.path, json.dumps(self.data, indent=1) + "\n")
 
 
 def open_results(*, quick: bool, fresh: bool, subject: str = "") -> Results:
-    """The newest file of this machine and this code, to go on with, else a new one; `fresh` begins anew.
+    """Return the newest file of this machine and this code, to go on with, else a new one; `fresh` begins anew.
 
     `subject`: what has a file of its own, to be measured anew without the rest.
-    Raises SystemExit when that would overwrite what was measured today with other code.
+    Raise SystemExit if that would overwrite what was measured today with other code.
     """
-    machine, source = describe_machine(), source_digest()
-    ending = (
-        "".join(f"-{part}" for part in (slug(machine), subject, "quick" if quick else "") if part)
-        + ".json"
-    )
-    path = FOLDER / f"{datetime.now(UTC):%Y-%m-%d}{ending}"
+    machine = describe_machine()
+    source = source_digest()
+    ending = f"-{slug(machine)}"
+    if subject:
+        ending += f"-{subject}"
+    if quick:
+        ending += "-quick"
+    path = FOLDER / f"{datetime.now(UTC):%Y-%m-%d}{ending}.json"
     if not fresh:
-        for found in sorted(FOLDER.glob(f"????-??-??{ending}"), reverse=True):
-            if (results := read_results(found)).data["source"] == source:
+        for earlier in sorted(FOLDER.glob(f"????-??-??{ending}.json"), reverse=True):
+            results = read_results(earlier)
+            if results.data["source"] == source:
                 return results
         if path.exists():
             raise SystemExit(
@@ -74,12 +79,12 @@ def open_results(*, quick: bool, fresh: bool, subject: str = "") -> Results:
 
 
 def read_results(path: Path) -> Results:
-    """A results file as it lies."""
+    """Return the results of a file."""
     return Results(path, json.loads(path.read_text()))
 
 
 def source_digest() -> str:
-    """SHA-256 over the package's Python files: numbers of different code must not be mixed."""
+    """Return the SHA-256 of the package's Python files: numbers of different code must not be mixed."""
     digest = hashlib.sha256()
     for file in sorted((ROOT / "kubetune").rglob("*.py")):
         digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
@@ -87,7 +92,7 @@ def source_digest() -> str:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Processor, cores available to us, memory, instructions that matter, and the GPU if there is one."""
+    """Return processor, cores available to us, memory, instructions that matter, and the GPU if there is one."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", info, re.MULTILINE)
     flags = set(re.findall(r"\b(?:avx2|avx512f|avx512_bf16|amx_bf16)\b", info))
@@ -103,15 +108,14 @@ def describe_machine() -> dict[str, Any]:
 def _gpu() -> str | None:
     try:
         query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-        names = subprocess.run(
-            query, capture_output=True, text=True, timeout=60, check=True
-        ).stdout.splitlines()
+        done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
         return None
+    names = done.stdout.splitlines()
     return names[0].strip() if names else None
 
 
 def slug(machine: dict[str, Any]) -> str:
-    """A file name for a machine: `amd-epyc-2-cores`, `nvidia-h200`."""
+    """Return a file name for a machine: `amd-epyc-2-cores`, `nvidia-h200`."""
     text = machine["gpu"] or f"{machine['cpu']} {machine['cores']} cores"
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -3,10 +3,14 @@
     python -m benchmarks.scaling [--quick] [--repeats N]
     python -m benchmarks.scaling --alternate 20
 
-Needs two idle cores or GPUs; on a busy machine the numbers say nothing. Where a core's speed changes from minute to
-minute, as where strangers share it, `--alternate` compares better: kubetune on one process and on two, both begun and
-warm, go on by the same two steps in turn, each while the other is stopped; it prints the ratio of each pair and their
-median, and writes no results.
+Needs two idle cores or GPUs; on a busy machine the numbers say nothing. If a core's speed changes from minute to
+minute, as on a shared machine, `--alternate` compares better. Two runs of kubetune, of one process and of two, are
+started and warmed up. Then they take turns, each while the other is stopped:
+
+    one process     2 steps   stopped   2 steps   stopped
+    two processes   stopped   2 steps   stopped   2 steps
+
+It prints the ratio of each pair and their median, and writes no results.
 """
 
 from __future__ import annotations
@@ -26,11 +30,10 @@ from benchmarks.recorder import STEP
 from benchmarks.results import open_results
 
 SUITE = "scaling"
-LAYOUTS = ((1, 1), (1, 2), (2, 1))
-"""(processes, threads of each)."""
+LAYOUTS = ((1, 1), (1, 2), (2, 1))  # processes, threads of each
 TRAINERS = ("kubetune", "hf-best")
-WARM, PIECE = 6, 2
-"""Steps before the first comparison, with which kernels are compiled, and of each."""
+WARM = 6  # steps before the first comparison, in which kernels are compiled
+PIECE = 2  # steps of each comparison
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -50,7 +53,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--alternate", type=int, metavar="PAIRS", help="compare so many pairs of pieces; no results"
     )
     args = parser.parse_args(argv)
-    case = CASES[args.case] if args.case else QUICK if args.quick else CASES["q32k-attention"]
+    case = QUICK if args.quick else CASES["q32k-attention"]
+    if args.case:
+        case = CASES[args.case]
     if args.alternate:
         alternate(case, args.alternate)
         return
@@ -68,19 +73,17 @@ def alternate(case: Case, pairs: int) -> None:
         ratios = []
         for number in range(pairs):
             # Each goes first in half of the pairs.
-            seconds = {run: run.go_on(PIECE) for run in (runs if number % 2 else runs[::-1])}
-            ratios.append(seconds[runs[0]] / seconds[runs[1]])
-            print(
-                f"{number + 1}: "
-                + " / ".join(f"{seconds[run]:.2f}" for run in runs)
-                + f" s = {ratios[-1]:.2f}",
-                flush=True,
-            )
+            in_turn = runs if number % 2 else runs[::-1]
+            seconds = {run: run.go_on(PIECE) for run in in_turn}
+            single = seconds[runs[0]]
+            double = seconds[runs[1]]
+            ratios.append(single / double)
+            print(f"{number + 1}: {single:.2f} / {double:.2f} s = {ratios[-1]:.2f}", flush=True)
     print(f"median {median(ratios):.2f}, {min(ratios):.2f} to {max(ratios):.2f}")
 
 
 class Alternating:
-    """A run that is stopped but for `go_on`. Raises RuntimeError where it ends by itself."""
+    """A run that is stopped except in `go_on`. RuntimeError is raised if it ends by itself."""
 
     def __init__(self, stack: ExitStack, case: Case, processes: int) -> None:
         job = Job(case, "kubetune", processes=processes)
@@ -92,12 +95,12 @@ class Alternating:
         self._signal(signal.SIGSTOP)
 
     def go_on(self, steps: int) -> float:
-        """Go on by so many steps; returns seconds by the wall."""
-        wanted = self._steps() + steps
-        began = time.perf_counter()
+        """Go on by so many steps. Return the seconds by the wall."""
+        goal = self._steps() + steps
+        start = time.perf_counter()
         self._signal(signal.SIGCONT)
-        self._wait(wanted)
-        seconds = time.perf_counter() - began
+        self._wait(goal)
+        seconds = time.perf_counter() - start
         self._signal(signal.SIGSTOP)
         return seconds
 
@@ -123,7 +126,7 @@ class Alternating:
 
 
 def plan_jobs(case: Case, repeats: int) -> Iterator[Job]:
-    """Layouts take turns within a repeat."""
+    """Yield all jobs. Layouts take turns within a repeat."""
     for repeat in range(repeats):
         for trainer in TRAINERS:
             for processes, threads in LAYOUTS:

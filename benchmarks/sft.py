@@ -3,8 +3,8 @@
     python -m benchmarks.sft [--quick] [--cases NAME …] [--trainers NAME …] [--repeats N] [--threads N …]
 
 Trainers take turns within each repeat, so that a busy or throttling machine hits all of them alike. On a machine with a
-GPU the GPU cases run, elsewhere those for the CPU. A peer at its best is measured first with each batch of `BATCHES`,
-once, and then repeated with its fastest.
+GPU the GPU cases run, elsewhere those for the CPU. A peer at its best is first measured once with each batch of
+`BATCHES`, and then repeated with its fastest.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         ceiling.measure_once(case.model, results)
     repeats = args.repeats or (1 if args.quick else 3)
     threads = args.threads or ([1] if args.quick or gpu else [1, 2])
-    batches = {} if args.quick else best_batches(cases, args.trainers, results)
+    batches: dict[tuple[str, str], int] = {}
+    if not args.quick:
+        batches = best_batches(cases, args.trainers, results)
     run_jobs(SUITE, plan_jobs(cases, args.trainers, repeats, threads, batches), results)
     print(
         f"\nIn benchmarks/results/{results.path.name}; `python -m benchmarks.table` shows it as a table."
@@ -41,6 +43,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return what the command line asks for."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.sft", description=__doc__.splitlines()[0]
     )
@@ -60,16 +63,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def chosen_cases(args: argparse.Namespace, gpu: bool) -> list[Case]:
-    """The cases asked for, else all that fit the machine."""
+    """Return the cases asked for, else all that fit the machine."""
     if args.cases:
         return [CASES[name] for name in args.cases]
     if args.quick and not gpu:
         return [QUICK]
-    return [
-        case
-        for case in CASES.values()
-        if case.gpu == gpu and case.name != "tiny" and not case.pairs
-    ]
+    cases = []
+    for case in CASES.values():
+        is_of_sft = case.name != "tiny" and not case.pairs
+        if is_of_sft and case.gpu == gpu:
+            cases.append(case)
+    return cases
 
 
 def best_batches(
@@ -105,19 +109,16 @@ def plan_jobs(
 ) -> Iterator[Job]:
     """Yield every trainer of every case, one repeat after the other.
 
-    Several threads are measured in the first case. `batches`: the peers' micro-batches by case and trainer; the case's
-    where they name none.
+    Several threads are measured in the first case, and of some trainers. `batches`: micro-batches by case and trainer;
+    the case's for those that are not in it.
     """
     for repeat in range(repeats):
         for case in cases:
-            for count in threads if case is cases[0] else threads[:1]:
-                names = (
-                    case.trainers
-                    if count == 1
-                    else [name for name in case.trainers if name in TWO_THREADS]
-                )
-                for name in names:
-                    if only and name not in only:
+            counts = threads if case is cases[0] else threads[:1]
+            for count in counts:
+                for name in case.trainers:
+                    is_left_out = only and name not in only
+                    if is_left_out or (count > 1 and name not in TWO_THREADS):
                         continue
                     batch = batches.get((case.name, name))
                     yield Job(case, name, threads=count, repeat=repeat, batch=batch)
