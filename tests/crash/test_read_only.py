@@ -14,8 +14,9 @@ import pytest
 
 from kubetune import errors
 from kubetune.rundir import checkpoints
+from kubetune.training import worker
 from tests import toy
-from tests.ranks import wait_until
+from tests.ranks import started, wait_all, wait_until
 
 SIZE = 48 << 20
 
@@ -84,51 +85,70 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     made.unmount(check=False)
 
 
-@pytest.mark.parametrize(
-    ("world_size", "training"),
-    [
-        (1, {}),
-        pytest.param(2, {}, marks=pytest.mark.slow),
-        pytest.param(2, {"async_save": True}, marks=pytest.mark.slow),
-        pytest.param(2, {"parallelism": "fsdp"}, marks=pytest.mark.slow),
-    ],
-    ids=["one rank", "two ranks", "saved beside the loop", "sharded"],
-)
-def test_a_disk_that_turns_read_only_in_the_middle(
-    disk: Disk, toy_inputs: Path, tmp_path: Path, world_size: int, training: dict[str, object]
-) -> None:
-    sections = {"compute": {"processes": world_size}} if world_size > 1 else {}
-    config = toy.make_config(toy_inputs, training, **sections)
-    run_dir = toy.make_run(disk.folder / "run", config, world_size)
-    environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:step:6"}
+slow = pytest.mark.slow
+FAULT = {"KUBETUNE_FAULT": "signal 19:step:6"}
+
+
+def fail_under_ranks(disk: Disk, run_dir: Path, world_size: int) -> list[int]:
+    """Return the exit codes of ranks whose disk fails while one of them is in its sixth step."""
+    with started(worker.main, world_size, [str(run_dir)], environ=FAULT) as ranks:
+        toy.wait_until_stopped(ranks[0])
+        disk.fail()
+        toy.go_on(ranks[0])
+        return wait_all(ranks)
+
+
+def fail_under_agent(disk: Disk, run_dir: Path) -> int:
+    """Return the exit code of an agent with such ranks, after printing what it prints."""
     command = [sys.executable, "-P", "-m", "kubetune.agent", str(run_dir)]
     with subprocess.Popen(
-        command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, env={**os.environ, **FAULT}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as agent:
-        stopped: list[int] = []
         try:
-            wait_until(
-                lambda: (
-                    stopped.extend(toy.stopped_below(agent.pid))
-                    or stopped
-                    or agent.poll() is not None
-                )
-            )
-            assert len(stopped) == 1
+            wait_until(lambda: toy.stopped_below(agent.pid) or agent.poll() is not None)
+            (stopped,) = toy.stopped_below(agent.pid)
         except BaseException:
             agent.kill()  # else leaving this block would wait for it for ever; its rank dies with it
             raise
         disk.fail()
-        os.kill(stopped[0], signal.SIGCONT)
-        output = agent.communicate(timeout=100)[0]
-    assert agent.returncode == errors.ENVIRONMENT, output
+        os.kill(stopped, signal.SIGCONT)
+        print(agent.communicate(timeout=100)[0].decode())
+    return agent.returncode
+
+
+@pytest.mark.parametrize(
+    ("world_size", "training", "by_agent"),
+    [
+        (1, {}, False),
+        pytest.param(1, {}, True, marks=slow),
+        pytest.param(2, {}, True, marks=slow),
+        pytest.param(2, {"async_save": True}, True, marks=slow),
+        pytest.param(2, {"parallelism": "fsdp"}, True, marks=slow),
+    ],
+    ids=["one rank", "agent", "two ranks", "saved beside the loop", "sharded"],
+)
+def test_a_disk_that_turns_read_only_in_the_middle(
+    disk: Disk,
+    toy_inputs: Path,
+    capfd: pytest.CaptureFixture[str],
+    world_size: int,
+    training: dict[str, object],
+    by_agent: bool,
+) -> None:
+    sections = {"compute": {"processes": world_size}} if world_size > 1 else {}
+    config = toy.make_config(toy_inputs, training, **sections)
+    run_dir = toy.make_run(disk.folder / "run", config, world_size)
+    if by_agent:
+        codes = [fail_under_agent(disk, run_dir)]
+    else:
+        codes = fail_under_ranks(disk, run_dir, world_size)
+    output = "".join(capfd.readouterr())
+    assert set(codes) == {errors.ENVIRONMENT}, output
     assert "Read-only file system" in output
     for sign in ("Traceback", "bug in kubetune"):
         assert sign not in output, output
     saved = {checkpoints.folder_of(run_dir, 3)} | ({None} if "async_save" in training else set())
     assert checkpoints.find(run_dir) in saved
     disk.mend()
-    assert toy.train(run_dir, world_size) == [errors.OK] * world_size, (
-        run_dir / "logs" / "rank-0.log"
-    ).read_text()
+    assert toy.train(run_dir, world_size) == [errors.OK] * world_size, toy.log_of(run_dir)
     assert len(toy.losses(run_dir)) == 2 * toy.STEPS_PER_EPOCH
