@@ -24,11 +24,14 @@ from typing import Any
 
 from benchmarks.corpus import FIRST_WORD, Corpus, lengths
 from benchmarks.results import Results, open_results
+from benchmarks.summary import Measurement, grouped, ratios
 from benchmarks.table import PAGE, markdown
 from kubetune.base import cpu
 from kubetune.base.files import write_atomic
 
-BEGIN, END = "<!-- experts: begin, written by benchmarks.experts -->", "<!-- experts: end -->"
+BEGIN = "<!-- experts: begin, written by benchmarks.experts -->"
+END = "<!-- experts: end -->"
+# Qwen3-30B-A3B's, each expert a quarter as wide and as deep, in four layers.
 SIZES: dict[str, Any] = {
     "vocab_size": 8_000,
     "hidden_size": 512,
@@ -40,10 +43,10 @@ SIZES: dict[str, Any] = {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 192,
 }
-"""Qwen3-30B-A3B's, each expert a quarter as wide and as deep, in four layers."""
+# As many as Qwen3-30B-A3B and as Qwen3.5-35B-A3B have, of which both give a token to eight.
 EXPERTS = (128, 256)
-"""As many as Qwen3-30B-A3B and as Qwen3.5-35B-A3B have, of which both give a token to eight."""
-ROWS, STEPS = (1, 2, 4, 12), 2
+ROWS = (1, 2, 4, 12)  # of a micro-batch
+STEPS = 2  # behind the first, which warms up
 WAYS = ("peft", "peft, our allocator", "kubetune")
 
 
@@ -94,28 +97,21 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def measure(results: Results, key: dict[str, Any]) -> None:
-    """One way in a new process, unless it is measured already."""
-    if results.find("experts", key) is None:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.experts",
-            "--one",
-            key["way"],
-            str(key["rows"]),
-        ]
-        command += ["--dtype", key["dtype"], "--experts", str(key["experts"])]
-        environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-        said = subprocess.run(
-            command, check=True, capture_output=True, text=True, env=environ
-        ).stdout
-        found = json.loads(said.splitlines()[-1]) | {"load": os.getloadavg()[0]}
-        results.add("experts", key, found)
-        print(key, found, flush=True)
+    """Measure one way in a new process, unless it is measured already."""
+    if results.find("experts", key) is not None:
+        return
+    command = [sys.executable, "-m", "benchmarks.experts", "--one", key["way"], str(key["rows"])]
+    command += ["--dtype", key["dtype"], "--experts", str(key["experts"])]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environ)
+    numbers = json.loads(done.stdout.splitlines()[-1])
+    numbers["load"] = os.getloadavg()[0]
+    results.add("experts", key, numbers)
+    print(key, numbers, flush=True)
 
 
 def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
-    """CPU seconds of a step, memory above that before the first, and what was computed."""
+    """Return CPU seconds of a step, memory above that before the first, and what was computed."""
     if way != "peft":
         cpu.keep_memory()  # before torch
 
@@ -130,6 +126,7 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
     from kubetune.models.padding_free import choose_attention
     from kubetune.tasks import causal_lm
 
+    # 1. A model with adapters that are not zero.
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "qwen3_moe", **SIZES, num_experts=experts, max_position_embeddings=4096
@@ -141,67 +138,72 @@ def step(way: str, rows: int, dtype: str, experts: int) -> dict[str, float]:
             torch.nn.init.normal_(parameter, std=0.02)
     if way != "kubetune":
         for module in model.modules():
-            vars(module).pop("forward", None)
+            vars(module).pop("forward", None)  # back to PEFT's own
     learner = Learner(model, choose_attention(model))
+
+    # 2. One packed batch.
     draw = np.random.default_rng(0)
     sizes = lengths(Corpus(rows=rows, mean=195, longest=1024))
     ids = [draw.integers(FIRST_WORD, SIZES["vocab_size"], size).astype(np.uint32) for size in sizes]
     batch = collate([(row, np.ones(len(row), bool)) for row in ids])
-    before, seconds, loss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, [], 0.0
+
+    def learn() -> float:
+        return float(causal_lm.TASK.backward(learner, batch, 1 / batch.num_labels))
+
+    # 3. Its steps.
+    peak_before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seconds = []
+    loss = 0.0
     for _ in range(1 + STEPS):
         model.zero_grad(set_to_none=False)
-        began = time.process_time()
-        loss = float(causal_lm.TASK.backward(learner, batch, 1 / batch.num_labels))
-        seconds.append(time.process_time() - began)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    trained = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = float(torch.stack([g.norm() for g in trained]).norm())
+        start = time.process_time()
+        loss = learn()
+        seconds.append(time.process_time() - start)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak_before
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
     return {
         "cpu_seconds": min(seconds[1:]),
-        "alone_seconds": alone(
-            model, lambda: causal_lm.TASK.backward(learner, batch, 1 / batch.num_labels)
-        ),
+        "gradient": float(torch.stack(norms).norm()),
+        "alone_seconds": alone(model, learn),
         "peak_mb": peak / 1024,
         "tokens": batch.num_tokens,
         "loss": loss,
-        "gradient": norm,
     }
 
 
 def alone(model: Any, run: Callable[[], Any]) -> float:
-    """CPU seconds of forward and backward of the experts of all layers, on what `run` gives them."""
+    """Return CPU seconds of forward and backward of the experts of all layers, on what `run` gives them."""
     from kubetune.models.mixtures.experts import stacks_of
 
-    given: list[tuple[Any, Any]] = []
+    calls: list[tuple[Any, Any]] = []  # layer, and its arguments
     layers = [model.get_submodule(name) for name in stacks_of(model)]
-    hooks = [layer.register_forward_pre_hook(lambda *call: given.append(call)) for layer in layers]
+    hooks = [layer.register_forward_pre_hook(lambda *call: calls.append(call)) for layer in layers]
     run()
     for hook in hooks:
         hook.remove()
-    found = []
+    seconds = []
     for _ in range(1 + STEPS):
-        began = time.process_time()
-        for layer, (x, chosen, weights) in given:
+        start = time.process_time()
+        for layer, (x, chosen, weights) in calls:
             y = layer(x.detach().requires_grad_(), chosen, weights.detach().requires_grad_())
             y.backward(y.detach())
-        found.append(time.process_time() - began)
-    return min(found[1:])
+        seconds.append(time.process_time() - start)
+    return min(seconds[1:])
 
 
 def render(results: Results, dtype: str, experts: int) -> str:
-    """Medians of all ways for each size of a micro-batch, and the median of the repeats' ratios."""
-    measured = [
-        m
-        for m in results.measurements
-        if (m["dtype"], m.get("experts", EXPERTS[0])) == (dtype, experts)
-    ]
-    found = {(m["way"], m["rows"], m["repeat"]): m for m in measured}
-    whole = len(WAYS) * len(ROWS)
-    repeats = [
-        r
-        for r in sorted({repeat for _, _, repeat in found})
-        if sum(key[2] == r for key in found) == whole
-    ]
+    """Return medians of all ways for each size of a micro-batch, and the median of the repeats' ratios."""
+    measurements = []
+    for measurement in results.measurements:
+        if measurement["dtype"] == dtype and measurement.get("experts", EXPERTS[0]) == experts:
+            measurements.append(measurement)
+    # Repeats that were interrupted are left out.
+    complete: list[Measurement] = []
+    repeats = 0
+    for of_repeat in grouped(measurements, ["repeat"]).values():
+        if len(of_repeat) == len(WAYS) * len(ROWS):
+            complete += of_repeat
+            repeats += 1
     head = (
         "tokens",
         "PEFT, CPU s",
@@ -209,40 +211,47 @@ def render(results: Results, dtype: str, experts: int) -> str:
         "kubetune",
         "faster by",
         "experts alone faster by",
+        "PEFT, MB above start",
+        "kubetune",
+        "gradient",
     )
-    head = (*head, "PEFT, MB above start", "kubetune", "gradient")
-    table = []
-    for rows in ROWS:
-        taken = [[found[way, rows, repeat] for way in WAYS] for repeat in repeats]
-        times, only, peaks = (
-            [[one[key] for one in ways] for ways in taken]
-            for key in ("cpu_seconds", "alone_seconds", "peak_mb")
-        )
-        # Norms are fp32: nearer than this they cannot be told apart.
-        apart = max(
-            1.2e-7, *(abs(ours["gradient"] / theirs["gradient"] - 1) for theirs, _, ours in taken)
-        )
-        table.append(
-            [
-                f"{taken[0][0]['tokens']:,}",
-                *(f"{median(column):.2f}" for column in zip(*times, strict=True)),
-                *(
-                    " / ".join(
-                        f"{median(ways[n] / ways[-1] for ways in column):.2f}×" for n in (0, 1)
-                    )
-                    for column in (times, only)
-                ),
-                *(f"{median(ways[n] for ways in peaks):,.0f}" for n in (0, -1)),
-                f"same norm to {apart:.0e}",
-            ]
-        )
+    cells = [_cells(runs) for runs in grouped(complete, ["rows"]).values()]
     machine = results.data["machine"]
-    loads = [m["load"] for m in found.values() if m["repeat"] in repeats]
-    said = (
+    loads = [measurement["load"] for measurement in complete]
+    title = (
         f"{experts} experts, {machine['cpu']}, one thread, {dtype}, {results.data['started'][:10]}; "
-        f"medians of {len(repeats)}, taking turns; load of the machine {min(loads):.0f} to {max(loads):.0f}:"
+        f"medians of {repeats}, taking turns; load of the machine {min(loads):.0f} to {max(loads):.0f}:"
     )
-    return "\n".join([said, "", markdown(head, table)])
+    return "\n".join([title, "", markdown(head, cells)])
+
+
+def _cells(runs: Sequence[Measurement]) -> list[str]:
+    """Return the cells of one size of a micro-batch, from the runs of all ways and repeats."""
+    by_way = grouped(runs, ["way"])
+    peft, allocated, ours = (by_way[(way,)] for way in WAYS)
+
+    def middle(of_way: Sequence[Measurement], name: str) -> float:
+        return median(run[name] for run in of_way)
+
+    def faster_by(name: str) -> str:
+        both = []
+        for theirs in (peft, allocated):
+            both.append(f"{median(ratios(theirs, ours, lambda run: run[name])):.2f}×")
+        return " / ".join(both)
+
+    # Norms are fp32: nearer than this they cannot be told apart.
+    apart = 1.2e-7
+    for ratio in ratios(ours, peft, lambda run: run["gradient"]):
+        apart = max(apart, abs(ratio - 1))
+    return [
+        f"{runs[0]['tokens']:,}",
+        *(f"{middle(of_way, 'cpu_seconds'):.2f}" for of_way in (peft, allocated, ours)),
+        faster_by("cpu_seconds"),
+        faster_by("alone_seconds"),
+        f"{middle(peft, 'peak_mb'):,.0f}",
+        f"{middle(ours, 'peak_mb'):,.0f}",
+        f"same norm to {apart:.0e}",
+    ]
 
 
 if __name__ == "__main__":

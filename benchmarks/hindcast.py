@@ -1,9 +1,9 @@
-"""Published speeds of other trainers, of hindcast.json, beside what `kubetune plan` foresees for the same work.
+"""Compare published speeds of other trainers (hindcast.json) with what `kubetune plan` foresees for the same work.
 
     python -m benchmarks.hindcast [--write]
 
-The share of the peak that plans assume is fitted to every other row in 16 bits, and judged on the others. Prints the
-fit, which belongs into `plan/cost.py`, and the table; --write puts that into docs/performance.md.
+The share of a GPU's peak that plans assume is fitted to every other row in 16 bits, and judged on the others. Prints
+the fit, which belongs into `plan/cost.py`, and the table; --write puts that into docs/performance.md.
 """
 
 from __future__ import annotations
@@ -27,28 +27,34 @@ from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 
 ROWS = Path(__file__).with_name("hindcast.json")
-BEGIN, END = "<!-- hindcast: begin, written by benchmarks.hindcast -->", "<!-- hindcast: end -->"
+BEGIN = "<!-- hindcast: begin, written by benchmarks.hindcast -->"
+END = "<!-- hindcast: end -->"
 
 
 @dataclass(frozen=True)
 class Row:
-    """A published speed of one GPU, with what plans say of it: the hidden size, the share of the peak, the speed."""
+    """A published speed of one GPU, and what a plan says of the same work."""
 
-    facts: dict[str, Any]
-    hidden: int
-    share: float
-    planned: float
+    facts: dict[str, Any]  # the row of hindcast.json
+    hidden: int  # the model's hidden size
+    share: float  # of the GPU's peak, by the published speed
+    planned: float  # tokens/s
+
+    @property
+    def is_fp8(self) -> bool:
+        """True if it was trained in 8-bit floats, for which plans have no share."""
+        return bool(self.facts.get("fp8"))
 
     @property
     def error(self) -> float:
-        """The forecast's, relative to what was published."""
+        """Return the error of the forecast, relative to what was published."""
         return self.planned / self.facts["tokens_per_second"] - 1
 
 
 def read() -> list[Row]:
-    """The rows, in the file's order."""
-    found = json.loads(ROWS.read_text())
-    return [_row(each, found["models"][each["model"]]) for each in found["rows"]]
+    """Return the rows, in the file's order."""
+    content = json.loads(ROWS.read_text())
+    return [_row(facts, content["models"][facts["model"]]) for facts in content["rows"]]
 
 
 def _row(facts: dict[str, Any], model: dict[str, Any]) -> Row:
@@ -59,64 +65,73 @@ def _row(facts: dict[str, Any], model: dict[str, Any]) -> Row:
             "data.train": data.name,
             "data.max_length": facts["length"],
             "training.parallelism": "fsdp" if is_sharded else "ddp",
-            **({"lora.r": 16, "lora.target_modules": "all-linear"} if facts["lora"] else {}),
-            **({"training.fp8": True} if facts.get("fp8") else {}),
         }
+        if facts["lora"]:
+            flags |= {"lora.r": 16, "lora.target_modules": "all-linear"}
+        if facts.get("fp8"):
+            flags["training.fp8"] = True
         config = load_config(None, flags=flags)
     weights = Weights(shapes_of(model), model, stated=True)
     plan = make_plan(
         config, 1000, world_size=facts["gpus"], device="cuda", tokens=1000 * facts["length"]
     )
     work = RankWork.of(config, plan)
-    found, flops = (
-        bill(work, config.compute, plan, weights, 10**9, facts["gpu"]),
-        flops_per_token(work, weights),
-    )
+    cost = bill(work, config.compute, plan, weights, 10**9, facts["gpu"])
+    flops = flops_per_token(work, weights)
     peak = stated_tflops(facts["gpu"])
-    assert found is not None and found.tokens_per_second and flops and peak  # noqa: PT018
+    assert cost is not None, "the GPU is known"
+    assert cost.tokens_per_second
+    assert flops
+    assert peak
     share = facts["tokens_per_second"] * flops / peak / 1e12
-    return Row(facts, model["hidden_size"], share, found.tokens_per_second / facts["gpus"])
+    return Row(facts, model["hidden_size"], share, cost.tokens_per_second / facts["gpus"])
 
 
 def fitted(rows: Sequence[Row]) -> list[Row]:
-    """Every other row in 16 bits."""
-    return [row for row in rows if not row.facts.get("fp8")][::2]
+    """Return every other row in 16 bits."""
+    return [row for row in rows if not row.is_fp8][::2]
 
 
 def judged(rows: Sequence[Row]) -> list[Row]:
-    """The others in 16 bits."""
-    return [row for row in rows if not row.facts.get("fp8")][1::2]
+    """Return the others in 16 bits."""
+    return [row for row in rows if not row.is_fp8][1::2]
 
 
 def fit(rows: Sequence[Row]) -> tuple[float, int]:
-    """The share of the peak of wide models, and the hidden size that has half of it, by least squares of logarithms."""
+    """Return the share of the peak of wide models, and the hidden size that has half of it."""
+    # share(hidden) = wide · hidden / (hidden + half). For a given half, the best wide is the mean of logarithms; the
+    # half with the least squared errors of these is taken.
 
     def best(half: int) -> tuple[float, float, int]:
         logs = [math.log(row.share * (row.hidden + half) / row.hidden) for row in rows]
         mean = sum(logs) / len(logs)
-        return sum((each - mean) ** 2 for each in logs), math.exp(mean), half
+        return sum((log - mean) ** 2 for log in logs), math.exp(mean), half
 
     _, share, half = min(best(half) for half in range(0, 4001, 50))
     return round(share, 2), half
 
 
 def table(rows: Sequence[Row]) -> str:
-    """A line for each row, with the error."""
-    half = fitted(rows)
-    lines = [
-        [
-            row.facts["model"],
-            ("LoRA" if row.facts["lora"] else "full") + (", fp8" if row.facts.get("fp8") else ""),
-            f"{row.facts['length']:,}",
-            f"{row.facts['gpus']} × {row.facts['gpu']}",
-            f"{row.facts['tokens_per_second']:,}",
-            f"{row.planned:,.0f}",
-            f"{row.error:+.0%}",
-            "fitted" if row in half else "neither" if row.facts.get("fp8") else "judged",
-            row.facts["source"],
-        ]
-        for row in rows
-    ]
+    """Return a line for each row, with the error."""
+    uses = {id(row): "fitted" for row in fitted(rows)} | {id(row): "judged" for row in judged(rows)}
+    lines = []
+    for row in rows:
+        method = "LoRA" if row.facts["lora"] else "full"
+        if row.is_fp8:
+            method += ", fp8"
+        lines.append(
+            [
+                row.facts["model"],
+                method,
+                f"{row.facts['length']:,}",
+                f"{row.facts['gpus']} × {row.facts['gpu']}",
+                f"{row.facts['tokens_per_second']:,}",
+                f"{row.planned:,.0f}",
+                f"{row.error:+.0%}",
+                uses.get(id(row), "neither"),
+                row.facts["source"],
+            ]
+        )
     head = [
         "model",
         "method",
@@ -129,8 +144,8 @@ def table(rows: Sequence[Row]) -> str:
         "source",
     ]
     sums = []
-    for name, some in (("fitted", half), ("judged", judged(rows))):
-        errors = sorted(abs(row.error) for row in some)
+    for name, group in (("fitted", fitted(rows)), ("judged", judged(rows))):
+        errors = sorted(abs(row.error) for row in group)
         within = sum(error <= 0.15 for error in errors)
         middle = errors[len(errors) // 2]
         spread = f"the middle error {middle:.0%}, the largest {errors[-1]:.0%}"

@@ -2,9 +2,9 @@
 
     python -m benchmarks.hybrids [FAMILY …] [--width N] [--dtype bfloat16] [--repeats N]
 
-Each way runs in a process of its own with one thread, over all rows three times, of which the fastest counts; the ways
-take turns. LoRA is on all linear layers; its forwards and the allocator are as a run has them. The last column is the
-bound: how much faster packing could be if nothing but its matrix products took time, at the speed of bare ones.
+Each way runs in a process of its own with one thread, over all rows three times, of which the fastest counts. The ways
+take turns. LoRA is on all linear layers; its forwards and the allocator are as in a run. The last column is the bound:
+how much faster packing could be if nothing but its matrix products took time, at the speed of bare ones.
 """
 
 from __future__ import annotations
@@ -65,14 +65,15 @@ HEADS = (
     "linear_num_value_heads", "linear_num_key_heads", "linear_num_heads", "num_key_value_heads", "mamba_n_heads",
     "shared_intermediate_size",
 )  # fmt: skip
-WAYS = {"one by one": "sdpa", "packed": "auto"}
-ROWS, BUDGET = 24, 2048
+WAYS = {"one by one": "sdpa", "packed": "auto"}  # with `model.attention` of each
+ROWS = 24
+BUDGET = 2048  # tokens of a packed batch
+# Relative difference of two losses that is rounding, by dtype.
 SAME = {"float32": 1e-6, "bfloat16": 5e-3}
-"""Relative difference of two losses that is rounding, by dtype."""
 
 
 def sizes(width: int) -> dict[str, Any]:
-    """Settings that all families have, for a model of this width."""
+    """Return settings that all families have, for a model of this width."""
     heads = width // COMMON["head_dim"]
     return COMMON | {
         "hidden_size": width,
@@ -83,14 +84,16 @@ def sizes(width: int) -> dict[str, Any]:
 
 
 def settings(name: str, width: int) -> dict[str, Any]:
-    """Settings of a family's model of this width, whose recurrent heads grow in number with it."""
-    own, times = CASES[name], width // COMMON["hidden_size"]
-    grown = {key: own[key] * times for key in HEADS if key in own}
-    return {**sizes(width), **own, **grown}
+    """Return settings of a family's model of this width, whose recurrent heads grow in number with it."""
+    result = sizes(width) | CASES[name]
+    for key in HEADS:
+        if key in CASES[name]:
+            result[key] = CASES[name][key] * (width // COMMON["hidden_size"])
+    return result
 
 
 def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]:
-    """Seconds of this process for loss and gradients of all rows, its peak memory, and of its products alone."""
+    """Return CPU seconds for loss and gradients of all rows, those of the products alone, and peak memory."""
     cpu.keep_memory()  # before torch
 
     import numpy as np
@@ -119,23 +122,20 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
     learner = Learner(model, choose_attention(model, WAYS[way]))
     if learner.route.padding_free:
         swap_forwards(model, None, learner.undo)
-    groups = (
-        pack(np.arange(ROWS), lengths, BUDGET)
-        if learner.route.padding_free
-        else [[n] for n in range(ROWS)]
-    )
+        groups = pack(np.arange(ROWS), lengths, BUDGET)
+    else:
+        groups = [[number] for number in range(ROWS)]
+    batches = [collate([rows[number] for number in group]) for group in groups]
 
     def learn() -> float:
-        return sum(
-            float(TASK.backward(learner, collate([rows[n] for n in group]), 1 / 1000))
-            for group in groups
-        )
+        return sum(float(TASK.backward(learner, batch, 1 / 1000)) for batch in batches)
 
-    seconds, loss = [], 0.0
+    seconds = []
+    loss = 0.0
     for _ in range(3):
-        began = time.process_time()
+        start = time.process_time()
         loss = learn()
-        seconds.append(time.process_time() - began)
+        seconds.append(time.process_time() - start)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     with FlopCounterMode(display=False) as counted:
         learn()
@@ -145,24 +145,22 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
         "loss": loss,
         "peak_mib": peak,
         "tokens": int(lengths.sum()),
-        "batches": len(groups),
+        "batches": len(batches),
     }
 
 
 def bare_flops(width: int, dtype: torch.dtype) -> float:
-    """FLOP/s of a bare product of the feed-forwards' size, the best of several."""
+    """Return FLOP/s of a bare product of the feed-forwards' size, the best of several."""
     import torch
 
-    x, weight = (
-        torch.randn(1024, width, dtype=dtype),
-        torch.randn(11 * width // 4, width, dtype=dtype),
-    )
+    x = torch.randn(1024, width, dtype=dtype)
+    weight = torch.randn(11 * width // 4, width, dtype=dtype)
     best = float("inf")
     for _ in range(20):
-        began = time.process_time()
+        start = time.process_time()
         for _ in range(4):
             x @ weight.T
-        best = min(best, (time.process_time() - began) / 4)
+        best = min(best, (time.process_time() - start) / 4)
     return 2.0 * x.numel() * len(weight) / best
 
 
@@ -196,37 +194,51 @@ def main() -> None:
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for name in args.names:
         model = {"family": name, "width": args.width, "dtype": args.dtype}
-        pairs = [
-            [_found(results, model, way, repeat) for way in WAYS] for repeat in range(args.repeats)
-        ]
-        assert all(
-            abs(alone["loss"] - both["loss"]) <= SAME[args.dtype] * abs(alone["loss"])
-            for alone, both in pairs
-        )
-        alone, together = (
-            min(column, key=lambda one: one["seconds"]) for column in zip(*pairs, strict=True)
-        )
-        ratio = median(one["seconds"] / other["seconds"] for one, other in pairs)
-        bound = median(one["seconds"] / other["product_seconds"] for one, other in pairs)
-        print(
-            f"| `{name}` | {alone['tokens']:,} | {alone['seconds']:.2f} | {together['seconds']:.2f} | {ratio:.2f}× "
-            f"| {alone['peak_mib']:,.0f} → {together['peak_mib']:,.0f} | {bound:.1f}× |",
-            flush=True,
-        )
+        print(_line(name, results, model, args.repeats), flush=True)
 
 
-def _found(results: Results, model: dict[str, Any], way: str, repeat: int) -> dict[str, Any]:
-    """One way in a new process, unless it is measured already."""
+def _line(name: str, results: Results, model: dict[str, Any], repeats: int) -> str:
+    """Measure a family, and return its row of the table."""
+    lone_runs = []
+    packed_runs = []
+    times_as_fast = []
+    bounds = []
+    for repeat in range(repeats):
+        lone = _measured(results, model, "one by one", repeat)
+        packed = _measured(results, model, "packed", repeat)
+        difference = abs(lone["loss"] - packed["loss"])
+        assert difference <= SAME[model["dtype"]] * abs(lone["loss"]), "both learn the same"
+        lone_runs.append(lone)
+        packed_runs.append(packed)
+        times_as_fast.append(lone["seconds"] / packed["seconds"])
+        bounds.append(lone["seconds"] / packed["product_seconds"])
+    best_lone = min(lone_runs, key=lambda run: run["seconds"])
+    best_packed = min(packed_runs, key=lambda run: run["seconds"])
+    cells = [
+        f"`{name}`",
+        f"{best_lone['tokens']:,}",
+        f"{best_lone['seconds']:.2f}",
+        f"{best_packed['seconds']:.2f}",
+        f"{median(times_as_fast):.2f}×",
+        f"{best_lone['peak_mib']:,.0f} → {best_packed['peak_mib']:,.0f}",
+        f"{median(bounds):.1f}×",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _measured(results: Results, model: dict[str, Any], way: str, repeat: int) -> dict[str, Any]:
+    """Return the measurement of one way. Make it in a new process if it is not made yet."""
     key = {**model, "way": way, "repeat": repeat}
-    if (known := results.find("hybrids", key)) is not None:
-        return known
+    measurement = results.find("hybrids", key)
+    if measurement is not None:
+        return measurement
     options = ["--width", str(model["width"]), "--dtype", model["dtype"], "--way", way]
     command = [sys.executable, "-m", "benchmarks.hybrids", model["family"], *options]
     environ = {**os.environ, "OMP_NUM_THREADS": "1"}
-    said = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, env=environ
-    ).stdout.splitlines()[-1]
-    results.add("hybrids", key, json.loads(said) | {"load": os.getloadavg()[0]})
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environ)
+    numbers = json.loads(done.stdout.splitlines()[-1])
+    numbers["load"] = os.getloadavg()[0]
+    results.add("hybrids", key, numbers)
     return results.measurements[-1]
 
 

@@ -1,11 +1,11 @@
-"""How soon training starts: from the command to the end of the first optimizer step, given text, by the wall; and how
-soon verbs answer that train nothing.
+"""Measure how soon training starts, from text, and how soon verbs answer that train nothing, by the wall.
 
     python -m benchmarks.startup [--quick] [--repeats N]
 
-kubetune is started by its own command line, with its bytecode as an installed one has it and an empty cache of prepared
-data; its first step is done when its line is in timings.jsonl. TRL is given the same rows as a data set and marks its
-first step itself. Both take steps of 16 rows: kubetune in micro-batches of 1,024 tokens, its default, TRL of 4 rows.
+Training has started at the end of the first optimizer step. kubetune is started by its command line, with compiled
+bytecode like an installed one and an empty cache of prepared data; its first step is done when its line is in
+timings.jsonl. TRL gets the same rows as a data set and marks its first step itself. Both take steps of 16 rows:
+kubetune in micro-batches of 1,024 tokens, its default, TRL of 4 rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -49,44 +49,35 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh)
     end_on_sigterm()
-    compileall.compile_dir(
-        ROOT / "kubetune", quiet=1
-    )  # as pip does, where Python itself may be told to write none
+    # As pip does. Python itself may be told to write none.
+    compileall.compile_dir(ROOT / "kubetune", quiet=1)
     model = text_model()
+    starts = {"kubetune": start_kubetune, "trl-default": start_trl}
     for repeat in range(args.repeats or (1 if args.quick else 3)):
         for rows in ROWS[:1] if args.quick else ROWS:
             data = text_data(rows)
-            for trainer, start in (("kubetune", start_kubetune), ("trl-default", start_trl)):
-                measure_once(
-                    {"trainer": trainer, "rows": rows, "repeat": repeat},
-                    start,
-                    model,
-                    data,
-                    results,
-                )
+            for trainer, start in starts.items():
+                key = {"trainer": trainer, "rows": rows, "repeat": repeat}
+                measure_once(key, partial(start, model, data), results)
+        data = text_data(ROWS[0])
         for verb in VERBS:
-            measure_once(
-                {"verb": verb, "repeat": repeat},
-                partial(start_verb, verb),
-                model,
-                text_data(ROWS[0]),
-                results,
-            )
+            key = {"verb": verb, "repeat": repeat}
+            measure_once(key, partial(start_verb, verb, model, data), results)
 
 
 def measure_once(
-    key: dict[str, Any], start: Any, model: Path, data: Path, results: Results
+    key: dict[str, Any], start: Callable[[], dict[str, Any]], results: Results
 ) -> None:
     """Start a trainer or verb and keep how long it took, unless the results have it."""
     if results.find(SUITE, key) is not None:
         return
-    found = start(model, data)
-    results.add(SUITE, key, found)
-    print(f"startup: {key}: {found}", flush=True)
+    numbers = start()
+    results.add(SUITE, key, numbers)
+    print(f"startup: {key}: {numbers}", flush=True)
 
 
 def text_model() -> Path:
-    """The model with a tokenizer for text, made at the first time."""
+    """Return the folder of the model with a tokenizer for text. Make it if it is not there."""
     folder = WORK / "models" / f"{MODEL}-text"
     subprocess.run(
         [python_of("ours"), "-m", "benchmarks.models", MODEL, folder, "--text"],
@@ -97,7 +88,7 @@ def text_model() -> Path:
 
 
 def text_data(rows: int) -> Path:
-    """JSONL of so many rows, some 200 tokens each."""
+    """Return a JSONL file of so many rows, some 200 tokens each."""
     data = WORK / "data" / f"text-{rows}.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
     write_text(data, Corpus(rows=rows, mean=150.0, longest=750))
@@ -105,7 +96,7 @@ def text_data(rows: int) -> Path:
 
 
 def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
-    """`kubetune train` until its first step is done; it is stopped then."""
+    """Run `kubetune train` until its first step is done; it is stopped then."""
     shutil.rmtree(WORK / "startup-cache", ignore_errors=True)
     return start_command(model, data, {"training.global_batch_size": 16})
 
@@ -113,46 +104,41 @@ def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
 def start_command(
     model: Path, data: Path, special: dict[str, Any], *, threads: int = CORES
 ) -> dict[str, Any]:
-    """The same with these settings, and what the cache holds."""
-    cache, run_dir = WORK / "startup-cache", WORK / "startup-run"
+    """Run `kubetune train` with these settings, and what the cache holds, until its first step is done."""
+    run_dir = WORK / "startup-run"
     shutil.rmtree(run_dir, ignore_errors=True)
     settings = {
         "model.path": model,
         "model.dtype": "bfloat16",
         "data.train": data,
-        "data.cache": cache,
+        "data.cache": WORK / "startup-cache",
         "data.max_length": 1024,
         "lora.target_modules": f"[{', '.join(ATTENTION)}]",
         "output": run_dir,
         **special,
     }
-    command = [
-        python_of("ours"),
-        "-m",
-        "kubetune",
-        "train",
-        *(f"{key}={value}" for key, value in settings.items()),
-    ]
+    command = [python_of("ours"), "-m", "kubetune", "train"]
+    command += [f"{key}={value}" for key, value in settings.items()]
     log = WORK / "logs" / "startup.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    start = time.monotonic()
     with log.open("w") as output:
         process = subprocess.Popen(
             command, cwd=ROOT, env=environment(threads), stdout=output, stderr=subprocess.STDOUT
         )
         try:
-            return wait_for_line(run_dir / "timings.jsonl", process, began)
+            return wait_for_line(run_dir / "timings.jsonl", process, start)
         finally:
             process.terminate()
             process.wait()
 
 
-def wait_for_line(file: Path, process: subprocess.Popen[bytes], began: float) -> dict[str, Any]:
-    """Seconds from `began` until `file` has a line; looked at every 5 ms."""
-    while time.monotonic() - began < TIMEOUT_SECONDS:
+def wait_for_line(file: Path, process: subprocess.Popen[bytes], start: float) -> dict[str, Any]:
+    """Return the seconds from `start` until `file` has a line. It is looked at every 5 ms."""
+    while time.monotonic() - start < TIMEOUT_SECONDS:
         if file.exists() and b"\n" in file.read_bytes():
             return {
-                "first_step_seconds": time.monotonic() - began,
+                "first_step_seconds": time.monotonic() - start,
                 "first_step_cpu_seconds": cpu_seconds(process.pid),
             }
         if process.poll() is not None:
@@ -164,21 +150,20 @@ def wait_for_line(file: Path, process: subprocess.Popen[bytes], began: float) ->
 
 
 def start_verb(verb: str, model: Path, data: Path) -> dict[str, Any]:
-    """A verb that trains nothing, to its end."""
-    settings = [f"model.path={model}", f"data.train={data}"] if verb == "plan" else []
-    command = [python_of("ours"), "-m", "kubetune", *verb.split(), *settings]
-    began = time.monotonic()
+    """Run a verb that trains nothing, to its end."""
+    command = [python_of("ours"), "-m", "kubetune", *verb.split()]
+    if verb == "plan":
+        command += [f"model.path={model}", f"data.train={data}"]
+    start = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=environment(CORES), capture_output=True, text=True)
-    seconds = time.monotonic() - began
-    return (
-        {"seconds": seconds}
-        if done.returncode == 0
-        else {"failed": done.stderr.strip().rpartition("\n")[2]}
-    )
+    seconds = time.monotonic() - start
+    if done.returncode:
+        return {"failed": done.stderr.strip().rpartition("\n")[2]}
+    return {"seconds": seconds}
 
 
 def start_trl(model: Path, data: Path) -> dict[str, Any]:
-    """SFTTrainer for one step, with its defaults but for the batch."""
+    """Run TRL's SFTTrainer for one step, with its defaults except for the batch."""
     order = Order(
         model=str(model),
         data=str(data),
@@ -194,14 +179,13 @@ def start_trl(model: Path, data: Path) -> dict[str, Any]:
         text=True,
         max_steps=1,
     )
-    found = execute("trl", "peers", order, threads=CORES, timeout=TIMEOUT_SECONDS)
-    return first_step(found)
+    return first_step(execute("trl", "peers", order, threads=CORES, timeout=TIMEOUT_SECONDS))
 
 
-def first_step(found: dict[str, Any]) -> dict[str, Any]:
-    """What a driver reports of its first step alone."""
-    keys = ("first_step_seconds", "first_step_cpu_seconds", "versions", "missing", "failed")
-    return {key: found[key] for key in keys if key in found}
+def first_step(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return what a driver reports of its first step alone."""
+    names = ("first_step_seconds", "first_step_cpu_seconds", "versions", "missing", "failed")
+    return {name: numbers[name] for name in names if name in numbers}
 
 
 if __name__ == "__main__":
