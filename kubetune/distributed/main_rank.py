@@ -1,4 +1,4 @@
-"""Work of rank 0 alone, of which all ranks need the result, or the reason why there is none."""
+"""Work that rank 0 does alone, and whose result or error all ranks need."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ Result = TypeVar("Result")
 
 
 def on_main(function: Callable[[], Result], world: World) -> Result:
-    """Picklable result of `function` on rank 0, on every rank; a KubetuneError that it raises is raised on all too."""
-    found: Any = None
+    """Call `function` on rank 0, and return its picklable result on every rank. A KubetuneError is raised on all too."""
+    outcome: Any = None
     if world.is_main:
         try:
-            found = function()
+            outcome = function()
         except KubetuneError as error:
-            found = error
-    found = broadcast(found, world)
-    if isinstance(found, KubetuneError):
-        raise found
-    return cast(Result, found)
+            # The others wait in `broadcast`, so the error is sent to them first and raised afterwards.
+            outcome = error
+    outcome = broadcast(outcome, world)
+    if isinstance(outcome, KubetuneError):
+        raise outcome
+    return cast(Result, outcome)

@@ -1,6 +1,6 @@
-"""The network NCCL uses between nodes, as its own log tells: it says so nowhere else, and falls back in silence.
+"""Find in NCCL's log which network it uses between nodes. It says so nowhere else.
 
-Asked for InfiniBand where no adapter can be opened, NCCL goes on over sockets, and a run is slow without a word.
+If NCCL should use InfiniBand and cannot open an adapter, it uses sockets instead, and the run is slow without a message.
 """
 
 from __future__ import annotations
@@ -18,47 +18,47 @@ _NO_LIBRARY = re.compile(r"(?:Failed to open|Unable to open) (libibverbs\.so\S*)
 
 
 class Network(NamedTuple):
-    """NCCL's name for the network it uses (`IB`, `Socket`, a plugin's name), and why not InfiniBand where it says."""
+    """The network that NCCL uses."""
 
-    name: str
-    reason: str = ""
+    name: str  # NCCL's name: `IB`, `Socket`, or a plugin's name
+    reason: str = ""  # why it is not InfiniBand, if the log says so
 
 
 def wants_rdma(environ: Mapping[str, str]) -> bool:
-    """The environment names adapters, as pods of `profile: rdma` do, and nothing turns them off."""
-    is_off = (
-        environ.get("NCCL_IB_DISABLE", "0") not in ("", "0")
-        or environ.get("NCCL_NET", "").lower() == "socket"
-    )
-    return bool(environ.get("NCCL_IB_HCA")) and not is_off
+    """True if the environment names adapters, as pods of `profile: rdma` do, and nothing switches them off."""
+    if environ.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
+        return False
+    if environ.get("NCCL_NET", "").lower() == "socket":
+        return False
+    return bool(environ.get("NCCL_IB_HCA"))
 
 
 def keep_log(environ: MutableMapping[str, str], folder: Path) -> Path:
-    """Have NCCL in this process write what it finds to a file, and return it. To be called before NCCL begins.
+    """Let NCCL in this process write its log to a file, and return the file. Call it before NCCL begins.
 
-    A file of the user's own stays where it is.
+    If the user has set a file, it is used.
     """
-    environ["NCCL_DEBUG"], environ["NCCL_DEBUG_SUBSYS"] = "INFO", "INIT,NET,ENV"
+    environ["NCCL_DEBUG"] = "INFO"
+    environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV"
     pattern = environ.setdefault("NCCL_DEBUG_FILE", str(folder / "nccl.%p.log"))
     return Path(pattern.replace("%h", socket.gethostname()).replace("%p", str(os.getpid())))
 
 
 def network(log: str) -> Network | None:
-    """The network in a log of NCCL; None where it does not say."""
-    found = _NETWORK.findall(log)
-    if not found:
+    """Return the network that a log of NCCL names. None if it names none."""
+    names = _NETWORK.findall(log)
+    if not names:
         return None
+    name = names[-1].strip()
     if library := _NO_LIBRARY.search(log):
-        return Network(
-            found[-1].strip(), f"{library[1]} is not there; Debian has it in libibverbs1"
-        )
-    return Network(
-        found[-1].strip(), "no adapter of that name can be opened" if _NO_DEVICE in log else ""
-    )
+        return Network(name, f"{library[1]} is not there; Debian has it in libibverbs1")
+    if _NO_DEVICE in log:
+        return Network(name, "no adapter of that name can be opened")
+    return Network(name)
 
 
 def read_network(log: Path) -> Network | None:
-    """The network in a log file; None where there is none or it does not say."""
+    """Return the network that a log file names. None if there is no file, or it names none."""
     try:
         return network(log.read_text("utf-8", "replace"))
     except OSError:

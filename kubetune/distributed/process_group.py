@@ -1,7 +1,7 @@
-"""Several processes that train one model: who am I, and the few things ranks do together.
+"""Several processes that train one model: which rank this is, and the few things that ranks do together.
 
-DDP here is one all-reduce of the flat gradient per optimizer step. With one process nothing is initialised and every
-function is the identity.
+DDP is one all-reduce of the flat gradient for each optimizer step. With one process nothing is initialised, and every
+function returns what it is given.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """The place of this process among the others."""
+    """Which of the processes this one is."""
 
-    rank: int = 0
-    local_rank: int = 0
-    size: int = 1
+    rank: int = 0  # among all processes
+    local_rank: int = 0  # among those of this node
+    size: int = 1  # number of all processes
     device: torch.device = CPU
 
     @property
     def is_main(self) -> bool:
-        """Rank 0, which writes and speaks for all."""
+        """True for rank 0, which writes files and logs for all."""
         return self.rank == 0
 
 
@@ -48,7 +48,7 @@ ENVIRONMENT = (
 
 
 def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The distributed environment as found, for the log."""
+    """Return the variables of torchrun that are set, for the log."""
     return {name: environ[name] for name in ENVIRONMENT if name in environ}
 
 
@@ -56,12 +56,13 @@ def environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
 def join(
     environ: Mapping[str, str] = os.environ, timeout_seconds: float = 600.0
 ) -> Iterator[World]:
-    """Take part in the run that torchrun's variables describe; leave it at the end.
+    """Join the run that torchrun's variables describe, and leave it at the end of the block.
 
-    The group is destroyed only after success: after an error the other ranks must see a broken connection, not wait.
+    After an error the group is not destroyed: the other ranks must see a broken connection, and not wait.
     """
     size = int(environ.get("WORLD_SIZE", "1"))
-    rank, local_rank = int(environ.get("RANK", "0")), int(environ.get("LOCAL_RANK", "0"))
+    rank = int(environ.get("RANK", "0"))
+    local_rank = int(environ.get("LOCAL_RANK", "0"))
     cuda = torch.cuda.is_available()
     if cuda and local_rank >= torch.cuda.device_count():
         raise errors.EnvironmentFault(
@@ -80,20 +81,19 @@ def join(
                 timeout=timedelta(seconds=timeout_seconds),
                 device_id=device if cuda else None,
             )
-        del (
-            board
-        )  # not before: rank 0's serves them all until torch's own, at the same address, is there
+        # Only now: rank 0's store serves all ranks until torch's store is at the same address.
+        del board
     yield World(rank, local_rank, size, device)
     if size > 1:
         dist.destroy_process_group()
 
 
 def _meet(environ: Mapping[str, str], timeout_seconds: float) -> object:
-    """Call the roll before torch does, which would not say who is missing."""
+    """Wait for all ranks before torch does, since torch does not say who is missing."""
     from kubetune.distributed import rendezvous
 
     try:
-        # As long again as the roll takes: it opens only when rank 0 has come, which may be late itself.
+        # Rank 0 may be late, and only then does the wait for the others begin: so twice the time, and a margin.
         with heartbeat.waiting(timeout_seconds + rendezvous.MARGIN_SECONDS * 2):
             return rendezvous.meet(environ, timeout_seconds)
     except rendezvous.Absent as absent:
@@ -101,7 +101,7 @@ def _meet(environ: Mapping[str, str], timeout_seconds: float) -> object:
 
 
 def side_group(world: World, timeout_seconds: float) -> Group:
-    """A second way between the ranks, through the CPU, for a thread beside the loop. All ranks call it."""
+    """Return a second group of all ranks, over the CPU, for a thread beside the loop. All ranks must call this."""
     if world.size == 1:
         return None
     with peers():
@@ -113,9 +113,9 @@ def side_group(world: World, timeout_seconds: float) -> Group:
 
 @contextmanager
 def peers(group: Group = None) -> Iterator[None]:
-    """Wait for the other ranks, and tell the watchdog so; turn a broken or timed-out collective into LostPeer.
+    """Within this block wait for other ranks: the watchdog knows it, and a broken collective becomes LostPeer.
 
-    On a `group` of its own another thread than the loop's waits, which is none of the watchdog's business.
+    A `group` is used by another thread than the loop's, which the watchdog does not watch.
     """
     with noticing_losses(), nullcontext() if group is not None else heartbeat.waiting():
         yield
@@ -123,7 +123,7 @@ def peers(group: Group = None) -> Iterator[None]:
 
 @contextmanager
 def noticing_losses() -> Iterator[None]:
-    """Turn a broken or timed-out collective into LostPeer, also one inside a library."""
+    """Turn a broken or timed-out collective into LostPeer, also if a library called it."""
     try:
         yield
     except (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError) as error:
@@ -136,17 +136,16 @@ def noticing_losses() -> Iterator[None]:
 
 
 def _lost_peer(error: Exception) -> errors.LostPeer:
-    # gloo begins with a place in its own source and goes on with good wishes.
-    said = re.sub(r"^\[[^]]*] ", "", errors.first_line(error)).partition(". ")[0]
-    return errors.LostPeer(f"lost another rank: {said}")
+    # gloo's messages begin with a line of its source, "[/…/pair.cc:534] ", and end with general advice.
+    reason = re.sub(r"^\[[^]]*] ", "", errors.first_line(error)).partition(". ")[0]
+    return errors.LostPeer(f"lost another rank: {reason}")
 
 
 def local(parameter: Tensor) -> Tensor:
-    """This rank's slice of a sharded parameter, sharing its memory; any other one as it is. Without its history."""
+    """Return a detached parameter that shares memory: of a sharded one this rank's slice, of any other one all of it."""
     parameter = parameter.detach()
-    return (
-        parameter.to_local() if hasattr(parameter, "to_local") else parameter
-    )  # importing DTensor is slow
+    # Not isinstance: importing DTensor takes long.
+    return parameter.to_local() if hasattr(parameter, "to_local") else parameter
 
 
 def sum_(tensor: Tensor, world: World) -> Tensor:
@@ -159,22 +158,21 @@ def sum_(tensor: Tensor, world: World) -> Tensor:
 
 
 def sum_numbers(numbers: Sequence[float], world: World) -> list[float]:
-    """Add a few numbers over all ranks, in fp64, in one message."""
+    """Return the sums of a few numbers over all ranks, in fp64, by one message."""
     if world.size == 1:
-        return [float(n) for n in numbers]
-    # gloo and NCCL both reduce fp64; the sum of counts stays exact to 2^53.
-    return sum_(
-        torch.tensor(list(numbers), dtype=torch.float64, device=world.device), world
-    ).tolist()
+        return [float(number) for number in numbers]
+    # gloo and NCCL both reduce fp64, in which sums of counts are exact up to 2^53.
+    tensor = torch.tensor(list(numbers), dtype=torch.float64, device=world.device)
+    return sum_(tensor, world).tolist()
 
 
 def agree(flag: bool, world: World) -> bool:
-    """A logical or over the ranks: true on every one as soon as it is on one."""
+    """Return True on every rank if the flag is true on at least one."""
     return sum_numbers([float(flag)], world)[0] > 0
 
 
 def gather(value: Any, world: World, group: Group = None) -> list[Any]:
-    """A small picklable value of every rank, in rank order, on every rank."""
+    """Return a small picklable value of every rank, in the order of ranks, on every rank."""
     if world.size == 1:
         return [value]
     values: list[Any] = [None] * world.size
@@ -184,7 +182,7 @@ def gather(value: Any, world: World, group: Group = None) -> list[Any]:
 
 
 def broadcast(value: Any, world: World, group: Group = None) -> Any:
-    """Rank 0's value on every rank."""
+    """Return rank 0's value on every rank."""
     if world.size == 1:
         return value
     box = [value]
@@ -201,6 +199,6 @@ def barrier(world: World) -> None:
 
 
 def wait_for_device(device: torch.device) -> None:
-    """Kernels are started ahead of time; a clock must be read after they are done."""
+    """Wait until all kernels are done, before a clock is read: a GPU runs them later than they are started."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

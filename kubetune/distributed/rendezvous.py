@@ -1,6 +1,12 @@
-"""A notice board where ranks find each other and say who is missing: it works before and after collectives do.
+"""A notice board where ranks meet and find out who is missing. It works before collectives do, and after they fail.
 
-One key-value store, on rank 0 or in torchrun's agent. Not for tensors (process_group.py).
+The board is one key-value store, on rank 0 or in torchrun's agent:
+
+    here/3    host of rank 3, when it has come                phase/3   what rank 3 is about to do
+    missing   ranks that never came, by rank 0                heard/3   rank 3 has read that list
+    alive/3   rank 3 lives, after a collective has failed
+
+Tensors are for process_group.py.
 """
 
 from __future__ import annotations
@@ -21,67 +27,73 @@ from kubetune import errors
 from kubetune.base import fault_injection
 
 MARGIN_SECONDS = 5.0
-"""Time for those who only wait to hear what rank 0 found out."""
+"""Time beyond the timeout, for ranks that wait for rank 0's list of missing ranks."""
 
-# Of two ranks the other one is the lost one, unless it says at once that it is not.
+# With two ranks the other one is lost, unless it says at once that it lives.
 _ONE_PEER_SECONDS = 1.0
 
 
 class Absent(errors.EnvironmentFault):
-    """Somebody who was waited for did not come."""
+    """A rank or node did not come in time."""
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The board as one rank sees it. Ranks write their host's name when they come, and what they are about to do.
-
-    `who` meets: ranks, or the first processes of nodes.
-    """
+    """The board as one rank sees it."""
 
     rank: int
-    size: int
+    size: int  # number of ranks
     ranks_per_node: int
     timeout_seconds: float
-    address: str
+    address: str  # HOST:PORT of the store, for messages
     store: Store
-    who: str = "rank"
+    who: str = (
+        "rank"  # what meets, for messages: "rank", or "node" for the first processes of nodes
+    )
 
     def begin(self, phase: str) -> None:
-        """This rank is about to do `phase`."""
+        """Say on the board that this rank is about to do `phase`."""
         self.store.set(f"phase/{self.rank}", phase)
         fault_injection.reach(phase)
 
     def find_lost(self) -> str:
-        """Names of ranks that broke off, after a collective failed here. Rank 0 hears all, others say they live."""
+        """Return a message that names the lost ranks, after a collective has failed here.
+
+        Every rank says that it lives, and rank 0 waits for all of them.
+        """
         try:
             self.store.set(f"alive/{self.rank}", "")
             if self.rank != 0:
                 return f"rank {self.rank} lost another rank; rank 0 says which"
-            # Far from the one that is lost ranks notice only when their own patience ends.
-            patience = (
-                _ONE_PEER_SECONDS if self.size == 2 else self.timeout_seconds + MARGIN_SECONDS
-            )
-            silent = self._missing("alive", patience)
-            return "; ".join(
-                f"{self._name(rank)} on {self._read(f'here/{rank}')} died or hangs, last seen at {self._phase(rank)}"
-                for rank in silent
-            )
+            # With more ranks, one that does not talk to the lost one notices only by its own timeout.
+            seconds = self.timeout_seconds + MARGIN_SECONDS
+            if self.size == 2:
+                seconds = _ONE_PEER_SECONDS
+            losses = []
+            for rank in self._missing("alive", seconds):
+                host = self._read(f"here/{rank}")
+                losses.append(
+                    f"{self._name(rank)} on {host} died or hangs, last seen at {self._phase(rank)}"
+                )
+            return "; ".join(losses)
         except dist.DistError:
             return f"rank 0 at {self.address} died or cannot be reached any more"
 
     def _phase(self, rank: int) -> str:
-        return self._read(f"phase/{rank}") if self.store.check([f"phase/{rank}"]) else "the start"
+        key = f"phase/{rank}"
+        return self._read(key) if self.store.check([key]) else "the start"
 
     def _read(self, key: str) -> str:
         return bytes(self.store.get(key)).decode()
 
     def _name(self, rank: int) -> str:
-        return f"{self.who} {rank}" + (
-            f" (node {rank // self.ranks_per_node})" if self.size > self.ranks_per_node else ""
-        )
+        name = f"{self.who} {rank}"
+        if self.size > self.ranks_per_node:
+            name += f" (node {rank // self.ranks_per_node})"
+        return name
 
     def _missing(self, topic: str, seconds: float) -> list[int]:
-        """Ranks that have not written about `topic` when `seconds` are over."""
+        """Return the ranks that have not written `topic/RANK` within `seconds`."""
         keys = [f"{topic}/{rank}" for rank in range(self.size)]
         try:
             self.store.wait(keys, timedelta(seconds=seconds))
@@ -90,7 +102,7 @@ class Rendezvous:
         return []
 
     def call_roll(self) -> None:
-        """Wait until all ranks are here. Raises Absent on all that are, naming those that never came."""
+        """Wait until all ranks have come. Raises Absent on every rank that has come, and names those that have not."""
         self.store.set(f"here/{self.rank}", socket.gethostname())
         if self.rank == 0:
             missing = self._missing("here", self.timeout_seconds)
@@ -102,7 +114,8 @@ class Rendezvous:
             return
         explanation = self._explain(missing)
         self.store.set(f"heard/{self.rank}", "")
-        if self.rank == 0:  # whose end is the end of the board
+        if self.rank == 0:
+            # The board ends with rank 0, so the others must have read it.
             here = [f"heard/{rank}" for rank in range(self.size) if rank not in missing]
             with suppress(dist.DistStoreError):
                 self.store.wait(here, timedelta(seconds=MARGIN_SECONDS))
@@ -110,85 +123,87 @@ class Rendezvous:
 
     def _explain(self, missing: Collection[int]) -> str:
         names = ", ".join(self._name(rank) for rank in missing)
-        hosts = {
-            rank: self._read(f"here/{rank}") for rank in range(self.size) if rank not in missing
-        }
-        here = ", ".join(f"{self.who} {rank} on {host}" for rank, host in hosts.items())
+        here = []
+        for rank in range(self.size):
+            if rank not in missing:
+                here.append(f"{self.who} {rank} on {self._read(f'here/{rank}')}")
         return (
             f"{names} never came: {self.size} {self.who}s were to meet at {self.address} within "
-            f"{self.timeout_seconds:g} s, here are {here}. Look whether their processes run, and whether they reach "
-            "that address and port"
+            f"{self.timeout_seconds:g} s, here are {', '.join(here)}. Look whether their processes run, and whether they "
+            "reach that address and port"
         )
 
 
 def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
-    """Open the board that torchrun's variables describe, and wait there for all ranks.
+    """Open the board that torchrun's variables describe, and wait until all ranks have come.
 
-    Raises ConfigError when a variable is missing or no number, Absent when somebody does not come, and EnvironmentFault
-    when rank 0 cannot listen.
+    Raises ConfigError if a variable is missing or no number, Absent if a rank does not come, and EnvironmentFault if rank
+    0 cannot listen.
     """
-    size, rank = _number(environ, "WORLD_SIZE", 1), _number(environ, "RANK", 0)
+    size = _number(environ, "WORLD_SIZE", 1)
+    rank = _number(environ, "RANK", 0)
     if rank >= size:
         raise errors.ConfigError(
             f"RANK is {rank}, but WORLD_SIZE is {size}; expected 0 to {size - 1}"
         )
-    if size > 1 and (
-        absent := [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
-    ):
+    absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not environ.get(name)]
+    if size > 1 and absent:
         raise errors.ConfigError(
             f"WORLD_SIZE is {size}, but {' and '.join(absent)} not set; torchrun sets them"
         )
     _number(environ, "LOCAL_RANK", 0)
-    host, port = environ.get("MASTER_ADDR", "127.0.0.1"), _number(environ, "MASTER_PORT", 0)
+    host = environ.get("MASTER_ADDR", "127.0.0.1")
+    port = _number(environ, "MASTER_PORT", 0)
     address = f"{host}:{port}"
-    by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    is_served_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
+        store: Store = HashStore()
         if size > 1:
-            opened = open_store(
-                "rank", rank, size, host, port, timeout_seconds, serves=rank == 0 and not by_agent
-            )
-        store = PrefixStore("kubetune.distributed.rendezvous", opened) if size > 1 else HashStore()
-        found = Rendezvous(
-            rank, size, _number(environ, "LOCAL_WORLD_SIZE", size), timeout_seconds, address, store
-        )
-        found.call_roll()
+            serves = rank == 0 and not is_served_by_agent
+            opened = open_store("rank", rank, size, host, port, timeout_seconds, serves=serves)
+            store = PrefixStore("kubetune.distributed.rendezvous", opened)
+        ranks_per_node = _number(environ, "LOCAL_WORLD_SIZE", size)
+        board = Rendezvous(rank, size, ranks_per_node, timeout_seconds, address, store)
+        board.call_roll()
     except dist.DistError as error:
         raise _not_found(
             "rank", rank, address, timeout_seconds, errors.first_line(error)
         ) from error
-    return found
+    return board
 
 
 def open_store(
     who: str, number: int, size: int, host: str, port: int, timeout_seconds: float, *, serves: bool
 ) -> TCPStore:
-    """The store at an address, kept by this process where it `serves`. Raises Absent where nobody answers in time, and
-    EnvironmentFault where serving is not possible.
+    """Return the store at an address. With `serves` this process keeps it.
+
+    Raises Absent if nobody answers in time, and EnvironmentFault if this process should keep it and cannot.
     """
-    opened: list[TCPStore | dist.DistError] = []
+    outcome: list[TCPStore | dist.DistError] = []
 
     def open_it() -> None:
         try:
-            # Not waiting for workers: the board is there to tell which of them are missing.
+            # Without waiting for the others: the board is there to say which of them are missing.
             wait = timedelta(seconds=timeout_seconds)
-            opened.append(
+            outcome.append(
                 TCPStore(host, port, size, serves, wait, multi_tenant=True, wait_for_workers=False)
             )
         except dist.DistError as error:
-            opened.append(error)
+            outcome.append(error)
 
-    # torch waits for ever for who takes a connection and then is silent, as a stopped process or another program is.
+    # In a thread: torch waits for ever if something accepts the connection and stays silent, such as a stopped process.
     opening = threading.Thread(target=open_it, name="opening the store", daemon=True)
     opening.start()
     opening.join(timeout_seconds + MARGIN_SECONDS)
-    found = opened[0] if opened else _why_silent(host, port)
-    if isinstance(found, TCPStore):
-        return found
-    address, reason = (
-        f"{host}:{port}",
-        found if isinstance(found, str) else errors.first_line(found),
-    )
-    error = None if isinstance(found, str) else found
+    error: dist.DistError | None = None
+    if not outcome:
+        reason = _why_silent(host, port)
+    elif isinstance(outcome[0], TCPStore):
+        return outcome[0]
+    else:
+        error = outcome[0]
+        reason = errors.first_line(error)
+    address = f"{host}:{port}"
     if serves:
         raise errors.EnvironmentFault(
             f"{who} {number} cannot listen at {address}: {reason.rstrip('.')}. Set MASTER_PORT to a free port"
@@ -205,7 +220,7 @@ def _why_silent(host: str, port: int) -> str:
 
 
 def _not_found(who: str, number: int, address: str, timeout_seconds: float, reason: str) -> Absent:
-    """Error for when the one that holds the board could not be reached."""
+    """Return the error for a store that could not be reached."""
     return Absent(
         f"{who} {number} on {socket.gethostname()} did not find {who} 0 at {address} within {timeout_seconds:g} s: "
         f"{reason.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"

@@ -1,10 +1,10 @@
-"""torchrun as the agent needs it: the same launcher, which tells what became of each rank, and which node never came.
+"""torchrun for the agent: the same launcher, but it reports how each rank ended, and which node never came.
 
     python -P -m kubetune.distributed.torchrun FD SECONDS [torchrun's own arguments]
 
-At a stop ranks have SECONDS to save and end. To the file descriptor FD goes one JSON line `[rank, status, seconds since
-the epoch]` for each rank that failed, the first one seen first, or one text where the nodes did not meet. torchrun
-itself would only return 1, and end with tracebacks of its own after every stop and many a success.
+At a stop, ranks have SECONDS to save and end. For each rank that failed, one JSON line `[rank, status, seconds since the
+epoch]` is written to the file descriptor FD, in the order in which they were seen; or one text, if the nodes did not
+meet. torchrun itself only returns 1, and prints tracebacks after every stop and many a success.
 """
 
 from __future__ import annotations
@@ -24,26 +24,28 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.rendezvous import RendezvousInfo
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
-Tell = Callable[..., None]
+Report = Callable[..., None]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run torchrun and return an exit code of errors.py; 1 means: see what was told."""
+    """Run torchrun and return an exit code of errors.py. 1 means that ranks failed, as the report says."""
 
-    def tell(*facts: object) -> None:
+    def report(*facts: object) -> None:
+        # One write, so that the lines of a report stay together.
         os.write(int(argv[0]), "".join(json.dumps(fact) + "\n" for fact in facts).encode())
 
     try:
         processes.try_threads()
-        return _run(int(argv[1]), argv[2:], tell)
+        return _run(int(argv[1]), argv[2:], report)
     except Exception as error:
-        if (fault := files.fault_of(error)) is None:
+        fault = files.fault_of(error)
+        if fault is None:
             raise
-        tell(str(fault))
+        report(str(fault))
         return fault.exit_code
 
 
-def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
+def _run(patience: int, arguments: Sequence[str], report: Report) -> int:
     import logging
 
     with collector.paused():
@@ -57,37 +59,46 @@ def _run(patience: int, arguments: Sequence[str], tell: Tell) -> int:
 
     from kubetune.distributed import rendezvous
 
-    # Its warnings and errors tell of signals we sent and of ranks that explain themselves.
+    # torchrun logs signals that we have sent, and failures of ranks that have explained themselves.
     logging.disable(logging.ERROR)
     StaticTCPRendezvous.next_rendezvous = _roll_called(StaticTCPRendezvous.next_rendezvous)  # type: ignore[method-assign]
     try:
         run(parse_args([*_patience(patience), *arguments]))
     except ChildFailedError as error:
-        tell(*([rank, one.exitcode, one.timestamp] for rank, one in error.failures.items()))
+        report(
+            *(
+                [rank, failure.exitcode, failure.timestamp]
+                for rank, failure in error.failures.items()
+            )
+        )
         return errors.BUG
     except SignalException:
         return errors.PREEMPTED
     except errors.EnvironmentFault as fault:
-        tell(str(fault))
+        report(str(fault))
         return errors.LOST_PEER if isinstance(fault, rendezvous.Absent) else fault.exit_code
     except (RendezvousError, DistError) as error:
-        tell(f"the nodes lost each other before training: {errors.first_line(error)}")
+        report(f"the nodes lost each other before training: {errors.first_line(error)}")
         return errors.LOST_PEER
     return errors.OK
 
 
 def _quiet() -> None:
-    """Silence torch's C++, which shows a lost peer as stacks of itself: warnings in ranks, all of it here."""
+    """Silence torch's C++ code, which prints its own stacks if a peer is lost.
+
+    This process prints nothing of it, and ranks print errors but no warnings. torch reads the variable once, when it is
+    imported; ranks inherit the second value.
+    """
     level = "TORCH_CPP_LOG_LEVEL"
     if level not in os.environ:
         os.environ[level] = "FATAL"
-        import torch  # noqa: F401  # which reads it, once
+        import torch  # noqa: F401
 
         os.environ[level] = "ERROR"
 
 
 def _roll_called(next_rendezvous: Any) -> Any:
-    """The same rendezvous of nodes, but it ends naming those that did not come in time."""
+    """Return torchrun's rendezvous of nodes, changed to name the nodes that did not come in time."""
 
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 
@@ -95,18 +106,19 @@ def _roll_called(next_rendezvous: Any) -> Any:
 
     def meet(handler: StaticTCPRendezvous) -> RendezvousInfo:
         if handler._store is None:
-            host, port, node, nodes = (
-                handler.master_addr,
-                handler.master_port,
-                handler.rank,
-                handler.world_size,
-            )
-            seconds, address = handler.timeout.total_seconds(), f"{host}:{port}"
+            host = handler.master_addr
+            port = handler.master_port
+            node = handler.rank
+            nodes = handler.world_size
+            seconds = handler.timeout.total_seconds()
             handler._store = rendezvous.open_store(
                 "node", node, nodes, host, port, seconds, serves=node == 0
             )
-            board = PrefixStore("kubetune.nodes", handler._store)
-            rendezvous.Rendezvous(node, nodes, nodes, seconds, address, board, "node").call_roll()
+            store = PrefixStore("kubetune.nodes", handler._store)
+            board = rendezvous.Rendezvous(
+                node, nodes, nodes, seconds, f"{host}:{port}", store, "node"
+            )
+            board.call_roll()
         info: RendezvousInfo = next_rendezvous(handler)
         return info
 
@@ -114,7 +126,10 @@ def _roll_called(next_rendezvous: Any) -> Any:
 
 
 def _patience(seconds: int) -> list[str]:
-    """torchrun's argument for how long ranks may take to end; older ones have none, and kill after half a minute."""
+    """Return torchrun's argument for how long ranks may take to end.
+
+    Older versions have no such argument and kill ranks after half a minute. There, the method that does so is replaced.
+    """
     from torch.distributed.elastic.multiprocessing import PContext
     from torch.distributed.run import get_args_parser
 

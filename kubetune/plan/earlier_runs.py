@@ -1,7 +1,7 @@
-"""Speeds of this user's earlier runs, and what they say of the next: a range of tokens/s, and whose it is.
+"""Speeds of this user's earlier runs, and what they let one expect of the next run: a range of tokens/s.
 
-One small file in the user's cache holds a line for each run: sizes of the model, method, precision, rows, device,
-speed. It is never needed: damage costs the lines it hits, and a cache that cannot be written costs the next forecast.
+A small file in the user's cache has a line for each run: sizes of the model, method, precision, rows, device, speed.
+Nothing depends on it: damage costs the damaged lines, and a cache that cannot be written costs the next forecast.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from kubetune.base.humanize import counted
 from kubetune.errors import KubetuneError
 
 FILE = "speeds.jsonl"
+# The newest runs are kept.
 MOST_RUNS = 500
-"""Kept at most; the oldest go first."""
+# Runs that are shorter than this share of the longest one do not count: they are mostly their beginning.
 SHORTEST_SHARE = 0.1
-"""Of the longest run found: shorter ones say more of their beginning than of their speed."""
+# Runs of the same shape: the mean lengths of their rows, and the tokens of micro-batches, differ at most by this factor.
 ALIKE = math.sqrt(2)
-"""By how much the mean length of rows, or the tokens of a micro-batch, may differ between runs of one shape."""
+# Runs of similar shape: their FLOPs for a token differ at most by this factor.
 SIMILAR = 8.0
-"""By how much FLOPs for a token may differ between runs that say something of each other."""
-SPARE = {True: 1.1, False: 1.5}
-"""Factors that widen the range of earlier runs on both sides: of the same shape, and of a similar one."""
+# Factors by which the range of earlier runs is widened on both sides.
+SPARE_IF_SAME = 1.1
+SPARE_IF_SIMILAR = 1.5
 
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
@@ -38,50 +39,47 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 @dataclass(frozen=True)
 class Kind:
-    """All that the speed of a run depends on. `devices` are GPUs, or nodes where the CPUs of one share the work.
-
-    `dtype` is None where only the run itself will know it.
-    """
+    """Everything that the speed of a run depends on."""
 
     parameters: int
     hidden: int
     layers: int
     method: str
-    dtype: str | None
-    device: str
-    devices: Positive
-    world: int
-    length: Positive
-    batch: Positive
-    flops: Positive
+    dtype: str | None  # None if only the run itself will know it
+    device: str  # name of the GPU, or of the CPU with its cores
+    devices: Positive  # GPUs, or nodes if the processes of a node share its CPU
+    world: int  # processes
+    length: Positive  # mean tokens of a row
+    batch: Positive  # tokens of a micro-batch
+    flops: Positive  # of one token
 
     def is_same(self, other: Kind) -> bool:
-        """Runs of both kinds do the same, row by row of about the same length."""
-        exact = ("parameters", "hidden", "layers", "devices", "world")
-        return (
-            self._is_comparable(other)
-            and all(getattr(self, name) == getattr(other, name) for name in exact)
-            and _ratio(self.length, other.length) <= ALIKE
-            and _ratio(self.batch, other.batch) <= ALIKE
-        )
+        """True if runs of both kinds do the same, with rows of about the same length."""
+        if not self._is_comparable(other):
+            return False
+        for name in ("parameters", "hidden", "layers", "devices", "world"):
+            if getattr(self, name) != getattr(other, name):
+                return False
+        are_rows_alike = _ratio(self.length, other.length) <= ALIKE
+        return are_rows_alike and _ratio(self.batch, other.batch) <= ALIKE
 
     def is_similar(self, other: Kind) -> bool:
-        """The speed of one, by its FLOPs, says something of the other's."""
+        """True if the speed of one can be estimated from the other's by FLOPs."""
         return self._is_comparable(other) and _ratio(self.flops, other.flops) <= SIMILAR
 
     def _is_comparable(self, other: Kind) -> bool:
         dtypes = {self.dtype, other.dtype} - {None}
-        return (self.device, self.method) == (other.device, other.method) and len(dtypes) <= 1
+        return self.device == other.device and self.method == other.method and len(dtypes) <= 1
 
 
 @dataclass(frozen=True)
 class Speed:
-    """A run that ended: its kind, tokens/s of all its devices, the seconds of its steps, and when that was."""
+    """The speed of a run that has ended."""
 
     kind: Kind
-    tokens_per_second: Positive
-    seconds: Positive
-    time: str
+    tokens_per_second: Positive  # of all devices together
+    seconds: Positive  # within steps
+    time: str  # at which it ended
 
 
 _SPEED = TypeAdapter(Speed)
@@ -89,34 +87,45 @@ _SPEED = TypeAdapter(Speed)
 
 @dataclass(frozen=True)
 class Range:
-    """Tokens/s that earlier runs let one expect, from `low` to `high`, with the middle one, and whose word it is."""
+    """Tokens/s that earlier runs let one expect."""
 
     low: float
-    middle: float
+    middle: float  # the median
     high: float
-    source: str
+    source: str  # which runs, in words
 
 
 def ranges(kind: Kind, known: Iterable[Speed]) -> list[Range]:
-    """Ranges by earlier runs of the same shape, then by similar ones; [] where there were none on this device."""
-    ranges_of_speed, known = [], list(known)
-    same = [speed for speed in known if kind.is_same(speed.kind)]
-    similar = [speed for speed in known if kind.is_similar(speed.kind) and speed not in same]
-    for runs, is_same in ((same, True), (similar, False)):
-        if not runs:
-            continue
-        enough = SHORTEST_SHARE * max(run.seconds for run in runs)
-        rates = sorted(_scaled(run, kind, is_same) for run in runs if run.seconds >= enough)
-        shape = "this shape" if is_same else "similar shape, scaled by FLOPs,"
-        source = f"{counted(len(rates), 'earlier run')} of {shape} on this machine"
-        low, high = rates[0] / SPARE[is_same], rates[-1] * SPARE[is_same]
-        ranges_of_speed.append(Range(low, rates[len(rates) // 2], high, source))
-    return ranges_of_speed
+    """Return ranges by earlier runs of the same shape, then by similar ones. Empty without runs on this device."""
+    same = []
+    similar = []
+    for run in known:
+        if kind.is_same(run.kind):
+            same.append(run)
+        elif kind.is_similar(run.kind):
+            similar.append(run)
+    results = []
+    if same:
+        rates = sorted(run.tokens_per_second for run in _long_enough(same))
+        results.append(_range(rates, SPARE_IF_SAME, "this shape"))
+    if similar:
+        rates = sorted(_scaled(run, kind) for run in _long_enough(similar))
+        results.append(_range(rates, SPARE_IF_SIMILAR, "similar shape, scaled by FLOPs,"))
+    return results
 
 
-def _scaled(run: Speed, kind: Kind, is_same: bool) -> float:
-    if is_same:
-        return run.tokens_per_second
+def _long_enough(runs: list[Speed]) -> list[Speed]:
+    least = SHORTEST_SHARE * max(run.seconds for run in runs)
+    return [run for run in runs if run.seconds >= least]
+
+
+def _range(rates: list[float], spare: float, shape: str) -> Range:
+    source = f"{counted(len(rates), 'earlier run')} of {shape} on this machine"
+    return Range(rates[0] / spare, rates[len(rates) // 2], rates[-1] * spare, source)
+
+
+def _scaled(run: Speed, kind: Kind) -> float:
+    """Return the rate of a similar run for this number of devices and FLOPs of a token."""
     return run.tokens_per_second / run.kind.devices * kind.devices * run.kind.flops / kind.flops
 
 
@@ -125,29 +134,33 @@ def _ratio(a: float, b: float) -> float:
 
 
 def device_name(gpu: str | None) -> str:
-    """Name of what computes here: the GPU of this name, or the CPU and how many of its cores this process may use."""
-    return gpu or f"{cpu.model_name()}, {counted(len(os.sched_getaffinity(0)), 'core')}"
+    """Return the name of what computes here: the GPU, or the CPU and how many cores this process may use."""
+    if gpu:
+        return gpu
+    return f"{cpu.model_name()}, {counted(len(os.sched_getaffinity(0)), 'core')}"
 
 
 def place() -> Path:
-    """The file, in the user's cache."""
+    """Return the file in the user's cache."""
     return files.user_cache(os.environ) / "kubetune" / FILE
 
 
 def read(before: str | None = None) -> list[Speed]:
-    """The runs that the cache knows of, the newest last; `before`: only those that had ended by then."""
+    """Return the runs in the cache, the newest last. `before`: only those that had ended at this time."""
     try:
         lines = list(jsonl.read(place(), damaged=[]))
     except OSError:
         return []
-    speeds = (_parsed(line) for line in lines[-MOST_RUNS:])
-    return [
-        speed for speed in speeds if speed is not None and (before is None or speed.time <= before)
-    ]
+    speeds = []
+    for line in lines[-MOST_RUNS:]:
+        speed = _parsed(line)
+        if speed is not None and (before is None or speed.time <= before):
+            speeds.append(speed)
+    return speeds
 
 
 def keep(speed: Speed) -> None:
-    """Add a run to the cache. Never ends the run that calls it."""
+    """Add a run to the cache. An error is logged and not raised."""
     path = place()
     try:
         with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
@@ -158,7 +171,7 @@ def keep(speed: Speed) -> None:
 
 
 def _parsed(line: Mapping[str, Any]) -> Speed | None:
-    """A line as a speed; None for one that says nothing that a forecast could use."""
+    """Return the speed in a line. None if it holds none that a forecast can use."""
     try:
         return _SPEED.validate_python(line)
     except ValidationError:

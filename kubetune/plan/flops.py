@@ -4,10 +4,10 @@ Per token, with N weights in frozen linear modules and P in trained ones:
 
     forward 2N + 2P · gradient of the inputs 2N + 2P · gradient of the weights 2P
 
-so a frozen weight costs 4 FLOPs a token and a trained one 6: a figure of 6 for all would show LoRA as half as fast
-again as it is. Attention costs 12·heads·head_dim for each pair of tokens and layer, of which causal attention has
-L(L+1)/2 in a sequence. The head is needed where there is a label. Padding, recomputed activations, norms and the
-optimizer are a trainer's own affair and not counted. Of experts only those that a token visits are.
+so a frozen weight costs 4 FLOPs a token and a trained one 6. (With 6 for all, LoRA would look half as fast again as it
+is.) Attention costs 12·heads·head_dim for each pair of tokens and layer; causal attention has L(L+1)/2 pairs in a
+sequence. The head is computed where there is a label. Of experts only those that a token visits count. Padding,
+recomputed activations, norms and the optimizer do not count: a trainer may need more or less of them.
 """
 
 from __future__ import annotations
@@ -32,27 +32,28 @@ TRAINED = 6
 
 
 class Linear(NamedTuple):
-    """A linear module, or several: name, number of weights, and whether they are trained."""
+    """One linear module, or several together."""
 
     name: str
-    weights: float
+    weights: float  # number of them
     is_trained: bool
 
 
 @dataclass(frozen=True)
 class Cost:
-    """FLOPs of forward and backward: for each token, each pair of tokens that attend, and each label."""
+    """FLOPs of forward and backward."""
 
-    token: float
-    pair: float
-    label: float
+    token: float  # for each token
+    pair: float  # for each pair of tokens that attend
+    label: float  # for each label
 
     def of(self, tokens: float, pairs: float, labels: float) -> float:
-        """FLOPs of so many tokens, pairs of tokens that attend, and labels."""
+        """Return the FLOPs of this many tokens, pairs and labels."""
         return self.token * tokens + self.pair * pairs + self.label * labels
 
     def sparing(self, share: float) -> Cost:
-        """The cost where this share of the tokens, at the beginning of rows, has been computed for other rows."""
+        """Return the cost if this share of each row, its beginning, has been computed for other rows."""
+        # The pairs inside a beginning are the square of its share: a beginning of half a row has a quarter of the pairs.
         return Cost(self.token * (1 - share), self.pair * (1 - share**2), self.label)
 
 
@@ -64,30 +65,35 @@ def cost(
     layers: int,
     visited: float = 1.0,
 ) -> Cost:
-    """Cost of a model of these linear modules, and of a head that is computed where there is a label.
+    """Return the cost of a model with these linear modules, and a head that is computed where there is a label.
 
-    `attention`: heads × their size. `visited`: share of the experts that a token passes through.
+    `attention`: heads × their size. `visited`: share of the experts that a token visits.
     """
-    token = sum(_flops(each) * (visited if is_expert(each.name) else 1.0) for each in modules)
-    return Cost(
-        float(token), 12.0 * attention * layers, float(_flops(head)) if head is not None else 0.0
-    )
+    token = 0.0
+    for module in modules:
+        share = visited if is_expert(module.name) else 1.0
+        token += _flops(module) * share
+    label = 0.0 if head is None else float(_flops(head))
+    return Cost(token, 12.0 * attention * layers, label)
 
 
 def causal_pairs(length: float) -> float:
-    """Pairs of tokens that attend in a sequence: each to itself and all before it."""
+    """Return the pairs of tokens that attend in a causal sequence: each token and itself, and all before it."""
     return length * (length + 1) / 2
 
 
 def visited_share(text_config: Mapping[str, Any]) -> float:
-    """Share of the experts that a token passes through, by the model's config; 1 without experts."""
-    names = ("num_local_experts", "num_experts", "n_routed_experts")
-    experts = next((int(text_config[name]) for name in names if text_config.get(name)), 1)
+    """Return the share of the experts that a token visits, by the model's config. 1 without experts."""
+    experts = 1
+    for name in ("num_local_experts", "num_experts", "n_routed_experts"):
+        if text_config.get(name):
+            experts = int(text_config[name])
+            break
     return (text_config.get("num_experts_per_tok") or 1) / experts
 
 
 def planned_cost(trainable: Trainable, weights: Weights, *, has_vocabulary: bool) -> Cost | None:
-    """Return the cost of a model known by the shapes of its weights; None where its config does not name its sizes."""
+    """Return the cost of a model by the shapes of its weights. None if its config does not name its sizes."""
     shape = shape_of(weights)
     if shape is None:
         return None
@@ -113,4 +119,5 @@ def _sizes(weights: Weights) -> Iterator[tuple[str, int]]:
 
 
 def _flops(module: Linear) -> float:
-    return (TRAINED if module.is_trained else FROZEN) * module.weights
+    per_weight = TRAINED if module.is_trained else FROZEN
+    return per_weight * module.weights

@@ -1,7 +1,7 @@
-"""Peak speeds of GPUs, as their vendors' data sheets give them: for MFU and for the hours that `plan` forecasts.
+"""Peak speeds of GPUs by their vendors' data sheets, for MFU and for the hours that `plan` forecasts.
 
-Dense 16-bit matrix products with sums in fp32. Where a data sheet gives the figure with sparsity (L4, L40, L40S, H100,
-H200), half of it counts, as its footnote says. Of devices that are not listed the speed is measured (flops.py).
+They are for dense 16-bit matrix products with sums in fp32. If a data sheet gives the figure with sparsity (L4, L40,
+L40S, H100, H200), half of it counts, as its footnote says. The speed of other devices is measured (training/flops.py).
 """
 
 from __future__ import annotations
@@ -31,11 +31,14 @@ STATED_TFLOPS: dict[str, float] = {
     # https://www.nvidia.com/en-us/data-center/tesla-t4/
     "T4": 65.0,
 }
-"""TFLOP/s by a part of the device's name; the first that is in it counts, so longer names stand before shorter ones."""
+"""Part of a device's name → TFLOP/s. The first part that the name holds counts, so longer parts come first."""
 
 
 def stated_tflops(device_name: str) -> float | None:
-    """The data sheet's figure for a device; None for one that is not listed."""
-    return next(
-        (peak for part, peak in STATED_TFLOPS.items() if part in device_name.split("-MIG")[0]), None
-    )
+    """Return the data sheet's figure for a device, in TFLOP/s. None if it is not listed."""
+    # What follows -MIG names a slice of the GPU, and is not compared.
+    name = device_name.split("-MIG")[0]
+    for part, peak in STATED_TFLOPS.items():
+        if part in name:
+            return peak
+    return None

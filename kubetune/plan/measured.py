@@ -1,7 +1,7 @@
-"""Choices that `kubetune bench` measured on a machine, for settings that are `auto`.
+"""What `kubetune bench` measured to be fastest on a machine, for settings that are `auto`.
 
-One small file in the user's cache, beside the speeds of earlier runs, with an entry for each device. It is never
-needed: where it lacks, or is damaged, or was written with another torch, runs decide as they would without it.
+A small file in the user's cache, beside the speeds of earlier runs, has an entry for each device. Nothing depends on it:
+if it is missing, damaged, or was written with another torch, runs decide without it.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ FILE = "choices.json"
 
 @dataclass(frozen=True)
 class Choices:
-    """The faster of each pair on a device; None where that was not measured. `why`: what was measured, in words."""
+    """The fastest value of each setting on a device. None if it was not measured."""
 
     compile: Literal["layers"] | bool | None = None
-    compile_from: float | None = None
-    """Floating-point operations of a run from which `compile` saves more seconds here than it takes."""
+    compile_from: float | None = (
+        None  # FLOPs of a run from which `compile` saves more time than it takes
+    )
     fp8: bool | None = None
     attention: Literal["padding_free", "sdpa"] | None = None
-    why: str = ""
-    time: str = ""
-    torch: str = ""
+    why: str = ""  # what was measured, in words
+    time: str = ""  # when
+    torch: str = ""  # with which version
 
 
 _ALL = TypeAdapter(dict[str, Any])
@@ -43,12 +44,12 @@ _ONE = TypeAdapter(Choices)
 
 
 def place() -> Path:
-    """The file, in the user's cache."""
+    """Return the file in the user's cache."""
     return earlier_runs.place().with_name(FILE)
 
 
 def read(gpu: str | None) -> Choices:
-    """The choices for the GPU of this name, or for this machine's CPU; with None for all where nothing is known."""
+    """Return the choices for the GPU of this name, or for this machine's CPU. All None if nothing is known."""
     try:
         choices = _ONE.validate_python(_entries().get(earlier_runs.device_name(gpu), {}))
     except ValidationError:
@@ -57,7 +58,7 @@ def read(gpu: str | None) -> Choices:
 
 
 def keep(gpu: str | None, **measured: Any) -> Choices:
-    """Add what was measured to what is known of a device. Never ends the run that calls it."""
+    """Add what was measured to what is known of a device. An error is logged and not raised."""
     path = place()
     choices = replace(read(gpu), **measured, time=now(), torch=_torch())
     try:
@@ -77,10 +78,8 @@ def compiles(
     tokens: float,
     device: str,
 ) -> bool | str:
-    """Return what `training.compile: auto` means if that was measured here, else `auto`.
-
-    Measured were language models, whole on each device. `tokens`: of all steps.
-    """
+    """Return what `training.compile: auto` means if that was measured here, else `auto`. `tokens`: of all steps."""
+    # Only language models that are whole on each device were measured.
     if task != "causal_lm" or training.parallelism == "fsdp" or known.compile is None:
         return "auto"
     if not is_worth_compiling(parameters, tokens, device, known.compile_from):

@@ -6,43 +6,43 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+# Share of a device that a plan may use. The rest is for fragmentation and for other programs.
 USABLE_SHARE = 0.92
-"""Of the device, what may be planned for; the rest is fragmentation and other people's surprises."""
 
+# Logits that are made at once on a CPU. About this many fit into caches, with any vocabulary.
 CHUNK_LOGITS = 2**25
-"""Logits that are made at once: about so many fit caches, and memory, at any vocabulary."""
+# Share of a GPU's memory that a chunk may take. Each chunk reads the whole head twice, so larger chunks are faster.
 CHUNK_SHARE = 1 / 32
-"""Of a GPU's memory, what a larger chunk may take: each chunk reads the whole head twice, so more rows are faster."""
 
 
 def chunk_rows(vocabulary: int, gpu_bytes: int | None = None) -> int:
-    """Rows that the head scores at once. `gpu_bytes`: memory of a GPU; None for CPUs.
+    """Return the rows that the head scores at once. `gpu_bytes`: memory of a GPU; None for a CPU.
 
-    On a GPU up to 1,024, which its arithmetic needs to be busier than its memory. By its size alone, never by what is
-    free, so that a run goes on with the same sums.
+    It depends on the size of a GPU, never on what is free, so that a run that continues computes the same sums.
     """
     least = min(512, max(128, CHUNK_LOGITS // max(1, vocabulary)))
     if gpu_bytes is None:
         return least
-    # 10 bytes each: the logits in 16 bits, log-probabilities and their gradient in fp32.
-    return max(
-        least, min(1024, int(CHUNK_SHARE * gpu_bytes / (10 * max(1, vocabulary))) // 64 * 64)
-    )
+    # 10 bytes a logit: 2 for itself, 4 for its log-probability and 4 for the gradient of that. From 1,024 rows on, a
+    # GPU's arithmetic is busier than its memory.
+    fitting = int(CHUNK_SHARE * gpu_bytes / (10 * max(1, vocabulary)))
+    in_steps_of_64 = fitting // 64 * 64
+    return max(least, min(1024, in_steps_of_64))
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a decoder that memory depends on. `attention` and `keys`: heads × their size."""
+    """The sizes of a decoder that memory depends on."""
 
     hidden: int
     layers: int
-    intermediate: int
-    attention: int
-    keys: int
+    intermediate: int  # width of the feed-forward; of a mixture, of all experts that a token visits
+    attention: int  # heads × their size
+    keys: int  # heads of keys × their size
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape | None:
-        """Read them from a Hugging Face text config; None when it does not name them (old or unusual models)."""
+        """Read the sizes from a Hugging Face text config. None if it does not name them (old or unusual models)."""
         hidden = config.get("hidden_size") or config.get("n_embd") or config.get("dim")
         layers = config.get("num_hidden_layers") or config.get("n_layer") or config.get("n_layers")
         heads = config.get("num_attention_heads") or config.get("n_head") or config.get("n_heads")
@@ -52,24 +52,26 @@ class Shape:
         return cls(
             hidden=hidden,
             layers=layers,
-            # Of a mixture a token passes through some experts only.
-            intermediate=(config.get("moe_intermediate_size") or 0)
-            * (config.get("num_experts_per_tok") or 1)
-            or config.get("intermediate_size")
-            or config.get("hidden_dim")
-            or config.get("ffn_dim")
-            or config.get("n_inner")
-            or 4 * hidden,
+            intermediate=_intermediate(config) or 4 * hidden,
             attention=heads * head_dim,
             keys=(config.get("num_key_value_heads") or heads) * head_dim,
         )
 
 
-def activation_bytes_per_token(shape: Shape, element_bytes: int) -> int:
-    """Bytes that autograd keeps for one token until the backward, where pointwise kernels are compiled.
+def _intermediate(config: Mapping[str, Any]) -> Any:
+    """Return the width of the feed-forward that a config names, if any."""
+    of_expert = config.get("moe_intermediate_size")
+    if of_expert:
+        return of_expert * (config.get("num_experts_per_tok") or 1)
+    for key in ("intermediate_size", "hidden_dim", "ffn_dim", "n_inner"):
+        if config.get(key):
+            return config[key]
+    return None
 
-    Per layer: two residual streams, two normalised ones, q, k, v and the attention's output, gate, up and their
-    product.
-    """
+
+def activation_bytes_per_token(shape: Shape, element_bytes: int) -> int:
+    """Return the bytes that autograd keeps for one token until the backward, if pointwise kernels are compiled."""
+    # In each layer: two residual streams and two normalised ones (hidden); q and the attention's output (attention);
+    # k and v (keys); gate, up and their product (intermediate).
     kept = 4 * shape.hidden + 2 * shape.attention + 2 * shape.keys + 3 * shape.intermediate
     return shape.layers * kept * element_bytes

@@ -1,7 +1,7 @@
 """Names, shapes and sizes of a model's weights, read from the headers of its files: no weights, no torch.
 
-A header stands at the front of each safetensors file, so that a model of any size is known in milliseconds. Where only
-config.json is there, the weights of the usual decoders follow from it.
+Each safetensors file begins with a header, so a model of any size is known in milliseconds. If only config.json is on
+this machine, the weights of the usual decoders follow from it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from kubetune.errors import ModelError
 MAX_HEADER_BYTES = 100 << 20
 INDEX = "model.safetensors.index.json"
 
-_MOST_DIMENSIONS, _MOST_VALUES = 64, 1 << 62
+_MOST_DIMENSIONS = 64
+_MOST_VALUES = 1 << 62
 
+# A config.json with more is no decoder's, and to list its weights would take for ever.
 MOST_LAYERS = 10_000
-"""A config.json that has more is no decoder's, and would take for ever."""
 
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
-"""Names that models give their vision tower."""
+"""Names of vision towers in models."""
 PROJECTORS = (
     "merger",
     "deepstack_merger_list",
@@ -35,39 +36,36 @@ PROJECTORS = (
     "aligner",
     "embed_vision",
 )
-"""Names that models give the part that turns images into tokens."""
+"""Names of the part that turns images into tokens."""
 HEARING = ("audio_tower", "embed_audio")
-"""Names of what only sound goes through, which nothing here has."""
+"""Names of parts that only sound goes through. No data here have sound."""
 _SCALARS = re.compile(r"(.*\.)?(layer_scalar|(input|output)_(min|max))")
-"""Gemma 4's scales and bounds: buffers in its files, and no parameters."""
+"""Gemma 4's scales and bounds: they are in its files, but they are buffers and no parameters."""
 
 
 @dataclass(frozen=True)
 class Weights:
-    """A model's weights: the shape of each by its name, and its config.json. `stated`: its files were read.
+    """A model's weights."""
 
-    `file_bytes` of these together; 0 where they are not here.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    config: Mapping[str, Any]
-    stated: bool
-    file_bytes: int = 0
+    shapes: Mapping[str, tuple[int, ...]]  # by the name of the weight
+    config: Mapping[str, Any]  # config.json
+    stated: bool  # the shapes are from the headers of files, not derived from config.json
+    file_bytes: int = 0  # size of these files together; 0 if they are not on this machine
 
     @property
     def text_config(self) -> Mapping[str, Any]:
-        """The part of config.json that describes the language model."""
+        """Return the part of config.json that describes the language model."""
         inner = self.config.get("text_config")
         return inner if isinstance(inner, dict) else self.config
 
     @property
     def parameters(self) -> int:
-        """Number of values in all weights; a tied head is in the file, and counted, once."""
+        """Return the number of values in all weights. A tied head is in the file once, so it counts once."""
         return sum(map(math.prod, self.shapes.values()))
 
 
 def find_folder(path: str, environ: Mapping[str, str]) -> Path | None:
-    """The folder of a model on this machine: itself, or its newest snapshot in the hub's cache."""
+    """Return the folder of a model on this machine: `path` itself, or the newest snapshot in the hub's cache."""
     if Path(path).is_dir():
         return Path(path)
     snapshots = (hub_folder(path, environ) / "snapshots").glob("*/config.json")
@@ -75,29 +73,34 @@ def find_folder(path: str, environ: Mapping[str, str]) -> Path | None:
     return configs[-1].parent if configs else None
 
 
+# The next two do what huggingface_hub does, which takes a quarter of a second to import.
+
+
 def hub_home(environ: Mapping[str, str]) -> Path:
-    """Folder of Hugging Face's caches; found here, since the hub's library starts slowly."""
+    """Return the folder of Hugging Face's caches."""
     return Path(environ.get("HF_HOME") or user_cache(environ) / "huggingface").expanduser()
 
 
 def hub_folder(path: str, environ: Mapping[str, str]) -> Path:
-    """Folder of a model in the hub's cache, which is there or not."""
+    """Return the folder that a model has in the hub's cache. It may not exist."""
     cache = Path(environ.get("HF_HUB_CACHE") or hub_home(environ) / "hub").expanduser()
     return cache / f"models--{path.replace('/', '--')}"
 
 
 def read_config(path: str, environ: Mapping[str, str]) -> dict[str, Any] | None:
-    """A model's config.json, or None where it is not on this machine or cannot be read."""
+    """Return a model's config.json. None if it is not on this machine or cannot be read."""
     folder = find_folder(path, environ)
+    if folder is None:
+        return None
     try:
-        facts = json.loads(read_inside(folder / "config.json")) if folder is not None else None
+        facts = json.loads(read_inside(folder / "config.json"))
     except (OSError, ValueError, RecursionError):
-        return None  # loading says what is wrong with it
+        return None  # loading the model reports what is wrong with it
     return facts if isinstance(facts, dict) else None
 
 
 def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
-    """The weights of a model, or None where too little of it is on this machine to know them."""
+    """Return the weights of a model. None if too little of it is on this machine to know them."""
     folder = find_folder(path, environ)
     if folder is None:
         return None
@@ -107,12 +110,14 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
         files = sorted(folder.glob("*.safetensors"))
         for file in files:
             shapes |= _header(file)
-        whole = _is_whole(folder, shapes)
-        if whole:
-            shapes = {name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)}
-            return Weights(
-                shapes, config, stated=True, file_bytes=sum(file.stat().st_size for file in files)
-            )
+        if _is_whole(folder, shapes):
+            parameters = {
+                name: shape for name, shape in shapes.items() if not _SCALARS.fullmatch(name)
+            }
+            file_bytes = sum(file.stat().st_size for file in files)
+            return Weights(parameters, config, stated=True, file_bytes=file_bytes)
+
+        # Some files are missing, as in a cache where only config.json was fetched.
         derived = shapes_of(Weights({}, config, stated=False).text_config)
     except (
         OSError,
@@ -123,25 +128,26 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
         ArithmeticError,
         RecursionError,
     ):
-        return None  # loading says what is wrong with it
+        return None  # loading the model reports what is wrong with it
     return Weights(derived, config, stated=False) if derived else None
 
 
 def _header(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes in the header of a safetensors file: 8 bytes with its size, then a JSON object."""
     with open_inside(file) as stream:
         size = int.from_bytes(stream.read(8), "little")
         if not 0 < size <= MAX_HEADER_BYTES:
             raise ValueError(f"{file} is no safetensors file")
         header = json.loads(stream.read(size))
-    return {
-        name: _shape(entry["shape"], file)
-        for name, entry in header.items()
-        if name != "__metadata__"
-    }
+    shapes = {}
+    for name, entry in header.items():
+        if name != "__metadata__":
+            shapes[name] = _shape(entry["shape"], file)
+    return shapes
 
 
 def _shape(sizes: Any, file: Path) -> tuple[int, ...]:
-    """The shape that a header states. Raises ValueError for what no file of weights can hold."""
+    """Return the shape that a header states. Raises ValueError for one that no file of weights can hold."""
     are_sizes = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
     if not are_sizes or len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_VALUES:
         raise ValueError(f"{file} has a weight of the shape {str(sizes)[:80]}")
@@ -149,13 +155,14 @@ def _shape(sizes: Any, file: Path) -> tuple[int, ...]:
 
 
 def files_of(folder: Path) -> list[str]:
-    """Names of the files in a model's folder that its weights are read from, and of their index.
+    """Return the names of the files that a model's weights are read from, and of their index.
 
-    Raises ModelError for an index that names anything but safetensors files beside it: a path would lead out of the
-    folder, and another format may be a pickle, which can run code.
+    Raises ModelError for an index that names anything but safetensors files beside it: a path may lead out of the folder,
+    and another format may be a pickle, which can run code.
     """
+    # All indices are checked, since config.json may name another one than the usual.
     for other in sorted(folder.glob("*.safetensors.index.json")):
-        _names_of(other)  # config.json may have another index than the usual one read
+        _names_of(other)
     if (folder / "model.safetensors").is_file():
         return ["model.safetensors"]
     index = folder / INDEX
@@ -172,7 +179,8 @@ def _names_of(index: Path) -> list[str]:
         raise ModelError(
             f"model {index.parent}: {index.name} cannot be read ({type(error).__name__}: {error})"
         ) from None
-    if wrong := sorted(str(name) for name in names if not _is_plain_name(name)):
+    wrong = sorted(str(name) for name in names if not _is_plain_name(name))
+    if wrong:
         raise ModelError(
             f"model {index.parent}: {index.name} names {wrong[0]!r}; expected names of *.safetensors files in the same "
             "folder. Nothing was loaded."
@@ -181,14 +189,14 @@ def _names_of(index: Path) -> list[str]:
 
 
 def _is_plain_name(name: object) -> bool:
-    return (
-        isinstance(name, str)
-        and name.endswith(".safetensors")
-        and not {"/", "\\", "\0"} & set(name)
-    )
+    """True for the name of a safetensors file, without a path."""
+    if not isinstance(name, str) or not name.endswith(".safetensors"):
+        return False
+    return not any(character in name for character in ("/", "\\", "\0"))
 
 
 def _is_whole(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """True if the files of a folder have all weights that its index names."""
     index = folder / INDEX
     if index.is_file():
         return set(json.loads(read_inside(index))["weight_map"]) <= set(shapes)
@@ -196,28 +204,19 @@ def _is_whole(folder: Path, shapes: Mapping[str, tuple[int, ...]]) -> bool:
 
 
 def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """The weights of a Llama-like decoder (q, k, v, o; gate, up, down; two norms), {} for configs of other kinds."""
+    """Return the weights of a Llama-like decoder: q, k, v, o; gate, up, down; two norms. {} for other configs."""
     try:
-        hidden, layers, vocabulary = (
-            config["hidden_size"],
-            config["num_hidden_layers"],
-            config["vocab_size"],
-        )
-        heads, intermediate = config["num_attention_heads"], config["intermediate_size"]
+        hidden = config["hidden_size"]
+        layers = config["num_hidden_layers"]
+        vocabulary = config["vocab_size"]
+        heads = config["num_attention_heads"]
+        intermediate = config["intermediate_size"]
     except KeyError:
         return {}
-    if (
-        config.get("num_experts")
-        or config.get("num_local_experts")
-        or config.get("n_routed_experts")
-    ):
+    if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         return {}
-    if not all(
-        isinstance(size, int) and size > 0
-        for size in (hidden, layers, vocabulary, heads, intermediate)
-    ):
-        return {}
-    if layers > MOST_LAYERS:
+    sizes = (hidden, layers, vocabulary, heads, intermediate)
+    if not all(isinstance(size, int) and size > 0 for size in sizes) or layers > MOST_LAYERS:
         return {}
     size = config.get("head_dim") or hidden // heads
     keys = (config.get("num_key_value_heads") or heads) * size

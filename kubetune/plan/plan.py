@@ -1,7 +1,7 @@
 """The arithmetic of a run: processes, batches, steps and schedule, from the config and a few numbers of the data.
 
-Pure and without torch: the same call on a laptop, in a pod and on every rank gives the same Plan. Looking at the
-machine is base/gpus; memory is not reckoned here.
+It is pure and without torch: the same call on a laptop, in a pod and on every rank gives the same Plan. base/gpus looks
+at the machine, and forecast.py computes memory.
 """
 
 from __future__ import annotations
@@ -19,79 +19,84 @@ from kubetune.config.schema import ComputeConfig, Config, TrainingConfig
 from kubetune.errors import ConfigError
 
 GRACE_SECONDS = 60
-"""Time to save after being asked to stop, where no cluster config says otherwise."""
+"""Time to save after a request to stop, unless the cluster config has another."""
 
 
 class Plan(BaseModel):
-    """Arithmetic of a config on given processes and data. Steps are optimizer steps.
+    """The arithmetic of a config on certain processes and data. Steps are optimizer steps.
 
-    `rows`, `eval_rows` and `tokens_per_epoch` are samples per epoch and per evaluation and tokens, None while the data
-    are unread; the counts of steps that follow from them are 0 until then. With `global_batch_tokens` a step takes
-    about so many tokens, and `global_batch_size` is how many samples that is on average, 0 while the data are unread.
-    Without packing `accumulation` is exact; with it, the micro-batches of at most `micro_batch_tokens` that the mean
-    step needs, or full-length rows would while lengths are unread. `spared_share`: of the tokens in shared beginnings.
+    Example: 1,000 rows, 2 processes, batches of 4 rows, accumulation 2. A step takes 4 × 2 × 2 = 16 rows, an epoch has
+    ceil(1,000 / 16) = 63 steps.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     nodes: int
     processes_per_node: int
-    world_size: int
+    world_size: int  # processes of all nodes
     device: Literal["cuda", "cpu"]
     backend: Literal["nccl", "gloo"]
+    # Of the data; None until they are read.
     rows: int | None
     eval_rows: int | None
     tokens_per_epoch: int | None = None
+    # Samples of a step; with `global_batch_tokens` the mean, and 0 until the data are read.
     global_batch_size: int
+    # About this many tokens a step, if steps are counted in tokens.
     global_batch_tokens: int | None = None
     per_device_train_batch_size: int
     per_device_eval_batch_size: int
+    # Micro-batches of a step and rank. With packing, those of the mean step; full-length ones until lengths are read.
     accumulation: int
-    micro_batch_tokens: int | None
+    micro_batch_tokens: int | None  # the most tokens of a micro-batch; None without packing
+    # Steps; 0 until the data are read, where they depend on them.
     steps_per_epoch: int
     num_steps: int
     num_epochs: float
     warmup_steps: int
-    eval_steps: int
-    save_steps: int
+    eval_steps: int  # between evaluations
+    save_steps: int  # between checkpoints
     learning_rate: float
     lr_scheduler_type: Literal["cosine", "linear", "constant"]
-    method: str
+    method: str  # `lora-r16-a32` or `full`
     grace_seconds: int
-    spared_share: float = 0.0
+    spared_share: float = 0.0  # share of the tokens that shared beginnings save
 
     def to_json(self) -> str:
-        """The text of plan.json."""
+        """Return the text of plan.json."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
-        """The plan that `to_json` wrote. Raises ConfigError."""
+        """Return the plan that `to_json` wrote. Raises ConfigError."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]
-            where = ".".join(map(str, problem["loc"]))
+            reason = problem["msg"]
+            if problem["loc"]:
+                reason = f"{'.'.join(map(str, problem['loc']))}: {reason}"
             raise ConfigError(
-                f"not a plan written by this version of kubetune: {f'{where}: ' if where else ''}{problem['msg']}; start "
-                "the run again with its run file, which writes it anew"
+                f"not a plan written by this version of kubetune: {reason}; start the run again with its run file, "
+                "which writes it anew"
             ) from None
 
     def is_eval_step(self, step: int) -> bool:
-        """The weights are evaluated once `step` steps are completed."""
-        return step == self.num_steps or bool(
-            self.eval_steps and step and step % self.eval_steps == 0
-        )
+        """True if the weights are evaluated when `step` steps are completed."""
+        return self._is_due(step, self.eval_steps)
 
     def is_save_step(self, step: int) -> bool:
-        """A checkpoint is due once `step` steps are completed."""
-        return step == self.num_steps or bool(
-            self.save_steps and step and step % self.save_steps == 0
-        )
+        """True if a checkpoint is saved when `step` steps are completed."""
+        return self._is_due(step, self.save_steps)
+
+    def _is_due(self, step: int, interval: int) -> bool:
+        if step == self.num_steps:
+            return True
+        return interval > 0 and step > 0 and step % interval == 0
 
     @property
     def tokens_per_step(self) -> int | None:
-        """Tokens of the mean step that is whole; None while the lengths are unread."""
+        """Return the mean number of tokens of a full step. None until the lengths are read."""
         if not self.tokens_per_epoch or not self.rows:
             return None
         if self.global_batch_tokens is not None:
@@ -100,27 +105,30 @@ class Plan(BaseModel):
 
     @property
     def may_accumulate(self) -> bool:
-        """Some step may need several micro-batches on a rank, be it only one whose sequences are long."""
+        """True if a step may need several micro-batches on a rank, even if only one with long sequences does."""
         if self.global_batch_tokens is not None:
             return True
         return self.global_batch_size > self.per_device_train_batch_size * self.world_size
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """The plan in a file. Raises ConfigError for what is none, FileNotFoundError where there is no file."""
+        """Return the plan in a file. Raises ConfigError for anything else, and FileNotFoundError."""
         try:
             return cls.from_json(read_inside(path))
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
     def batch_line(self) -> str:
-        """Origin of the global batch, in one line."""
-        samples, tokens = self.global_batch_size, self.tokens_per_step
+        """Return in one line what the global batch consists of."""
+        samples = self.global_batch_size
+        tokens = self.tokens_per_step
         if self.micro_batch_tokens is None and self.global_batch_tokens is None:
             parts = f"{self.per_device_train_batch_size} × {self.accumulation} × {self.world_size}"
             return f"effective batch {samples} = batch × accumulation × world = {parts}"
         if self.global_batch_tokens is None:
-            size = counted(samples, "sample") + (f", about {tokens:,} tokens" if tokens else "")
+            size = counted(samples, "sample")
+            if tokens:
+                size += f", about {tokens:,} tokens"
         elif tokens:
             size = f"about {tokens:,} tokens, {counted(samples, 'sample')}"
         else:
@@ -144,22 +152,24 @@ def make_plan(
     tokens: int | None = None,
     spared_share: float = 0.0,
 ) -> Plan:
-    """The plan of a run over `rows` training samples of `tokens` an epoch, on nodes where `gpus` GPUs are visible.
+    """Return the plan of a run over `rows` training samples with `tokens` an epoch, on nodes with `gpus` visible GPUs.
 
-    `compute.gpus_per_node` takes precedence over `gpus`. A rank that already runs gives the `world_size` and `device`
-    it found itself in, which take precedence over both. Raises ConfigError naming the splits that are possible.
+    `compute.gpus_per_node` takes precedence over `gpus`. A rank that runs already passes its `world_size` and `device`,
+    which take precedence over both. Raises ConfigError that names the possible splits.
     """
     training = config.training
     nodes, processes, on_gpu = _world(config.compute, gpus, world_size)
-    world_size, device = nodes * processes, device or ("cuda" if on_gpu else "cpu")
+    world_size = nodes * processes
+    if device is None:
+        device = "cuda" if on_gpu else "cpu"
     global_batch_size, batch_tokens, accumulation = _batches(
         training, world_size, is_packed=config.data.packing, longest_row=config.longest_row
     )
-    if batch_tokens is None:
-        steps_per_epoch = math.ceil(rows / global_batch_size) if rows else 0
-    else:
-        steps_per_epoch = min(rows, math.ceil(tokens / batch_tokens)) if rows and tokens else 0
-        global_batch_size = math.ceil(rows / steps_per_epoch) if rows and steps_per_epoch else 0
+
+    # If a step is a number of tokens, its samples follow.
+    steps_per_epoch = _steps_per_epoch(rows, tokens, global_batch_size, batch_tokens)
+    if batch_tokens is not None and rows and steps_per_epoch:
+        global_batch_size = math.ceil(rows / steps_per_epoch)
     num_steps = training.max_steps or math.ceil(training.num_train_epochs * steps_per_epoch)
     batch = training.per_device_train_batch_size
     plan = Plan(
@@ -192,23 +202,35 @@ def make_plan(
     return plan.model_copy(update={"accumulation": _micro_batches(plan)})
 
 
+def _steps_per_epoch(
+    rows: int | None, tokens: int | None, batch_size: int, batch_tokens: int | None
+) -> int:
+    """Return the steps of an epoch, each of `batch_size` samples or of `batch_tokens`. 0 until the data are read."""
+    if not rows:
+        return 0
+    if batch_tokens is None:
+        return math.ceil(rows / batch_size)
+    if not tokens:
+        return 0
+    return min(rows, math.ceil(tokens / batch_tokens))
+
+
 def _warmup_steps(training: TrainingConfig, num_steps: int) -> int:
-    """Return the steps in which the learning rate rises: as stated, or a share of all steps."""
+    """Return the number of steps in which the learning rate rises: as the config says, or its share of all steps."""
     if training.warmup_steps is not None:
         return training.warmup_steps
     return math.ceil(training.warmup_ratio * num_steps)
 
 
 def _micro_batches(plan: Plan) -> int:
-    """Micro-batches that the mean step takes on a rank; those of the plan where it is not the lengths that decide."""
-    if plan.micro_batch_tokens is not None and (tokens := plan.tokens_per_step) is not None:
-        return math.ceil(
-            tokens * (1 - plan.spared_share) / (plan.world_size * plan.micro_batch_tokens)
-        )
+    """Return the micro-batches of the mean step on a rank, by the lengths of rows if these decide."""
+    tokens = plan.tokens_per_step
+    if plan.micro_batch_tokens is not None and tokens is not None:
+        computed = tokens * (1 - plan.spared_share)
+        return math.ceil(computed / (plan.world_size * plan.micro_batch_tokens))
     if plan.global_batch_tokens is not None and plan.global_batch_size:
-        return math.ceil(
-            plan.global_batch_size / (plan.world_size * plan.per_device_train_batch_size)
-        )
+        unit = plan.world_size * plan.per_device_train_batch_size
+        return math.ceil(plan.global_batch_size / unit)
     return plan.accumulation
 
 
@@ -217,16 +239,17 @@ def _interval(steps: int | Literal["epoch"], steps_per_epoch: int) -> int:
 
 
 def _world(compute: ComputeConfig, gpus: int, world_size: int | None) -> tuple[int, int, bool]:
-    """Nodes, processes on each, and whether each process has a GPU; as planned, or as a rank found it."""
+    """Return nodes, processes on each, and whether each process has a GPU. A rank passes its `world_size`."""
     nodes = compute.nodes
     if world_size is None:
         return nodes, *_processes(compute, gpus)
-    nodes = nodes if world_size % nodes == 0 else 1
+    if world_size % nodes != 0:
+        nodes = 1  # started by hand, with another number of processes than the config has
     return nodes, world_size // nodes, bool(compute.gpus_per_node or gpus)
 
 
 def _processes(compute: ComputeConfig, gpus: int) -> tuple[int, bool]:
-    """Processes on each node, and whether each has a GPU."""
+    """Return the processes on each node, and whether each has a GPU."""
     available = gpus if compute.gpus_per_node is None else compute.gpus_per_node
     processes = compute.processes or available or 1
     if 0 < available < processes:
@@ -240,46 +263,47 @@ def _processes(compute: ComputeConfig, gpus: int) -> tuple[int, bool]:
 def _batches(
     training: TrainingConfig, world_size: int, *, is_packed: bool, longest_row: int
 ) -> tuple[int, int | None, int]:
-    """Return samples of an optimizer step, or tokens instead, and micro-batches of a step and rank."""
+    """Return samples of a step, or tokens in their place, and micro-batches of a step and rank."""
     if training.global_batch_tokens is not None:
         whole = training.per_device_train_batch_size * longest_row * world_size
         return 0, *_token_batches(training, whole, is_packed=is_packed)
     batch = training.per_device_train_batch_size
-    wanted = training.global_batch_size
+    samples = training.global_batch_size
     accumulation = training.gradient_accumulation_steps
-    if wanted is None:
+    if samples is None:
         accumulation = accumulation or 1
         return batch * accumulation * world_size, None, accumulation
-    if accumulation is not None and batch * accumulation * world_size != wanted:
+    if accumulation is not None and batch * accumulation * world_size != samples:
         raise ConfigError(
-            f"training.global_batch_size: found {wanted}, but per_device_train_batch_size {batch} × "
+            f"training.global_batch_size: found {samples}, but per_device_train_batch_size {batch} × "
             f"gradient_accumulation_steps {accumulation} × {world_size} processes = "
             f"{batch * accumulation * world_size}; leave out gradient_accumulation_steps, which follows from the "
             "others, or global_batch_size"
         )
-    if not is_packed and wanted % (batch * world_size):
-        raise ConfigError(_impossible_split(wanted, batch, world_size))
-    if wanted < world_size:
+    # Packed micro-batches hold any number of samples; others hold exactly `batch`.
+    if not is_packed and samples % (batch * world_size):
+        raise ConfigError(_impossible_split(samples, batch, world_size))
+    if samples < world_size:
         raise ConfigError(
-            f"training.global_batch_size: found {wanted} samples for {world_size} processes; expected at least one "
-            f"for each: a global batch of {world_size} or more, or {wanted} processes or fewer"
+            f"training.global_batch_size: found {samples} samples for {world_size} processes; expected at least one "
+            f"for each: a global batch of {world_size} or more, or {samples} processes or fewer"
         )
-    return wanted, None, math.ceil(wanted / (batch * world_size))
+    return samples, None, math.ceil(samples / (batch * world_size))
 
 
 def _token_batches(training: TrainingConfig, whole: int, *, is_packed: bool) -> tuple[int, int]:
-    """Return tokens of an optimizer step, and full-length micro-batches of a step and rank.
+    """Return tokens of a step, and full-length micro-batches of a step and rank.
 
-    `whole`: tokens of one full-length micro-batch of each rank, all together.
+    `whole`: tokens of one full-length micro-batch on each rank, all together.
     """
-    wanted = training.global_batch_tokens
+    setting = training.global_batch_tokens
     accumulation = training.gradient_accumulation_steps
     if training.global_batch_size is not None:
         raise ConfigError(
-            f"training.global_batch_tokens: found {wanted} beside global_batch_size {training.global_batch_size}; "
+            f"training.global_batch_tokens: found {setting} beside global_batch_size {training.global_batch_size}; "
             "expected one of them: a step takes a number of tokens or of samples"
         )
-    if wanted == "packed":
+    if setting == "packed":
         if not is_packed:
             raise ConfigError(
                 "training.global_batch_tokens: found packed with data.packing: false; expected a number of tokens, "
@@ -288,47 +312,61 @@ def _token_batches(training: TrainingConfig, whole: int, *, is_packed: bool) -> 
         return whole * (accumulation or 1), accumulation or 1
     if accumulation is not None:
         raise ConfigError(
-            f"training.global_batch_tokens: found {wanted} beside gradient_accumulation_steps {accumulation}; leave "
+            f"training.global_batch_tokens: found {setting} beside gradient_accumulation_steps {accumulation}; leave "
             "that out, it follows from the tokens; or set global_batch_tokens: packed"
         )
-    tokens = int(wanted or 0)
+    tokens = int(setting or 0)
     return tokens, math.ceil(tokens / whole)
 
 
-def _impossible_split(wanted: int, batch: int, world_size: int) -> str:
+def _impossible_split(samples: int, batch: int, world_size: int) -> str:
+    """Return the message about a global batch that cannot be split, with what is possible.
+
+    12 samples in batches of 8 on 1 process: a global batch of 8 or 16, or batches of 1, 2, 3, 4, 6 or 12.
+    """
     unit = batch * world_size
-    nearest = [n for n in (wanted // unit * unit, (wanted // unit + 1) * unit) if n]
+    lower = samples // unit * unit
+    nearest = [lower, lower + unit] if lower else [unit]
     ways = [f"a global batch of {' or '.join(map(str, nearest))}"]
-    if wanted % world_size == 0:
-        ways.append(f"per_device_train_batch_size {_listed(_divisors(wanted // world_size))}")
-    if wanted % batch == 0:
-        ways.append(f"{_listed(_divisors(wanted // batch))} processes")
+    if samples % world_size == 0:
+        ways.append(f"per_device_train_batch_size {_listed(_divisors(samples // world_size))}")
+    if samples % batch == 0:
+        ways.append(f"{_listed(_divisors(samples // batch))} processes")
     return (
-        f"training.global_batch_size: found {wanted}, which is no multiple of per_device_train_batch_size {batch} × "
+        f"training.global_batch_size: found {samples}, which is no multiple of per_device_train_batch_size {batch} × "
         f"{world_size} processes = {unit}; possible are {'; '.join(ways)}; or data.packing: true"
     )
 
 
 def _divisors(number: int) -> list[int]:
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return sorted({*small, *(number // n for n in small)})
+    divisors = set()
+    for divisor in range(1, math.isqrt(number) + 1):
+        if number % divisor == 0:
+            divisors |= {divisor, number // divisor}
+    return sorted(divisors)
 
 
 def _listed(numbers: list[int]) -> str:
     *rest, last = map(str, numbers)
-    return f"{', '.join(rest)} or {last}" if rest else last
+    if not rest:
+        return last
+    return f"{', '.join(rest)} or {last}"
 
 
 def learning_rate_at(plan: Plan, step: int) -> float:
-    """The learning rate of the step that begins after `step` completed ones, `0 <= step < num_steps`.
+    """Return the learning rate of the step that begins after `step` completed ones, `0 <= step < num_steps`.
 
-    It rises linearly over the warm-up, whose first step already learns and whose last has the full rate, and then
-    falls to 0 as the run ends (cosine, linear) or stays (constant).
+    It rises linearly over the warm-up; then it falls to 0 at the end of the run (cosine, linear) or stays (constant).
+    With a rate of 1 and 4 steps of warm-up: 0.25, 0.5, 0.75, 1, then the schedule.
     """
     if step < plan.warmup_steps:
+        # The first step already learns, and the last one of the warm-up has the full rate.
         return plan.learning_rate * ((step + 1) / plan.warmup_steps)
     if plan.lr_scheduler_type == "constant":
         return plan.learning_rate
     done = (step - plan.warmup_steps) / max(1, plan.num_steps - plan.warmup_steps)
-    left = 1 - done if plan.lr_scheduler_type == "linear" else (1 + math.cos(math.pi * done)) / 2
-    return plan.learning_rate * max(0.0, left)
+    if plan.lr_scheduler_type == "linear":
+        factor = 1 - done
+    else:
+        factor = (1 + math.cos(math.pi * done)) / 2
+    return plan.learning_rate * max(0.0, factor)

@@ -1,7 +1,7 @@
-"""One run in MLflow: settings, numbers, data set, tags, files, the machine's load and, where asked for, the model.
+"""One run in MLflow: settings, numbers, data set, tags, files, the machine's load and, if the config says so, the model.
 
-What MLflow's own pages look for is given under the names they know: `mlflow.*` tags, `system/*` metrics, data set
-inputs. Sending is tracker_queue's.
+MLflow's pages look for certain names, so these are used: `mlflow.*` tags, `system/*` metrics, data set inputs.
+tracker_queue.py decides when something is sent.
 """
 
 from __future__ import annotations
@@ -46,19 +46,17 @@ WritePage = Callable[[Path], object]
 
 
 class MlflowSink(Sink):
-    """One MLflow run, begun or gone on with. `close` ends it."""
+    """One MLflow run, a new one or that of an earlier start."""
 
     def __init__(
         self, settings: MlflowConfig, run: TrackedRun, write_page: WritePage | None
     ) -> None:
-        """`write_page`: writes the report of the run to a file, which is sent at the end."""
-        # Before the import, which reads them: no report to MLflow's makers, and no minutes of retries.
+        """Prepare the client. `write_page` writes the report of the run to a file, which is sent at the end."""
+        # Importing MLflow reads these: no telemetry, and seconds of retries instead of minutes or (Retry-After) hours.
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
-        os.environ.setdefault(
-            "MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false"
-        )  # which may be hours
+        os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
         from mlflow import MlflowClient
 
         for name in ("mlflow", "alembic"):
@@ -74,17 +72,15 @@ class MlflowSink(Sink):
         self._run_id = ""
 
     def begin(self) -> None:
-        """Begin the run, or go on with that of an earlier start."""
-        self._run_id = self._go_on(self._uri) or self._begin(self._artifacts, self._uri)
-        shown = (
-            f"; open it with: mlflow ui --backend-store-uri {self._uri}"
-            if self._artifacts is not None
-            else ""
-        )
-        _log.info("MLflow run %s at %s%s", self._run_id, self._uri, shown)
+        """Begin a run, or continue that of an earlier start."""
+        self._run_id = self._continue(self._uri) or self._begin(self._artifacts, self._uri)
+        advice = ""
+        if self._artifacts is not None:
+            advice = f"; open it with: mlflow ui --backend-store-uri {self._uri}"
+        _log.info("MLflow run %s at %s%s", self._run_id, self._uri, advice)
 
     def send(self, numbers: Sequence[Numbers]) -> None:
-        """Send numbers, some at a time."""
+        """Send numbers, at most a thousand in a call."""
         values: list[Any] = []
         for of_step in numbers:
             values += _metrics(of_step)
@@ -92,29 +88,29 @@ class MlflowSink(Sink):
             self._client.log_batch(self._run_id, metrics=values[first : first + _NUMBERS_PER_CALL])
 
     def tell(self, name: str, text: str) -> None:
-        """A tag of the run."""
+        """Set a tag of the run."""
         self._client.set_tag(self._run_id, f"kubetune.{name}", text)
 
     def load_of(self, load: Mapping[str, Any]) -> Mapping[str, float]:
-        """The machine's load, for MLflow's page of system metrics."""
+        """Return the machine's load for MLflow's page of system metrics."""
         return machine_load(load)
 
     def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
-        """The run's files, and its end. A run that was stopped has no time for files that a next start sends again."""
+        """Yield what is left to send: the run's files, the model, and its end."""
+        # A stopped run (KILLED) has no time for files, and the next start sends them.
         if status != "KILLED":
-            yield SECONDS_FOR_FILES, _going_without("data set", self._send_data_set)
-            yield SECONDS_FOR_FILES, _going_without("files", self._send_files)
+            yield SECONDS_FOR_FILES, _tolerant("data set", self._send_data_set)
+            yield SECONDS_FOR_FILES, _tolerant("files", self._send_files)
         if status == "FINISHED" and self._settings.log_model:
-            yield SECONDS_FOR_FILES, _going_without("model", self._send_model)
+            yield SECONDS_FOR_FILES, _tolerant("model", self._send_model)
         yield SECONDS_TO_SEND_THE_REST, lambda: self._client.set_terminated(self._run_id, status)
 
     def _send_files(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
             for name in _FILES:
-                if (self._run_dir / name).is_file():
-                    (Path(folder) / name).write_text(
-                        scrub((self._run_dir / name).read_text("utf-8")), "utf-8"
-                    )
+                file = self._run_dir / name
+                if file.is_file():
+                    (Path(folder) / name).write_text(scrub(file.read_text("utf-8")), "utf-8")
             if self._write_page is not None:
                 self._write_page(Path(folder) / "report.html")
             self._client.log_artifacts(self._run_id, folder)
@@ -129,40 +125,47 @@ class MlflowSink(Sink):
         inputs = []
         for split, stats in (facts.get("splits") or {}).items():
             sources = [scrub(str(source["path"])) for source in stats.get("sources", ())]
-            profile = {
-                key: stats[key]
-                for key in ("records", "rows", "tokens", "trained_tokens")
-                if key in stats
-            }
+            name = f"{len(sources)} sources"
+            address: str | list[str] = sources
+            if len(sources) == 1:
+                name = Path(sources[0]).name
+                address = sources[0]
+            counts = {}
+            for key in ("records", "rows", "tokens", "trained_tokens"):
+                if key in stats:
+                    counts[key] = stats[key]
             dataset = Dataset(
-                name=Path(sources[0]).name if len(sources) == 1 else f"{len(sources)} sources",
+                name=name,
                 digest=str(facts["fingerprint"])[:_LONGEST_DIGEST],
                 source_type="local",
-                source=json.dumps({"uri": sources[0] if len(sources) == 1 else sources}),
-                profile=json.dumps(profile),
+                source=json.dumps({"uri": address}),
+                profile=json.dumps(counts),
             )
             inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", split)]))
         self._client.log_inputs(self._run_id, datasets=inputs)
 
     def _send_model(self) -> None:
-        """The best checkpoint as it is: a PEFT adapter, or whole weights; registered where a name is given."""
-        self._client.log_artifacts(
-            self._run_id, str(self._run_dir / "checkpoints" / "best"), "model"
-        )
-        if name := self._settings.registered_model_name:
-            from mlflow.exceptions import MlflowException
+        """Send the best checkpoint as it is, a PEFT adapter or whole weights, and register it if the config says so."""
+        folder = str(self._run_dir / "checkpoints" / "best")
+        self._client.log_artifacts(self._run_id, folder, "model")
+        name = self._settings.registered_model_name
+        if name is None:
+            return
 
-            try:
-                self._client.create_registered_model(name)
-            except MlflowException as error:
-                if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                    raise
-            source = f"{self._client.get_run(self._run_id).info.artifact_uri}/model"
-            made = self._client.create_model_version(name, source, self._run_id)
-            _log.info("MLflow has the model as %s, version %s", name, made.version)
+        from mlflow.exceptions import MlflowException
 
-    def _go_on(self, uri: str) -> str | None:
-        """The MLflow run of an earlier start, set to running again; None when there is none to go on with."""
+        try:
+            self._client.create_registered_model(name)
+        except MlflowException as error:
+            # An earlier run has registered the name. This one becomes the next version of it.
+            if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                raise
+        source = f"{self._client.get_run(self._run_id).info.artifact_uri}/model"
+        model = self._client.create_model_version(name, source, self._run_id)
+        _log.info("MLflow has the model as %s, version %s", name, model.version)
+
+    def _continue(self, uri: str) -> str | None:
+        """Set the MLflow run of an earlier start to running, and return its id. None if there is none to continue."""
         path = self._run_dir / metrics.TRACKING
         try:
             known = read_object(path)
@@ -178,16 +181,18 @@ class MlflowSink(Sink):
         return run_id
 
     def _begin(self, artifacts: str | None, uri: str) -> str:
+        """Make a run with settings and tags, note it in tracking.json, and return its id."""
         from mlflow.entities import Param, RunTag
 
         name = self._settings.experiment
         experiment = self._client.get_experiment_by_name(name)
-        experiment_id = (
-            experiment.experiment_id
-            if experiment is not None
-            else self._client.create_experiment(name, artifact_location=artifacts)
-        )
+        if experiment is not None:
+            experiment_id = experiment.experiment_id
+        else:
+            experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
         run_id = self._client.create_run(experiment_id, run_name=self._run.name).info.run_id
+
+        # MLflow limits the length of a setting and the number of them in a call.
         params = []
         for key, value in dotted_values(self._run.settings):
             if value is not None:
@@ -207,16 +212,16 @@ class MlflowSink(Sink):
         return str(run_id)
 
 
-def _going_without(what: str, send: Callable[[], None]) -> Callable[[], None]:
-    """`send`; that something beside the numbers is not taken is no reason to end the run as failed."""
+def _tolerant(what: str, send: Callable[[], None]) -> Callable[[], None]:
+    """Return `send`, changed to warn if it fails: a run must not end as failed because MLflow refuses a file."""
 
-    def try_to() -> None:
+    def send_or_warn() -> None:
         try:
             send()
-        except Exception as error:  # a store's own errors, of many kinds
+        except Exception as error:  # each store has its own errors
             _log.warning("MLflow did not take the %s; it goes without: %s", what, reason_of(error))
 
-    return try_to
+    return send_or_warn
 
 
 def _metrics(numbers: Numbers) -> list[Any]:
@@ -267,9 +272,9 @@ def machine_load(load: Mapping[str, Any]) -> dict[str, float]:
 
 
 def find_store(uri: str) -> tuple[str, str | None]:
-    """MLflow's address for a `tracking.mlflow.uri`, and where artifacts go if MLflow's own choice does not fit.
+    """Return MLflow's address for a `tracking.mlflow.uri`, and where artifacts go if MLflow's default does not fit.
 
-    A folder means a SQLite file in it: MLflow no longer develops its plain-file store, which is used only where a
+    A folder means a SQLite file in it. MLflow no longer develops its store of plain files, which is used only if the
     folder holds one already.
     """
     if "://" in uri.removeprefix("file://") or uri.startswith("databricks"):

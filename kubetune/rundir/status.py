@@ -1,6 +1,6 @@
-"""State of a run at this moment, read from its run directory and its machine: what `kubetune watch` shows.
+"""The state of a run at this moment, read from its run directory and its machine: what `kubetune watch` shows.
 
-The same on a laptop and, by cluster/in_pod, in a pod; asks no API server.
+It is the same on a laptop and in a pod (k8s/cluster/in_pod), and asks no API server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.rundir.checkpoints import STATE
 from kubetune.rundir.throughput import last_start
 
-# What scrolls; in a cluster it comes over the network every few seconds.
+# Limits of what a view holds. On a cluster it comes over the network every few seconds.
 _LOG_LINES = 300
 _LOG_BYTES = 32 * 1024
 _POINTS = 320
@@ -30,19 +30,20 @@ _STEPS_FOR_SPEED = 20
 
 
 def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
-    """`progress` with recent losses and speeds, ranks, GPUs of this node and the last lines of one rank's log.
+    """Return `progress`, recent losses and speeds, ranks, GPUs of this node and the last lines of one rank's log.
 
-    `verdict` is that of the best checkpoint without its answers, empty before there is one.
-    `ranks` tell how many seconds ago each said where it is, by the clock of this machine.
+    `verdict` is that of the best checkpoint without its answers; it is empty before there is one.
     """
+    # The newest steps, and how long they took.
     steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line]
     steps = steps[-_POINTS:]
     newest = steps[-1] if steps else {}
     timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
     timing = timings[-1] if timings else {}
     start = last_start(metrics.read_events(run_dir))
+
     verdict: dict[str, Any] = {}
-    with suppress(EnvironmentFault):  # where it is damaged, the page on the run says so
+    with suppress(EnvironmentFault):  # if it is damaged, the page of the run says so
         verdict = metrics.read_verdict(run_dir)
     if verdict:
         verdict = {key: verdict.get(key) for key in ("step", "base", "best", "answers")}
@@ -77,18 +78,22 @@ def _ranks_with_logs(run_dir: Path) -> list[int]:
 
 def ranks(run_dir: Path, beats: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
     """Return where each rank is, and how many seconds ago it said so. `beats`: its beats, if they were read."""
+    if beats is None:
+        beats = heartbeat.read_beats(run_dir)
     now = time.time()
-    return [
-        {
-            "rank": beat["rank"],
-            "phase": beat["phase"],
-            "waiting": beat["waiting"],
-            "step": beat["step"],
-            "phase_seconds": max(0.0, beat["time"] - beat["since"]),
-            "silent_seconds": max(0.0, now - beat["time"]),
-        }
-        for beat in (heartbeat.read_beats(run_dir) if beats is None else beats)
-    ]
+    facts = []
+    for beat in beats:
+        facts.append(
+            {
+                "rank": beat["rank"],
+                "phase": beat["phase"],
+                "waiting": beat["waiting"],
+                "step": beat["step"],
+                "phase_seconds": max(0.0, beat["time"] - beat["since"]),
+                "silent_seconds": max(0.0, now - beat["time"]),
+            }
+        )
+    return facts
 
 
 def state_of(
@@ -128,15 +133,15 @@ def progress(
     events: Sequence[dict[str, Any]] | None = None,
     beats: Sequence[Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Return how far the run in this directory is. Keys that nothing is known about yet are None.
+    """Return how far the run in this directory is. A key is None while nothing is known about it.
 
-    `events`, `beats`: those of the run, where somebody has read them already.
+    `events`, `beats`: those of the run, if the caller has read them already.
     """
     if events is None:
         events = metrics.read_events(run_dir)
     if beats is None:
         beats = heartbeat.read_beats(run_dir)
-    # Lists of runs ask this of thousands: no line is parsed that is not needed.
+    # A list of runs calls this for thousands of them, so only the needed lines are parsed.
     newest = metrics.newest_with(run_dir / metrics.METRICS, ("loss", "eval_loss"))
     training = newest["loss"] or {}
     timings = metrics.last_lines(run_dir / metrics.TIMINGS, _STEPS_FOR_SPEED)
@@ -164,13 +169,11 @@ def progress(
 
 
 def _planned_steps(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the number of steps of the whole run.
-
-    A start that is still preparing has none in its plan yet; the one before it had.
-    """
+    """Return the number of steps of the whole run."""
     steps: int | None = _plan(run_dir).get("num_steps")
     if steps:
         return steps
+    # A start that is still preparing has none in its plan yet. An earlier one may have had.
     for event in reversed(events):
         if event["event"] in ("start", "resume") and event.get("steps"):
             return int(event["steps"])
@@ -209,21 +212,22 @@ def _is_starting(events: Sequence[dict[str, Any]]) -> bool:
 
 
 def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the exit that caused the others, of those of the last start that failed on some node."""
+    """Return the exit that caused the others, among the failed exits of the last start that failed."""
     exits: list[dict[str, Any]] = []
     for event in reversed(events):
         if event["event"] == "exit" and event.get("code"):
             exits.insert(0, event)
         elif event["event"] == "launch" and exits:
             break
-    # The first of those that did not only lose a peer, or were told to stop because another did.
-    return min(
-        exits, key=lambda event: only_followed(event["code"], event.get("error")), default=None
-    )
+    # Nodes that lost a peer, or were stopped because another node ended, only followed. Of the others, the first.
+    for event in exits:
+        if not only_followed(event["code"], event.get("error")):
+            return event
+    return exits[0] if exits else None
 
 
 def _plan(run_dir: Path) -> dict[str, Any]:
-    """Return plan.json, empty if it is missing or damaged: the other files of the run still tell something."""
+    """Return plan.json. Empty if it is missing or damaged, since the other files still tell something."""
     try:
         return files.read_object(run_dir / metrics.PLAN)
     except (FileNotFoundError, EnvironmentFault):

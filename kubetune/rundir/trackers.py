@@ -186,7 +186,7 @@ class _TensorBoard(Sink):
         self._step = resume_step
 
     def begin(self) -> None:
-        """Open the file. What an earlier start wrote beyond the checkpoint is hidden, or curves would run back."""
+        """Open the file. Hide what an earlier start wrote after the checkpoint, or curves would run back."""
         purge = self._step + 1 if self._step else None
         self._writer = self._open(str(self._folder), purge_step=purge, flush_secs=10)
         events = self._writer._get_file_writer().event_writer._async_writer
@@ -197,7 +197,7 @@ class _TensorBoard(Sink):
     def _describe(self) -> None:
         from torch.utils.tensorboard.summary import hparams
 
-        # Markdown takes lines that are indented so for code.
+        # In Markdown, lines that are indented by four spaces are code.
         lines = [f"    {line}" for line in scrub(self._run_file).splitlines()]
         self._writer.add_text("config", "\n".join(lines), 0)
         settings = {}
@@ -218,17 +218,17 @@ class _TensorBoard(Sink):
         self._disk.require()
 
     def tell(self, name: str, text: str) -> None:
-        """A text."""
+        """Write a text."""
         self._writer.add_text(name, text, self._step)
 
     def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
-        """The last records."""
+        """Yield the writing of the last records."""
         yield SECONDS_TO_SEND_THE_REST, self._writer.close
         yield SECONDS_TO_SEND_THE_REST, self._disk.require
 
 
 class _Disk:
-    """TensorBoard's own writer of records, which keeps what the disk refuses: its thread would die with a traceback."""
+    """Wraps TensorBoard's writer of records, and keeps the disk's error. Its thread would die of it with a traceback."""
 
     def __init__(self, writer: Any) -> None:
         self._writer = writer

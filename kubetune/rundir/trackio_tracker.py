@@ -1,4 +1,4 @@
-"""One run in Trackio: a file on this machine, a Space on the hub, or a server of one's own."""
+"""One run in Trackio: in files on this machine, in a Space on the hub, or on a server of the user's."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _log = family_logger("TRACKING")
 
 
 class TrackioSink(Sink):
-    """The run of this run directory's name; trackio knows runs by their names."""
+    """A run under the name of the run. Trackio identifies runs by name."""
 
     def __init__(self, settings: TrackioConfig, run: TrackedRun) -> None:
         if settings.dir is not None:
-            # It is read when trackio is imported.
+            # Importing trackio reads it.
             os.environ.setdefault("TRACKIO_DIR", str(Path(settings.dir).absolute()))
         import trackio
 
@@ -39,48 +39,52 @@ class TrackioSink(Sink):
         self._run: Any = None
 
     def begin(self) -> None:
-        """Begin the run, or go on with it."""
-        wanted = self._settings
+        """Begin the run, or continue it."""
+        section = self._settings
         name = self._tracked.name
         settings = {}
         for key, value in dotted_values(self._tracked.settings):
             if value is not None:
                 settings[key] = scrub(value) if isinstance(value, str) else value
-        with contextlib.redirect_stdout(io.StringIO()):  # six lines of advice
+        with contextlib.redirect_stdout(io.StringIO()):  # trackio prints six lines of advice
             self._run = self._trackio.init(
-                project=wanted.project,
+                project=section.project,
                 name=name,
-                group=wanted.group,
-                space_id=wanted.space_id,
-                server_url=wanted.server_url,
+                group=section.group,
+                space_id=section.space_id,
+                server_url=section.server_url,
                 resume="allow",
                 config=settings,
                 embed=False,
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
-        where = wanted.space_id or wanted.server_url
-        folder = os.environ.get("TRACKIO_DIR")
-        show = f"trackio show --project {wanted.project}"
-        if folder:
-            show = f"TRACKIO_DIR={folder} {show}"
-        shown = f" at {where}" if where else f"; open it with: {show}"
-        _log.info("Trackio run %s of project %s%s", name, wanted.project, shown)
+        where = section.space_id or section.server_url
+        if where:
+            place = f" at {where}"
+        else:
+            command = f"trackio show --project {section.project}"
+            folder = os.environ.get("TRACKIO_DIR")
+            if folder:
+                command = f"TRACKIO_DIR={folder} {command}"
+            place = f"; open it with: {command}"
+        _log.info("Trackio run %s of project %s%s", name, section.project, place)
 
     def send(self, numbers: Sequence[Numbers]) -> None:
-        """Hand numbers to trackio's own thread."""
+        """Pass numbers to trackio's thread."""
         for step, _, values in numbers:
             self._run.log({curve(name): value for name, value in values.items()}, step=step)
 
     def tell(self, name: str, text: str) -> None:
-        """An alert."""
+        """Send an alert."""
         self._run.alert(name, text)
 
     def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
-        """The rest of the numbers."""
+        """Yield the end of the run, which sends the rest of the numbers."""
 
         def finish() -> None:
             with contextlib.redirect_stdout(io.StringIO()):
                 self._run.finish()
 
-        yield SECONDS_TO_SEND_THE_REST if status == "KILLED" else SECONDS_FOR_FILES, finish
+        seconds = SECONDS_TO_SEND_THE_REST if status == "KILLED" else SECONDS_FOR_FILES
+        yield seconds, finish

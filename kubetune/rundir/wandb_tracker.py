@@ -1,7 +1,7 @@
-"""One run in Weights & Biases, online or in files of its own: settings, numbers, tags and, where asked for, the model.
+"""One run in Weights & Biases, online or in files: settings, numbers, tags and, if the config says so, the model.
 
-wandb itself looks at the machine. What it would take along of the surroundings (code, git, command line, installed
-packages) is left out: nothing but what is said here is sent.
+wandb observes the machine by itself. By default it would also send code, git state, command line and installed packages;
+that is switched off.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _log = family_logger("TRACKING")
 
 
 def lacks_key(settings: WandbConfig) -> str | None:
-    """Reason for which wandb would ask for a key, which nobody can answer in a run; None where it will not."""
-    if _mode(settings) != "online" or any(
-        map(os.environ.get, ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE"))
-    ):
+    """Return why wandb would ask for a key, a question that nobody can answer in a run. None if it has one."""
+    if _mode(settings) != "online":
         return None
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return None
+    # `wandb login` writes to netrc. Any entry will do: which host is wandb's depends on its version.
     place = os.environ.get("NETRC")
+    file = os.path.expanduser(place) if place else None
     try:
-        if netrc.netrc(
-            place and os.path.expanduser(place)
-        ).hosts:  # which of them is wandb's, its version knows
+        if netrc.netrc(file).hosts:
             return None
     except (OSError, netrc.NetrcParseError):
         pass
@@ -49,7 +49,7 @@ def _mode(settings: WandbConfig) -> Any:
 
 
 class WandbSink(Sink):
-    """The run whose id follows from its directory, so that every start goes on with it."""
+    """A run whose id follows from its directory, so that every start continues the same one."""
 
     def __init__(self, settings: WandbConfig, run: TrackedRun) -> None:
         import wandb
@@ -61,53 +61,56 @@ class WandbSink(Sink):
         self._run: Any = None
 
     def begin(self) -> None:
-        """Begin the run, or go on with it."""
-        wanted = self._settings
+        """Begin the run, or continue it."""
+        section = self._settings
         quiet = self._wandb.Settings(
             console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
             x_save_requirements=False, init_timeout=60,
         )  # fmt: skip
         self._run = self._wandb.init(
-            project=wanted.project,
-            entity=wanted.entity,
-            group=wanted.group,
-            tags=[self._tracked.task, self._tracked.method, *wanted.tags],
+            project=section.project,
+            entity=section.entity,
+            group=section.group,
+            tags=[self._tracked.task, self._tracked.method, *section.tags],
             id=run_id(self._run_dir),
             resume="allow",
             name=self._tracked.name,
             dir=str(self._run_dir),
-            mode=_mode(wanted),
+            mode=_mode(section),
             config=_scrubbed(self._tracked.settings),
             settings=quiet,
         )
         self._run.define_metric("step", hidden=True)
-        # wandb's own count drops what a resumed run repeats.
+        # wandb's own counter would drop the steps that a resumed run repeats.
         self._run.define_metric("*", step_metric="step")
-        folder = Path(self._run.dir).parent
-        # Each start has a folder of its own, and they are sent in their order.
-        sent = f"wandb sync {folder.parent}/offline-run-*"
-        where = f"{folder}; send it with: {sent}" if self._run.offline else self._run.url
+        where = self._run.url
+        if self._run.offline:
+            # Each start has its own folder. The command sends all of them, in their order.
+            folder = Path(self._run.dir).parent
+            where = f"{folder}; send it with: wandb sync {folder.parent}/offline-run-*"
         _log.info("W&B run %s at %s", self._run.id, where)
 
     def send(self, numbers: Sequence[Numbers]) -> None:
-        """Hand numbers to wandb's own process."""
+        """Pass numbers to wandb's process."""
         for step, moment, values in numbers:
             curves = {curve(name): value for name, value in values.items()}
             self._run.log({"step": step, "_timestamp": moment, **curves})
 
     def tell(self, name: str, text: str) -> None:
-        """A value of the run's summary."""
+        """Write a value into the run's summary."""
         self._run.summary[f"kubetune/{name}"] = text
 
     def closing(self, status: str) -> Iterator[tuple[float, Callable[[], object]]]:
-        """The model where it is wanted, and the run's end."""
+        """Yield what is left to send: the model, and the run's end."""
         if status == "FINISHED" and self._settings.log_model:
             yield SECONDS_FOR_FILES, self._send_model
+        seconds = SECONDS_FOR_FILES
         if status == "KILLED":
-            yield SECONDS_TO_SEND_THE_REST, self._run.mark_preempting
-        last = SECONDS_TO_SEND_THE_REST if status == "KILLED" else SECONDS_FOR_FILES
-        yield last, lambda: self._run.finish(exit_code=0 if status == "FINISHED" else 1)
-        # Its process writes on a moment longer, and would be ended with this one.
+            seconds = SECONDS_TO_SEND_THE_REST
+            yield seconds, self._run.mark_preempting
+        exit_code = 0 if status == "FINISHED" else 1
+        yield seconds, lambda: self._run.finish(exit_code=exit_code)
+        # wandb's process writes a moment longer, and would be killed with this one.
         yield SECONDS_TO_SEND_THE_REST, self._wandb.teardown
 
     def _send_model(self) -> None:
@@ -117,7 +120,7 @@ class WandbSink(Sink):
 
 
 def run_id(run_dir: Path) -> str:
-    """Identity of the run of a directory in W&B."""
+    """Return the id that the run of a directory has in W&B."""
     return hashlib.sha256(str(run_dir.absolute()).encode()).hexdigest()[:16]
 
 

@@ -1,12 +1,12 @@
-"""A copy of a run directory in an object store: kept up while the run goes on, and gone on from on an empty machine.
+"""The process that copies a run directory to an object store while the run goes on, or fetches it on an empty machine.
 
     python -m kubetune.rundir.mirror.copier follow RUN_DIR ADDRESS
-        copies until its standard input ends, then the rest
+        copies until its standard input ends, then copies the rest
     python -m kubetune.rundir.mirror.copier restore RUN_DIR ADDRESS
-        fetches what is newer there: the run, its newest checkpoints; `STARTING` in the environment: the config of what
-        begins
+        fetches the run and its newest checkpoints if the store knows more. The environment variable KUBETUNE_STARTING
+        holds the config of the run that begins
 
-A process of its own, so that training waits for no network. What is copied, and how, is sync.py's.
+It is a separate process, so that training never waits for a network. sync.py says what is copied, and how.
 """
 
 from __future__ import annotations
@@ -32,18 +32,17 @@ from kubetune.rundir.mirror.sync import FETCHING, Mirror
 
 SECONDS_BETWEEN_LOOKS = 5.0
 LONGEST_WAIT_SECONDS = 60.0
-FINISH_SECONDS = 1800.0
-"""After the end of a run: how long it is tried to send the rest."""
+FINISH_SECONDS = 1800.0  # for sending the rest after the end of a run
+RESTORE_SECONDS = 120.0  # for fetching a run on an empty machine
+SECONDS_IF_REFUSED = 5.0  # for a store that answers and refuses
 
 STARTING = "KUBETUNE_STARTING"
-"""Environment variable with the resolved config of the run that begins, as JSON: another one's copy is refused."""
-RESTORE_SECONDS = 120.0
-SECONDS_IF_REFUSED = 5.0
+"""Environment variable with the resolved config of the run that begins, as JSON. A copy with another config is refused."""
 REFUSALS = {
     *("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"),
     *("ClientAuthenticationError", "ResourceNotFoundError"),
 }
-"""Errors of boto, google.auth and azure.core by their names: none of them need be installed."""
+"""Errors of boto, google.auth and azure.core, by name, since none of these libraries has to be installed."""
 
 _log = logs.family_logger("MIRROR")
 
@@ -55,11 +54,12 @@ def persistently(
     wait: Callable[[float], Any] = time.sleep,
     what: str,
 ) -> Any:
-    """`attempt()`, again and again with longer waits while it fails. Raises EnvironmentFault after `seconds`.
+    """Return `attempt()`. While it fails, repeat it with growing pauses. Raises EnvironmentFault after `seconds`.
 
-    After a few, where waiting helps little: a bucket that is not there, or credentials.
+    A refusal (a missing bucket, wrong credentials) does not go away by waiting, so it is repeated for a few seconds only.
     """
-    began, pause = time.monotonic(), 1.0
+    began = time.monotonic()
+    pause = 1.0
     while True:
         try:
             return attempt()
@@ -76,7 +76,7 @@ def persistently(
 
 
 def _is_refused(error: Exception) -> bool:
-    """The store answers, and says no; its libraries have classes of their own for that."""
+    """True if the store has answered and refused. Each library has its own classes for that."""
     if isinstance(error, FileNotFoundError | PermissionError):
         return True
     status = getattr(error, "status_code", getattr(error, "code", None))
@@ -84,24 +84,26 @@ def _is_refused(error: Exception) -> bool:
 
 
 def _reason(error: Exception) -> str:
-    said = " ".join(str(error).split()).partition(" RequestId:")[
-        0
-    ]  # Azure goes on with its answer as XML
-    what = "there is no " if isinstance(error, FileNotFoundError) and "://" in said else ""
-    return logs.scrub(what + said) or type(error).__name__
+    # Azure's messages continue with its whole answer as XML.
+    text = " ".join(str(error).split()).partition(" RequestId:")[0]
+    if isinstance(error, FileNotFoundError) and "://" in text:
+        text = f"there is no {text}"  # the message is only the address
+    return logs.scrub(text) or type(error).__name__
 
 
 def follow(mirror: Mirror, stop: threading.Event) -> None:
-    """Keep the copy up until `stop`, however often the store is away; then send the rest.
+    """Keep the copy current until `stop`, then send the rest. While the store does not answer, try again.
 
-    Raises EnvironmentFault when that is not possible within half an hour, and ConfigError as soon as the copy is found
-    to be another's.
+    Raises EnvironmentFault if the rest cannot be sent within half an hour, and ConfigError as soon as the copy belongs to
+    another run or start.
     """
-    pause, is_lost = 1.0, False
+    pause = 1.0
+    is_lost = False  # the last attempt failed
     is_ours = False
 
     def send(*, everything: bool) -> None:
-        nonlocal is_ours  # taken once, but the store may be away when it is wanted first
+        nonlocal is_ours
+        # The first attempt may fail, so the lease is taken with the first one that reaches the store.
         if not is_ours:
             mirror.lease.take()
             is_ours = True
@@ -113,14 +115,15 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
             if is_lost:
                 _log.warning("%s is back", mirror.address)
                 metrics.record_event(mirror.run_dir, "mirror", address=mirror.address, ok=True)
-            pause, is_lost = 1.0, False
+            pause = 1.0
+            is_lost = False
             stop.wait(SECONDS_BETWEEN_LOOKS)
         except errors.ConfigError as error:
             metrics.record_event(
                 mirror.run_dir, "mirror", address=mirror.address, ok=False, reason=_reason(error)
             )
             raise
-        except Exception as error:  # nothing that happens to the copy may end the original
+        except Exception as error:  # no trouble of the copy may end the run
             if not is_lost:
                 _log.warning(
                     "%s cannot be written to; training goes on: %s", mirror.address, _reason(error)
@@ -145,7 +148,7 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
 
 @contextmanager
 def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
-    """A process that follows the run while the block runs, and then sends the rest, which is waited for.
+    """Copy the run directory in another process while the block runs, and wait until it has sent the rest.
 
     A run that was asked to stop waits no longer than its grace time.
     """
@@ -155,12 +158,13 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
         yield
     finally:
         process.stdin.close()
-        asked = None
+        stop_began = None  # since when a request to stop is known
         while process.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(0.2)
-            asked = asked or (time.monotonic() if relay.stopping else None)
-            if asked is not None and time.monotonic() - asked > relay.grace_seconds:
+            if relay.stopping and stop_began is None:
+                stop_began = time.monotonic()
+            if stop_began is not None and time.monotonic() - stop_began > relay.grace_seconds:
                 process.kill()
         if process.returncode == errors.USER:
             print(
@@ -175,9 +179,10 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do what the first argument says; returns the exit code."""
+    """Do what the first argument says. Return the exit code."""
     processes.die_with_parent()
-    verb, run_dir, address = argv[0], Path(argv[1]), argv[2]
+    verb, folder, address = argv
+    run_dir = Path(folder)
     logs.configure("INFO")
     try:
         mirror = Mirror(run_dir, address)
@@ -200,10 +205,11 @@ def _stop_at_the_end_of_input(stop: threading.Event) -> None:
 
 
 def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
-    """Fetch what the store has newer. An unreachable store is no reason to stop where the run itself is here.
+    """Fetch the run if the store knows more of it.
 
-    On an empty machine it is: a run that starts over would displace the copy of the one it should go on with. Raises
-    ConfigError where the copy is another run's: of another name, or of another config than the one `starting` here.
+    If the store cannot be reached, a run that is on this machine continues without it. On an empty machine it ends with
+    an error: a run that starts over would displace the copy of the run that it should continue. Raises ConfigError if
+    the copy belongs to another run: it has another name, or another config than the one `starting` here.
     """
     has_run = mirror.lease.has_begun() and not (mirror.run_dir / FETCHING).exists()
 
@@ -214,10 +220,9 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
         mirror.lease.recognise(claims=True)
         return step
 
+    seconds = 0.0 if has_run else RESTORE_SECONDS
     try:
-        step = persistently(
-            attempt, 0.0 if has_run else RESTORE_SECONDS, what=f"{mirror.address} cannot be read"
-        )
+        step = persistently(attempt, seconds, what=f"{mirror.address} cannot be read")
     except errors.EnvironmentFault as error:
         if not has_run:
             raise
@@ -228,4 +233,5 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    processes.leave(main(sys.argv[1:]))  # waiting for no request that was given up
+    # Not a normal exit, which would wait for requests that were given up.
+    processes.leave(main(sys.argv[1:]))

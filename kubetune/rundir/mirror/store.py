@@ -1,6 +1,7 @@
-"""An object store whose requests end: fsspec's file system, but what nothing comes of for too long is given up.
+"""An object store whose requests end: fsspec's file system, with a limit of time for each request.
 
-The time limits of its libraries begin anew with every byte, so that a store that drips would be waited for without end.
+The time limits of its libraries begin anew with every byte, so a store that sends a byte now and then is waited for
+without end.
 """
 
 from __future__ import annotations
@@ -12,17 +13,16 @@ from concurrent.futures import wait
 from functools import partial
 from typing import Any
 
+# For a request that moves no file.
 ANSWER_SECONDS = 180.0
-"""For any request but those that move a file."""
 
+# For each LEAST_BYTES of a file. A library may report ten parts of 50 MB only when all of them are through.
 FILE_SECONDS = 1800.0
-"""For LEAST_BYTES of a file; a library may tell of ten parts of 50 MB only when they are through, over a slow line."""
-
 LEAST_BYTES = 2**16
 
 
 class PatientStore:
-    """A file system of fsspec with the same methods; each may raise TimeoutError besides what its library raises."""
+    """A file system of fsspec. Its methods raise TimeoutError besides what the library raises."""
 
     def __init__(self, file_system: Any) -> None:
         self._file_system = file_system
@@ -39,33 +39,34 @@ class PatientStore:
         self._ask("put_file", path, place, moves=place)
 
     def _ask(self, name: str, *arguments: Any, moves: str = "", **settings: Any) -> Any:
+        """Call a method of the file system. `moves` names the file that it copies, if it copies one."""
         from fsspec.callbacks import Callback
 
-        last, counted = time.monotonic(), 0
+        patience = FILE_SECONDS if moves else ANSWER_SECONDS
+        progressed_at = time.monotonic()
+        counted = 0  # bytes at that time
 
         def note(_: int, value: int, **__: Any) -> None:
-            nonlocal last, counted
+            nonlocal progressed_at, counted
             if value >= counted + LEAST_BYTES:
-                last, counted = time.monotonic(), value
+                progressed_at = time.monotonic()
+                counted = value
 
         if moves:
             settings["callback"] = Callback(hooks={"arrival": note})
-        method = getattr(
-            self._file_system, f"_{name}"
-        )  # the coroutine: unlike the method without _, it can be ended
-        asked = asyncio.run_coroutine_threadsafe(
-            method(*arguments, **settings), self._file_system.loop
-        )
-        patience = FILE_SECONDS if moves else ANSWER_SECONDS
+        # The coroutine `_get_file`, since it can be cancelled; the method `get_file` cannot.
+        coroutine = getattr(self._file_system, f"_{name}")(*arguments, **settings)
+        request = asyncio.run_coroutine_threadsafe(coroutine, self._file_system.loop)
         try:
-            while not asked.done():
-                if (left := last + patience - time.monotonic()) <= 0:
+            while not request.done():
+                left = progressed_at + patience - time.monotonic()
+                if left <= 0 and moves:
                     raise TimeoutError(
                         f"less than {LEAST_BYTES:,} bytes of {moves} in {patience:,g} s"
-                        if moves
-                        else f"no whole answer about {arguments[0]} in {patience:,g} s"
                     )
-                wait([asked], left)
-            return asked.result()
+                if left <= 0:
+                    raise TimeoutError(f"no whole answer about {arguments[0]} in {patience:,g} s")
+                wait([request], left)
+            return request.result()
         finally:
-            asked.cancel()
+            request.cancel()
