@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +23,12 @@ Ids = list[int]
 
 
 class Row(NamedTuple):
-    """A question, its two answers, what the reference says of them, and whether the first is good (of judged ones)."""
+    """A question with two answers."""
 
     prompt: Ids
-    answers: tuple[Ids, Ids]
-    reference: tuple[float, float]
-    good: bool
+    answers: tuple[Ids, Ids]  # the chosen one, the rejected one
+    reference: tuple[float, float]  # log-probability of each by the reference
+    good: bool  # is the first answer good, where answers are judged one by one?
 
 
 LOSSES: dict[str, dict[str, Any]] = {
@@ -53,41 +53,42 @@ def draw(number: int, seed: int = 0, vocabulary: int = 300) -> list[Row]:
     def ids(most: int) -> Ids:
         return [some.randrange(3, vocabulary) for _ in range(some.randint(1, most))]
 
-    return [
-        Row(
-            ids(9),
-            (a := ids(12), b := ids(12)),
-            (-5.8 * len(a) - some.random(), -5.8 * len(b)),
-            bool(some.getrandbits(1)),
-        )
-        for _ in range(number)
-    ]
+    rows = []
+    for _ in range(number):
+        prompt = ids(9)
+        chosen = ids(12)
+        rejected = ids(12)
+        # About what a model says that knows nothing: log(1/300) is -5.7 a token.
+        reference = (-5.8 * len(chosen) - some.random(), -5.8 * len(rejected))
+        rows.append(Row(prompt, (chosen, rejected), reference, good=bool(some.getrandbits(1))))
+    return rows
 
 
 def batch_of(rows: Sequence[Row], first: int = 0, lay: Callable[..., Batch] = collate) -> Batch:
     """Return the micro-batch of some rows, whose ids count from `first`; `lay` may share their beginnings."""
-    laid = [
-        (
-            np.array(row.prompt + answer, np.uint32),
-            np.arange(len(row.prompt) + len(answer)) >= len(row.prompt),
-        )
-        for row in rows
-        for answer in row.answers
-    ]
-    batch = lay(laid, range(first, first + len(rows)))
-    reference = torch.tensor([row.reference for row in rows], dtype=torch.float64)
+    sequences = []
+    for row in rows:
+        for answer in row.answers:
+            ids = np.array(row.prompt + answer, np.uint32)
+            trained = np.arange(len(ids)) >= len(row.prompt)
+            sequences.append((ids, trained))
     return replace(
-        batch, reference=reference, targets=torch.tensor([[float(row.good)] for row in rows])
+        lay(sequences, range(first, first + len(rows))),
+        reference=torch.tensor([row.reference for row in rows], dtype=torch.float64),
+        targets=torch.tensor([[float(row.good)] for row in rows]),
     )
 
 
 def work_of(rows: Sequence[Row], size: int, settings: PreferenceConfig) -> Work:
     """Return the rows as a step in micro-batches of `size`."""
-    batches = [batch_of(rows[start : start + size], start) for start in range(0, len(rows), size)]
-    if settings.loss != "kto":
-        batches = [replace(batch, targets=None) for batch in batches]
-    if settings.reference_free:
-        batches = [replace(batch, reference=None) for batch in batches]
+    batches = []
+    for start in range(0, len(rows), size):
+        batch = batch_of(rows[start : start + size], start)
+        if settings.loss != "kto":
+            batch = replace(batch, targets=None)
+        if settings.reference_free:
+            batch = replace(batch, reference=None)
+        batches.append(batch)
     return Work(batches, 0, sum(batch.num_labels for batch in batches), 0, len(rows))
 
 
@@ -97,66 +98,139 @@ def logp(model: Any, prompt: Ids, answer: Ids) -> Tensor:
     return F.log_softmax(logits.double(), -1)[torch.arange(len(answer)), torch.tensor(answer)].sum()
 
 
-def plain_loss(model: nn.Module, rows: Sequence[Row], s: PreferenceConfig) -> Tensor:
+@dataclass(frozen=True)
+class Scored:
+    """What a model says of the two answers of a row. All but the counts are tensors of one number, fp64."""
+
+    chosen: Tensor  # log-probability of the chosen answer
+    rejected: Tensor
+    chosen_gain: Tensor  # by how much that is above the reference's
+    rejected_gain: Tensor
+    chosen_tokens: int
+    rejected_tokens: int
+    good: bool  # is the first answer good, where answers are judged one by one?
+
+    @classmethod
+    def of(cls, model: nn.Module, row: Row) -> Scored:
+        chosen, rejected = (logp(model, row.prompt, answer) for answer in row.answers)
+        return cls(
+            chosen,
+            rejected,
+            chosen - row.reference[0],
+            rejected - row.reference[1],
+            len(row.answers[0]),
+            len(row.answers[1]),
+            row.good,
+        )
+
+    @property
+    def margin(self) -> Tensor:
+        return self.chosen - self.rejected
+
+    @property
+    def margin_of_gains(self) -> Tensor:
+        return self.chosen_gain - self.rejected_gain
+
+    @property
+    def margin_of_means(self) -> Tensor:
+        return self.chosen / self.chosen_tokens - self.rejected / self.rejected_tokens
+
+
+def plain_loss(model: nn.Module, rows: Sequence[Row], settings: PreferenceConfig) -> Tensor:
     """Return the loss of a global batch in fp64, as the papers write it."""
-    both = [tuple(logp(model, row.prompt, answer) for answer in row.answers) for row in rows]
-    gained = [
-        (w - row.reference[0], lost - row.reference[1])
-        for (w, lost), row in zip(both, rows, strict=True)
-    ]
-    sizes = [tuple(map(len, row.answers)) for row in rows]
-    means = [(w / n, lost / m) for (w, lost), (n, m) in zip(both, sizes, strict=True)]
-    nll = -sum(w for w, _ in both) / sum(n for n, _ in sizes)
-    sigmoid = torch.sigmoid
-    eps = s.label_smoothing
-    losses: list[Tensor]
-    if s.loss in ("dpo", "robust"):
-        pairs = both if s.reference_free else gained
-        p = [sigmoid(s.beta * (w - lost)) for w, lost in pairs]
-        if s.loss == "dpo":
-            losses = [-(1 - eps) * torch.log(x) - eps * torch.log(1 - x) for x in p]
-        else:
-            losses = [
-                (-(1 - eps) * torch.log(x) + eps * torch.log(1 - x)) / (1 - 2 * eps) for x in p
-            ]
-    elif s.loss == "hinge":
-        losses = [torch.clamp(1 - s.beta * (w - lost), min=0) for w, lost in gained]
-    elif s.loss == "ipo":
-        per_token = [(w / n, lost / m) for (w, lost), (n, m) in zip(gained, sizes, strict=True)]
-        losses = [(w - lost - 1 / (2 * s.beta)) ** 2 for w, lost in per_token]
-    elif s.loss == "orpo":
-        odds = [[torch.exp(x) / (1 - torch.exp(x)) for x in pair] for pair in means]
-        losses = [-s.beta * torch.log(sigmoid(torch.log(w / lost))) for w, lost in odds]
-        return torch.stack(losses).mean() + nll
-    elif s.loss == "simpo":
-        assert s.gamma is not None
-        losses = [-torch.log(sigmoid(s.beta * (w - lost) - s.gamma)) for w, lost in means]
-    elif s.loss == "cpo":
-        losses = [-torch.log(sigmoid(s.beta * (w - lost))) for w, lost in both]
+    scored = [Scored.of(model, row) for row in rows]
+    if settings.loss == "kto":
+        losses = kto_losses(scored, settings)
     else:
-        z = max(0.0, sum(lost.item() for _, lost in gained) / len(rows))
-        losses = [
-            s.desirable_weight * (1 - sigmoid(s.beta * (w - z)))
-            if row.good
-            else s.undesirable_weight * (1 - sigmoid(s.beta * (z - w)))
-            for (w, _), row in zip(gained, rows, strict=True)
-        ]
-    return torch.stack(losses).mean() + s.sft_weight * nll
+        losses = [LOSS_OF[settings.loss](row, settings) for row in scored]
+    nll = -sum(row.chosen for row in scored) / sum(row.chosen_tokens for row in scored)
+    # ORPO is the loss of fine-tuning on the chosen answers, and a term of its own.
+    weight = 1.0 if settings.loss == "orpo" else settings.sft_weight
+    return torch.stack(losses).mean() + weight * nll
+
+
+def dpo_loss(row: Scored, settings: PreferenceConfig) -> Tensor:
+    epsilon = settings.label_smoothing
+    p = probability_of(row, settings)
+    return -(1 - epsilon) * torch.log(p) - epsilon * torch.log(1 - p)
+
+
+def robust_loss(row: Scored, settings: PreferenceConfig) -> Tensor:
+    epsilon = settings.label_smoothing
+    p = probability_of(row, settings)
+    return (-(1 - epsilon) * torch.log(p) + epsilon * torch.log(1 - p)) / (1 - 2 * epsilon)
+
+
+def probability_of(row: Scored, settings: PreferenceConfig) -> Tensor:
+    """Return the probability that the chosen answer is the better one, by Bradley and Terry."""
+    margin = row.margin if settings.reference_free else row.margin_of_gains
+    return torch.sigmoid(settings.beta * margin)
+
+
+def hinge_loss(row: Scored, settings: PreferenceConfig) -> Tensor:
+    return torch.clamp(1 - settings.beta * row.margin_of_gains, min=0)
+
+
+def ipo_loss(row: Scored, settings: PreferenceConfig) -> Tensor:
+    chosen = row.chosen_gain / row.chosen_tokens
+    rejected = row.rejected_gain / row.rejected_tokens
+    return (chosen - rejected - 1 / (2 * settings.beta)) ** 2
+
+
+def orpo_loss(row: Scored, settings: PreferenceConfig) -> Tensor:
+    chosen = torch.exp(row.chosen / row.chosen_tokens)
+    rejected = torch.exp(row.rejected / row.rejected_tokens)
+    ratio = (chosen / (1 - chosen)) / (rejected / (1 - rejected))
+    return -settings.beta * torch.log(torch.sigmoid(torch.log(ratio)))
+
+
+def simpo_loss(row: Scored, settings: PreferenceConfig) -> Tensor:
+    assert settings.gamma is not None
+    return -torch.log(torch.sigmoid(settings.beta * row.margin_of_means - settings.gamma))
+
+
+def cpo_loss(row: Scored, settings: PreferenceConfig) -> Tensor:
+    return -torch.log(torch.sigmoid(settings.beta * row.margin))
+
+
+LOSS_OF: dict[str, Callable[[Scored, PreferenceConfig], Tensor]] = {
+    "dpo": dpo_loss,
+    "robust": robust_loss,
+    "hinge": hinge_loss,
+    "ipo": ipo_loss,
+    "orpo": orpo_loss,
+    "simpo": simpo_loss,
+    "cpo": cpo_loss,
+}
+
+
+def kto_losses(scored: Sequence[Scored], settings: PreferenceConfig) -> list[Tensor]:
+    """Return the losses of first answers, each judged by itself; the second ones estimate the divergence `z`."""
+    z = max(0.0, sum(row.rejected_gain.item() for row in scored) / len(scored))
+    losses = []
+    for row in scored:
+        if row.good:
+            value = torch.sigmoid(settings.beta * (row.chosen_gain - z))
+            losses.append(settings.desirable_weight * (1 - value))
+        else:
+            value = torch.sigmoid(settings.beta * (z - row.chosen_gain))
+            losses.append(settings.undesirable_weight * (1 - value))
+    return losses
 
 
 def write_pairs(folder: Path) -> dict[str, str]:
-    """Return `data` of a run on 50 pairs, whose chosen answer says yes, with 13 held out."""
+    """Write 50 pairs, and 13 to hold out, and return `data` of a run on them; the chosen answer says yes."""
     some = random.Random(0)
     for name, rows in (("pairs", 50), ("held-out", 13)):
         with (folder / f"{name}.jsonl").open("w") as file:
             for number in range(rows):
-                prompt, a, b = (
+                prompt, good, bad = (
                     " ".join(some.choices(WORDS, k=some.randint(1, 12))) for _ in range(3)
                 )
                 row = {
                     "prompt": f"{number} {prompt}",
-                    "chosen": f" {a} yes",
-                    "rejected": f" {b} no",
+                    "chosen": f" {good} yes",
+                    "rejected": f" {bad} no",
                 }
                 file.write(json.dumps(row) + "\n")
     return {"train": str(folder / "pairs.jsonl"), "eval": str(folder / "held-out.jsonl")}
