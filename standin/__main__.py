@@ -38,16 +38,17 @@ def main() -> None:
     chosen = _arguments()
     folder = chosen.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    images = {
-        **(yaml.safe_load(chosen.images.read_text()) if chosen.images else {}),
-        **default_images(),
-    }
+    # The first pattern that is found in an image's name counts, so the user's come first.
+    images = {}
+    if chosen.images:
+        images.update(yaml.safe_load(chosen.images.read_text()))
+    images.update(default_images())
     options = ["--kubernetes-version", chosen.kubernetes_version]
     options += ["--nodes", str(chosen.nodes), "--gpus", str(chosen.gpus)]
+    if chosen.loopback:
+        options.append("--loopback")
     try:
-        cluster = ControlPlane(
-            folder, *options, *(["--loopback"] if chosen.loopback else []), images=images
-        )
+        cluster = ControlPlane(folder, *options, images=images)
     except Unavailable as reason:
         if chosen.loopback:
             sys.exit(f"standin: {reason}")

@@ -21,15 +21,19 @@ class Unavailable(Exception):
 
 
 def default_images() -> dict[str, Any]:
-    """A bare system (`busybox`), and this checkout in the Python that runs this (`kubetune`; `online` with the hub)."""
-    folders = {str(CHECKOUT), sys.prefix, sys.base_prefix}
-    env = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    """Return `busybox`, a bare system, and `kubetune`, this checkout in the Python that runs this; `online` has the hub."""
+    # Those of the system are in every container.
+    folders = {str(CHECKOUT), sys.prefix, sys.base_prefix} - set(_SYSTEM_PREFIXES)
     trainer = {
         "path": str(Path(sys.executable).parent),
-        "mounts": {folder: folder for folder in folders if folder not in _SYSTEM_PREFIXES},
+        "mounts": {folder: folder for folder in folders},
     }
-    kubetune, online = {**trainer, "env": {**env, "HF_HUB_OFFLINE": "1"}}, {**trainer, "env": env}
-    return {"busybox": {}, "kubetune": kubetune, "online": online}
+    env = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    return {
+        "busybox": {},
+        "kubetune": {**trainer, "env": {**env, "HF_HUB_OFFLINE": "1"}},
+        "online": {**trainer, "env": env},
+    }
 
 
 class ControlPlane:
@@ -44,22 +48,20 @@ class ControlPlane:
     ) -> None:
         """Start it, with options of standin/serve.py; `prefix` is put before its command (`setpriv …`).
 
-        `images`: `{regular expression: {path, mounts, env, command}}`, left out: the default ones. Raises Unavailable.
+        `images`: `{regular expression: {path, mounts, env, command}}`, left out: the default ones. Raise Unavailable.
         """
         self.why_loopback = ""
-        missing = (
-            []
-            if "--loopback" in options
-            else [name for name in _NEEDED_PROGRAMS if shutil.which(name) is None]
-        )
-        if missing:
+        missing = [name for name in _NEEDED_PROGRAMS if shutil.which(name) is None]
+        # Without namespaces none of them is called.
+        if missing and "--loopback" not in options:
             raise Unavailable(f"the stand-in cluster needs {', '.join(missing)}")
         self.state = folder / "state"
         self.server_log = folder / "server.log"
-        (folder / "images.json").write_text(
-            json.dumps(default_images() if images is None else dict(images))
-        )
-        arguments = ("--state", str(self.state), "--images", str(folder / "images.json"), *options)
+        images_file = folder / "images.json"
+        if images is None:
+            images = default_images()
+        images_file.write_text(json.dumps(dict(images)))
+        arguments = ("--state", str(self.state), "--images", str(images_file), *options)
         with self.server_log.open("w") as log:
             self.process = subprocess.Popen(
                 [*prefix, sys.executable, "-m", "standin.serve", *arguments],

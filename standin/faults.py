@@ -24,23 +24,18 @@ _REFUSALS_AT_START = 5
 
 @dataclass
 class Trouble:
-    """Fate of a user's requests, `get pods/exec` say, that match a regular expression.
+    """What becomes of users' requests of a kind."""
 
-    `about`: only of those about objects in whose names this regular expression is found.
-
-    `code`: refused with it, and `message`, as a Status (`html`: as a page of some proxy; 200: as plain text).
-    `cut`: the connection is closed, `before` the answer or `within` it. `seconds`: it takes so long first. `times`: of
-    so many.
-    """
-
-    request: str
-    about: str = ""
-    code: int = 0
+    request: str  # regular expression that the whole request matches, such as `get pods/exec`
+    about: str = ""  # regular expression that is found in the name of the object
+    code: int = (
+        0  # refused with it, as a Status with the message; 200: answered with the message as text
+    )
     message: str = "internal error"
-    html: bool = False
-    cut: str = ""
-    seconds: float = 0.0
-    times: int = -1
+    html: bool = False  # refused with a page of some proxy
+    cut: str = ""  # the connection is closed, `before` the answer or `within` it
+    seconds: float = 0.0  # it takes so long first
+    times: int = -1  # of so many requests; below 0 of all
 
 
 class Faults:
@@ -49,36 +44,38 @@ class Faults:
     def __init__(self) -> None:
         self._troubles: list[Trouble] = []
         self.asked: list[str] = []
+        # regular expressions
         self._unschedulable: list[str] = []
         self._broken_images: list[str] = []
         self._unbound: list[str] = []
+        # kinds; of those that are refused, the message
         self._uninstalled: set[str] = set()
         self._refusals: dict[str, str] = {}
         self._nodes_away: set[str] = set()
-        self._starting = 0
+        self._starting = 0  # refusals that are left
 
     def never_schedule(self, pod: str) -> None:
-        """No node ever fits a pod whose `namespace/name` matches this regular expression."""
+        """Let no node ever fit a pod whose `namespace/name` matches this regular expression."""
         self._unschedulable.append(pod)
 
     def break_image(self, image: str) -> None:
-        """Images whose name matches this regular expression cannot be pulled."""
+        """Let images whose name matches this regular expression not be pulled."""
         self._broken_images.append(image)
 
     def leave_unbound(self, claim: str) -> None:
-        """Nothing provides a volume for claims whose `namespace/name` matches this regular expression."""
+        """Let claims whose `namespace/name` matches this regular expression get no volume."""
         self._unbound.append(claim)
 
     def uninstall(self, kind: str) -> None:
-        """The server does not know this kind: its CustomResourceDefinition is not there."""
+        """Let the server not know this kind, as where its CustomResourceDefinition is not installed."""
         self._uninstalled.add(kind)
 
     def refuse(self, kind: str, message: str) -> None:
-        """Nobody, controllers included, may create objects of this kind: a quota or a webhook says no."""
+        """Let nobody, controllers included, create objects of this kind, as a quota or a webhook does."""
         self._refusals[kind] = message
 
     def leave_kubelet(self, node: str) -> None:
-        """The kubelet of a node does not answer: no log and no command in its pods, which go on."""
+        """Let the kubelet of a node not answer: no log and no command in its pods, which go on."""
         self._nodes_away.add(node)
 
     def is_kubelet_away(self, pod: Object) -> bool:
@@ -96,7 +93,7 @@ class Faults:
             raise ApiError(500, "InternalError", message)
 
     def start_slowly(self) -> None:
-        """The API server has just started: its next answers to users without all rights are refusals."""
+        """Refuse the next requests of users without all rights, as an API server that has just started."""
         self._starting = _REFUSALS_AT_START
 
     def is_starting(self) -> bool:
@@ -105,64 +102,66 @@ class Faults:
         return self._starting >= 0
 
     def trouble(self, **facts: object) -> None:
-        """Users' requests of a kind fail: see Trouble."""
+        """Let users' requests of a kind fail: see Trouble."""
         self._troubles.append(Trouble(**facts))  # type: ignore[arg-type]
 
     async def meet(self, request: web.Request, asked: str, name: str) -> web.StreamResponse | None:
-        """Fate of a user's request before it is served: ApiError, or an answer in the place of the true one."""
+        """Make the trouble that is asked for of a user's request: raise ApiError, or return an answer.
+
+        None: it is served as usual.
+        """
         self.asked.append(asked)
         for trouble in self._troubles:
-            if (
-                trouble.times
-                and re.fullmatch(trouble.request, asked)
-                and re.search(trouble.about, name)
-            ):
-                trouble.times -= 1
-                await asyncio.sleep(trouble.seconds)
-                if trouble.cut:
-                    return await _cut(request, within=trouble.cut == "within")
-                if trouble.code and trouble.html:
-                    page = f"<html><h1>{trouble.message}</h1></html>"
-                    return web.Response(text=page, status=trouble.code, content_type="text/html")
-                if trouble.code == 200:
-                    return web.Response(text=trouble.message)
-                if trouble.code:
-                    raise ApiError(trouble.code, "InternalError", trouble.message)
+            is_meant = re.fullmatch(trouble.request, asked) and re.search(trouble.about, name)
+            if not trouble.times or not is_meant:
+                continue
+            trouble.times -= 1
+            await asyncio.sleep(trouble.seconds)
+            if trouble.cut:
+                return await _cut(request, within=trouble.cut == "within")
+            if trouble.code and trouble.html:
+                page = f"<html><h1>{trouble.message}</h1></html>"
+                return web.Response(text=page, status=trouble.code, content_type="text/html")
+            if trouble.code == 200:
+                return web.Response(text=trouble.message)
+            if trouble.code:
+                raise ApiError(trouble.code, "InternalError", trouble.message)
         return None
 
     def clear(self) -> None:
-        for faults in (
-            self._unschedulable,
-            self._unbound,
-            self._broken_images,
-            self._uninstalled,
-            self._refusals,
-            self._nodes_away,
-        ):
-            faults.clear()
-        self._starting = 0
+        """End all faults, and forget what was asked."""
         self._troubles.clear()
         self.asked.clear()
+        self._unschedulable.clear()
+        self._broken_images.clear()
+        self._unbound.clear()
+        self._uninstalled.clear()
+        self._refusals.clear()
+        self._nodes_away.clear()
+        self._starting = 0
 
     def served(self) -> list[Resource]:
-        """The kinds that are installed."""
+        """Return the kinds that are installed."""
         return [resource for resource in RESOURCES if resource.kind not in self._uninstalled]
 
     def check_creation(self, obj: Object) -> None:
         """Raise ApiError 403 where objects of this kind are refused."""
-        if message := self._refusals.get(obj["kind"]):
+        message = self._refusals.get(obj["kind"])
+        if message:
             name = obj["metadata"].get("name") or obj["metadata"].get("generateName")
-            raise forbidden(
-                f'{BY_KIND[obj["kind"]].group_resource} "{name}" is forbidden: {message}'
-            )
+            what = BY_KIND[obj["kind"]].group_resource
+            raise forbidden(f'{what} "{name}" is forbidden: {message}')
 
     def is_unschedulable(self, pod: str) -> bool:
+        """True if no node is to fit a pod, by its `namespace/name`."""
         return any(re.search(pattern, pod) for pattern in self._unschedulable)
 
     def is_unbound(self, claim: str) -> bool:
+        """True if a claim is to get no volume, by its `namespace/name`."""
         return any(re.search(pattern, claim) for pattern in self._unbound)
 
     def image_is_broken(self, image: str) -> bool:
+        """True if an image is not to be pulled."""
         return any(re.search(pattern, image) for pattern in self._broken_images)
 
 
@@ -183,10 +182,9 @@ async def _cut(request: web.Request, *, within: bool) -> web.StreamResponse:
 
 def evict(store: Store, pod: Object, grace_seconds: int | None = None) -> None:
     """Delete a pod the way the eviction API and `kubectl drain` do: marked as a disruption, with its grace period."""
+    status = pod.setdefault("status", {})
     message = "Eviction API: evicting"
-    if set_condition(
-        pod.setdefault("status", {}), "DisruptionTarget", "True", "EvictionByEvictionAPI", message
-    ):
+    if set_condition(status, "DisruptionTarget", "True", "EvictionByEvictionAPI", message):
         store.touch(pod)
     store.delete(pod, grace_seconds)
 
@@ -199,5 +197,6 @@ def drain(store: Store, node_name: str) -> None:
     node["spec"]["unschedulable"] = True
     store.touch(node)
     for pod in store.list("Pod"):
-        if pod["spec"].get("nodeName") == node_name and not finished(pod) and not terminating(pod):
+        is_there = pod["spec"].get("nodeName") == node_name
+        if is_there and not finished(pod) and not terminating(pod):
             evict(store, pod)

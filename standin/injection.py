@@ -9,14 +9,19 @@ from standin.state.objects import Object
 from standin.state.store import Store
 
 
+def _kill_pod(store: Store, kubelet: Kubelet, namespace: str, pod: str, reason: str) -> None:
+    """Kill all containers of a pod, as the kernel does."""
+    obj = store.get("Pod", namespace, pod)
+    worker = kubelet.worker(obj) if obj else None
+    if worker is None or not worker.kill(reason):
+        raise KeyError(f"there is no running pod {namespace}/{pod}")
+
+
 def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Object) -> None:
     """Carry out one request; KeyError or TypeError when there is no such fault, pod or node, or no such argument."""
     match name:
         case "kill-pod":
-            pod = store.get("Pod", body["namespace"], body["pod"])
-            worker = kubelet.worker(pod) if pod else None
-            if worker is None or not worker.kill(body["reason"]):
-                raise KeyError(f"there is no running pod {body['namespace']}/{body['pod']}")
+            _kill_pod(store, kubelet, **body)
         case "drain":
             drain(store, body["node"])
         case "end-fakes":

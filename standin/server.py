@@ -24,7 +24,8 @@ _END_SECONDS = 5.0
 
 async def serve(settings: Settings, listener: socket.socket, url: str) -> None:
     """Serve on a bound socket until stdin is closed, which also happens when the process that started us dies."""
-    store, faults = Store(), Faults()
+    store = Store()
+    faults = Faults()
     kubelet = Kubelet(store, settings, faults)
     await kubelet.start()
     for obj in _first_objects(settings):
@@ -45,38 +46,40 @@ async def serve(settings: Settings, listener: socket.socket, url: str) -> None:
 async def _end() -> None:
     """Cancel what is left. Should a pod's task hang in that, the process ends all the same, and its pods with it."""
     left = asyncio.all_tasks() - {asyncio.current_task()}
+    if not left:
+        return
     for task in left:
         task.cancel()
-    _, stuck = await asyncio.wait(left, timeout=_END_SECONDS) if left else (left, left)
+    _, stuck = await asyncio.wait(left, timeout=_END_SECONDS)
     if stuck:
         print(f"ended without waiting for {stuck}", file=sys.stderr, flush=True)
         os._exit(0)
 
 
 def _first_objects(settings: Settings) -> list[Object]:
-    objects: list[Object] = [
-        {
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {"name": name, "labels": {"kubernetes.io/metadata.name": name}},
-            "status": {"phase": "Active"},
-        }
-        for name in ("default", "kube-system")
-    ]
+    """Return the namespaces and nodes that every cluster has."""
+    objects = []
+    for name in ("default", "kube-system"):
+        objects.append(_object("Namespace", name, {"kubernetes.io/metadata.name": name}))
+        objects[-1]["status"] = {"phase": "Active"}
     for index in range(settings.nodes):
         name = f"node-{index}"
+        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"zone-{index}"}
         size = {"cpu": "64", "memory": "512Gi", "nvidia.com/gpu": str(settings.gpus)}
-        status = {
+        node = _object("Node", name, labels)
+        node["spec"] = {}
+        node["status"] = {
             "capacity": size,
             "allocatable": size,
             "conditions": [{"type": "Ready", "status": "True"}],
         }
-        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": f"zone-{index}"}
-        metadata = {"name": name, "labels": labels}
-        objects.append(
-            {"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": {}, "status": status}
-        )
+        objects.append(node)
     return objects
+
+
+def _object(kind: str, name: str, labels: dict[str, str]) -> Object:
+    """Return an object of the core."""
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "labels": labels}}
 
 
 async def _listen(application: web.Application, listener: socket.socket, faults: Faults) -> None:
@@ -84,7 +87,8 @@ async def _listen(application: web.Application, listener: socket.socket, faults:
 
     What comes back is as a server that has just started, which knows no Role at first.
     """
-    leave, come_back = asyncio.Event(), asyncio.Event()
+    leave = asyncio.Event()
+    come_back = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGUSR1, leave.set)
     loop.add_signal_handler(signal.SIGUSR2, come_back.set)
@@ -109,6 +113,7 @@ async def _listen(application: web.Application, listener: socket.socket, faults:
 
 
 async def _until_stdin_closes() -> None:
+    """Wait until nobody holds the other end of stdin."""
     reader = asyncio.StreamReader()
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from standin.state.errors import ApiError, forbidden
 from standin.state.objects import Object
@@ -12,6 +13,17 @@ from standin.state.store import Store
 ADMIN = "admin"
 
 
+@dataclass(frozen=True)
+class Action:
+    """What somebody wants to do."""
+
+    verb: str
+    group: str
+    plural: str  # may end in `/subresource`
+    namespace: str
+    name: str | None = None
+
+
 def check(
     store: Store, token: str, verb: str, target: Target, is_starting: Callable[[], bool]
 ) -> None:
@@ -19,58 +31,71 @@ def check(
 
     While the server `is_starting` it knows no Role, and who needs one is refused.
     """
-    resource, namespace, name = target.resource, target.namespace, target.name
+    resource = target.resource
     if token not in ("", ADMIN) and is_starting():
         raise _denied(token, verb, target, resource.plural)
-    plural = f"{resource.plural}/{target.subresource}" if target.subresource else resource.plural
-    if resource.kind != "SelfSubjectAccessReview" and not allowed(
-        store, token, verb, resource.group, plural, namespace, name
-    ):
+    # Everybody may ask what they may do.
+    if resource.kind == "SelfSubjectAccessReview":
+        return
+    plural = resource.plural
+    if target.subresource:
+        plural += f"/{target.subresource}"
+    action = Action(verb, resource.group, plural, target.namespace, target.name)
+    if not allowed(store, token, action):
         raise _denied(token, verb, target, plural)
 
 
 def _denied(token: str, verb: str, target: Target, plural: str) -> ApiError:
     resource = target.resource
-    what = f'{resource.group_resource} "{target.name}"' if target.name else resource.group_resource
+    what = resource.group_resource
+    if target.name:
+        what += f' "{target.name}"'
     user = "system:serviceaccount:" + token.removeprefix("sa:")
     where = f'in API group "{resource.group}" in the namespace "{target.namespace}"'
     message = f'{what} is forbidden: User "{user}" cannot {verb} resource "{plural}" {where}'
     return forbidden(message, {"kind": resource.plural, "group": resource.group})
 
 
-def allowed(
-    store: Store, token: str, verb: str, group: str, plural: str, namespace: str, name: str | None
-) -> bool:
-    """Some RoleBinding in the namespace grants the verb; `plural` may end in `/subresource`."""
+def allowed(store: Store, token: str, action: Action) -> bool:
+    """True if some RoleBinding in the namespace grants an action to the owner of a token."""
     if token in ("", ADMIN):
         return True
     account = tuple(token.removeprefix("sa:").split(":"))
-    for binding in store.list("RoleBinding", namespace):
-        subjects = [s for s in binding.get("subjects", []) if s["kind"] == "ServiceAccount"]
-        if account not in [
-            (subject.get("namespace", namespace), subject["name"]) for subject in subjects
-        ]:
+    for binding in store.list("RoleBinding", action.namespace):
+        if not _binds(binding, account, action.namespace):
             continue
-        role = store.get("Role", namespace, binding["roleRef"]["name"]) or {}
-        if any(_grants(rule, verb, group, plural, name) for rule in role.get("rules", [])):
+        role = store.get("Role", action.namespace, binding["roleRef"]["name"]) or {}
+        if any(_grants(rule, action) for rule in role.get("rules", [])):
             return True
     return False
 
 
-def _grants(rule: Object, verb: str, group: str, plural: str, name: str | None) -> bool:
-    wanted = (("verbs", verb), ("apiGroups", group), ("resources", plural))
-    named = not rule.get("resourceNames") or name in rule["resourceNames"]
-    return named and all({"*", value} & set(rule.get(field, [])) for field, value in wanted)
+def _binds(binding: Object, account: tuple[str, ...], namespace: str) -> bool:
+    """True if a RoleBinding names a service account, which is (namespace, name)."""
+    for subject in binding.get("subjects", []):
+        name = (subject.get("namespace", namespace), subject["name"])
+        if subject["kind"] == "ServiceAccount" and name == account:
+            return True
+    return False
+
+
+def _grants(rule: Object, action: Action) -> bool:
+    """True if a rule of a Role covers an action."""
+    names = rule.get("resourceNames")
+    if names and action.name not in names:
+        return False
+    wanted = {"verbs": action.verb, "apiGroups": action.group, "resources": action.plural}
+    return all({"*", value} & set(rule.get(field, [])) for field, value in wanted.items())
 
 
 def review(store: Store, token: str, body: Object) -> Object:
     """Answer a SelfSubjectAccessReview (`kubectl auth can-i`)."""
     asked = body["spec"].get("resourceAttributes", {})
-    plural = "/".join(filter(None, (asked.get("resource"), asked.get("subresource"))))
-    verb, group, namespace = (
+    action = Action(
         asked.get("verb", ""),
         asked.get("group", ""),
+        "/".join(filter(None, (asked.get("resource"), asked.get("subresource")))),
         asked.get("namespace", ""),
+        asked.get("name"),
     )
-    granted = allowed(store, token, verb, group, plural, namespace, asked.get("name"))
-    return body | {"status": {"allowed": granted}}
+    return {**body, "status": {"allowed": allowed(store, token, action)}}

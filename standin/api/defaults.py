@@ -22,33 +22,42 @@ _DEFAULTS: dict[str, Object] = {
     "Deployment": {"replicas": 1, "strategy": {"type": "RollingUpdate"}},
     "Service": {"type": "ClusterIP"},
 }
+_WITH_PODS = ("Pod", "Job", "StatefulSet", "Deployment")
+# Without a limit of its own a Job whose indexes have one fails by them alone.
+_NO_LIMIT = 2**31 - 1
 
 
 def fill_defaults(obj: Object) -> None:
     """Complete an object in place, as admission does before it is stored."""
-    spec, kind = obj.get("spec"), obj["kind"]
+    kind = obj["kind"]
+    spec = obj.get("spec")
     if kind == "Job" and spec:
-        if spec.get("completions") is None and spec.get("parallelism") is None:
-            spec["completions"] = 1
-        if spec.get("backoffLimitPerIndex") is not None:
-            spec.setdefault("backoffLimit", 2**31 - 1)
-        spec.setdefault(
-            "podReplacementPolicy",
-            "Failed" if spec.get("podFailurePolicy") else "TerminatingOrFailed",
-        )
+        _fill_job(spec)
     if spec is not None:
         for key, value in _DEFAULTS.get(kind, {}).items():
             spec.setdefault(key, value)
-    if kind in ("Pod", "Job", "StatefulSet", "Deployment"):
+    if kind in _WITH_PODS:
         for _, template in pod_templates(obj):
             pod_spec = template.setdefault("spec", {})
             for key, value in _POD_DEFAULTS.items():
                 pod_spec.setdefault(key, value)
+            # A Job has to name its policy.
             if kind != "Job":
                 pod_spec.setdefault("restartPolicy", "Always")
     if kind == "Secret" and "stringData" in obj:
-        encoded = {
-            key: base64.b64encode(text.encode()).decode()
-            for key, text in obj.pop("stringData").items()
-        }
-        obj["data"] = obj.get("data", {}) | encoded
+        data = dict(obj.get("data", {}))
+        for key, text in obj.pop("stringData").items():
+            data[key] = base64.b64encode(text.encode()).decode()
+        obj["data"] = data
+
+
+def _fill_job(spec: Object) -> None:
+    """Fill in the defaults of a Job that depend on other fields."""
+    if spec.get("completions") is None and spec.get("parallelism") is None:
+        spec["completions"] = 1
+    if spec.get("backoffLimitPerIndex") is not None:
+        spec.setdefault("backoffLimit", _NO_LIMIT)
+    replacement = "TerminatingOrFailed"
+    if spec.get("podFailurePolicy"):
+        replacement = "Failed"
+    spec.setdefault("podReplacementPolicy", replacement)

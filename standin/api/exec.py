@@ -19,7 +19,11 @@ from standin.node.container import Container
 from standin.state.errors import ApiError, bad_request
 from standin.state.objects import Object
 
-_STDIN, _STDOUT, _STDERR, _STATUS, _CLOSE = 0, 1, 2, 3, 255
+_STDIN = 0
+_STDOUT = 1
+_STDERR = 2
+_STATUS = 3
+_CLOSE = 255
 _CHUNK_BYTES = 32_768
 
 
@@ -35,14 +39,15 @@ async def run_exec(request: web.Request, container: Container) -> web.WebSocketR
     await socket.prepare(request)
     argv = request.query.getall("command")
     if not container.has_program(argv[0]):
-        await socket.send_bytes(bytes([_STATUS]) + json.dumps(_no_program(argv[0])).encode())
-        await socket.close()
+        await _send_status(socket, _no_program(argv[0]))
         return socket
     terminal: int | None = None
     if flag(request, "tty"):
         process, terminal, outputs = await _start_on_terminal(container, argv)
     else:
-        stdin = PIPE if flag(request, "stdin") else DEVNULL
+        stdin = DEVNULL
+        if flag(request, "stdin"):
+            stdin = PIPE
         process = await container.exec(argv, stdin=stdin, stdout=PIPE, stderr=PIPE)
         assert process.stdout is not None
         assert process.stderr is not None
@@ -53,8 +58,7 @@ async def run_exec(request: web.Request, container: Container) -> web.WebSocketR
     if terminal is not None:
         os.close(terminal)
     if not socket.closed:
-        await socket.send_bytes(bytes([_STATUS]) + json.dumps(_status(code)).encode())
-        await socket.close()
+        await _send_status(socket, _status(code))
     receiver.cancel()
     return socket
 
@@ -62,6 +66,7 @@ async def run_exec(request: web.Request, container: Container) -> web.WebSocketR
 async def _start_on_terminal(
     container: Container, argv: list[str]
 ) -> tuple[Process, int, list[tuple[asyncio.StreamReader, int]]]:
+    """Start a command on a terminal; return it, our end of the terminal, and what comes out of that."""
     terminal, inside = os.openpty()
     process = await container.exec(argv, stdin=inside, stdout=inside, stderr=inside)
     os.close(inside)
@@ -73,21 +78,32 @@ async def _start_on_terminal(
     return process, terminal, [(reader, _STDOUT)]
 
 
+async def _send_status(socket: web.WebSocketResponse, status: Object) -> None:
+    """Say how the command ended, and close."""
+    await socket.send_bytes(bytes([_STATUS]) + json.dumps(status).encode())
+    await socket.close()
+
+
 async def _send(socket: web.WebSocketResponse, stream: asyncio.StreamReader, channel: int) -> None:
-    with contextlib.suppress(OSError):  # the client hung up, or a terminal ended with EIO
+    """Send what a command prints, to its end."""
+    # the client hung up, or a terminal ended with EIO
+    with contextlib.suppress(OSError):
         while data := await stream.read(_CHUNK_BYTES):
             await socket.send_bytes(bytes([channel]) + data)
 
 
 async def _receive(socket: web.WebSocketResponse, process: Process, terminal: int | None) -> None:
+    """Pass on what the client sends until it hangs up; a command that still runs then is killed."""
     async for message in socket:
         if message.type != WSMsgType.BINARY or not message.data:
             continue
-        channel, data = message.data[0], message.data[1:]
+        channel = message.data[0]
+        data = message.data[1:]
         if channel == _STDIN and terminal is not None:
             os.write(terminal, data)
         elif channel == _STDIN and process.stdin and data:
-            with contextlib.suppress(ConnectionError):  # the command closed its stdin
+            # the command may have closed its stdin
+            with contextlib.suppress(ConnectionError):
                 process.stdin.write(data)
                 await process.stdin.drain()
         elif channel == _CLOSE and process.stdin:
@@ -112,9 +128,14 @@ def _no_program(program: str) -> Object:
 
 
 def _status(code: int) -> Object:
+    """Return the Status of a command that ended with an exit code, or -N for a signal."""
     if code == 0:
         return {"metadata": {}, "status": "Success"}
-    message = f"command terminated with non-zero exit code: exit status {code}"
     cause = {"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}
-    failure = {"reason": "NonZeroExitCode", "message": message, "details": {"causes": [cause]}}
-    return {"metadata": {}, "status": "Failure", **failure}
+    return {
+        "metadata": {},
+        "status": "Failure",
+        "reason": "NonZeroExitCode",
+        "message": f"command terminated with non-zero exit code: exit status {code}",
+        "details": {"causes": [cause]},
+    }

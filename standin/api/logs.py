@@ -11,10 +11,12 @@ from aiohttp import web
 from standin.api.responses import flag, hung_up
 from standin.node.container import Container
 from standin.state.errors import bad_request
-from standin.state.objects import Object, finished, name_of, now
+from standin.state.objects import Object, finished, name_of
 
-_FOLLOW_SECONDS = 0.05  # how often a followed file is looked at
-_TORN_BYTES = 3  # that a line lacks, besides its end, whose kubelet went
+# how often a followed file is looked at
+_FOLLOW_SECONDS = 0.05
+# that a line lacks, besides its end, whose kubelet went
+_TORN_BYTES = 3
 
 
 async def send_log(
@@ -24,7 +26,7 @@ async def send_log(
     container: Container | None,
     is_away: Callable[[], bool],
 ) -> web.StreamResponse:
-    """Stream a container's log; ApiError 400 when it has not started, or has no previous run.
+    """Stream a container's log. ApiError 400 when it has not started, or has no previous run.
 
     `is_away` is true while the pod's kubelet is away, which cuts the stream: within a line, and the API server then ends
     its answer as if that were all.
@@ -39,10 +41,7 @@ async def send_log(
         return web.Response(text=gone)
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
-    since = request.query.get("sinceTime") or ""
-    if "sinceSeconds" in request.query:
-        since = now(-float(request.query["sinceSeconds"]))
-    plain = _Plain(since, flag(request, "timestamps"))
+    plain = _Plain(request.query.get("sinceTime") or "", flag(request, "timestamps"))
     try:
         with path.open("rb") as file:
             file.seek(_tail_start(path, request.query.get("tailLines")))
@@ -52,28 +51,27 @@ async def send_log(
                     await response.write(text[: -_TORN_BYTES - 1])
                     break
                 # asked before reading: what is written after the read is seen in the next round
-                running = (
-                    container.status["restartCount"] == attempt
-                    and "running" in container.status["state"]
-                )
-                if text := plain.text(file.read()):
+                is_newest = container.status["restartCount"] == attempt
+                is_running = is_newest and "running" in container.status["state"]
+                text = plain.text(file.read())
+                if text:
                     await response.write(text)
-                if not (running and flag(request, "follow")):
+                if not is_running or not flag(request, "follow"):
                     break
                 await asyncio.sleep(_FOLLOW_SECONDS)
         await response.write_eof()
+    # the client hung up
     except ConnectionError:
-        pass  # the client hung up
+        pass
     return response
 
 
 async def send_fake_log(request: web.Request, pod: Object) -> web.StreamResponse:
-    """The log of a pod without processes: one line, and nothing more until it ends."""
+    """Stream the log of a pod without processes: one line, and nothing more until it ends."""
     response = web.StreamResponse(headers={"Content-Type": "text/plain"})
     await response.prepare(request)
-    await response.write(
-        f"{pod['metadata']['creationTimestamp']} {name_of(pod)} is here\n".encode()
-    )
+    line = f"{pod['metadata']['creationTimestamp']} {name_of(pod)} is here\n"
+    await response.write(line.encode())
     while flag(request, "follow") and not finished(pod) and not hung_up(request):
         await asyncio.sleep(_FOLLOW_SECONDS)
     await response.write_eof()
@@ -81,19 +79,17 @@ async def send_fake_log(request: web.Request, pod: Object) -> web.StreamResponse
 
 
 def _find(request: web.Request, pod: Object, name: str, container: Container) -> tuple[Path, int]:
-    """The log file asked for, and the attempt (restart count) that wrote it."""
+    """Return the log file asked for, and the attempt (restart count) that wrote it."""
     about = f'container "{name}" in pod "{name_of(pod)}"'
     attempt = container.status["restartCount"]
+    is_between = "waiting" in container.status["state"] and not container.log_file(attempt).exists()
     if flag(request, "previous"):
         if attempt == 0:
             raise bad_request(f"previous terminated {about} not found")
         attempt -= 1
-    elif (
-        "waiting" in container.status["state"]
-        and attempt
-        and not container.log_file(attempt).exists()
-    ):
-        attempt -= 1  # between two runs the last one is shown
+    # between two runs the last one is shown
+    elif attempt and is_between:
+        attempt -= 1
     path = container.log_file(attempt)
     if not path.exists() and "terminated" not in container.status["state"]:
         reason = container.status["state"].get("waiting", {}).get("reason", "ContainerCreating")
@@ -102,24 +98,36 @@ def _find(request: web.Request, pod: Object, name: str, container: Container) ->
 
 
 def _tail_start(path: Path, tail_lines: str | None) -> int:
+    """Return the byte at which the last lines begin."""
     if tail_lines is None:
         return 0
     lines = path.read_bytes().splitlines(keepends=True)
-    return sum(map(len, lines[: max(0, len(lines) - int(tail_lines))]))
+    skipped = lines[: max(0, len(lines) - int(tail_lines))]
+    return len(b"".join(skipped))
 
 
 class _Plain:
-    """CRI entries as the text the container wrote, with a time before each line if `timestamps`."""
+    """CRI entries as the text the container wrote, with a time before each line if `timestamps`.
+
+    10:15:00 stdout P Hel      the line goes on in the next entry
+    10:15:00 stdout F lo       the line ends: "10:15:00 Hello"
+    """
 
     def __init__(self, since: str, timestamps: bool) -> None:
-        self._since, self._timestamps, self._within_line = since.rstrip("Z"), timestamps, False
+        self._since = since.rstrip("Z")
+        self._timestamps = timestamps
+        self._within_line = False
 
     def text(self, entries: bytes) -> bytes:
-        out = []
+        """Return the next entries as text."""
+        parts = []
         for entry in entries.splitlines():
             stamp, _, tag, text = entry.split(b" ", 3)
             if stamp.decode() >= self._since:
-                with_stamp = self._timestamps and not self._within_line
-                out += [stamp + b" " if with_stamp else b"", text, b"\n" if tag == b"F" else b""]
+                if self._timestamps and not self._within_line:
+                    parts.append(stamp + b" ")
+                parts.append(text)
+                if tag == b"F":
+                    parts.append(b"\n")
             self._within_line = tag == b"P"
-        return b"".join(out)
+        return b"".join(parts)

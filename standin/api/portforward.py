@@ -33,16 +33,19 @@ async def forward_ports(request: web.Request, pid: int | None) -> web.WebSocketR
 
 
 class _Tunnel:
+    """The streams of one client, and their connections into the pod."""
+
     def __init__(self, channel: web.WebSocketResponse, pid: int | None) -> None:
-        self._channel, self._pid = channel, pid
-        self._reader, self._writer = spdy.Reader(), spdy.Writer()
-        self._errors: dict[str, int] = {}  # request id → its error stream
-        self._connections: dict[
-            int, asyncio.StreamWriter
-        ] = {}  # data stream → connection into the pod
+        self._channel = channel
+        self._pid = pid
+        self._reader = spdy.Reader()
+        self._writer = spdy.Writer()
+        self._errors: dict[str, int] = {}  # error stream of each request id
+        self._connections: dict[int, asyncio.StreamWriter] = {}  # into the pod, by data stream
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def receive(self, data: bytes) -> None:
+        """Do what the next frames ask for."""
         for frame in self._reader.feed(data):
             if frame.type == spdy.SYN_STREAM:
                 await self._open(*self._reader.opened_stream(frame))
@@ -54,12 +57,14 @@ class _Tunnel:
                 await self._pass_on(frame)
 
     def close(self) -> None:
+        """End all connections."""
         for task in self._tasks:
             task.cancel()
         for stream in list(self._connections):
             self._drop(stream)
 
     async def _open(self, stream: int, headers: dict[str, str]) -> None:
+        """Accept a stream; with the second one of a request connect to the port."""
         await self._send(self._writer.reply(stream))
         request = headers["requestid"]
         if headers["streamtype"] == "error":
@@ -86,8 +91,10 @@ class _Tunnel:
             await self._send(spdy.data_frame(errors, b"", spdy.FIN))
 
     async def _pass_on(self, frame: spdy.Frame) -> None:
+        """Bring what the client sends to the pod."""
         writer = self._connections[frame.stream]
-        with contextlib.suppress(OSError):  # the pod closed its end; the client is told by _answer
+        # the pod may have closed its end; the client is told by _answer
+        with contextlib.suppress(OSError):
             writer.write(frame.payload)
             if frame.flags & spdy.FIN:
                 writer.write_eof()
@@ -103,7 +110,7 @@ class _Tunnel:
 
 
 async def _connect(pid: int | None, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection to a port on the pod's own loopback."""
+    """Return a connection to a port on the pod's own loopback."""
     # A socket stays in the namespace where it was made; a pod without one of its own is in this one.
     with contextlib.nullcontext() if pid is None else runtime.network_of(pid):
         inside = socket.socket()

@@ -16,6 +16,7 @@ from standin.state.store import Store
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
 _QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+# As the server's message has it.
 _QUANTITY_TEXT = "^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$"
 _ENUMS = {
     "completionMode": ("Indexed", "NonIndexed"),
@@ -39,8 +40,9 @@ _GPU = "nvidia.com/gpu"
 
 
 def broken_rules(obj: Object, old: Object | None) -> Iterator[Cause]:
-    """Every rule the object breaks; `old` is what it would replace."""
-    spec, kind = obj.get("spec") or {}, obj["kind"]
+    """Yield every rule the object breaks; `old` is what it would replace."""
+    spec = obj.get("spec") or {}
+    kind = obj["kind"]
     yield from _metadata(obj)
     for key in sorted(_ENUMS.keys() & spec.keys()):
         if spec[key] not in _ENUMS[key]:
@@ -52,13 +54,13 @@ def broken_rules(obj: Object, old: Object | None) -> Iterator[Cause]:
 
 
 def _metadata(obj: Object) -> Iterator[Cause]:
-    kind, name = obj["kind"], obj["metadata"].get("name", "x")
+    kind = obj["kind"]
+    name = obj["metadata"].get("name", "x")
     limit = 63 if kind in _SHORT_NAMES else 253
-    if not _NAME.fullmatch(name) or len(name) > limit or (kind == "Service" and name[0].isdigit()):
-        yield Cause(
-            "metadata.name",
-            f'"{name}": must be a lowercase RFC 1123 name of at most {limit} characters',
-        )
+    is_name = _NAME.fullmatch(name) is not None and len(name) <= limit
+    if not is_name or (kind == "Service" and name[0].isdigit()):
+        message = f'"{name}": must be a lowercase RFC 1123 name of at most {limit} characters'
+        yield Cause("metadata.name", message)
     for value in labels_of(obj).values():
         if not _LABEL.fullmatch(str(value)):
             allowed = "an empty string or consist of alphanumeric characters, '-', '_' or '.' (at most 63)"
@@ -73,20 +75,20 @@ def _pod(path: str, pod: Object, obj: Object) -> Iterator[Cause]:
     if allowed and policy not in allowed:
         yield unsupported(f"{path}.restartPolicy", policy, allowed)
     volumes = {volume["name"] for volume in pod.get("volumes", [])}
-    if obj["kind"] == "StatefulSet":
-        volumes |= {
-            claim["metadata"]["name"] for claim in obj["spec"].get("volumeClaimTemplates", [])
-        }
-    if obj["kind"] == "JobSet":
-        policies = obj["spec"].get("volumeClaimPolicies", [])
-        volumes |= {
-            claim["metadata"]["name"]
-            for policy in policies
-            for claim in policy.get("templates", [])
-        }
+    for claim in _claims_of_kind(obj):
+        volumes.add(claim["metadata"]["name"])
     for field in ("initContainers", "containers"):
         for i, container in enumerate(pod.get(field, [])):
             yield from _container(f"{path}.{field}[{i}]", container, volumes)
+
+
+def _claims_of_kind(obj: Object) -> Iterator[Object]:
+    """Yield the claims that a workload makes for its pods, which mount them like volumes of theirs."""
+    if obj["kind"] == "StatefulSet":
+        yield from obj["spec"].get("volumeClaimTemplates", [])
+    if obj["kind"] == "JobSet":
+        for policy in obj["spec"].get("volumeClaimPolicies", []):
+            yield from policy.get("templates", [])
 
 
 def _container(path: str, container: Object, volumes: set[str]) -> Iterator[Cause]:
@@ -98,25 +100,22 @@ def _container(path: str, container: Object, volumes: set[str]) -> Iterator[Caus
                 f"{path}.volumeMounts[{i}].name", f'Not found: "{mount["name"]}"', NOT_FOUND
             )
     resources = container.get("resources", {})
-    requests, limits = resources.get("requests", {}), resources.get("limits", {})
-    for field, amounts in (("requests", requests), ("limits", limits)):
-        for name, amount in amounts.items():
+    for field in ("requests", "limits"):
+        for name, amount in resources.get(field, {}).items():
             if not _QUANTITY.fullmatch(str(amount)):
                 message = (
                     f"\"{amount}\": quantities must match the regular expression '{_QUANTITY_TEXT}'"
                 )
                 yield Cause(f"{path}.resources.{field}[{name}]", message)
-    if _GPU in requests and limits.get(_GPU) != requests[_GPU]:
-        yield Cause(
-            f"{path}.resources.requests", f'"{requests[_GPU]}": must be equal to {_GPU} limit'
-        )
+    requested = resources.get("requests", {}).get(_GPU)
+    if requested is not None and resources.get("limits", {}).get(_GPU) != requested:
+        message = f'"{requested}": must be equal to {_GPU} limit'
+        yield Cause(f"{path}.resources.requests", message)
 
 
 def _job(spec: Object, old: Object | None) -> Iterator[Cause]:
-    if (
-        spec.get("podFailurePolicy")
-        and (spec["template"].get("spec") or {}).get("restartPolicy") != "Never"
-    ):
+    restart_policy = (spec["template"].get("spec") or {}).get("restartPolicy")
+    if spec.get("podFailurePolicy") and restart_policy != "Never":
         message = (
             'only "Never" is supported for the pod template\'s restartPolicy with podFailurePolicy'
         )
@@ -131,7 +130,8 @@ def _job(spec: Object, old: Object | None) -> Iterator[Cause]:
 
 
 def _backoff_by_index(spec: Object) -> Iterator[Cause]:
-    limit, most = spec.get("backoffLimitPerIndex"), spec.get("maxFailedIndexes")
+    limit = spec.get("backoffLimitPerIndex")
+    most = spec.get("maxFailedIndexes")
     if limit is not None:
         if spec.get("completionMode") != "Indexed":
             yield Cause("spec.backoffLimitPerIndex", "requires indexed completion mode")
@@ -207,10 +207,10 @@ def _pytorch_job(spec: Object, old: Object | None) -> Iterator[Cause]:
 
 def _train_job(spec: Object, old: Object | None) -> Iterator[Cause]:
     names = {entry["name"] for entry in (spec.get("trainer") or {}).get("env", [])}
-    if taken := sorted(_TRAINER_ENV & names):
-        yield Cause(
-            "spec.trainer.env", f"must not have reserved envs, invalid envs configured: {taken}"
-        )
+    taken = sorted(_TRAINER_ENV & names)
+    if taken:
+        message = f"must not have reserved envs, invalid envs configured: {taken}"
+        yield Cause("spec.trainer.env", message)
 
 
 _KIND_RULES = {
@@ -226,49 +226,55 @@ _KIND_RULES = {
 
 # -- Pod Security
 def pod_security_violations(pod: Object) -> list[str]:
-    """Violations of the standard "restricted" in a pod spec, in the wording of the admission controller."""
-    context = pod.get("securityContext") or {}
-    out = []
+    """Return the violations of the standard "restricted" in a pod spec, in the admission controller's words."""
+    violations: list[str] = []
     for container in containers_of(pod):
-        own, name = container.get("securityContext") or {}, container["name"]
-        if own.get("privileged"):
-            out.append(
-                f'privileged (container "{name}" must not set securityContext.privileged=true)'
-            )
-        if own.get("allowPrivilegeEscalation") is not False:
-            setting = "securityContext.allowPrivilegeEscalation=false"
-            out.append(f'allowPrivilegeEscalation != false (container "{name}" must set {setting})')
-        if "ALL" not in (own.get("capabilities") or {}).get("drop", []):
-            setting = 'securityContext.capabilities.drop=["ALL"]'
-            out.append(f'unrestricted capabilities (container "{name}" must set {setting})')
-        if not (own.get("runAsNonRoot") or context.get("runAsNonRoot")):
-            setting = "securityContext.runAsNonRoot=true"
-            out.append(f'runAsNonRoot != true (pod or container "{name}" must set {setting})')
-        profile = own.get("seccompProfile") or context.get("seccompProfile") or {}
-        if profile.get("type") not in ("RuntimeDefault", "Localhost"):
-            setting = 'securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
-            out.append(f'seccompProfile (pod or container "{name}" must set {setting})')
+        violations += _container_violations(container, pod.get("securityContext") or {})
     if pod.get("hostNetwork") or pod.get("hostPID") or pod.get("hostIPC"):
-        out.append("host namespaces (hostNetwork, hostPID or hostIPC is set)")
+        violations.append("host namespaces (hostNetwork, hostPID or hostIPC is set)")
     if any("hostPath" in volume for volume in pod.get("volumes", [])):
-        out.append("restricted volume types (hostPath)")
-    return out
+        violations.append("restricted volume types (hostPath)")
+    return violations
+
+
+def _container_violations(container: Object, of_pod: Object) -> Iterator[str]:
+    """Yield the violations of a container, whose pod has the security context `of_pod`."""
+    name = container["name"]
+    context = container.get("securityContext") or {}
+    if context.get("privileged"):
+        yield f'privileged (container "{name}" must not set securityContext.privileged=true)'
+    if context.get("allowPrivilegeEscalation") is not False:
+        setting = "securityContext.allowPrivilegeEscalation=false"
+        yield f'allowPrivilegeEscalation != false (container "{name}" must set {setting})'
+    if "ALL" not in (context.get("capabilities") or {}).get("drop", []):
+        setting = 'securityContext.capabilities.drop=["ALL"]'
+        yield f'unrestricted capabilities (container "{name}" must set {setting})'
+    if not (context.get("runAsNonRoot") or of_pod.get("runAsNonRoot")):
+        setting = "securityContext.runAsNonRoot=true"
+        yield f'runAsNonRoot != true (pod or container "{name}" must set {setting})'
+    profile = context.get("seccompProfile") or of_pod.get("seccompProfile") or {}
+    if profile.get("type") not in ("RuntimeDefault", "Localhost"):
+        setting = 'securityContext.seccompProfile.type to "RuntimeDefault" or "Localhost"'
+        yield f'seccompProfile (pod or container "{name}" must set {setting})'
 
 
 def restricted(store: Store, namespace: str) -> bool:
-    """A namespace enforces the Pod Security standard "restricted"."""
-    found = store.get("Namespace", "", namespace)
-    return (
-        bool(found)
-        and labels_of(found or {}).get("pod-security.kubernetes.io/enforce") == "restricted"
-    )
+    """True if a namespace enforces the Pod Security standard "restricted"."""
+    obj = store.get("Namespace", "", namespace)
+    if obj is None:
+        return False
+    return labels_of(obj).get("pod-security.kubernetes.io/enforce") == "restricted"
 
 
 def admit_pod(store: Store, pod: Object) -> None:
-    """Pod admission: ApiError 403 for a pod that breaks Pod Security or names a missing service account."""
-    meta, namespace = pod["metadata"], namespace_of(pod)
+    """Raise ApiError 403 for a pod that breaks Pod Security or names a missing service account."""
+    namespace = namespace_of(pod)
+    meta = pod["metadata"]
     name = meta.get("name") or meta.get("generateName", "") + "xxxxx"
-    if restricted(store, namespace) and (violations := pod_security_violations(pod["spec"])):
+    violations = []
+    if restricted(store, namespace):
+        violations = pod_security_violations(pod["spec"])
+    if violations:
         listed = ", ".join(violations)
         raise forbidden(
             f'pods "{name}" is forbidden: violates PodSecurity "restricted:latest": {listed}'

@@ -10,9 +10,13 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-SYN_STREAM, SYN_REPLY, RST_STREAM, PING, GOAWAY = 1, 2, 3, 6, 7
+SYN_STREAM = 1
+SYN_REPLY = 2
+RST_STREAM = 3
+PING = 6
 FIN = 1
-_CONTROL_BIT, _VERSION = 0x80000000, 3
+_CONTROL_BIT = 0x80000000
+_VERSION = 3
 _HEADER_BYTES = 8
 
 # the specification's dictionary: words, each after its length, and then plain text
@@ -60,10 +64,12 @@ class Reader:
         self._inflate = zlib.decompressobj(zdict=DICTIONARY)
 
     def feed(self, data: bytes) -> Iterator[Frame]:
+        """Yield the frames that are whole with the next bytes."""
         self._bytes += data
         while len(self._bytes) >= _HEADER_BYTES:
             head, size = struct.unpack("!II", self._bytes[:_HEADER_BYTES])
-            flags, length = size >> 24, size & 0xFFFFFF
+            flags = size >> 24
+            length = size & 0xFFFFFF
             if len(self._bytes) < _HEADER_BYTES + length:
                 return
             payload = self._bytes[_HEADER_BYTES : _HEADER_BYTES + length]
@@ -74,19 +80,18 @@ class Reader:
                 yield Frame(None, head, flags, payload)
 
     def opened_stream(self, frame: Frame) -> tuple[int, dict[str, str]]:
-        """Stream id and headers of a SYN_STREAM frame."""
+        """Return stream id and headers of a SYN_STREAM frame."""
         (stream,) = struct.unpack("!I", frame.payload[:4])
-        block, headers = self._inflate.decompress(frame.payload[10:]), {}
+        # a count, then names and values in turn, each after its length
+        block = self._inflate.decompress(frame.payload[10:])
         (count,) = struct.unpack("!I", block[:4])
+        words = []
         at = 4
-        for _ in range(count):
-            words = []
-            for _ in range(2):
-                (length,) = struct.unpack("!I", block[at : at + 4])
-                words.append(block[at + 4 : at + 4 + length].decode())
-                at += 4 + length
-            headers[words[0]] = words[1]
-        return stream, headers
+        for _ in range(2 * count):
+            (length,) = struct.unpack("!I", block[at : at + 4])
+            words.append(block[at + 4 : at + 4 + length].decode())
+            at += 4 + length
+        return stream, dict(zip(words[::2], words[1::2], strict=True))
 
 
 class Writer:
@@ -97,9 +102,8 @@ class Writer:
 
     def reply(self, stream: int) -> bytes:
         """Accept a stream, without headers."""
-        no_headers = self._deflate.compress(struct.pack("!I", 0)) + self._deflate.flush(
-            zlib.Z_SYNC_FLUSH
-        )
+        no_headers = self._deflate.compress(struct.pack("!I", 0))
+        no_headers += self._deflate.flush(zlib.Z_SYNC_FLUSH)
         return control_frame(SYN_REPLY, struct.pack("!I", stream) + no_headers)
 
 

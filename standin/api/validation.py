@@ -11,23 +11,24 @@ from standin.state.resources import BY_KIND
 
 
 def check_schema(obj: Object, kubernetes_version: str, mode: str) -> tuple[list[str], list[Cause]]:
-    """Warnings and causes. Unknown fields: ApiError 400 in mode Strict, else pruned with a warning."""
-    kind, version = obj["kind"], obj["apiVersion"].split("/")[-1]
+    """Return warnings and causes. Unknown fields: ApiError 400 in mode Strict, else pruned with a warning."""
+    kind = obj["kind"]
+    version = obj["apiVersion"].split("/")[-1]
     prefix = f'{kind} in version "{version}" cannot be handled as a {kind}'
     warnings: list[str] = []
     causes: list[Cause] = []
-    found = validator(obj["apiVersion"], kind, kubernetes_version)
-    for error in found.iter_errors(obj) if found else ():
+    schema = validator(obj["apiVersion"], kind, kubernetes_version)
+    if schema is None:
+        return warnings, causes
+    for error in schema.iter_errors(obj):
         path = ".".join(str(part) for part in error.absolute_path)
         if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-            unknown = [
-                key for key in error.instance if key not in error.schema.get("properties", {})
-            ]
+            known = error.schema.get("properties", {})
+            unknown = [key for key in error.instance if key not in known]
             warnings += [f'unknown field "{path + "." if path else ""}{key}"' for key in unknown]
             _prune(obj, list(error.absolute_path), unknown)
-        elif (
-            error.validator == "type" and not BY_KIND[kind].custom
-        ):  # decoding fails before validation there
+        # Of the built-in kinds decoding fails before they are validated.
+        elif error.validator == "type" and not BY_KIND[kind].custom:
             raise bad_request(
                 f"{prefix}: json: cannot unmarshal into field {path}: {error.message[:120]}"
             )
@@ -39,8 +40,9 @@ def check_schema(obj: Object, kubernetes_version: str, mode: str) -> tuple[list[
 
 
 def _prune(obj: Object, path: list[Any], keys: list[str]) -> None:
-    at: Any = obj
+    """Take fields out of a section of an object."""
+    section: Any = obj
     for part in path:
-        at = at[part]
+        section = section[part]
     for key in keys:
-        at.pop(key, None)
+        section.pop(key, None)

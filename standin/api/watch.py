@@ -21,10 +21,16 @@ _DEFAULT_TIMEOUT_SECONDS = "1800"
 def list_objects(
     request: web.Request, store: Store, resource: Resource, namespace: str
 ) -> web.Response:
-    matches = selector(request.query)
-    items = [obj for obj in store.list(resource.kind, namespace or None) if matches(obj)]
-    body = {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "items": items}
-    return json_response(body | {"metadata": {"resourceVersion": str(store.revision)}})
+    """Answer with the objects that a request's selectors choose."""
+    is_chosen = selector(request.query)
+    return json_response(
+        {
+            "kind": f"{resource.kind}List",
+            "apiVersion": resource.api_version,
+            "items": list(filter(is_chosen, store.list(resource.kind, namespace or None))),
+            "metadata": {"resourceVersion": str(store.revision)},
+        }
+    )
 
 
 async def watch_objects(
@@ -34,7 +40,8 @@ async def watch_objects(
     stream = _Stream(request, store, resource, namespace)
     queue: asyncio.Queue[Change] = asyncio.Queue()
     start = stream.start(request.query.get("resourceVersion", ""))
-    store.watchers.add(queue)  # with no await in between, or a change would be lost
+    # with no await in between, or a change would be lost
+    store.watchers.add(queue)
     loop = asyncio.get_running_loop()
     end = loop.time() + float(request.query.get("timeoutSeconds", _DEFAULT_TIMEOUT_SECONDS))
     try:
@@ -45,14 +52,14 @@ async def watch_objects(
             await stream.send_bookmark({"k8s.io/initial-events-end": "true"})
         while (left := end - loop.time()) > 0 and not hung_up(request):
             try:
-                await stream.send_change(
-                    await asyncio.wait_for(queue.get(), min(left, bookmark_seconds))
-                )
+                change = await asyncio.wait_for(queue.get(), min(left, bookmark_seconds))
+                await stream.send_change(change)
             except TimeoutError:
                 if flag(request, "allowWatchBookmarks"):
                     await stream.send_bookmark({})
+    # the client hung up
     except ConnectionError:
-        pass  # the client hung up
+        pass
     finally:
         store.watchers.discard(queue)
     with contextlib.suppress(ConnectionError):
@@ -67,12 +74,14 @@ class _Stream:
         self, request: web.Request, store: Store, resource: Resource, namespace: str
     ) -> None:
         self.response = web.StreamResponse(headers={"Content-Type": "application/json"})
-        self._store, self._resource, self._namespace = store, resource, namespace
+        self._store = store
+        self._resource = resource
+        self._namespace = namespace
         self._matches: Test = selector(request.query)
         self._from_state = flag(request, "sendInitialEvents")
 
     def start(self, since: str) -> list[Change]:
-        """Events to send before the first new change."""
+        """Return the events to send before the first new change."""
         store = self._store
         if since in ("", "0") or self._from_state:
             objects = store.list(self._resource.kind, self._namespace or None)
@@ -84,6 +93,7 @@ class _Stream:
         return [change for change in store.history if change.revision > int(since)]
 
     async def send_change(self, change: Change) -> None:
+        """Send a change, if it concerns this watch."""
         if change.resource is not self._resource:
             return
         obj = json.loads(change.text)
@@ -92,21 +102,22 @@ class _Stream:
         matched = change.before is not None and self._matches(json.loads(change.before))
         matches = self._matches(obj)
         kind = change.type
-        if kind == "MODIFIED" and matched != matches:  # entering or leaving the selection
+        # an object that enters or leaves the selection
+        if kind == "MODIFIED" and matched != matches:
             kind = "ADDED" if matches else "DELETED"
         if matches or (kind == "DELETED" and matched):
             await self._write(kind, obj)
 
     async def send_bookmark(self, annotations: dict[str, str]) -> None:
-        metadata = {
-            "resourceVersion": str(self._store.revision),
-            "creationTimestamp": None,
-            "annotations": annotations,
-        }
+        """Send the revision up to which the client knows everything."""
         body = {
             "kind": self._resource.kind,
             "apiVersion": self._resource.api_version,
-            "metadata": metadata,
+            "metadata": {
+                "resourceVersion": str(self._store.revision),
+                "creationTimestamp": None,
+                "annotations": annotations,
+            },
         }
         await self._write("BOOKMARK", body)
 

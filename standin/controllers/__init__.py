@@ -19,25 +19,25 @@ from standin.controllers import (
 from standin.controllers.context import Context
 from standin.node.kubelet import Kubelet
 
-_IDLE_SECONDS = 0.5  # the resolution of deadlines, TTLs and back-offs
-_SETTLE_SECONDS = 0.01  # changes that come together are handled together
+# the resolution of deadlines, TTLs and back-offs
+_IDLE_SECONDS = 0.5
+# changes that come together are handled together
+_SETTLE_SECONDS = 0.01
+# in this order; each sees what those before it have done
+_CONTROLLERS = (garbage, kueue, trainjob, jobset, pytorchjob, job, replicas, scheduler)
 
 
 async def reconcile_forever(context: Context, kubelet: Kubelet) -> None:
-    steps = [
-        module.reconcile
-        for module in (garbage, kueue, trainjob, jobset, pytorchjob, job, replicas, scheduler)
-    ]
+    """Let all controllers look at the cluster after each change, and now and then without one."""
     while True:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(context.store.changed.wait(), _IDLE_SECONDS)
         context.store.changed.clear()
-        for step in steps:
+        for controller in _CONTROLLERS:
             try:
-                step(context)
-            except (
-                Exception
-            ):  # one broken object must not stop the others; the server's log shows it
+                controller.reconcile(context)
+            # one broken object must not stop the others; the server's log shows it
+            except Exception:
                 traceback.print_exc()
         kubelet.sync()
         await asyncio.sleep(_SETTLE_SECONDS)

@@ -17,17 +17,20 @@ from standin.state.store import Store
 
 @dataclass
 class Context:
+    """The cluster, and what controllers remember of it."""
+
     store: Store
     settings: Settings
     faults: Faults
+    # loop time of the next new pod by Job uid and, with a limit by index, index
     not_before: dict[tuple[str, int | None], float] = field(default_factory=dict)
-    """Loop time of the next new pod by Job uid and, with a limit by index, index."""
+    # namespace and name of each claim that was ever given its folder
     bound: set[tuple[str, str]] = field(default_factory=set)
-    """Namespace and name of each claim that was ever given its folder."""
+    # annotations of the next pod of a Job's index: how often it has failed
     index_failures: dict[tuple[str, int], Object] = field(default_factory=dict)
-    """Annotations of the next pod of a Job's index: how often it has failed."""
 
     def owned(self, owner: Object, kind: str) -> list[Object]:
+        """Return the objects of a kind that belong to an owner."""
         return self.store.list(kind, namespace_of(owner), owner)
 
     def create(
@@ -57,11 +60,11 @@ class Context:
         self, owner: Object, template: Object, metadata: Object, **spec: Any
     ) -> Object | None:
         """Create a pod from a template; `metadata` and `spec` add to what the template says."""
-        own = template.get("metadata", {})
-        merged = {
-            key: {**own.get(key, {}), **metadata.get(key, {})} for key in ("labels", "annotations")
-        }
-        return self.create(owner, "Pod", {**metadata, **merged}, {**template["spec"], **spec})
+        merged = dict(metadata)
+        for field_name in ("labels", "annotations"):
+            of_template = template.get("metadata", {}).get(field_name, {})
+            merged[field_name] = {**of_template, **metadata.get(field_name, {})}
+        return self.create(owner, "Pod", merged, {**template["spec"], **spec})
 
     def delete_after(self, obj: Object, ttl_seconds: int | None, ended: Object | None) -> None:
         """Delete an object some time after the condition that ended it."""

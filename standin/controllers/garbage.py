@@ -26,11 +26,8 @@ def reconcile(context: Context) -> None:
         _reconcile_namespace(context, namespace)
     for claim in context.store.list("PersistentVolumeClaim"):
         _bind(context, claim)
-        if (
-            terminating(claim)
-            and PROTECTION in _finalizers(claim)
-            and not context.store.is_mounted(claim)
-        ):
+        is_held = terminating(claim) and PROTECTION in _finalizers(claim)
+        if is_held and not context.store.is_mounted(claim):
             _finalizers(claim).remove(PROTECTION)
             context.store.touch(claim)
     for pod in context.store.list("Pod"):
@@ -38,29 +35,31 @@ def reconcile(context: Context) -> None:
 
 
 def _finalizers(obj: Object) -> list[str]:
-    found: list[str] = obj["metadata"].get("finalizers", [])
-    return found
+    finalizers: list[str] = obj["metadata"].get("finalizers", [])
+    return finalizers
 
 
 def _collect(context: Context) -> None:
     """Delete what has lost all its owners, or whose owners wait for it in a foreground deletion."""
     live = {uid_of(obj): obj for obj in context.store.objects.values()}
     for obj in list(live.values()):
-        owners = [live[uid] for uid in owner_uids(obj) if uid in live]
         if not owner_uids(obj) or terminating(obj):
             continue
-        if all(_FOREGROUND in _finalizers(owner) for owner in owners):
-            context.store.delete(obj, propagation="Foreground" if owners else "Background")
+        owners = [live[uid] for uid in owner_uids(obj) if uid in live]
+        if not owners:
+            context.store.delete(obj)
+        elif all(_FOREGROUND in _finalizers(owner) for owner in owners):
+            context.store.delete(obj, propagation="Foreground")
 
 
 def _finish_foreground_deletions(context: Context) -> None:
+    """Let go of owners that no dependent holds back any more."""
     objects = list(context.store.objects.values())
-    blocked = {
-        reference["uid"]
-        for obj in objects
-        for reference in obj["metadata"].get("ownerReferences", [])
-        if reference.get("blockOwnerDeletion")
-    }
+    blocked = set()
+    for obj in objects:
+        for reference in obj["metadata"].get("ownerReferences", []):
+            if reference.get("blockOwnerDeletion"):
+                blocked.add(reference["uid"])
     for obj in objects:
         if terminating(obj) and _FOREGROUND in _finalizers(obj) and uid_of(obj) not in blocked:
             _finalizers(obj).remove(_FOREGROUND)
@@ -68,6 +67,7 @@ def _finish_foreground_deletions(context: Context) -> None:
 
 
 def _reconcile_namespace(context: Context, namespace: Object) -> None:
+    """Give a namespace its default account; empty one that is to go, and let it go."""
     name = name_of(namespace)
     if not terminating(namespace):
         if not context.store.get("ServiceAccount", name, "default"):
@@ -84,24 +84,26 @@ def _reconcile_namespace(context: Context, namespace: Object) -> None:
 
 
 def _bind(context: Context, claim: Object) -> None:
+    """Give a new claim its volume, which is an empty folder."""
     if "phase" in claim.get("status", {}):
         return
     spec = claim["spec"]
     spec["volumeName"] = "pvc-" + uid_of(claim)
     place = (namespace_of(claim), name_of(claim))
-    if place in context.bound:  # what an earlier claim of that name held has gone with it
+    # what an earlier claim of that name held has gone with it
+    if place in context.bound:
         shutil.rmtree(context.settings.state.joinpath("claims", *place), ignore_errors=True)
     context.bound.add(place)
-    bound = {
+    claim["status"] = {
         "phase": "Bound",
         "accessModes": spec["accessModes"],
         "capacity": spec["resources"]["requests"],
     }
-    claim["status"] = bound
     context.store.touch(claim)
 
 
 def _create_ephemeral_claims(context: Context, pod: Object) -> None:
+    """Create the claims that go with a pod."""
     for volume in pod["spec"].get("volumes", []):
         if "ephemeral" not in volume or terminating(pod):
             continue

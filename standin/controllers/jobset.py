@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Callable
 
 from standin.controllers.context import Context
 from standin.state.objects import (
@@ -21,39 +20,51 @@ from standin.state.objects import (
 )
 
 _PREFIX = "jobset.sigs.k8s.io/"
-_ATTEMPT, _REPLICATED_JOB = _PREFIX + "restart-attempt", _PREFIX + "replicatedjob-name"
+_ATTEMPT = _PREFIX + "restart-attempt"
+_REPLICATED_JOB = _PREFIX + "replicatedjob-name"
 
 
 def reconcile(context: Context) -> None:
+    """Bring all JobSets forward."""
     for jobset in context.store.list("JobSet"):
         if not terminating(jobset):
             _reconcile_jobset(context, jobset)
 
 
 def _reconcile_jobset(context: Context, jobset: Object) -> None:
-    spec, status = jobset["spec"], jobset.setdefault("status", {})
+    status = jobset.setdefault("status", {})
     status.setdefault("restarts", 0)
     status.setdefault("restartsCountTowardsMax", 0)
     _create_service(context, jobset)
     if not _ended(jobset):
-        jobs = context.owned(jobset, "Job")
-        current = [job for job in jobs if int(labels_of(job)[_ATTEMPT]) == status["restarts"]]
-        for job in jobs:
-            if job not in current and not terminating(job):
-                context.store.delete(job, propagation="Foreground")
-        failed = next((job for job in current if condition(job, "Failed")), None)
-        if failed:
-            _apply_failure_policy(context, jobset, failed)
-        elif len(jobs) == len(current):
-            _create_jobs(context, jobset, current)
-            _finish(jobset, current)
+        _bring_forward(context, jobset)
         _report_suspension(jobset)
     _report_jobs(jobset, context.owned(jobset, "Job"))
     context.store.touch(jobset)
-    context.delete_after(jobset, spec.get("ttlSecondsAfterFinished"), _ended(jobset))
+    ttl_seconds = jobset["spec"].get("ttlSecondsAfterFinished")
+    context.delete_after(jobset, ttl_seconds, _ended(jobset))
+
+
+def _bring_forward(context: Context, jobset: Object) -> None:
+    """Delete the Jobs of earlier starts; once they are gone, create those of this one, or see how they ended."""
+    jobs = context.owned(jobset, "Job")
+    current = []
+    for job in jobs:
+        if int(labels_of(job)[_ATTEMPT]) == jobset["status"]["restarts"]:
+            current.append(job)
+        elif not terminating(job):
+            context.store.delete(job, propagation="Foreground")
+    for job in current:
+        if condition(job, "Failed"):
+            _apply_failure_policy(context, jobset, job)
+            return
+    if len(jobs) == len(current):
+        _create_jobs(context, jobset, current)
+        _finish(jobset, current)
 
 
 def _ended(jobset: Object) -> Object | None:
+    """Return the condition that ended a JobSet, None while it goes on."""
     return condition(jobset, "Completed") or condition(jobset, "Failed")
 
 
@@ -62,10 +73,12 @@ def _subdomain(jobset: Object) -> str:
 
 
 def _create_service(context: Context, jobset: Object) -> None:
-    network, name = jobset["spec"].get("network") or {}, _subdomain(jobset)
-    if not network.get("enableDNSHostnames", True) or context.store.get(
-        "Service", namespace_of(jobset), name
-    ):
+    """Create the headless Service by which pods know each other's names, unless it exists or is not wanted."""
+    network = jobset["spec"].get("network") or {}
+    name = _subdomain(jobset)
+    if not network.get("enableDNSHostnames", True):
+        return
+    if context.store.get("Service", namespace_of(jobset), name):
         return
     spec = {
         "clusterIP": "None",
@@ -76,13 +89,14 @@ def _create_service(context: Context, jobset: Object) -> None:
 
 
 def _create_jobs(context: Context, jobset: Object, current: list[Object]) -> None:
+    """Create the Jobs that are missing and may begin; suspend or resume the others as the JobSet is."""
     suspend = jobset["spec"].get("suspend", False)
     existing = {name_of(job): job for job in current}
     for replicated in jobset["spec"]["replicatedJobs"]:
         if not _may_begin(replicated, current):
             continue
         for index in range(replicated.get("replicas", 1)):
-            job = existing.get(f"{name_of(jobset)}-{replicated['name']}-{index}")
+            job = existing.get(_job_name(jobset, replicated, index))
             if job is None:
                 _create_job(context, jobset, replicated, index)
             elif job["spec"].get("suspend", False) != suspend:
@@ -90,8 +104,12 @@ def _create_jobs(context: Context, jobset: Object, current: list[Object]) -> Non
                 context.store.touch(job)
 
 
+def _job_name(jobset: Object, replicated: Object, index: int) -> str:
+    return f"{name_of(jobset)}-{replicated['name']}-{index}"
+
+
 def _may_begin(replicated: Object, current: list[Object]) -> bool:
-    """All that it depends on has completed, or is ready where that is enough."""
+    """True if all that it depends on has completed, or is ready where that is enough."""
     for wanted in replicated.get("dependsOn", []):
         before = [job for job in current if labels_of(job)[_REPLICATED_JOB] == wanted["name"]]
         test = _is_ready if wanted["status"] == "Ready" else _is_complete
@@ -104,15 +122,23 @@ def _is_complete(job: Object) -> bool:
     return condition(job, "Complete") is not None
 
 
+def _has_failed(job: Object) -> bool:
+    return condition(job, "Failed") is not None
+
+
 def _is_ready(job: Object) -> bool:
     status = job.get("status", {})
-    return bool(
-        status.get("ready", 0) + status.get("succeeded", 0) >= job["spec"].get("parallelism", 1)
-    )
+    pods = status.get("ready", 0) + status.get("succeeded", 0)
+    return bool(pods >= job["spec"].get("parallelism", 1))
+
+
+def _is_active(job: Object) -> bool:
+    return bool(job.get("status", {}).get("active", 0) > 0)
 
 
 def _create_job(context: Context, jobset: Object, replicated: Object, index: int) -> None:
-    name = f"{name_of(jobset)}-{replicated['name']}-{index}"
+    """Create a Job of a replicated job."""
+    name = _job_name(jobset, replicated, index)
     facts = {
         "jobset-name": name_of(jobset),
         "jobset-uid": uid_of(jobset),
@@ -128,27 +154,23 @@ def _create_job(context: Context, jobset: Object, replicated: Object, index: int
     spec.setdefault("completionMode", "Indexed")
     spec.setdefault("completions", spec.get("parallelism", 1))
     spec["suspend"] = jobset["spec"].get("suspend", False)
-    pod_meta = spec["template"].setdefault("metadata", {})
     spec["template"]["spec"].setdefault("restartPolicy", "OnFailure")
     spec["template"]["spec"]["subdomain"] = _subdomain(jobset)
-    own = template.get("metadata", {})
-    metadata: Object = {"name": name}
+    # Both the Job and its pods get these, as labels and as annotations.
+    pod_metadata = spec["template"].setdefault("metadata", {})
+    job_metadata: Object = {"name": name}
     for field in ("labels", "annotations"):
-        pod_meta[field] = {**pod_meta.get(field, {}), **labels}
-        metadata[field] = {**own.get(field, {}), **labels}
-    context.create(jobset, "Job", metadata, spec)
+        pod_metadata[field] = {**pod_metadata.get(field, {}), **labels}
+        job_metadata[field] = {**template.get("metadata", {}).get(field, {}), **labels}
+    context.create(jobset, "Job", job_metadata, spec)
 
 
 def _finish(jobset: Object, current: list[Object]) -> None:
+    """Say Completed when all Jobs have."""
     wanted = sum(replicated.get("replicas", 1) for replicated in jobset["spec"]["replicatedJobs"])
-    if len(current) == wanted and all(condition(job, "Complete") for job in current):
-        set_condition(
-            jobset["status"],
-            "Completed",
-            "True",
-            "AllJobsCompleted",
-            "jobset completed successfully",
-        )
+    if len(current) == wanted and all(map(_is_complete, current)):
+        message = "jobset completed successfully"
+        set_condition(jobset["status"], "Completed", "True", "AllJobsCompleted", message)
         jobset["status"]["terminalState"] = "Completed"
 
 
@@ -160,30 +182,33 @@ def _report_suspension(jobset: Object) -> None:
 
 
 def _apply_failure_policy(context: Context, jobset: Object, job: Object) -> None:
-    status, policy = jobset["status"], jobset["spec"].get("failurePolicy")
+    """Begin anew, or fail, as the policy says of a Job that has failed."""
+    status = jobset["status"]
+    policy = jobset["spec"].get("failurePolicy")
     rule = _matching_rule(policy or {}, job)
-    action = rule["action"] if rule else "RestartJobSet" if policy else "FailJobSet"
+    if rule:
+        action = rule["action"]
+    else:
+        action = "RestartJobSet" if policy else "FailJobSet"
     first = f"(first failed job: {name_of(job)})"
-    counted = status["restartsCountTowardsMax"]
-    exhausted = action == "RestartJobSet" and counted >= (policy or {}).get("maxRestarts", 0)
-    if action != "FailJobSet" and not exhausted:
+    most = (policy or {}).get("maxRestarts", 0)
+    # Restarts of another action are not counted.
+    is_exhausted = action == "RestartJobSet" and status["restartsCountTowardsMax"] >= most
+    if action != "FailJobSet" and not is_exhausted:
         status["restarts"] += 1
         status["restartsCountTowardsMax"] += action == "RestartJobSet"
         message = f"applying {action} failure policy action {first}"
         context.store.event(jobset, "Warning", f"{action}FailurePolicyAction", message)
         return
-    if exhausted:
-        reason, message = (
-            "ReachedMaxRestarts",
-            f"jobset failed due to reaching max number of restarts {first}",
-        )
+    if is_exhausted:
+        reason = "ReachedMaxRestarts"
+        message = f"jobset failed due to reaching max number of restarts {first}"
     elif rule:
-        reason, message = (
-            "FailJobSetFailurePolicyAction",
-            f"applying FailJobSet failure policy action {first}",
-        )
+        reason = "FailJobSetFailurePolicyAction"
+        message = f"applying FailJobSet failure policy action {first}"
     else:
-        reason, message = "FailedJobs", f"jobset failed due to one or more job failures {first}"
+        reason = "FailedJobs"
+        message = f"jobset failed due to one or more job failures {first}"
     set_condition(status, "Failed", "True", reason, message)
     status["terminalState"] = "Failed"
     for other in context.owned(jobset, "Job"):
@@ -193,33 +218,41 @@ def _apply_failure_policy(context: Context, jobset: Object, job: Object) -> None
 
 
 def _matching_rule(policy: Object, job: Object) -> Object | None:
-    """The first rule that fits a failed Job; an empty list in a rule means any."""
-    failed = condition(job, "Failed") or {}
-    replicated = labels_of(job)[_REPLICATED_JOB]
+    """Return the first rule that fits a failed Job."""
     for rule in policy.get("rules", []):
-        reasons, patterns = rule.get("onJobFailureReasons"), rule.get("onJobFailureMessagePatterns")
-        targets = rule.get("targetReplicatedJobs")
-        if (
-            (not reasons or failed["reason"] in reasons)
-            and (not patterns or any(re.search(pattern, failed["message"]) for pattern in patterns))
-            and (not targets or replicated in targets)
-        ):
-            return rule  # type: ignore[no-any-return]
+        if _fits(rule, job):
+            match: Object = rule
+            return match
     return None
 
 
-def _report_jobs(jobset: Object, jobs: list[Object]) -> None:
-    def count(name: str, test: Callable[[Object], object]) -> int:
-        return sum(bool(test(job)) for job in jobs if labels_of(job)[_REPLICATED_JOB] == name)
+def _fits(rule: Object, job: Object) -> bool:
+    """True if a rule fits a failed Job; an empty list in a rule means any."""
+    failed = condition(job, "Failed") or {}
+    reasons = rule.get("onJobFailureReasons")
+    if reasons and failed["reason"] not in reasons:
+        return False
+    targets = rule.get("targetReplicatedJobs")
+    if targets and labels_of(job)[_REPLICATED_JOB] not in targets:
+        return False
+    patterns = rule.get("onJobFailureMessagePatterns")
+    return not patterns or any(re.search(pattern, failed["message"]) for pattern in patterns)
 
-    jobset["status"]["replicatedJobsStatus"] = [
-        {
-            "name": name,
-            "ready": count(name, _is_ready),
-            "succeeded": count(name, lambda job: condition(job, "Complete")),
-            "failed": count(name, lambda job: condition(job, "Failed")),
-            "active": count(name, lambda job: job.get("status", {}).get("active", 0) > 0),
-            "suspended": count(name, lambda job: job["spec"].get("suspend")),
-        }
-        for name in (replicated["name"] for replicated in jobset["spec"]["replicatedJobs"])
-    ]
+
+def _report_jobs(jobset: Object, jobs: list[Object]) -> None:
+    """Write down how many Jobs of each replicated job are in which state."""
+    entries = []
+    for replicated in jobset["spec"]["replicatedJobs"]:
+        name = replicated["name"]
+        of_name = [job for job in jobs if labels_of(job)[_REPLICATED_JOB] == name]
+        entries.append(
+            {
+                "name": name,
+                "ready": sum(map(_is_ready, of_name)),
+                "succeeded": sum(map(_is_complete, of_name)),
+                "failed": sum(map(_has_failed, of_name)),
+                "active": sum(map(_is_active, of_name)),
+                "suspended": sum(bool(job["spec"].get("suspend")) for job in of_name),
+            }
+        )
+    jobset["status"]["replicatedJobsStatus"] = entries

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Callable
 
 from standin.controllers.context import Context
 from standin.state.objects import (
@@ -18,11 +17,13 @@ from standin.state.objects import (
     terminating,
 )
 
-_REVISION, _POD_INDEX = "controller-revision-hash", "apps.kubernetes.io/pod-index"
+_REVISION = "controller-revision-hash"
+_POD_INDEX = "apps.kubernetes.io/pod-index"
 _TEMPLATE_HASH = "pod-template-hash"
 
 
 def reconcile(context: Context) -> None:
+    """Bring all StatefulSets and Deployments forward."""
     for obj in context.store.list("StatefulSet"):
         if not terminating(obj):
             _reconcile_stateful_set(context, obj)
@@ -32,31 +33,39 @@ def reconcile(context: Context) -> None:
 
 
 def _digest(template: Object) -> str:
+    """Return a text that tells templates apart."""
     return hashlib.sha1(json.dumps(template, sort_keys=True).encode()).hexdigest()[:10]
 
 
 # -- StatefulSet
 def _reconcile_stateful_set(context: Context, obj: Object) -> None:
-    spec, name = obj["spec"], name_of(obj)
+    spec = obj["spec"]
+    name = name_of(obj)
+    replicas = spec.get("replicas", 1)
     revision = f"{name}-{_digest(spec['template'])}"
     pods: dict[str, Object | None] = {name_of(pod): pod for pod in context.owned(obj, "Pod")}
-    for index in range(spec.get("replicas", 1)):
+    for index in range(replicas):
         pod_name = f"{name}-{index}"
         _create_claims(context, obj, pod_name)
         pod = pods.get(pod_name) or _start_member(context, obj, index, revision)
         if pod and finished(pod) and not terminating(pod):
             context.store.delete(pod)
-        if spec.get("podManagementPolicy") != "Parallel" and not (pod and condition(pod, "Ready")):
+        # In order: the next one is made when this one is ready.
+        is_ready = pod is not None and condition(pod, "Ready") is not None
+        if spec.get("podManagementPolicy") != "Parallel" and not is_ready:
             break
     members = context.owned(obj, "Pod")
-    if stale := _next_to_go(members, spec.get("replicas", 1), revision):
+    stale = _next_to_go(members, replicas, revision)
+    if stale:
         context.store.delete(stale)
-    _report(context, obj, members, lambda pod: labels_of(pod)[_REVISION] == revision)
+    updated = [pod for pod in members if labels_of(pod)[_REVISION] == revision]
+    _report(obj, members, len(updated))
     obj["status"].update(currentRevision=revision, updateRevision=revision)
     context.store.touch(obj)
 
 
 def _create_claims(context: Context, obj: Object, pod_name: str) -> None:
+    """Create the claims of a member that do not exist; they outlive the set unless it says otherwise."""
     for template in obj["spec"].get("volumeClaimTemplates", []):
         claim_name = f"{template['metadata']['name']}-{pod_name}"
         if context.store.get("PersistentVolumeClaim", namespace_of(obj), claim_name):
@@ -69,7 +78,9 @@ def _create_claims(context: Context, obj: Object, pod_name: str) -> None:
 
 
 def _start_member(context: Context, obj: Object, index: int, revision: str) -> Object | None:
-    spec, pod_name = obj["spec"], f"{name_of(obj)}-{index}"
+    """Create the pod of an index, with its own claims."""
+    spec = obj["spec"]
+    pod_name = f"{name_of(obj)}-{index}"
     template = copy.deepcopy(spec["template"])
     for claim in spec.get("volumeClaimTemplates", []):
         name = claim["metadata"]["name"]
@@ -85,49 +96,64 @@ def _start_member(context: Context, obj: Object, index: int, revision: str) -> O
 
 
 def _next_to_go(members: list[Object], replicas: int, revision: str) -> Object | None:
-    """The highest member that is surplus, or else out of date while all new ones are ready; one at a time."""
-
-    def index(pod: Object) -> int:
-        return int(labels_of(pod)[_POD_INDEX])
-
-    if any(terminating(pod) for pod in members):
-        return None
-    surplus = [pod for pod in members if index(pod) >= replicas]
-    outdated = [pod for pod in members if labels_of(pod)[_REVISION] != revision]
-    if not all(condition(pod, "Ready") for pod in members if pod not in outdated):
+    """Return the highest member that is surplus, or else out of date while all new ones are ready; one at a time."""
+    surplus = []
+    outdated = []
+    all_new_are_ready = True
+    for pod in members:
+        if terminating(pod):
+            return None
+        if _member_index(pod) >= replicas:
+            surplus.append(pod)
+        if labels_of(pod)[_REVISION] != revision:
+            outdated.append(pod)
+        elif not condition(pod, "Ready"):
+            all_new_are_ready = False
+    if not all_new_are_ready:
         outdated = []
-    return max(surplus or outdated, key=index, default=None)
+    return max(surplus or outdated, key=_member_index, default=None)
+
+
+def _member_index(pod: Object) -> int:
+    return int(labels_of(pod)[_POD_INDEX])
 
 
 # -- Deployment
 def _reconcile_deployment(context: Context, obj: Object) -> None:
-    spec, name = obj["spec"], name_of(obj)
-    digest, wanted = _digest(spec["template"]), spec.get("replicas", 1)
+    spec = obj["spec"]
+    digest = _digest(spec["template"])
+    wanted = spec.get("replicas", 1)
     pods = [pod for pod in context.owned(obj, "Pod") if not terminating(pod)]
     current = [pod for pod in pods if labels_of(pod)[_TEMPLATE_HASH] == digest]
     for _ in range(wanted - len(current)):
-        metadata = {"generateName": f"{name}-{digest}-", "labels": {_TEMPLATE_HASH: digest}}
+        metadata = {
+            "generateName": f"{name_of(obj)}-{digest}-",
+            "labels": {_TEMPLATE_HASH: digest},
+        }
         context.create_pod(obj, spec["template"], metadata)
     for pod in current[wanted:]:
         context.store.delete(pod)
-    if sum(bool(condition(pod, "Ready")) for pod in current) >= wanted:
+    # Those of older templates stay until enough of the newest are ready.
+    if _count_ready(current) >= wanted:
         for pod in pods:
             if pod not in current:
                 context.store.delete(pod)
-    _report(context, obj, current, lambda pod: True)
+    _report(obj, current, len(current))
     context.store.touch(obj)
 
 
-def _report(
-    context: Context, obj: Object, pods: list[Object], updated: Callable[[Object], bool]
-) -> None:
-    ready = sum(bool(condition(pod, "Ready")) for pod in pods)
-    current = sum(map(updated, pods))
-    status = obj.setdefault("status", {})
-    status.update(observedGeneration=obj["metadata"]["generation"], replicas=len(pods))
-    status.update(
-        readyReplicas=ready,
-        availableReplicas=ready,
-        currentReplicas=current,
-        updatedReplicas=current,
+def _count_ready(pods: list[Object]) -> int:
+    return sum(bool(condition(pod, "Ready")) for pod in pods)
+
+
+def _report(obj: Object, pods: list[Object], updated: int) -> None:
+    """Write down how many pods there are, are ready, and are of the newest template."""
+    ready_pods = _count_ready(pods)
+    obj.setdefault("status", {}).update(
+        observedGeneration=obj["metadata"]["generation"],
+        replicas=len(pods),
+        readyReplicas=ready_pods,
+        availableReplicas=ready_pods,
+        currentReplicas=updated,
+        updatedReplicas=updated,
     )

@@ -24,57 +24,80 @@ from standin.state.objects import (
 VOLCANO = "volcano"
 _GROUP_NAME = "scheduling.k8s.io/group-name"
 
+# Namespace and name of a PodGroup.
 Gang = tuple[str, str]
-"""Namespace and name of a PodGroup."""
 
 
 def reconcile(context: Context) -> None:
-    pods, nodes = context.store.list("Pod"), context.store.list("Node")
-    waiting = [pod for pod in pods if not pod["spec"].get("nodeName") and not terminating(pod)]
-    gangs: dict[object, list[Object]] = {}
-    for pod in waiting:
-        pod.setdefault("status", {"phase": "Pending", "qosClass": "Burstable"})
-        gangs.setdefault(_group(pod) or uid_of(pod), []).append(pod)
-    for group, members in gangs.items():
+    """Give nodes to the pods that wait for one."""
+    pods = context.store.list("Pod")
+    nodes = context.store.list("Node")
+    # By their PodGroup; a pod without one is alone.
+    waiting: dict[object, list[Object]] = {}
+    for pod in pods:
+        if not pod["spec"].get("nodeName") and not terminating(pod):
+            pod.setdefault("status", {"phase": "Pending", "qosClass": "Burstable"})
+            waiting.setdefault(_group(pod) or uid_of(pod), []).append(pod)
+    for group, members in waiting.items():
         refusals = _place(context, members, nodes, pods)
-        if isinstance(group, tuple) and (lacking := _lacking(context, group, pods, refusals)):
-            for pod in members:
-                pod["spec"].pop("nodeName", None)
-                refusals.setdefault(uid_of(pod), "")
-            refusals = {
-                uid: f"{lacking}; {refusal}".removesuffix("; ") for uid, refusal in refusals.items()
-            }
+        if isinstance(group, tuple):
+            _hold_together(context, group, members, pods, refusals)
         for pod in members:
             _tell(context, pod, refusals.get(uid_of(pod)))
             context.store.touch(pod)
 
 
+def _hold_together(
+    context: Context,
+    gang: Gang,
+    members: list[Object],
+    pods: list[Object],
+    refusals: dict[str, str],
+) -> None:
+    """Take the nodes of a gang away again, unless enough of its pods have one."""
+    lacking = _lacking(context, gang, pods, refusals)
+    if lacking is None:
+        return
+    for pod in members:
+        pod["spec"].pop("nodeName", None)
+        refusal = refusals.get(uid_of(pod), "")
+        refusals[uid_of(pod)] = f"{lacking}; {refusal}".removesuffix("; ")
+
+
 def _place(
     context: Context, members: list[Object], nodes: list[Object], pods: list[Object]
 ) -> dict[str, str]:
-    """Give each pod the first node that fits; for those that none fits, why, by uid."""
+    """Give each pod the first node that fits; return why, by uid, for those that none fits."""
     refusals = {}
     for pod in members:
         reasons: Counter[str] = Counter()
         for node in nodes:
-            is_never = context.faults.is_unschedulable(f"{namespace_of(pod)}/{name_of(pod)}")
-            reason = "Insufficient nvidia.com/gpu" if is_never else _misfit(pod, node, pods)
-            if any(map(context.faults.is_unbound, _claims(pod))):
-                reason = "pod has unbound immediate PersistentVolumeClaims"
+            reason = _refusal(context, pod, node, pods)
             if reason is None:
                 pod["spec"]["nodeName"] = name_of(node)
                 break
             reasons[reason] += 1
-        else:
+        if not pod["spec"].get("nodeName"):
             listed = ", ".join(f"{count} {reason}" for reason, count in reasons.items())
             refusals[uid_of(pod)] = f"0/{len(nodes)} nodes are available: {listed}."
     return refusals
 
 
+def _refusal(context: Context, pod: Object, node: Object, pods: list[Object]) -> str | None:
+    """Return why a pod does not get a node: it does not fit, or a test wants it so."""
+    if any(map(context.faults.is_unbound, _claims(pod))):
+        return "pod has unbound immediate PersistentVolumeClaims"
+    if context.faults.is_unschedulable(f"{namespace_of(pod)}/{name_of(pod)}"):
+        return "Insufficient nvidia.com/gpu"
+    return _misfit(pod, node, pods)
+
+
 def _tell(context: Context, pod: Object, refusal: str | None) -> None:
-    full_name, status = f"{namespace_of(pod)}/{name_of(pod)}", pod["status"]
+    """Say in a condition and an event whether a pod has a node."""
+    status = pod["status"]
     if refusal is None:
         set_condition(status, "PodScheduled")
+        full_name = f"{namespace_of(pod)}/{name_of(pod)}"
         message = f"Successfully assigned {full_name} to {pod['spec']['nodeName']}"
         context.store.event(pod, "Normal", "Scheduled", message)
     elif set_condition(status, "PodScheduled", "False", "Unschedulable", refusal):
@@ -82,7 +105,7 @@ def _tell(context: Context, pod: Object, refusal: str | None) -> None:
 
 
 def make_group(context: Context, owner: Object, spec: Object) -> None:
-    """Make the PodGroup of a job's pods, as its operator does, unless it is there."""
+    """Make the PodGroup of a job's pods, as its operator does, unless it exists."""
     if context.store.get("PodGroup", namespace_of(owner), name_of(owner)) is None:
         context.create(owner, "PodGroup", {"name": name_of(owner)}, spec)
 
@@ -93,7 +116,7 @@ def into_group(template: Object, name: str) -> None:
 
 
 def _group(pod: Object) -> Gang | None:
-    """Namespace and name of the PodGroup that a pod of Volcano's belongs to."""
+    """Return namespace and name of the PodGroup that a pod of Volcano's belongs to."""
     name = (pod["metadata"].get("annotations") or {}).get(_GROUP_NAME)
     if not name or pod["spec"].get("schedulerName") != VOLCANO:
         return None
@@ -103,29 +126,35 @@ def _group(pod: Object) -> Gang | None:
 def _lacking(
     context: Context, gang: Gang, pods: list[Object], refusals: dict[str, str]
 ) -> str | None:
-    """Reason that keeps a gang from starting, with its pods placed as far as they fit; None where all is well."""
+    """Return what keeps a gang from starting, with its pods placed as far as they fit; None where all is well."""
     namespace, name = gang
     group = context.store.get("PodGroup", namespace, name)
     if group is None:
         return f"pod group {namespace}/{name} is not found"
     least = group["spec"].get("minMember", 1)
-    members = [
-        pod for pod in pods if _group(pod) == gang and not finished(pod) and not terminating(pod)
-    ]
-    placed = [pod for pod in members if pod["spec"].get("nodeName")]
-    if len(placed) >= least:
+    members = 0
+    placed = 0
+    for pod in pods:
+        if _group(pod) == gang and not finished(pod) and not terminating(pod):
+            members += 1
+            placed += bool(pod["spec"].get("nodeName"))
+    if placed >= least:
         return None
-    return f"pod group is not ready, {len(members)} of {least} pods are there, {len(refusals)} fit on no node"
+    return f"pod group is not ready, {members} of {least} pods are there, {len(refusals)} fit on no node"
 
 
 def _claims(pod: Object) -> list[str]:
-    """`namespace/name` of the claims that a pod mounts."""
-    sources = [volume.get("persistentVolumeClaim") for volume in pod["spec"].get("volumes", [])]
-    return [f"{namespace_of(pod)}/{source['claimName']}" for source in sources if source]
+    """Return `namespace/name` of the claims that a pod mounts."""
+    claims = []
+    for volume in pod["spec"].get("volumes", []):
+        source = volume.get("persistentVolumeClaim")
+        if source:
+            claims.append(f"{namespace_of(pod)}/{source['claimName']}")
+    return claims
 
 
 def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
-    """Reason why a pod cannot run on a node, in the scheduler's words; None when it can."""
+    """Return why a pod cannot run on a node, in the scheduler's words; None when it can."""
     if node["spec"].get("unschedulable"):
         return "node(s) were unschedulable"
     wanted = pod["spec"].get("nodeSelector") or {}
@@ -133,27 +162,34 @@ def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
         return "node(s) had untolerated taint {kwok.x-k8s.io/node: fake}"
     if not wanted.items() <= labels_of(node).items():
         return "node(s) didn't match Pod's node affinity/selector"
-    here = [
-        other
-        for other in pods
-        if other["spec"].get("nodeName") == name_of(node) and not finished(other)
-    ]
-    anti = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
-    for term in anti.get("requiredDuringSchedulingIgnoredDuringExecution", []):
-        unwanted = (term.get("labelSelector") or {}).get("matchLabels", {})
-        same_namespace = [other for other in here if namespace_of(other) == namespace_of(pod)]
-        if any(unwanted.items() <= labels_of(other).items() for other in same_namespace):
-            return "node(s) didn't match pod anti-affinity rules"
+    neighbours = []
+    for other in pods:
+        if other["spec"].get("nodeName") == name_of(node) and not finished(other):
+            neighbours.append(other)
+    if _is_unwanted_beside(pod, neighbours):
+        return "node(s) didn't match pod anti-affinity rules"
     allocatable = node["status"]["allocatable"]
     for resource in sorted({*allocatable, *_extended_resources(pod)}):
-        requested = sum(_request(other, resource) for other in [*here, pod])
+        requested = sum(_request(other, resource) for other in [*neighbours, pod])
         if requested > quantity(allocatable.get(resource, 0)):
             return f"Insufficient {resource}"
     return None
 
 
+def _is_unwanted_beside(pod: Object, neighbours: list[Object]) -> bool:
+    """True if a pod must not be where one of these is."""
+    anti = (pod["spec"].get("affinity") or {}).get("podAntiAffinity") or {}
+    for term in anti.get("requiredDuringSchedulingIgnoredDuringExecution", []):
+        unwanted = (term.get("labelSelector") or {}).get("matchLabels", {})
+        for other in neighbours:
+            is_meant = unwanted.items() <= labels_of(other).items()
+            if is_meant and namespace_of(other) == namespace_of(pod):
+                return True
+    return False
+
+
 def _request(pod: Object, resource: str) -> float:
-    """Resources that a pod reserves; a limit counts where no request is given."""
+    """Return how much of a resource a pod reserves; a limit counts where no request is given."""
     total = 0.0
     for container in pod["spec"]["containers"]:
         resources = container.get("resources", {})
@@ -163,7 +199,10 @@ def _request(pod: Object, resource: str) -> float:
 
 
 def _extended_resources(pod: Object) -> set[str]:
-    limits = (
-        container.get("resources", {}).get("limits", {}) for container in pod["spec"]["containers"]
-    )
-    return {name for amounts in limits for name in amounts if "/" in name}
+    """Return resources such as `nvidia.com/gpu`, of which a node may have none."""
+    names = set()
+    for container in pod["spec"]["containers"]:
+        for name in container.get("resources", {}).get("limits", {}):
+            if "/" in name:
+                names.add(name)
+    return names

@@ -26,33 +26,44 @@ KILLED = 128 + signal.SIGKILL
 _READ_ONLY_VOLUMES = {"configMap", "secret", "projected", "downwardAPI"}
 _LONGEST_BACKOFF_FACTOR = 30
 _CHUNK_BYTES = 16_384
-_MESSAGE_PATH, _MESSAGE_BYTES = "/dev/termination-log", 4096
+_MESSAGE_PATH = "/dev/termination-log"
+_MESSAGE_BYTES = 4096
 
 
 class Container:
     """Runs one container; `status` is its entry in the pod's containerStatuses, edited in place."""
 
     def __init__(self, worker: PodWorker, spec: Object, status: Object, init: bool) -> None:
-        self.worker, self.spec, self.status, self.init = worker, spec, status, init
+        self.worker = worker
+        self.spec = spec
+        self.status = status
+        self.init = init  # an init container
         self.name: str = spec["name"]
         self.pid: int | None = None  # of the command, in this machine's numbering, while it runs
-        self.end_reason: str | None = (
-            None  # what the next ending is called, if not Completed or Error
-        )
+        # what the next ending is called, if not Completed or Error
+        self.end_reason: str | None = None
         self._probing: asyncio.Task[None] | None = None  # until the readiness probe is answered
         self._env: dict[str, str] = {}
-        context = (worker.spec.get("securityContext") or {}) | (spec.get("securityContext") or {})
+        # The container's own settings come before the pod's.
+        context = {
+            **(worker.spec.get("securityContext") or {}),
+            **(spec.get("securityContext") or {}),
+        }
         self._context = context
-        self._uid, self._gid = context.get("runAsUser", 0), context.get("runAsGroup", 0)
-        groups = [context.get("fsGroup"), *context.get("supplementalGroups", [])]
-        self._groups: list[int] = [group for group in groups if group is not None]
+        self._uid = context.get("runAsUser", 0)
+        self._gid = context.get("runAsGroup", 0)
+        self._groups: list[int] = list(context.get("supplementalGroups", []))
+        if context.get("fsGroup") is not None:
+            self._groups.insert(0, context["fsGroup"])
 
     def log_file(self, attempt: int) -> Path:
+        """Return the file with the log of a start, counted from 0."""
         return self.worker.folder / "logs" / f"{self.name}.{attempt}.log"
 
     async def run(self) -> int:
-        """Run it as often as the pod's restart policy says; the last exit code."""
-        policy, failures = self.worker.spec.get("restartPolicy", "Always"), 0
+        """Run it as often as the pod's restart policy says; return the last exit code."""
+        policy = self.worker.spec.get("restartPolicy", "Always")
+        failures = 0
         while not self.worker.stopping.is_set():
             spec = await self.worker.retry(self._prepare, "Failed", self.status)
             if spec is None:
@@ -60,8 +71,8 @@ class Container:
             code = await self._run_once(spec)
             self.status["ready"] = self.init and code == 0
             self.worker.publish()
-            done = policy == "Never" or (code == 0 and (self.init or policy == "OnFailure"))
-            if done or self.worker.stopping.is_set():
+            has_succeeded = code == 0 and (self.init or policy == "OnFailure")
+            if policy == "Never" or has_succeeded or self.worker.stopping.is_set():
                 return code
             failures += 1
             await self._back_off(failures)
@@ -70,40 +81,46 @@ class Container:
     async def exec(self, argv: list[str], **streams: Any) -> Process:
         """Start a command inside the running container, as the container's user."""
         if self.worker.sandbox_pid is None:
-            places = self.folders() | {"/proc/1": f"/proc/{self.pid}"}
+            places = {**self.folders(), "/proc/1": f"/proc/{self.pid}"}
             command = [translate(word, places) for word in argv]
-            return await asyncio.create_subprocess_exec(
-                *command, env=self._env, start_new_session=True, **streams
-            )
-        join = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
-        if not runtime.single_user():
-            groups = (
-                f"--groups={','.join(map(str, self._groups))}" if self._groups else "--clear-groups"
-            )
-            join += ["setpriv", f"--reuid={self._uid}", f"--regid={self._gid}", groups, "--"]
+        else:
+            command = [*self._into_namespaces(), *argv]
         return await asyncio.create_subprocess_exec(
-            *join, *argv, env=self._env, start_new_session=True, **streams
+            *command, env=self._env, start_new_session=True, **streams
         )
+
+    def _into_namespaces(self) -> list[str]:
+        """Return the command before another one that has it run inside, as the container's user."""
+        words = ["nsenter", "-t", str(self.pid), "-m", "-u", "-i", "-n", "-p", "-r", "-w", "--"]
+        if not runtime.single_user():
+            groups = "--clear-groups"
+            if self._groups:
+                groups = f"--groups={','.join(map(str, self._groups))}"
+            words += ["setpriv", f"--reuid={self._uid}", f"--regid={self._gid}", groups, "--"]
+        return words
 
     def has_program(self, program: str) -> bool:
         """True if the running container has a program of this name."""
-        is_namespaced = self.worker.sandbox_pid is not None
-        root = f"/proc/{self.pid}/root" if is_namespaced else ""
+        root = f"/proc/{self.pid}/root"
+        if self.worker.sandbox_pid is None:
+            root = ""
+            program = translate(program, self.folders())
         if "/" in program:
-            path = program if is_namespaced else translate(program, self.folders())
-            return os.access(f"{root}{path}", os.X_OK)
+            return os.access(f"{root}{program}", os.X_OK)
         folders = self._env.get("PATH", os.defpath).split(":")
         return any(os.access(f"{root}{folder}/{program}", os.X_OK) for folder in folders)
 
     def signal(self, number: int) -> None:
+        """Send a signal to the command, if it runs."""
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
     # -- starting
     def _prepare(self) -> Object:
-        """Specification that runtime.py needs to start the container; Waiting when something is missing."""
-        worker, context = self.worker, self._context
+        """Return what runtime.py needs to start the container; Waiting when something is missing."""
+        worker = self.worker
+        context = self._context
         image = worker.kubelet.pull(self.spec["image"], self.spec.get("imagePullPolicy"))
         if self._uid == 0 and context.get("runAsNonRoot"):
             raise Waiting(
@@ -115,15 +132,16 @@ class Container:
         argv = [*self.spec.get("command", image.command), *self.spec.get("args", [])]
         if worker.sandbox_pid is None:
             return self._prepare_loopback(argv)
+        mounts: list[list[Any]] = []
+        for source, target in image.mounts.items():
+            mounts.append([source, target, True])
+        mounts += self._mounts()
+        mounts.append([str(self._message_file()), _MESSAGE_PATH, False])
         return {
             "sandbox": worker.sandbox_pid,
             "scratch": str(worker.folder / "scratch"),
             "files": worker.files,
-            "mounts": [
-                *([source, target, True] for source, target in image.mounts.items()),
-                *self._mounts(),
-                [str(self._message_file()), _MESSAGE_PATH, False],
-            ],
+            "mounts": mounts,
             "read_only": context.get("readOnlyRootFilesystem", False),
             "no_new_privileges": context.get("allowPrivilegeEscalation") is False,
             "uid": self._uid,
@@ -135,63 +153,48 @@ class Container:
         }
 
     def _message_file(self) -> Path:
-        """File for the container's last word, empty at each start."""
+        """Return the file for the container's last message, empty at each start."""
         path = self.worker.folder / f"{self.name}.message"
         path.write_text("")
         path.chmod(0o666)
         return path
 
     def folders(self) -> dict[str, str]:
-        """Folders of volumes, by the path that each would be mounted at."""
+        """Return the folders of volumes, by the path that each would be mounted at."""
         return {os.path.normpath(target): source for source, target, _ in self._mounts()}
 
     def _prepare_loopback(self, argv: list[str]) -> Object:
-        """The same where there are no namespaces."""
-        folders, own = self.folders(), {entry["name"] for entry in self.spec.get("env", [])}
-        env = {
-            name: translate(text, folders) if name in own else text
-            for name, text in self._env.items()
-        }
+        """Return what runtime.py needs where there are no namespaces."""
+        folders = self.folders()
+        env = dict(self._env)
+        # The variables that the manifest names; those of the image mean this machine.
+        for entry in self.spec.get("env", []):
+            if entry["name"] in env:
+                env[entry["name"]] = translate(env[entry["name"]], folders)
         self._env = self.worker.kubelet.loopback.resolved(self.worker.namespace, env)
         words = [translate(expand(word, self._env), folders) for word in argv]
         folder = translate(self.spec.get("workingDir", "/"), folders)
         return {"sandbox": None, "folder": folder, "argv": words, "env": self._env}
 
     def _mounts(self) -> list[list[Any]]:
-        out: list[list[Any]] = []
+        """Return the mounts of volumes: folder, path in the container, and whether it is read-only."""
+        volumes = {volume["name"]: volume for volume in self.worker.spec.get("volumes", [])}
+        mounts: list[list[Any]] = []
         for entry in self.spec.get("volumeMounts", []):
-            volume = next(v for v in self.worker.spec["volumes"] if v["name"] == entry["name"])
             below = expand(entry.get("subPathExpr", entry.get("subPath", "")), self._env)
             source = (self.worker.folder / "volumes" / entry["name"]).resolve() / below
             if not source.exists():
                 source.mkdir(parents=True)
-            read_only = entry.get("readOnly", False) or not _READ_ONLY_VOLUMES.isdisjoint(volume)
-            out.append([str(source), entry["mountPath"], read_only])
-        return out
+            is_projected = not _READ_ONLY_VOLUMES.isdisjoint(volumes[entry["name"]])
+            read_only = entry.get("readOnly", False) or is_projected
+            mounts.append([str(source), entry["mountPath"], read_only])
+        return mounts
 
     async def _run_once(self, spec: Object) -> int:
-        started, self.end_reason = now(), None
-        spec_file = self.worker.folder / f"{self.name}.json"
-        spec_file.touch(mode=0o600)
-        spec_file.write_text(json.dumps(spec))
-        read_end, write_end = os.pipe()
-        command = (
-            sys.executable,
-            "-I",
-            "-S",
-            runtime.__file__,
-            "run",
-            str(spec_file),
-            str(write_end),
-        )
-        process = await asyncio.create_subprocess_exec(
-            *command, pass_fds=[write_end], stdin=DEVNULL, stdout=PIPE, stderr=STDOUT
-        )
-        os.close(write_end)
-        # which of the two processes comes first to tell of a command that cannot be started is a matter of luck
-        told = dict(line.partition(" ")[::2] for line in (await _read_all(read_end)).splitlines())
-        pid, error = told.get("pid", ""), told.get("error", "")
-        spec_file.unlink()  # it may hold secrets
+        """Start the container, copy its log, and return its exit code."""
+        started = now()
+        self.end_reason = None
+        process, pid, error = await self._start(spec)
         if pid and not error:
             self._say_started(int(pid), started)
         assert process.stdout is not None
@@ -200,22 +203,57 @@ class Container:
         if self._probing is not None:
             self._probing.cancel()
         self.pid = None
-        reason = (
-            "StartError" if error else self.end_reason or ("Completed" if code == 0 else "Error")
-        )
-        terminated = {"exitCode": code, "reason": reason, "startedAt": started, "finishedAt": now()}
+        terminated = {
+            "exitCode": code,
+            "reason": self._reason(code, error),
+            "startedAt": started,
+            "finishedAt": now(),
+            "containerID": f"standin://{pid}",
+        }
         message = error or self._message()
-        terminated |= {"containerID": f"standin://{pid}"} | (
-            {"message": message} if message else {}
-        )
+        if message:
+            terminated["message"] = message
         self.status.update(ready=False, started=False, state={"terminated": terminated})
         return code
 
+    def _reason(self, code: int, error: str) -> str:
+        """Return what an ending is called."""
+        if error:
+            return "StartError"
+        return self.end_reason or ("Error" if code else "Completed")
+
+    async def _start(self, spec: Object) -> tuple[Process, str, str]:
+        """Start runtime.py; return it, the command's process id, and why that could not be started."""
+        spec_file = self.worker.folder / f"{self.name}.json"
+        spec_file.touch(mode=0o600)
+        spec_file.write_text(json.dumps(spec))
+        read_end, write_end = os.pipe()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", runtime.__file__, "run", str(spec_file), str(write_end)),
+            pass_fds=[write_end],
+            stdin=DEVNULL,
+            stdout=PIPE,
+            stderr=STDOUT,
+        )
+        os.close(write_end)
+        # `pid N` and `error TEXT`, in any order: two processes write them
+        report = {}
+        for line in (await _read_all(read_end)).splitlines():
+            key, _, text = line.partition(" ")
+            report[key] = text
+        # it may hold secrets
+        spec_file.unlink()
+        return process, report.get("pid", ""), report.get("error", "")
+
     def _message(self) -> str:
+        """Return what the container has left as its last message."""
         path = self.worker.folder / f"{self.name}.message"
-        return path.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace") if path.exists() else ""
+        if not path.exists():
+            return ""
+        return path.read_bytes()[:_MESSAGE_BYTES].decode(errors="replace")
 
     def _say_started(self, pid: int, started: str) -> None:
+        """Publish that the container runs; without a readiness probe it is ready."""
         self.pid = pid
         self.status.update(
             state={"running": {"startedAt": started}}, started=True, containerID=f"standin://{pid}"
@@ -253,6 +291,7 @@ class Container:
 
 
 async def _read_all(descriptor: int) -> str:
+    """Return all that comes by a pipe until its other end is closed."""
     reader = asyncio.StreamReader()
     pipe = os.fdopen(descriptor, "rb")
     loop = asyncio.get_running_loop()
@@ -269,6 +308,7 @@ async def _copy_log(stream: asyncio.StreamReader, path: Path) -> None:
             stamp = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z").encode()
             *lines, rest = chunk.split(b"\n")
             entries = [b"%s stdout F %s\n" % (stamp, line) for line in lines]
-            log.write(
-                b"".join([*entries, b"%s stdout P %s\n" % (stamp, rest)] if rest else entries)
-            )
+            if rest:
+                entries.append(b"%s stdout P %s\n" % (stamp, rest))
+            # in one write, so that a reader never sees half an entry
+            log.write(b"".join(entries))

@@ -15,57 +15,80 @@ from standin.state.objects import Object, condition, labels_of, namespace_of, ph
 from standin.state.store import Store
 
 DOMAIN = "svc.cluster.local"
-_AUTHORITATIVE_REPLY, _NO_SUCH_NAME = 0x8580, 3
+_AUTHORITATIVE_REPLY = 0x8580
+_NO_SUCH_NAME = 3
+_HEADER_BYTES = 12
 _TYPE_A = 1
+_CLASS_IN = 1
+_TTL_SECONDS = 1
+# A pointer to the name in the question, which follows the header.
+_THE_NAME_ASKED_FOR = b"\xc0\x0c"
 
 
 def service_pods(store: Store, service: Object) -> Iterator[Object]:
-    """The pods a Service points at now."""
+    """Yield the pods a Service points at now."""
     spec = service["spec"]
-    wanted = spec.get("selector") or {}
+    wanted = spec.get("selector")
+    if not wanted:
+        return
     for pod in store.list("Pod", namespace_of(service)):
-        ready = condition(pod, "Ready") and not terminating(pod)
-        alive = pod.get("status", {}).get("podIP") and phase(pod) in ("Pending", "Running")
-        selected = wanted and wanted.items() <= labels_of(pod).items()
-        if selected and alive and (ready or spec.get("publishNotReadyAddresses")):
+        if not wanted.items() <= labels_of(pod).items():
+            continue
+        is_ready = condition(pod, "Ready") and not terminating(pod)
+        is_alive = pod.get("status", {}).get("podIP") and phase(pod) in ("Pending", "Running")
+        if is_alive and (is_ready or spec.get("publishNotReadyAddresses")):
             yield pod
 
 
 def addresses(store: Store, name: str) -> list[str]:
-    """Addresses of `[host.]service.namespace.svc.cluster.local`; empty when there are none."""
+    """Return the addresses of `[host.]service.namespace.svc.cluster.local`; empty when there are none."""
     if not name.endswith("." + DOMAIN):
         return []
     parts = name.removesuffix("." + DOMAIN).split(".")
     if len(parts) not in (2, 3):
         return []
-    host, service_name, namespace = parts[0] if len(parts) == 3 else None, parts[-2], parts[-1]
+    *hosts, service_name, namespace = parts
     service = store.get("Service", namespace, service_name)
-    return [
-        pod["status"]["podIP"]
-        for pod in (service_pods(store, service) if service else ())
-        if host is None
-        or (pod["spec"].get("hostname"), pod["spec"].get("subdomain")) == (host, service_name)
-    ]
+    if service is None:
+        return []
+    ips = []
+    for pod in service_pods(store, service):
+        pod_name = [pod["spec"].get("hostname")]
+        if not hosts or (hosts == pod_name and pod["spec"].get("subdomain") == service_name):
+            ips.append(pod["status"]["podIP"])
+    return ips
 
 
 class DnsServer(asyncio.DatagramProtocol):
+    """Answers questions for A records."""
+
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def connection_made(self, transport: Any) -> None:
+        """Remember where answers go."""
         self._transport = transport
 
     def datagram_received(self, data: bytes, address: Any) -> None:
-        labels, at = [], 12
+        """Answer one question: a header, labels after their lengths up to a length of 0, type and class."""
+        labels = []
+        at = _HEADER_BYTES
         while data[at]:
-            labels.append(data[at + 1 : at + 1 + data[at]].decode("ascii", "replace").lower())
+            label = data[at + 1 : at + 1 + data[at]]
+            labels.append(label.decode("ascii", "replace").lower())
             at += 1 + data[at]
         (question_type,) = struct.unpack("!H", data[at + 1 : at + 3])
-        found = addresses(self._store, ".".join(labels))
-        answers = [
-            b"\xc0\x0c" + struct.pack("!HHIH", _TYPE_A, 1, 1, 4) + socket.inet_aton(ip)
-            for ip in (found if question_type == _TYPE_A else [])
-        ]
-        flags = _AUTHORITATIVE_REPLY | (0 if found else _NO_SUCH_NAME)
+        end_of_question = at + 5
+
+        ips = addresses(self._store, ".".join(labels))
+        flags = _AUTHORITATIVE_REPLY
+        if not ips:
+            flags |= _NO_SUCH_NAME
+        answers = []
+        if question_type == _TYPE_A:
+            for ip in ips:
+                facts = struct.pack("!HHIH", _TYPE_A, _CLASS_IN, _TTL_SECONDS, 4)
+                answers.append(_THE_NAME_ASKED_FOR + facts + socket.inet_aton(ip))
         header = data[:2] + struct.pack("!HHHHH", flags, 1, len(answers), 0, 0)
-        self._transport.sendto(header + data[12 : at + 5] + b"".join(answers), address)
+        question = data[_HEADER_BYTES:end_of_question]
+        self._transport.sendto(header + question + b"".join(answers), address)

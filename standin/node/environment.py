@@ -13,8 +13,8 @@ from standin.state.objects import Object, namespace_of, quantity
 from standin.state.store import Store
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+# What kubelets give every container, by which programs know that they are in a pod. Nothing answers there.
 _API_SERVER = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
-"""What kubelets give every container, by which programs know that they are in a pod. Nothing answers there."""
 _KEYED_FIELD = re.compile(r"metadata\.(labels|annotations)\['(.+)'\]")
 _REFERENCE = re.compile(r"\$(\$|\(([-._a-zA-Z0-9]+)\))")
 
@@ -24,39 +24,45 @@ class Waiting(Exception):
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
-        self.reason, self.message = reason, message
+        self.reason = reason
+        self.message = message
 
 
 def field_value(pod: Object, path: str) -> str:
-    """The downward API's `fieldRef`: a pod field as text, empty when it is not set."""
+    """Return a pod field of the downward API's `fieldRef` as text, empty when it is not set."""
     if match := _KEYED_FIELD.fullmatch(path):
         return str((pod["metadata"].get(match[1]) or {}).get(match[2], ""))
-    at: Any = pod
+    value: Any = pod
     for part in path.split("."):
-        at = at.get(part, "") if isinstance(at, dict) else ""
-    return at if isinstance(at, str) else json.dumps(at)
+        value = value.get(part, "") if isinstance(value, dict) else ""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 def keyed_data(store: Store, namespace: str, kind: str, reference: Object) -> dict[str, bytes]:
-    """Contents of a ConfigMap or Secret; empty when it is missing and optional, else Waiting."""
+    """Return the contents of a ConfigMap or Secret; empty when it is missing and optional, else Waiting."""
     name = reference.get("name") or reference.get("secretName") or ""
     obj = store.get(kind, namespace, name)
     if obj is None:
         if reference.get("optional"):
             return {}
         raise Waiting("CreateContainerConfigError", f'{kind.lower()} "{name}" not found')
-    data = obj.get("data") or {}
-    if kind == "Secret":
-        return {key: base64.b64decode(text) for key, text in data.items()}
-    binary = {key: base64.b64decode(text) for key, text in (obj.get("binaryData") or {}).items()}
-    return {key: text.encode() for key, text in data.items()} | binary
+    contents = {}
+    for key, text in (obj.get("data") or {}).items():
+        contents[key] = base64.b64decode(text) if kind == "Secret" else text.encode()
+    for key, text in (obj.get("binaryData") or {}).items():
+        contents[key] = base64.b64decode(text)
+    return contents
 
 
 def expand(text: str, env: dict[str, str]) -> str:
-    """`$(NAME)` → its value if there is one; `$$` → `$`."""
+    """Replace `$(NAME)` by its value if there is one, and `$$` by `$`."""
 
     def value(match: re.Match[str]) -> str:
-        return "$" if match[1] == "$" else env.get(match[2], match[0])
+        if match[1] == "$":
+            return "$"
+        return env.get(match[2], match[0])
 
     return _REFERENCE.sub(value, text)
 
@@ -64,38 +70,50 @@ def expand(text: str, env: dict[str, str]) -> str:
 def environment(
     store: Store, pod: Object, container: Object, image: Image, home: str
 ) -> dict[str, str]:
-    """All variables of one container, in the order Kubernetes resolves them; Waiting when a source is missing."""
+    """Return all variables of one container; Waiting when a source is missing.
+
+    They are resolved in Kubernetes' order: the image's, whole ConfigMaps and Secrets, then one by one, each of which
+    may name those before it.
+    """
     env = {
         "PATH": _PATH,
         "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"]),
         "HOME": home,
+        **_API_SERVER,
+        **image.env,
     }
-    env |= _API_SERVER | image.env
     if image.path:
         env["PATH"] = f"{image.path}:{env['PATH']}"
     for source in container.get("envFrom", []):
         for kind, field in (("ConfigMap", "configMapRef"), ("Secret", "secretRef")):
             if field in source:
                 data = keyed_data(store, namespace_of(pod), kind, source[field])
-                env |= {
-                    source.get("prefix", "") + key: value.decode() for key, value in data.items()
-                }
+                for key, content in data.items():
+                    env[source.get("prefix", "") + key] = content.decode()
     for entry in container.get("env", []):
         if "valueFrom" not in entry:
             env[entry["name"]] = expand(entry.get("value", ""), env)
-        elif (value := _value_from(store, pod, container, entry["valueFrom"])) is not None:
+            continue
+        value = _value_from(store, pod, container, entry["valueFrom"])
+        if value is not None:
             env[entry["name"]] = value
     return env
 
 
 def _value_from(store: Store, pod: Object, container: Object, source: Object) -> str | None:
+    """Return a value from a field of the pod, an amount of a resource, or a key; None where that is optional."""
     if "fieldRef" in source:
         return field_value(pod, source["fieldRef"]["fieldPath"])
     if "resourceFieldRef" in source:
         field, _, resource = source["resourceFieldRef"]["resource"].partition(".")
-        return str(int(quantity(container.get("resources", {}).get(field, {}).get(resource, "0"))))
-    kind = "ConfigMap" if "configMapKeyRef" in source else "Secret"
-    reference = source.get("configMapKeyRef") or source["secretKeyRef"]
+        amount = container.get("resources", {}).get(field, {}).get(resource, "0")
+        return str(int(quantity(amount)))
+    kind = "Secret"
+    reference = source.get("secretKeyRef")
+    if "configMapKeyRef" in source:
+        kind = "ConfigMap"
+        reference = source["configMapKeyRef"]
+    assert reference is not None
     namespace = namespace_of(pod)
     data = keyed_data(store, namespace, kind, reference)
     if reference["key"] in data:
@@ -106,23 +124,22 @@ def _value_from(store: Store, pod: Object, container: Object, source: Object) ->
     raise Waiting("CreateContainerConfigError", f"couldn't find key {reference['key']} in {where}")
 
 
+# write(path, content, mode)
 Projection = Callable[[str, bytes, int], None]
 
 
 def project(store: Store, pod: Object, source: Object, write: Projection) -> None:
-    """Call `write(path, content, mode)` for every file of a configMap, secret, downwardAPI or projected volume."""
-    for part in (source.get("projected") or {}).get("sources", []) or [source]:
+    """Call `write` for every file of a configMap, secret, downwardAPI or projected volume."""
+    parts = (source.get("projected") or {}).get("sources") or [source]
+    for part in parts:
         for kind, field in (("ConfigMap", "configMap"), ("Secret", "secret")):
             reference = part.get(field)
             if reference is None:
                 continue
             data = keyed_data(store, namespace_of(pod), kind, reference)
+            default_mode = reference.get("defaultMode", 0o644)
             items = reference.get("items") or [{"key": key, "path": key} for key in data]
             for item in items:
-                write(
-                    item["path"],
-                    data[item["key"]],
-                    item.get("mode", reference.get("defaultMode", 0o644)),
-                )
+                write(item["path"], data[item["key"]], item.get("mode", default_mode))
         for item in (part.get("downwardAPI") or {}).get("items", []):
             write(item["path"], field_value(pod, item["fieldRef"]["fieldPath"]).encode(), 0o644)

@@ -22,9 +22,13 @@ _DNS_PORT = 53
 
 
 class Kubelet:
+    """The kubelets of all nodes."""
+
     def __init__(self, store: Store, settings: Settings, faults: Faults) -> None:
-        self.store, self.settings, self._faults = store, settings, faults
-        self._workers: dict[str, PodWorker] = {}
+        self.store = store
+        self.settings = settings
+        self._faults = faults
+        self._workers: dict[str, PodWorker] = {}  # by uid of the pod
         self._addresses = itertools.cycle(pod_addresses())
         self.loopback = Addresses()
 
@@ -39,26 +43,29 @@ class Kubelet:
         )
 
     def worker(self, pod: Object) -> PodWorker | None:
+        """Return the worker of a pod, None where it has none yet."""
         return self._workers.get(uid_of(pod))
 
     def alive(self) -> Iterator[PodWorker]:
-        """Workers whose pod has not ended."""
-        return (worker for worker in self._workers.values() if not worker.task.done())
+        """Yield the workers whose pod has not ended."""
+        for worker in self._workers.values():
+            if not worker.task.done():
+                yield worker
 
     def free_address(self) -> str:
-        """An address no pod has; not reused at once, so that a stale name leads nowhere."""
+        """Return an address no pod has; not reused at once, so that a stale name leads nowhere."""
         taken = {worker.ip for worker in self.alive()}
         return next(address for address in self._addresses if address not in taken)
 
     def pull(self, image: str, policy: str | None = None) -> Image:
-        """Image of that name; Waiting when it cannot be pulled, or has to be there and is not any more."""
-        found = self.settings.image(image)
-        if found is None or self._faults.image_is_broken(image):
-            if policy == "Never":
-                message = f'Container image "{image}" is not present with pull policy of Never'
-                raise Waiting("ErrImageNeverPull", message)
-            raise Waiting("ImagePullBackOff", f'Back-off pulling image "{image}"')
-        return found
+        """Return the image of a name; Waiting when it cannot be pulled, or is not on the node and must be."""
+        settings = self.settings.image(image)
+        if settings is not None and not self._faults.image_is_broken(image):
+            return settings
+        if policy == "Never":
+            message = f'Container image "{image}" is not present with pull policy of Never'
+            raise Waiting("ErrImageNeverPull", message)
+        raise Waiting("ImagePullBackOff", f'Back-off pulling image "{image}"')
 
     def sync(self) -> None:
         """Start new pods, stop deleted ones, forget those that are gone."""
@@ -70,7 +77,9 @@ class Kubelet:
                 self._workers[uid] = PodWorker(self, pod)
             if uid in self._workers and terminating(pod):
                 self._workers[uid].stop(pod["metadata"]["deletionGracePeriodSeconds"])
-        for uid in [uid for uid in self._workers if uid not in live]:
-            self._workers[uid].stop(0)
-            if self._workers[uid].task.done():
-                shutil.rmtree(self._workers.pop(uid).folder, ignore_errors=True)
+        for uid, worker in list(self._workers.items()):
+            if uid not in live:
+                worker.stop(0)
+                if worker.task.done():
+                    del self._workers[uid]
+                    shutil.rmtree(worker.folder, ignore_errors=True)

@@ -12,8 +12,7 @@ import re
 import socket
 from collections.abc import Mapping
 
-_MASTERS = ("PET_MASTER_ADDR", "MASTER_ADDR")
-_PORTS = ("PET_MASTER_PORT", "MASTER_PORT")
+# Addresses in each 127.1.N.x.
 _LAST = 250
 
 
@@ -25,31 +24,33 @@ class Addresses:
         self._ports: dict[str, int] = {}
 
     def of(self, namespace: str, host: str) -> str:
-        """The address of a pod, which may not be there yet, by its host name or any name below which it is."""
+        """Return the address of a pod, which may not be there yet, by its host name or any name below which it is."""
         key = (namespace, host.partition(".")[0])
         number = len(self._hosts)
         return self._hosts.setdefault(key, f"127.1.{number // _LAST}.{number % _LAST + 1}")
 
     def port(self, address: str) -> int:
-        """A port that is free on this machine, always the same for an address."""
+        """Return a port that is free on this machine, always the same for an address."""
         if address not in self._ports:
             with socket.create_server(("127.0.0.1", 0)) as probe:
                 self._ports[address] = int(probe.getsockname()[1])
         return self._ports[address]
 
     def resolved(self, namespace: str, env: Mapping[str, str]) -> dict[str, str]:
-        """The variables with addresses and ports in place of names and of the one port that all would want."""
-        found = dict(env)
-        for master, port in zip(_MASTERS, _PORTS, strict=True):
-            if master in env:
-                found[master] = self.of(namespace, env[master])
-                found[port] = str(self.port(found[master]))
-        return {"GLOO_SOCKET_IFNAME": "lo", **found}
+        """Return the variables with addresses in place of names, and a port for each in place of the usual one."""
+        variables = {"GLOO_SOCKET_IFNAME": "lo", **env}
+        for prefix in ("PET_", ""):
+            name = f"{prefix}MASTER_ADDR"
+            if name in env:
+                address = self.of(namespace, env[name])
+                variables[name] = address
+                variables[f"{prefix}MASTER_PORT"] = str(self.port(address))
+        return variables
 
 
 def translate(text: str, folders: Mapping[str, str]) -> str:
-    """The text with other folders in place of those named; `/outputs` is none in `/outputs-old` or `/my/outputs`."""
+    """Return a text with other folders in place of those named: `/outputs`, but not `/outputs-old` or `/my/outputs`."""
     if not folders:
         return text
     names = "|".join(re.escape(name) for name in sorted(folders, key=len, reverse=True))
-    return re.sub(rf"(?<![\w./-])({names})(?![\w.-])", lambda found: folders[found[1]], text)
+    return re.sub(rf"(?<![\w./-])({names})(?![\w.-])", lambda match: folders[match[1]], text)

@@ -11,8 +11,9 @@ GATEWAY = f"{SUBNET}.1"
 
 
 def pod_addresses() -> Iterator[str]:
-    """All addresses a pod can have, lowest first."""
-    return (f"{SUBNET}.{host}" for host in range(10, 255))
+    """Yield all addresses a pod can have, lowest first."""
+    for host in range(10, 255):
+        yield f"{SUBNET}.{host}"
 
 
 async def create_bridge() -> None:
@@ -32,6 +33,7 @@ async def attach(pid: int, address: str) -> None:
 
 
 async def _ip(commands: str, *prefix: str) -> None:
+    """Have `ip` carry out commands, a line each."""
     process = await asyncio.create_subprocess_exec(
         *prefix, "ip", "-batch", "-", stdin=PIPE, stdout=PIPE, stderr=STDOUT
     )

@@ -9,6 +9,7 @@ import sys
 import traceback
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from standin.node import runtime
@@ -41,61 +42,68 @@ class PodWorker:
     """Drives one scheduled pod to its end; the only writer of the pod's container statuses."""
 
     def __init__(self, kubelet: Kubelet, pod: Object) -> None:
-        self.kubelet, self.store, self.pod, self.spec = kubelet, kubelet.store, pod, pod["spec"]
-        self.namespace, self.name = namespace_of(pod), name_of(pod)
+        self.kubelet = kubelet
+        self.store = kubelet.store
+        self.pod = pod
+        self.spec = pod["spec"]
+        self.namespace = namespace_of(pod)
+        self.name = name_of(pod)
         self.folder = kubelet.settings.state / "pods" / uid_of(pod)
-        self.claims: set[str] = set()
-        self.files: dict[str, str] = {}  # written into every container's root
+        self.claims: set[str] = set()  # that it uses
+        self.files: dict[str, str] = {}  # written into every container's root, by path
         self.stopping = asyncio.Event()
         self._deadline: float | None = None  # loop time of the SIGKILL
         self._sandbox: Process | None = None
         self._ip: str | None = None
         status = pod.setdefault("status", {"phase": "Pending"})
-        waiting = "PodInitializing" if self.spec.get("initContainers") else "ContainerCreating"
-        self._inits = [
-            self._container(spec, status, waiting, True)
-            for spec in self.spec.get("initContainers", [])
-        ]
-        self._mains = [
-            self._container(spec, status, waiting, False) for spec in self.spec["containers"]
-        ]
+        inits = self.spec.get("initContainers", [])
+        waiting = "PodInitializing" if inits else "ContainerCreating"
+        self._inits = [self._container(spec, status, waiting, True) for spec in inits]
+        mains = self.spec["containers"]
+        self._mains = [self._container(spec, status, waiting, False) for spec in mains]
         self.containers = {container.name: container for container in [*self._inits, *self._mains]}
         self.task = asyncio.create_task(self._run())
 
     def _container(self, spec: Object, status: Object, waiting: str, init: bool) -> Container:
+        """Make a container, with its entry in the pod's status."""
         entry = {
             "name": spec["name"],
             "image": spec["image"],
             "imageID": "",
             "ready": False,
             "started": False,
+            "restartCount": 0,
+            "state": {"waiting": {"reason": waiting}},
+            "lastState": {},
         }
-        entry |= {"restartCount": 0, "state": {"waiting": {"reason": waiting}}, "lastState": {}}
-        status.setdefault("initContainerStatuses" if init else "containerStatuses", []).append(
-            entry
-        )
+        field = "initContainerStatuses" if init else "containerStatuses"
+        status.setdefault(field, []).append(entry)
         return Container(self, spec, entry, init)
 
     @property
     def sandbox_pid(self) -> int | None:
-        """The process that holds the pod's namespaces; None where it has none."""
-        return None if self._sandbox is None else self._sandbox.pid
+        """Return the process that holds the pod's namespaces; None where it has none."""
+        if self._sandbox is None:
+            return None
+        return self._sandbox.pid
 
     def publish(self, phase: str | None = None) -> None:
         """Bring the pod's conditions (and phase) in line with its containers, and tell watchers."""
         status = self.pod["status"]
         if phase:
             status["phase"] = phase
-        ready = all(main.status["ready"] for main in self._mains) and not terminating(self.pod)
-        reason = _END_REASONS.get(status["phase"], "" if ready else "ContainersNotReady")
+        are_ready = all(main.status["ready"] for main in self._mains)
+        is_ready = are_ready and not terminating(self.pod)
+        reason = "" if is_ready else "ContainersNotReady"
+        reason = _END_REASONS.get(status["phase"], reason)
         set_condition(status, "PodReadyToStartContainers", str(self._ip is not None))
         set_condition(status, "Initialized", str(all(init.status["ready"] for init in self._inits)))
-        set_condition(status, "ContainersReady", str(ready), reason)
-        set_condition(status, "Ready", str(ready), reason)
+        set_condition(status, "ContainersReady", str(is_ready), reason)
+        set_condition(status, "Ready", str(is_ready), reason)
         self.store.touch(self.pod)
 
     async def stopped_within(self, seconds: float) -> bool:
-        """Wait; true as soon as the pod is asked to stop."""
+        """Wait; return True as soon as the pod is asked to stop."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self.stopping.wait(), seconds)
         return self.stopping.is_set()
@@ -103,22 +111,22 @@ class PodWorker:
     async def retry(
         self, action: Callable[[], T], event: str, status: Object | None = None
     ) -> T | None:
-        """Call `action` until it stops raising Waiting; None when the pod is stopped first."""
+        """Call `action` until it raises Waiting no more; return None when the pod is stopped first."""
         while not self.stopping.is_set():
             try:
                 return action()
             except Waiting as waiting:
                 self.store.event(self.pod, "Warning", event, waiting.message)
                 if status is not None:
-                    status["state"] = {
-                        "waiting": {"reason": waiting.reason, "message": waiting.message}
-                    }
+                    facts = {"reason": waiting.reason, "message": waiting.message}
+                    status["state"] = {"waiting": facts}
                     self.publish()
                 await self.stopped_within(_RETRY_SECONDS)
         return None
 
     # -- life
     async def _run(self) -> None:
+        """Run the pod from its volumes to its end."""
         try:
             await self._set_up()
             self.publish()
@@ -127,9 +135,8 @@ class PodWorker:
                 initialized = initialized and await init.run() == 0 and not self.stopping.is_set()
             if initialized and not self.stopping.is_set():
                 await asyncio.gather(*(main.run() for main in self._mains))
-        except (
-            Exception
-        ) as error:  # a bug in here must show in `kubectl get pods`, and where it is in the log
+        # a bug in here must show in `kubectl get pods`, and where it is in the log
+        except Exception as error:
             traceback.print_exc()
             self.pod["status"].update(reason="StandinError", message=repr(error))
             self.store.event(self.pod, "Warning", "StandinError", repr(error))
@@ -147,10 +154,9 @@ class PodWorker:
             await self._make_sandbox(host)
         self.pod["status"].update(podIP=self._ip, podIPs=[{"ip": self._ip}])
         for volume in self.spec.get("volumes", []):
-            await self.retry(lambda volume=volume: set_up_volume(self, volume), "FailedMount")  # type: ignore[misc]
-        if (
-            self.kubelet.settings.loopback and not self.stopping.is_set()
-        ):  # else some volumes may be missing
+            await self.retry(partial(set_up_volume, self, volume), "FailedMount")
+        # Of a pod that is stopped before, some volumes may be missing.
+        if self.kubelet.settings.loopback and not self.stopping.is_set():
             translate_files(self)
 
     async def _make_sandbox(self, host: str) -> None:
@@ -161,8 +167,10 @@ class PodWorker:
             raise RuntimeError("the sandbox did not start")
         self._ip = self.kubelet.free_address()
         await attach(self._sandbox.pid, self._ip)
+        full_name = ""
         subdomain = self.spec.get("subdomain")
-        full_name = f"{host}.{subdomain}.{self.namespace}.{DOMAIN} " if subdomain else ""
+        if subdomain:
+            full_name = f"{host}.{subdomain}.{self.namespace}.{DOMAIN} "
         search = f"{self.namespace}.{DOMAIN} {DOMAIN} cluster.local"
         self.files = {
             "/etc/hosts": f"127.0.0.1 localhost\n{self._ip} {full_name}{host}\n",
@@ -171,13 +179,13 @@ class PodWorker:
         }
 
     async def _tear_down(self) -> None:
-        codes = [
-            main.status["state"].get("terminated", {}).get("exitCode", KILLED)
-            for main in self._mains
-        ]
+        phase = "Succeeded"
         for main in self._mains:
+            # One that never ran counts as killed.
+            if main.status["state"].get("terminated", {}).get("exitCode", KILLED):
+                phase = "Failed"
             main.status.update(ready=False, started=False)
-        self.publish("Failed" if any(codes) else "Succeeded")
+        self.publish(phase)
         if self._sandbox:
             with contextlib.suppress(ProcessLookupError):
                 self._sandbox.kill()
@@ -196,13 +204,14 @@ class PodWorker:
         deadline = asyncio.get_running_loop().time() + grace_seconds
         if self._deadline is not None and deadline >= self._deadline:
             return
-        first, self._deadline = self._deadline is None, deadline
+        is_first_call = self._deadline is None
+        self._deadline = deadline
         self.stopping.set()
-        if first:
+        if is_first_call:
             self._end_task = asyncio.create_task(self._end())
 
     def kill(self, reason: str) -> bool:
-        """SIGKILL every container, as the kernel does when memory runs out; false when none runs."""
+        """SIGKILL every container, as the kernel does when memory runs out; return False when none runs."""
         running = [container for container in self.containers.values() if container.pid is not None]
         for container in running:
             container.end_reason = reason
@@ -210,11 +219,12 @@ class PodWorker:
         return bool(running)
 
     async def _end(self) -> None:
-        self.publish()  # a terminating pod leaves its Services
+        """Ask all containers to stop, and kill those that still run at the deadline."""
+        # a terminating pod leaves its Services
+        self.publish()
         loop = asyncio.get_running_loop()
-        asked: dict[
-            int, asyncio.Task[None]
-        ] = {}  # by process; a container may be starting just now
+        # by process: a container may be starting just now
+        asked: dict[int, asyncio.Task[None]] = {}
         while not self.task.done():
             assert self._deadline is not None
             left = self._deadline - loop.time()
@@ -229,13 +239,14 @@ class PodWorker:
             await asyncio.wait({self.task}, timeout=min(max(left, 0.02), 0.05))
 
     async def _ask_to_stop(self, container: Container, pid: int) -> None:
-        """First what the container wants done before it is asked, then SIGTERM."""
+        """Do what the container wants done before it is asked, then send SIGTERM."""
         await self._run_pre_stop(container)
         self.store.event(self.pod, "Normal", "Killing", f"Stopping container {container.name}")
         if container.pid == pid:
             container.signal(signal.SIGTERM)
 
     async def _run_pre_stop(self, container: Container) -> None:
+        """Run the container's preStop command, for as long as there is time."""
         hook = container.spec.get("lifecycle", {}).get("preStop", {}).get("exec")
         if not hook:
             return

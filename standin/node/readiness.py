@@ -10,7 +10,8 @@ import socket
 from standin.node import runtime
 from standin.state.objects import Object
 
-_PERIOD_SECONDS = 0.1  # not the probe's own, which is in seconds: tests should not wait for it
+# not the probe's own, which is in seconds: tests should not wait for it
+_PERIOD_SECONDS = 0.1
 _TIMEOUT_SECONDS = 5.0
 
 
@@ -32,6 +33,7 @@ def _port(container: Object, port: int | str) -> int:
 
 
 def _is_answered(address: str, port: int, path: str, sandbox_pid: int | None) -> bool:
+    """Ask once; True for a good answer."""
     connection = http.client.HTTPConnection(address, port, timeout=_TIMEOUT_SECONDS)
     with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
         connection.sock = _connect(address, port, sandbox_pid)

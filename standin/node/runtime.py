@@ -18,18 +18,24 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = (
-    0x20000,
-    0x4000000,
-    0x8000000,
-    0x10000000,
-    0x20000000,
-    0x40000000,
-)
-RDONLY, REMOUNT, BIND, REC, PRIVATE = 1, 32, 4096, 16384, 1 << 18
+# Of linux/sched.h, linux/mount.h and linux/prctl.h.
+NEWNS = 0x20000
+NEWUTS = 0x4000000
+NEWIPC = 0x8000000
+NEWUSER = 0x10000000
+NEWPID = 0x20000000
+NEWNET = 0x40000000
+RDONLY = 1
+REMOUNT = 32
+BIND = 4096
+REC = 16384
+PRIVATE = 1 << 18
 _DETACH = 2
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 36, 38
-_LOCKED_FLAGS = 0x2F  # read-only, nosuid, nodev, noexec: a user namespace may not drop them
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_NO_NEW_PRIVS = 38
+# read-only, nosuid, nodev, noexec: a user namespace may not drop them
+_LOCKED_FLAGS = 0x2F
 _NOT_BOUND = ("dev", "proc", "sys", "tmp", "run", "etc", "lost+found")
 _COPIED_FROM_ETC = ("passwd", "group", "nsswitch.conf", "ld.so.cache", "alternatives", "ssl")
 
@@ -46,6 +52,7 @@ _DEVICE_LINKS = {
 
 
 def _check(result: int, what: str) -> None:
+    """Raise OSError where a call of libc has failed."""
     if result:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -76,7 +83,7 @@ def die_with_parent() -> None:
 
 
 def single_user() -> bool:
-    """This user namespace maps one id only, so that nothing can run as another user."""
+    """True if this user namespace maps one id only, so that nothing can run as another user."""
     with open("/proc/self/uid_map") as file:
         return sum(int(line.split()[2]) for line in file) == 1
 
@@ -90,15 +97,16 @@ def join(namespace_file: str) -> None:
 @contextlib.contextmanager
 def network_of(pid: int) -> Iterator[None]:
     """Be in another process' network namespace for a moment; not to be held over an await."""
-    with open("/proc/self/ns/net") as own:
+    with open("/proc/self/ns/net") as this_network:
         join(f"/proc/{pid}/ns/net")
         try:
             yield
         finally:
-            _check(_libc.setns(own.fileno(), 0), "setns")
+            _check(_libc.setns(this_network.fileno(), 0), "setns")
 
 
 def hold_sandbox(name: str) -> None:
+    """Hold the namespaces of a pod until SIGTERM."""
     die_with_parent()
     unshare(NEWNET | NEWUTS | NEWIPC)
     socket.sethostname(name)
@@ -115,7 +123,8 @@ def run(spec: dict[str, Any], report: int) -> None:
         for namespace in ("net", "uts", "ipc"):
             join(f"/proc/{spec['sandbox']}/ns/{namespace}")
         unshare(NEWNS | NEWPID)
-    if pid := os.fork():
+    pid = os.fork()
+    if pid:
         os.write(report, b"pid %d\n" % pid)
         os.close(report)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -150,6 +159,7 @@ def _kill_children() -> None:
 
 
 def _become(spec: dict[str, Any]) -> None:
+    """Turn this process into the container's first one: root, user, rights."""
     os.setsid()
     _make_root(spec)
     if not single_user():
@@ -159,28 +169,33 @@ def _become(spec: dict[str, Any]) -> None:
     if spec["no_new_privileges"]:
         _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
     os.umask(0o022)
-    die_with_parent()  # again, for setuid clears it
+    # again, for setuid clears it
+    die_with_parent()
 
 
 def _make_root(spec: dict[str, Any]) -> None:
-    base, files = spec["scratch"], spec["files"]
+    """Make the container's root of this machine's, with what the container writes on top, and move into it."""
+    base = spec["scratch"]
     mount(None, "/", None, REC | PRIVATE)
     mount("tmpfs", base, "tmpfs", 0, "mode=755")
-    upper, work, root = (f"{base}/{name}" for name in ("upper", "work", "root"))
+    upper = f"{base}/upper"
+    work = f"{base}/work"
+    root = f"{base}/root"
     for folder in (upper, work, root):
         os.mkdir(folder)
     try:
         mount("overlay", root, "overlay", 0, f"lowerdir=/,upperdir={upper},workdir={work}")
-        os.chmod(root + "/root", 0o711)  # interpreters may live there
-    except OSError:  # in a user namespace "/" has locked submounts, which overlayfs cannot clone
+        # interpreters may live there
+        os.chmod(root + "/root", 0o711)
+    # in a user namespace "/" has locked submounts, which overlayfs cannot clone
+    except OSError:
         _bind_root(root)
     _make_devices(root + "/dev")
-    mount(
-        "shm", root + "/dev/shm", "tmpfs", 0, "mode=1777,size=64m"
-    )  # every runtime's default, and a known trap
+    # every runtime's default size, and a known trap
+    mount("shm", root + "/dev/shm", "tmpfs", 0, "mode=1777,size=64m")
     mount("proc", root + "/proc", "proc")
     mount("sysfs", root + "/sys", "sysfs", RDONLY)
-    for path, text in files.items():
+    for path, text in spec["files"].items():
         with contextlib.suppress(FileNotFoundError):
             os.unlink(root + path)
         with open(root + path, "w") as file:
@@ -195,7 +210,7 @@ def _make_root(spec: dict[str, Any]) -> None:
 
 
 def _make_devices(folder: str) -> None:
-    """A /dev of its own, as runtimes make it: nothing that a container leaves there reaches the machine's."""
+    """Make a /dev of its own, as runtimes do: nothing that a container leaves there reaches the machine's."""
     mount("tmpfs", folder, "tmpfs", 0, "mode=755")
     for name in _DEVICES:
         open(f"{folder}/{name}", "w").close()
@@ -208,6 +223,7 @@ def _make_devices(folder: str) -> None:
 
 
 def _bind(source: str, target: str, read_only: bool) -> None:
+    """Show a file or folder at another path too."""
     if os.path.isdir(source):
         os.makedirs(target, exist_ok=True)
     elif not os.path.exists(target):
@@ -220,9 +236,10 @@ def _bind(source: str, target: str, read_only: bool) -> None:
 
 
 def _bind_root(root: str) -> None:
-    """A root without overlayfs: a tmpfs with read-only binds of the top-level folders, and some files of /etc."""
+    """Make a root without overlayfs: a tmpfs with read-only binds of the top-level folders, and some files of /etc."""
     for name in os.listdir("/"):
-        source, target = f"/{name}", f"{root}/{name}"
+        source = f"/{name}"
+        target = f"{root}/{name}"
         if os.path.islink(source):
             os.symlink(os.readlink(source), target)
         elif os.path.isdir(source) and name in _NOT_BOUND:
@@ -231,7 +248,8 @@ def _bind_root(root: str) -> None:
             _bind(source, target, read_only=True)
     os.chmod(root + "/tmp", 0o1777)
     for name in _COPIED_FROM_ETC:
-        source, target = f"/etc/{name}", f"{root}/etc/{name}"
+        source = f"/etc/{name}"
+        target = f"{root}/etc/{name}"
         if os.path.isdir(source):
             _bind(source, target, read_only=False)
         elif os.path.isfile(source):

@@ -27,46 +27,56 @@ def set_up_volume(worker: PodWorker, volume: Object) -> None:
         _link(at, _claim_folder(worker, claim))
     elif "hostPath" in volume:
         _link(at, Path(volume["hostPath"]["path"]))
-        return  # not ours to change
+    elif "emptyDir" in volume:
+        at.mkdir(exist_ok=True)
+        _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
     else:
         at.mkdir(exist_ok=True)
-        if "emptyDir" in volume:
-            _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
-        else:
-            project(
-                worker.store,
-                worker.pod,
-                volume,
-                lambda path, content, mode: _write(at / path, content, mode),
-            )
+
+        def write(path: str, content: bytes, mode: int) -> None:
+            _write(at / path, content, mode)
+
+        project(worker.store, worker.pod, volume, write)
+    # A folder of the machine is not ours to change.
+    if "hostPath" not in volume:
+        _give_to_pods_group(worker, at.resolve())
+
+
+def _give_to_pods_group(worker: PodWorker, folder: Path) -> None:
+    """Give a volume to the group that the pod names, where there are other users."""
     context = worker.spec.get("securityContext") or {}
     group = context.get("fsGroup")
-    if group is not None and not worker.kubelet.settings.loopback and not runtime.single_user():
-        _give_to_group(
-            at.resolve(),
-            group,
-            only_on_mismatch=context.get("fsGroupChangePolicy") == "OnRootMismatch",
-        )
+    if group is None or worker.kubelet.settings.loopback or runtime.single_user():
+        return
+    is_lazy = context.get("fsGroupChangePolicy") == "OnRootMismatch"
+    if is_lazy and folder.stat().st_gid == group:
+        return
+    # the root last, so that one that has the group says that all below has it
+    for parent, folders, files in os.walk(folder, topdown=False):
+        for name in (*folders, *files, ""):
+            # the volume may be in use: files come and go meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                _give(Path(parent, name), group)
 
 
 def tear_down_volumes(folder: Path) -> None:
     """Unmount the memory volumes of a pod."""
     for at in sorted(folder.glob("volumes/*")):
-        if (
-            not at.is_symlink() and at.is_mount()
-        ):  # a link may lead to what is mounted on this machine
+        # a link may lead to what is mounted on this machine
+        if not at.is_symlink() and at.is_mount():
             runtime.unmount(str(at))
 
 
 def _claim_folder(worker: PodWorker, claim: str) -> Path:
+    """Return the folder of a claim; Waiting where it does not exist, or another node has it."""
     pvc = worker.store.get("PersistentVolumeClaim", worker.namespace, claim)
     if pvc is None:
         raise Waiting("ContainerCreating", f'persistentvolumeclaim "{claim}" not found')
-    node = worker.spec["nodeName"]
-    others = (other for other in worker.kubelet.alive() if other.namespace == worker.namespace)
-    elsewhere = [
-        other.name for other in others if claim in other.claims and other.spec["nodeName"] != node
-    ]
+    elsewhere = []
+    for other in worker.kubelet.alive():
+        has_it = other.namespace == worker.namespace and claim in other.claims
+        if has_it and other.spec["nodeName"] != worker.spec["nodeName"]:
+            elsewhere.append(other.name)
     if elsewhere and pvc["spec"]["accessModes"] == ["ReadWriteOnce"]:
         message = f'Multi-Attach error for volume "{claim}": volume is already used by pod(s) {", ".join(elsewhere)}'
         raise Waiting("ContainerCreating", message)
@@ -103,18 +113,6 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     path.chmod(mode)
-
-
-def _give_to_group(folder: Path, group: int, *, only_on_mismatch: bool) -> None:
-    if only_on_mismatch and folder.stat().st_gid == group:
-        return
-    # the root last, so that one that has the group says that all below has it
-    for parent, folders, files in os.walk(folder, topdown=False):
-        for name in (*folders, *files, ""):
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # the volume may be in use: files come and go meanwhile
-                _give(Path(parent, name), group)
 
 
 def _give(path: Path, group: int) -> None:

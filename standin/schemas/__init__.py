@@ -24,23 +24,24 @@ OLDEST, NEWEST = "1.29", "1.37"
 
 @cache
 def _load(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((Path(__file__).parent / f"{name}.json").read_text())
-    return found
+    schemas: dict[str, Any] = json.loads((Path(__file__).parent / f"{name}.json").read_text())
+    return schemas
 
 
 @cache
 def validator(api_version: str, kind: str, version: str = NEWEST) -> Draft202012Validator | None:
-    """The validator of `api_version/kind` at a Kubernetes minor version, or None for a kind not kept here."""
+    """Return the validator of `api_version/kind` at a Kubernetes minor version, or None for a kind not kept here."""
     for name in (f"kubernetes-{version}", "custom", "by_hand"):
         schemas = _load(name)
-        if schema := schemas["kinds"].get(f"{api_version}/{kind}"):
+        schema = schemas["kinds"].get(f"{api_version}/{kind}")
+        if schema:
             return Draft202012Validator({**schema, "$defs": schemas["$defs"]})
     return None
 
 
 def problems(obj: dict[str, Any], version: str = NEWEST) -> list[str]:
-    """Problems for which a strict server would refuse one object, each as `path: message`."""
-    found = validator(obj["apiVersion"], obj["kind"], version)
-    if found is None:
+    """Return the problems for which a strict server would refuse one object, each as `path: message`."""
+    schema = validator(obj["apiVersion"], obj["kind"], version)
+    if schema is None:
         return [f"{obj['apiVersion']}/{obj['kind']}: no schema is kept for this kind"]
-    return [f"{error.json_path}: {error.message[:300]}" for error in found.iter_errors(obj)]
+    return [f"{error.json_path}: {error.message[:300]}" for error in schema.iter_errors(obj)]

@@ -40,31 +40,41 @@ DROPPED = {"description", "$schema", "$id", "default", "example"}
 
 
 def trimmed(schema: Any, *, names: bool = False) -> Any:
-    """A schema without prose; `names` says that the keys of this mapping are field names, so none is dropped."""
+    """Return a schema without prose; `names`: the keys of this mapping are field names, so none is dropped."""
     if isinstance(schema, list):
         return [trimmed(item) for item in schema]
+    if isinstance(schema, str):
+        return schema.replace(DEFINITIONS, "#/$defs/")
     if not isinstance(schema, dict):
-        return schema.replace(DEFINITIONS, "#/$defs/") if isinstance(schema, str) else schema
-    if names:
-        return {k: trimmed(v) for k, v in schema.items()}
-    kept = {k: v for k, v in schema.items() if k not in DROPPED and not k.startswith("x-")}
-    return {k: trimmed(v, names=k == "properties") for k, v in kept.items()}
+        return schema
+    kept = {}
+    for key, value in schema.items():
+        if names or not is_dropped(key):
+            kept[key] = trimmed(value, names=not names and key == "properties")
+    return kept
+
+
+def is_dropped(key: str) -> bool:
+    """True for a key of a schema that says nothing about what is allowed."""
+    return key in DROPPED or key.startswith("x-")
 
 
 def references(schema: Any) -> set[str]:
-    """Names of the definitions a schema points at."""
+    """Return the names of the definitions a schema points at."""
+    names = set()
     if isinstance(schema, list):
-        return set().union(*map(references, schema)) if schema else set()
-    if not isinstance(schema, dict):
-        return set()
-    own = (
-        {schema["$ref"].removeprefix("#/$defs/")} if isinstance(schema.get("$ref"), str) else set()
-    )
-    return own.union(*(references(v) for v in schema.values())) if schema else own
+        for item in schema:
+            names |= references(item)
+    elif isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            names.add(schema["$ref"].removeprefix("#/$defs/"))
+        for value in schema.values():
+            names |= references(value)
+    return names
 
 
 def core(version: str) -> dict[str, Any]:
-    """Schemas of Kubernetes' own kinds at one minor version, by `apiVersion/kind`."""
+    """Return the schemas of Kubernetes' own kinds at one minor version, by `apiVersion/kind`."""
     import kubernetes_validate
 
     package = Path(str(kubernetes_validate.__file__)).parent
@@ -87,7 +97,7 @@ def core(version: str) -> dict[str, Any]:
 
 
 def strict(schema: Any, *, names: bool = False) -> Any:
-    """A CRD's OpenAPI schema as JSON Schema: unknown keys are errors, int-or-string is understood, CEL is not.
+    """Return a CRD's OpenAPI schema as JSON Schema: unknown keys are errors, int-or-string is understood, CEL is not.
 
     Metadata of the templates inside a CRD is written there as a bare object and so stays open, as on a server.
     """
@@ -95,58 +105,73 @@ def strict(schema: Any, *, names: bool = False) -> Any:
         return [strict(item) for item in schema]
     if not isinstance(schema, dict):
         return schema
+    strict_schema = {}
+    for key, value in schema.items():
+        if names or not is_dropped(key):
+            strict_schema[key] = strict(value, names=not names and key == "properties")
     if names:
-        return {k: strict(v) for k, v in schema.items()}
-    kept = {k: v for k, v in schema.items() if k not in DROPPED and not k.startswith("x-")}
-    out = {k: strict(v, names=k == "properties") for k, v in kept.items()}
-    if "properties" in out and not schema.get("x-kubernetes-preserve-unknown-fields"):
-        out.setdefault("additionalProperties", False)
+        return strict_schema
+    if "properties" in strict_schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        strict_schema.setdefault("additionalProperties", False)
     if schema.get("x-kubernetes-int-or-string"):
-        out.pop("type", None)
-    return out
+        strict_schema.pop("type", None)
+    return strict_schema
+
+
+def children(node: Any) -> list[Any]:
+    """Return the parts of a mapping or a list."""
+    if isinstance(node, dict):
+        return list(node.values())
+    if isinstance(node, list):
+        return node
+    return []
 
 
 def shared(kinds: dict[str, Any], least: int = 400) -> dict[str, Any]:
-    """The same schemas with every subtree of at least `least` characters that occurs twice moved into `$defs`."""
-    seen: Counter[str] = Counter()
+    """Return the same schemas with every subtree of at least `least` characters that occurs twice moved into `$defs`."""
+    counts: Counter[str] = Counter()
 
     def count(node: Any) -> None:
-        for child in (
-            node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
-        ):
+        for child in children(node):
             text = json.dumps(child, sort_keys=True)
             if isinstance(child, dict) and "type" in child and len(text) >= least:
-                seen[text] += 1
-                if seen[text] > 1:
+                counts[text] += 1
+                # What is in it was counted the first time.
+                if counts[text] > 1:
                     continue
             count(child)
 
     count(kinds)
-    names = {text: f"s{i}" for i, text in enumerate(sorted(t for t, n in seen.items() if n > 1))}
+    texts = sorted(text for text, number in counts.items() if number > 1)
+    names = {text: f"s{index}" for index, text in enumerate(texts)}
 
     def replace(node: Any, *, top: bool = False) -> Any:
         if isinstance(node, list):
             return [replace(item) for item in node]
         if not isinstance(node, dict):
             return node
-        name = None if top else names.get(json.dumps(node, sort_keys=True))
-        return {"$ref": f"#/$defs/{name}"} if name else {k: replace(v) for k, v in node.items()}
+        name = names.get(json.dumps(node, sort_keys=True))
+        # A definition is not replaced by a reference to itself.
+        if name and not top:
+            return {"$ref": f"#/$defs/{name}"}
+        return {key: replace(value) for key, value in node.items()}
 
     definitions = {name: replace(json.loads(text), top=True) for text, name in names.items()}
     return {"kinds": replace(kinds), "$defs": definitions}
 
 
 def custom(folder: Path) -> dict[str, Any]:
-    """Schemas of the namespaced custom kinds in a folder of CRDs, by `apiVersion/kind`."""
+    """Return the schemas of the namespaced custom kinds in a folder of CRDs, by `apiVersion/kind`."""
     import yaml
 
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     kinds: dict[str, Any] = {}
     for path in sorted(folder.glob("*.yaml")):
-        for crd in filter(
-            None, yaml.load_all(path.read_text(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
-        ):
+        for crd in filter(None, yaml.load_all(path.read_text(), loader)):
             spec = crd["spec"]
-            for version in spec["versions"] if spec["scope"] == "Namespaced" else ():
+            if spec["scope"] != "Namespaced":
+                continue
+            for version in spec["versions"]:
                 schema = strict(version["schema"]["openAPIV3Schema"])
                 schema["properties"]["status"] = {"type": "object"}
                 kinds[f"{spec['group']}/{version['name']}/{spec['names']['kind']}"] = schema
@@ -155,12 +180,13 @@ def custom(folder: Path) -> dict[str, Any]:
 
 def main(what: str, *rest: str) -> None:
     """Write `kubernetes-VERSION.json` for each version, or `custom.json`."""
-    made = (
-        {f"kubernetes-{v}": core(v) for v in rest}
-        if what == "kubernetes"
-        else {"custom": custom(Path(rest[0]))}
-    )
-    for name, schemas in made.items():
+    schemas_by_name = {}
+    if what == "kubernetes":
+        for version in rest:
+            schemas_by_name[f"kubernetes-{version}"] = core(version)
+    else:
+        schemas_by_name["custom"] = custom(Path(rest[0]))
+    for name, schemas in schemas_by_name.items():
         path = FOLDER / f"{name}.json"
         path.write_text(json.dumps(schemas, sort_keys=True, separators=(",", ":")) + "\n")
         print(path.name, path.stat().st_size)

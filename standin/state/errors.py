@@ -23,17 +23,25 @@ class ApiError(Exception):
         self, code: int, reason: str, message: str, details: dict[str, Any] | None = None
     ) -> None:
         super().__init__(message)
-        self.code, self.reason, self.message, self.details = code, reason, message, details
+        self.code = code
+        self.reason = reason
+        self.message = message
+        self.details = details
 
     def status(self) -> dict[str, Any]:
+        """Return the body of the answer."""
         body: dict[str, Any] = {
             "kind": "Status",
             "apiVersion": "v1",
             "metadata": {},
             "status": "Failure",
+            "code": self.code,
+            "reason": self.reason,
+            "message": self.message,
         }
-        body |= {"code": self.code, "reason": self.reason, "message": self.message}
-        return body | ({"details": self.details} if self.details else {})
+        if self.details:
+            body["details"] = self.details
+        return body
 
 
 @dataclass(frozen=True)
@@ -45,15 +53,13 @@ class Cause:
     reason: str = INVALID
 
     def __str__(self) -> str:
-        return (
-            f"{self.field}: Invalid value: {self.message}"
-            if self.reason == INVALID
-            else f"{self.field}: {self.message}"
-        )
+        if self.reason == INVALID:
+            return f"{self.field}: Invalid value: {self.message}"
+        return f"{self.field}: {self.message}"
 
 
 def unsupported(field: str, value: object, allowed: Sequence[str]) -> Cause:
-    """The cause for a value outside an enumeration."""
+    """Return the cause for a value outside an enumeration."""
     choices = ", ".join(f'"{choice}"' for choice in allowed)
     return Cause(field, f'Unsupported value: "{value}": supported values: {choices}', NOT_SUPPORTED)
 
@@ -97,16 +103,15 @@ def unsupported_media_type(message: str) -> ApiError:
 
 
 def invalid(resource: Resource, name: str, causes: Sequence[Cause]) -> ApiError:
-    """422 with every cause, in one message and in the details."""
-    kind = f"{resource.kind}.{resource.group}" if resource.group else resource.kind
-    text = str(causes[0]) if len(causes) == 1 else "[" + ", ".join(map(str, causes)) + "]"
-    details = {
-        "name": name,
-        "group": resource.group,
-        "kind": resource.kind,
-        "causes": [
-            {"reason": cause.reason, "message": cause.message, "field": cause.field}
-            for cause in causes
-        ],
-    }
+    """Return a 422 with every cause, in one message and in the details."""
+    kind = resource.kind
+    if resource.group:
+        kind += f".{resource.group}"
+    text = ", ".join(map(str, causes))
+    if len(causes) > 1:
+        text = f"[{text}]"
+    listed = []
+    for cause in causes:
+        listed.append({"reason": cause.reason, "message": cause.message, "field": cause.field})
+    details = {"name": name, "group": resource.group, "kind": resource.kind, "causes": listed}
     return ApiError(422, "Invalid", f'{kind} "{name}" is invalid: {text}', details)

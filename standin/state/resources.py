@@ -32,9 +32,9 @@ class Resource:
     @property
     def categories(self) -> list[str]:
         """Other names for it: `kubectl get all` asks for those of this category."""
-        return (
-            ["all"] if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment") else []
-        )
+        if self.kind in ("Pod", "Service", "Job", "StatefulSet", "Deployment"):
+            return ["all"]
+        return []
 
     @property
     def custom(self) -> bool:
@@ -47,7 +47,6 @@ _CUSTOM_GROUPS = (
     *("scheduling.volcano.sh", "kueue.x-k8s.io", "monitoring.coreos.com"),
 )
 _STATUS = ("status",)
-_SCALABLE = ("status", "scale")
 RESOURCES = [
     Resource("", "v1", "Namespace", "namespaces", False, ("ns",), _STATUS),
     Resource("", "v1", "Node", "nodes", False, ("no",), _STATUS),
@@ -61,12 +60,9 @@ RESOURCES = [
     Resource("", "v1", "ServiceAccount", "serviceaccounts", True, ("sa",)),
     Resource("", "v1", "Event", "events", True, ("ev",)),
     Resource("batch", "v1", "Job", "jobs", True, (), _STATUS),
-    Resource("apps", "v1", "StatefulSet", "statefulsets", True, ("sts",), _SCALABLE),
-    Resource("apps", "v1", "Deployment", "deployments", True, ("deploy",), _SCALABLE),
+    Resource("apps", "v1", "StatefulSet", "statefulsets", True, ("sts",), _STATUS),
+    Resource("apps", "v1", "Deployment", "deployments", True, ("deploy",), _STATUS),
     Resource("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", True, ("netpol",)),
-    Resource(
-        "policy", "v1", "PodDisruptionBudget", "poddisruptionbudgets", True, ("pdb",), _STATUS
-    ),
     Resource("rbac.authorization.k8s.io", "v1", "Role", "roles"),
     Resource("rbac.authorization.k8s.io", "v1", "RoleBinding", "rolebindings"),
     Resource(
@@ -124,12 +120,16 @@ def parse_path(parts: list[str]) -> Target:
     head = 2 if parts[0] == "api" else 3
     if len(parts) <= head:
         raise no_such_path()
-    group, version, rest = ("" if head == 2 else parts[1]), parts[head - 1], parts[head:]
+    group = "" if head == 2 else parts[1]
+    version = parts[head - 1]
+    rest = parts[head:]
     namespace = ""
     if rest[0] == "namespaces" and len(rest) > 2 and rest[2] not in ("status", "finalize"):
-        namespace, rest = rest[1], rest[2:]
+        namespace = rest[1]
+        rest = rest[2:]
     resource = _BY_PATH.get((group, version, rest[0]))
     if resource is None or len(rest) > 3:
         raise no_such_path()
-    name = rest[1] if len(rest) > 1 else None
-    return Target(resource, namespace, name, rest[2] if len(rest) > 2 else None)
+    # fit, status: what the URL leaves out is None.
+    name, subresource = (*rest[1:], None, None)[:2]
+    return Target(resource, namespace, name, subresource)

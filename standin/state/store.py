@@ -36,13 +36,13 @@ _WITHOUT_GENERATION = ("Service", "Namespace", "PersistentVolumeClaim")
 
 @dataclass(frozen=True)
 class Change:
-    """One entry of the watch history. `before` is the object's previous text, which selectors need."""
+    """One entry of the watch history."""
 
     revision: int
     resource: Resource
-    type: str
-    text: str
-    before: str | None
+    type: str  # ADDED, MODIFIED or DELETED
+    text: str  # the object as JSON
+    before: str | None  # its previous text: a selector may have matched that, and not the new one
 
 
 class Store:
@@ -59,20 +59,24 @@ class Store:
     def list(
         self, kind: str, namespace: str | None = None, owner: Object | None = None
     ) -> list[Object]:
-        """Objects of a kind; a namespace of None means all, an owner keeps only what refers to it."""
-        return [
-            obj
-            for (resource, object_namespace, _), obj in list(self.objects.items())
-            if resource.kind == kind
-            and namespace in (None, object_namespace)
-            and (owner is None or uid_of(owner) in owner_uids(obj))
-        ]
+        """Return the objects of a kind; a namespace of None means all, an owner keeps only what refers to it."""
+        objects = []
+        for (resource, object_namespace, _), obj in self.objects.items():
+            if resource.kind != kind or namespace not in (None, object_namespace):
+                continue
+            if owner is None or uid_of(owner) in owner_uids(obj):
+                objects.append(obj)
+        return objects
 
     def get(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return an object, None where there is none."""
         resource = BY_KIND[kind]
-        return self.objects.get((resource, namespace if resource.namespaced else "", name))
+        if not resource.namespaced:
+            namespace = ""
+        return self.objects.get((resource, namespace, name))
 
     def require(self, resource: Resource, namespace: str, name: str) -> Object:
+        """Return an object; ApiError 404 where there is none."""
         obj = self.objects.get((resource, namespace, name))
         if obj is None:
             raise not_found(resource, name)
@@ -80,7 +84,9 @@ class Store:
 
     # -- writing
     def create(self, obj: Object, dry_run: bool = False) -> Object:
-        resource, meta = resource_of(obj), obj["metadata"]
+        """Store a new object; ApiError where that cannot be."""
+        resource = resource_of(obj)
+        meta = obj["metadata"]
         if not meta.get("name"):
             meta["name"] = meta["generateName"] + random_suffix()
         key = _key(obj)
@@ -119,18 +125,9 @@ class Store:
     ) -> None:
         """Start or hasten a deletion; pods wait for their grace period, others for their finalizers."""
         meta = obj["metadata"]
-        dependents = [
-            other for other in list(self.objects.values()) if uid_of(obj) in owner_uids(other)
-        ]
-        if propagation == "Foreground" and dependents:
+        has_dependents = any(uid_of(obj) in owner_uids(other) for other in self.objects.values())
+        if propagation == "Foreground" and has_dependents:
             meta["finalizers"] = sorted({*meta.get("finalizers", []), "foregroundDeletion"})
-        if propagation == "Orphan":
-            for other in dependents:
-                references = other["metadata"]["ownerReferences"]
-                other["metadata"]["ownerReferences"] = [
-                    entry for entry in references if entry["uid"] != uid_of(obj)
-                ]
-                self.touch(other)
         if obj["kind"] == "Pod":
             grace_seconds = _pod_grace(obj, grace_seconds)
             meta["deletionGracePeriodSeconds"] = grace_seconds
@@ -145,13 +142,14 @@ class Store:
             self._remove(obj)
 
     def is_mounted(self, claim: Object) -> bool:
-        """Some pod, ended or not, names the claim. One that was made for its pod is held until that is shut down."""
+        """True if some pod, ended or not, names the claim."""
         for pod in self.list("Pod", namespace_of(claim)):
-            shut_down = terminating(pod) and not _graceful(pod)
+            is_shut_down = terminating(pod) and not _graceful(pod)
             for volume in pod["spec"].get("volumes", []):
-                if claim_name(name_of(pod), volume) == name_of(claim) and not (
-                    shut_down and "ephemeral" in volume
-                ):
+                # A claim that was made for its pod is held until that is shut down.
+                if is_shut_down and "ephemeral" in volume:
+                    continue
+                if claim_name(name_of(pod), volume) == name_of(claim):
                     return True
         return False
 
@@ -159,9 +157,10 @@ class Store:
         """Record an event about an object; a repeated one only counts up."""
         namespace = namespace_of(obj) or "default"
         for known in self.list("Event", namespace):
-            about_it = known["involvedObject"]["uid"] == uid_of(obj)
-            if about_it and (known["reason"], known["message"]) == (reason, message):
-                known.update(count=known["count"] + 1, lastTimestamp=now())
+            is_about_it = known["involvedObject"]["uid"] == uid_of(obj)
+            if is_about_it and (known["reason"], known["message"]) == (reason, message):
+                known["count"] += 1
+                known["lastTimestamp"] = now()
                 self.touch(known)
                 return
         involved = {
@@ -221,12 +220,13 @@ def _graceful(obj: Object) -> bool:
 
 
 def _pod_grace(pod: Object, asked_seconds: int | None) -> int:
-    """A second deletion may only shorten the grace; a pod that runs nowhere needs none."""
+    """Return the grace period of a deletion, in seconds; a second one may only shorten it."""
+    # One that runs nowhere needs none.
     if finished(pod) or not pod["spec"].get("nodeName"):
         return 0
-    grace: int = (
-        pod["spec"].get("terminationGracePeriodSeconds", 30)
-        if asked_seconds is None
-        else asked_seconds
-    )
-    return min(grace, pod["metadata"]["deletionGracePeriodSeconds"]) if terminating(pod) else grace
+    grace: int = pod["spec"].get("terminationGracePeriodSeconds", 30)
+    if asked_seconds is not None:
+        grace = asked_seconds
+    if terminating(pod):
+        grace = min(grace, pod["metadata"]["deletionGracePeriodSeconds"])
+    return grace

@@ -162,7 +162,7 @@ def test_rollout_and_scale(cluster: Cluster, kind: str) -> None:
     assert [web_pod["spec"]["containers"][0]["env"][0]["value"] for web_pod in pods] == [
         "green"
     ] * 2
-    cluster.kubectl("scale", f"{kind}/web", "--replicas=1")
+    cluster.kubectl("patch", f"{kind}/web", "--type=merge", '--patch={"spec": {"replicas": 1}}')
     cluster.wait(kind, "web", lambda obj: obj["status"]["replicas"] == 1)
 
 

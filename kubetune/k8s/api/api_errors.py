@@ -14,6 +14,7 @@ from kubetune.base.yaml_text import dump
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.kinds import Kind
 
+# Messages of API servers. They are the only place where these facts are: a Status has no field for them.
 _CANNOT = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
 )
@@ -103,15 +104,15 @@ def is_doubtful(code: int, message: str) -> bool:
 class Question:
     """A request to the API server, with its name in messages: `get log of Pod fit-0`."""
 
-    verb: str
+    verb: str  # as in a Role
     kind: Kind
     namespace: str
     name: str = ""
-    subresource: str = ""
+    subresource: str = ""  # such as `log`
 
     @property
     def path(self) -> str:
-        """URL path of the object. An object that is yet to be created has no name in it."""
+        """Return the URL path of the object. An object that is yet to be created has no name in it."""
         name = "" if self.verb == "create" else self.name
         return self.kind.path(self.namespace, name, self.subresource)
 
@@ -129,6 +130,7 @@ def refusal(
 ) -> Refused:
     """Return the error for an answer: its HTTP code, and the Status object (or as much of it as there was)."""
     message = str(status.get("message") or "no reason was given")
+    # Any request may meet a namespace that does not exist, and then says nothing of its object.
     if match := _NAMESPACE.search(message):
         name = match[1]
         return NoNamespace(
@@ -158,12 +160,14 @@ def _no_program(question: Question, message: str) -> NoProgram | None:
 
 
 def _sentence(question: Question, code: int, message: str, status: dict[str, Any]) -> str:
+    """Return what a refusal means and what to do, by its code."""
     if code < 400:
         return f"something else than an API server answered ({code}): {message}"
     if code == 401:
         return "the cluster does not know who you are; log in again (your credentials may have expired)"
     if code == 403:
         return _forbidden(question, message)
+    # A missing object is named in the details; a missing kind has none.
     if code == 404 and not question.subresource and not (status.get("details") or {}).get("name"):
         how = question.kind.install or "ask whoever runs the cluster"
         return f"the cluster has no kind {question.kind.name} in {question.kind.api_version}; {how}"
@@ -188,6 +192,7 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
 
 
 def _forbidden(question: Question, message: str) -> str:
+    """Return what a 403 means that is not about rights: a quota, a policy, or an admission webhook."""
     if match := _QUOTA.search(message):
         return (
             f"quota {match['quota']} of namespace {question.namespace} is used up: {match['amounts']}; ask for less "
@@ -226,6 +231,7 @@ def missing_rights(errors: Sequence[MissingRight]) -> str:
         (group,) = error.rule["apiGroups"]
         (resource,) = error.rule["resources"]
         verbs.setdefault((group, resource), {}).update(dict.fromkeys(error.rule["verbs"]))
+    # One rule for each resource, with all its verbs, is what a person would write.
     rules = []
     for (group, resource), allowed in verbs.items():
         rules.append({"apiGroups": [group], "resources": [resource], "verbs": list(allowed)})
@@ -239,6 +245,7 @@ def missing_rights(errors: Sequence[MissingRight]) -> str:
         "This Role, bound to them, grants it (kubernetes.operators in a run file makes one with all rights that "
         "kubetune needs)"
     )
+    # Nobody may grant rights that they do not have themselves.
     if any(error.rule["apiGroups"] == [_RBAC] for error in errors):
         advice = (
             "Roles are for an administrator to make: one of them submits this run file once, or applies what `kubetune "

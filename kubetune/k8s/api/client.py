@@ -32,6 +32,7 @@ MANAGER = "kubetune"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 # A line of a log begins with its time, and its text may be empty.
+# 2026-11-20T10:15:00.123456789Z text
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
 # The beginning of such a time, where a line was cut off within it.
 _TORN_TIME = re.compile(r"\d[\d:.TZ+-]*")
@@ -144,6 +145,7 @@ class Cluster:
 
     def serves(self, kind: str) -> bool:
         """True if the API server knows this kind."""
+        # One object is enough, and an empty list is an answer too.
         response = self._send_or_none("GET", self._question("list", kind), {"limit": "1"})
         return response is not None and bool(list_of(response))
 
@@ -182,6 +184,7 @@ class Cluster:
         """
         question = self._question("watch", kind)
         params = {"watch": "true", "timeoutSeconds": str(seconds), **_selectors(labels, fields)}
+        # Bookmarks keep the revision recent, so that a watch can go on though nothing of ours has changed.
         if since is not None:
             params["resourceVersion"] = since
             params["allowWatchBookmarks"] = "true"
@@ -258,6 +261,7 @@ class Cluster:
                         # The command has not run yet, so a server that has just started can be asked again.
                         if not self._connection.is_doubted(error.response):
                             raise self._connection.declined(question, error.response) from None
+        # lightkube's error of the final Status, such as of a program that does not exist.
         except lightkube.ApiError as error:
             status = error.status
             raise refusal(question, status.code or 500, {"message": status.message}) from None
@@ -316,6 +320,7 @@ def _change(question: Question, response: httpx2.Response, line: bytes) -> tuple
         change = event.get("type")
         obj = event.get("object")
         if change == "ERROR" and isinstance(obj, dict):
+            # A Status: 410 says that the revision is too old.
             code = obj.get("code", 500)
             if isinstance(code, int):
                 raise refusal(question, code, obj)

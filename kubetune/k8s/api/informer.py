@@ -51,7 +51,7 @@ class Informer:
         self._error: Exception | None = None  # what ended the thread
 
     def __enter__(self) -> Self:
-        """List the objects and begin to watch. Raises ApiError as a list does."""
+        """List the objects and begin to watch. Raise ApiError as a list does."""
         self._list()
         threading.Thread(target=self._run, daemon=True).start()
         return self
@@ -66,7 +66,7 @@ class Informer:
         self._over.set()
 
     def objects(self) -> list[Object]:
-        """Return the objects as last known. Raises the error that ended the watch."""
+        """Return the objects as last known. Raise the error that ended the watch."""
         if self._error is not None:
             raise self._error
         with self._lock:
@@ -81,6 +81,7 @@ class Informer:
 
     # -- inside
     def _run(self) -> None:
+        """Watch until the end, listing anew where a watch cannot go on."""
         try:
             while not self._over.is_set():
                 try:
@@ -90,7 +91,8 @@ class Informer:
                         self._list()
                 except ApiError as error:
                     self._over.wait(self._pause_after(error))
-        except Exception as error:  # raised by `objects`
+        # Raised by `objects`, in the thread that asks.
+        except Exception as error:
             self._error = error
             self.changed.set()
 
@@ -120,13 +122,14 @@ class Informer:
             if uid not in current:
                 self._take("DELETED", obj)
         for uid, obj in current.items():
-            known = self._known.get(uid)
-            if known is None:
+            last = self._known.get(uid)
+            if last is None:
                 self._take("ADDED", obj)
-            elif _revision(known) != _revision(obj):
+            elif _revision(last) != _revision(obj):
                 self._take("MODIFIED", obj)
 
     def _watch(self) -> None:
+        """Take changes from the last revision on, until the server ends the watch."""
         changes = self._cluster.watch(
             self._kind,
             self._labels,
@@ -143,6 +146,7 @@ class Informer:
                 self._take(change, obj)
 
     def _take(self, change: str, obj: Object) -> None:
+        """Remember a change and report it."""
         with self._lock:
             if change == "DELETED":
                 self._known.pop(_uid(obj), None)

@@ -73,6 +73,7 @@ _CONTENTS = {
     "client-key": "client_key",
 }
 _NOT_READ = (OSError, YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError)
+# What a key holds that is no such value, by msgspec's name for the type, in words for people.
 _EXPECTED = {"str": "no text", "bool": "neither true nor false", "array": "no list of texts"}
 _MISFIT = re.compile(r"Expected `(?P<type>\w+)[^`]*`, got `\w+`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 
@@ -91,6 +92,7 @@ class Kubeconfig:
         # By kind and name: each entry with the file that it is from.
         self._entries: dict[str, dict[str, tuple[Any, Path]]] = {kind: {} for kind in _MODELS}
         for path in files:
+            # Files of any content: all that a reader of YAML and our models may raise.
             try:
                 self._add(YAML(typ="safe", pure=True).load(path) or {}, path)
             except _NOT_READ as error:
@@ -105,6 +107,7 @@ class Kubeconfig:
             for entry in content.get(f"{kind}s") or []:
                 name = str(entry["name"])
                 parsed = convert(entry.get(kind) or {}, model, f"{kind} {name}: ")
+                # The first file that names it counts.
                 self._entries[kind].setdefault(name, (parsed, path))
         self.current = self.current or str(content.get("current-context") or "")
 
@@ -119,6 +122,7 @@ class Kubeconfig:
                 f"{self.name}: {who} names {kind} {name}; expected one of {self.names(kind)}"
             )
         entry, file = self._entries[kind][name]
+        # Read here, since paths are relative to the kubeconfig's folder, which lightkube does not know.
         for key, attribute in _CONTENTS.items():
             if hasattr(entry, attribute):
                 setattr(entry, f"{attribute}_data", _data(entry, key, attribute, file))
@@ -160,6 +164,7 @@ def convert(section: Any, model: type[S], where: str = "") -> S:
         match = _MISFIT.match(str(error))
         if match is None or match["type"] not in _EXPECTED:
             raise ValueError(f"{where}{error}") from None
+        # exec.args[0] becomes "exec: args".
         path = re.sub(r"\[[^]]*\]", "", match["path"] or "").replace(".", ": ")
         raise ValueError(f"{where}{path} is {_EXPECTED[match['type']]}") from None
 

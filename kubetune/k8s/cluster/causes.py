@@ -22,6 +22,7 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
         event   8:00 node 1 ended with code 1                           of an earlier start
     """
     pod = culprit_left(trainers, events)
+    # Events before `since` are of earlier starts.
     since = ""
     if pod is not None:
         end = pods.last_end(pod) or {}
@@ -42,6 +43,7 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
         if pods.to_seconds(time) < pods.to_seconds(since):
             break
         code = int(match["code"])
+        # A pod that only followed says when its start began, and that another pod is to blame.
         if not only_followed(code, None):
             return {
                 "pod": match["pod"],

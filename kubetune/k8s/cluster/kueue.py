@@ -99,6 +99,7 @@ def _reason_of(record: Object) -> str:
 
 def _workloads(cluster: Cluster, uid: str | None) -> list[tuple[str, Object]]:
     """Return each Workload that belongs to the object of this uid and has not ended, with the version of its kind."""
+    # A cluster serves one or both of the versions; the first that has the record is enough.
     for version in WORKLOADS_OF_KUEUE:
         records = []
         for record in cluster.list(version):

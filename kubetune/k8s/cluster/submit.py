@@ -123,6 +123,7 @@ def submit(
     trainer is made; left out, it is waited for in silence. Raise ConfigError when the name belongs to another run or
     the answer was no, EnvironmentFault with everything the server refuses.
     """
+    # Before anything is asked of the cluster: files leave this machine.
     consent.allow([*consent.effects_of(config), *(consent.of_sent_file(path) for path in files)])
     submission = _compare(cluster, config, files, change)
     spec = submission.spec
@@ -153,6 +154,7 @@ def _compare(
     spec = spec_of(config, files)
     objects = change(render(config, plan_without_data(config), files))
     _check_owner(cluster, spec, old)
+    # An earlier submit may have used another kind, whose workload has the same name.
     kind = workload_kind(spec)
     old_kind = kind
     if old is not None:
@@ -245,6 +247,7 @@ def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None
         if missing_queue:
             problems.append(missing_queue)
     rights: list[MissingRight] = []
+    # All objects are tried, so that the user learns of all problems at once.
     for obj in objects:
         try:
             cluster.apply(obj, dry_run=True)
@@ -470,6 +473,7 @@ def _exists(cluster: Cluster, obj: Manifest) -> bool:
 def delete(cluster: Cluster, spec: RunSpec, objects: Sequence[Object]) -> None:
     """Delete these objects of a run: the workload first, and the rest once its pods have saved and gone."""
     kind = workload_kind(spec)
+    # Claims and ConfigMaps of pods that still save must not go before them.
     for obj in objects:
         if obj["kind"] == kind:
             cluster.delete(kind, obj["metadata"]["name"])

@@ -23,6 +23,7 @@ Progress = dict[str, Any]
 _NOTE = "kubetune/progress"
 _NOTED = ("step", "steps", "loss", "tokens_per_second", "saved_step", "evaluation")
 _TAIL_LINES = 100
+# A line of node 0's log: [TRAIN] step 7/20 … loss 2.31 … tokens/s 1234
 _STEP = re.compile(
     r"\[TRAIN\] step (?P<step>\d+)/(?P<steps>\d+) .*loss (?P<loss>\S+) .*tokens/s (?P<speed>[\d.]+)"
 )
@@ -103,6 +104,7 @@ def noted_progress(cluster: Cluster, spec: RunSpec) -> Progress | None:
 
 def logged_progress(cluster: Cluster, trainers: Sequence[Object]) -> Progress | None:
     """Return progress by the log of node 0: for pods that may not be asked, or died with their agent."""
+    # Only node 0 prints steps.
     begun = [pod for pod in trainers if pods.node_number(pod) == 0 and pods.has_begun(pod)]
     if not begun:
         return None

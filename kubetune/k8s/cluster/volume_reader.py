@@ -56,6 +56,7 @@ class VolumeReader:
         target = self._answering(candidates)
         if target is not None:
             return target
+        # A run that has begun again in the meantime has the volume too.
         trainers = running(self._cluster, self._spec)
         target = self._answering(trainers)
         if target is not None:
@@ -114,6 +115,7 @@ class VolumeReader:
 
     def _wait_until_running(self, name: str) -> None:
         """Wait for our pod. Raises EnvironmentFault with what it waits for when time is up."""
+        # What the pod waits for is said by its last state, or by an event.
         last: Object = {}
         for _, pod in self._cluster.watch("Pod", self._spec.selector(FILES), seconds=_POD_SECONDS):
             if pods.name_of(pod) == name:

@@ -139,6 +139,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     `config` and `plan` are for the few steps to be trained. Raise a KubetuneError with the exit code of a run that
     ended otherwise than it should.
     """
+    # First run: from the beginning to the end, without a stop.
     whole = _make(folder / "uninterrupted", config, plan)
     _train(whole, start)
     expected = facts_of(whole)
@@ -147,6 +148,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     model = config.model.model_copy(update={"dtype": dtype})
     config = config.model_copy(update={"model": model})
 
+    # Second run: stopped in between, and started again.
     resumed = _make(folder / "resumed", config, plan)
     # The stop is the one that every run knows: SIGTERM while a step runs, a checkpoint after it, exit code 143.
     _train(resumed, start, expected=errors.PREEMPTED, fault=f"signal 15:step:{stop_at}")
@@ -157,6 +159,7 @@ def verify(config: Config, plan: Plan, stop_at: int, folder: Path, start: Start)
     _train(resumed, start)
     difference = first_difference(expected, facts_of(resumed))
 
+    # A third one, like the first: if these two differ as well, the machine is to blame, and not the stop.
     repeat = None
     if difference is not None:
         repeated = _make(folder / "repeated", config, plan)

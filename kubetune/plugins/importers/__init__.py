@@ -119,6 +119,7 @@ def _tools() -> dict[str, Tool]:
 
 def _recognise(path: Path, foreign: Foreign) -> str:
     """Return the tool that has most of the keys. Raise ConfigError where none has any, or two have as many."""
+    # Most keys are Hugging Face's, and so of all tools: those that are typical of one decide.
     points: dict[str, int] = {}
     for name, tool in _tools().items():
         points[name] = len(foreign.settings.keys() & set(tool.marks.split()))
@@ -173,6 +174,7 @@ def _require_model_and_data(draft: Draft) -> None:
 
 def _complete(draft: Draft) -> None:
     """Leave one note for each key: the last, since a key whose setting was taken out again counts as dropped."""
+    # No key may go without a word: the user would take it for carried over.
     keys = {note.key for note in draft.notes}
     for key, value in draft.theirs.items():
         if key not in keys and is_empty(value):
@@ -240,6 +242,7 @@ def _short_source(source: Any) -> Any:
 
 def _require_valid(text: str, draft: Draft) -> None:
     """Raise ConfigError where the run file cannot be loaded, in the words of the file that it is made from."""
+    # Loaded as `train` loads it, so that nothing is written that would not run.
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "run.yaml"
         file.write_text(text, "utf-8")

@@ -212,6 +212,7 @@ def _records(section: Draft) -> None:
 def _messages(section: Draft, is_chat_template: bool) -> None:
     """Take the column of the messages, and the names of role and content in each message."""
     key = "message_property_mappings"
+    # Older files have two keys in place of the mapping.
     properties = dict(section.take(key) or {})
     for ours, older in (("role", "message_field_role"), ("content", "message_field_content")):
         if section.take(older):
@@ -239,6 +240,7 @@ def _messages(section: Draft, is_chat_template: bool) -> None:
 
 def _answers(section: Draft) -> None:
     """Take answers to be compared or judged: their columns, and prompts in the model's own chat template."""
+    # A `type` may be a name, or a section with the columns in it.
     kind = section.take("type")
     inside = kind if isinstance(kind, dict) else {}
     columns = {}

@@ -31,6 +31,7 @@ FUSED = "fused kernels are used where they are proved equal"
 NOT_EXTENDED = "the vocabulary is not extended"
 NOT_SPLIT = "no splitting along a sequence or layer"
 TRACKERS = ("mlflow", "wandb", "trackio")
+# Names of transformers and bitsandbytes for AdamW.
 _OPTIMIZERS = {
     "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw", "adamw_apex_fused": "adamw",
     "adamw": "adamw", "adamw_bnb_8bit": "adamw_8bit", "adamw_8bit": "adamw_8bit", "adamw_torch_8bit": "adamw_8bit",
@@ -156,6 +157,7 @@ def sees(value: Any, draft: Draft) -> Outcome:
 
 def say_it_sees(draft: Draft, key: str) -> None:
     """Take from a key that the model sees: images in pairs of answers, or a task of their own."""
+    # Images in pairs of answers are a flag of their own; supervised fine-tuning has a task for them.
     task = draft.ours("task")
     why = "is a setting of models that see"
     if task == "reward_model":
@@ -199,6 +201,7 @@ def run_name(value: Any, _: Draft) -> Outcome:
 
 def trackers(value: Any, draft: Draft) -> Outcome:
     """Switch on the trackers of `report_to`, each in its own section."""
+    # One key may switch on several: each is a note and a setting of its own, and the last outcome is the key's.
     wanted = [str(name).lower() for name in as_list(value)]
     outcome = unneeded("nothing is reported unless tracking says so")
     if "tensorboard" in wanted or "all" in wanted:
@@ -304,6 +307,7 @@ def bits_of(keys: str, kind_key: str, four: Any = 4) -> Row:
     """Return the row of the bits of the base. `four` asks for 4 bits, of the kind that the key `kind_key` names."""
 
     def rule(value: Any, draft: Draft) -> Outcome:
+        # load_in_4bit: true and quantization_bit: 4. In Python 1 == True, so types are compared too.
         if value == four and type(value) is type(four):
             return carried(_KINDS_OF_4_BITS.get(draft.get(kind_key), "4bit"))
         if value == 8:

@@ -117,6 +117,7 @@ class Row:
                 return unneeded(why_idle)
         if self.rule is not None:
             return self.rule(value, draft)
+        # A value for which nothing needs to be set.
         for theirs, why in (self.same or {}).items():
             if value == theirs:
                 return unneeded(why)
@@ -224,6 +225,7 @@ class Draft:
             why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
             self.note("dropped", key, why)
             return
+        # Two keys that agree; should the setting be taken out again, both are dropped.
         if self.origins.get(path, key) != key:
             self.earlier_origins.setdefault(path, []).append(self.origins[path])
         self.settings[path] = outcome.value
@@ -329,6 +331,7 @@ class Draft:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
         self.taken.add(key)
         value = self.theirs.get(key)
+        # Notes end up in the run file, which people commit.
         if isinstance(value, str) and is_secret((key,), value, known=False):
             value = None
             text = f"{text}; its value looks like a secret and is not repeated here"
@@ -338,11 +341,13 @@ class Draft:
 def convert(draft: Draft, more: Iterable[Row] = ()) -> None:
     """Fill in a draft from its tool's table, and from rows that count before it."""
     tool = draft.tool
+    # What one key means may depend on others, so these are read first.
     for step in tool.together:
         step(draft)
     draft.apply([*tool.rows, *more])
     if tool.finish is not None:
         tool.finish(draft)
+    # The run must do what the tool would have done, so its defaults are written down where ours differ.
     for path, value in tool.defaults.items():
         draft.assume(path, value)
     if draft.has("lora"):
@@ -364,6 +369,7 @@ def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
     """Return what becomes of a key that its tool's table does not have."""
     if unknown:
         return drop(key, unknown)
+    # WANDB_DIR and its like.
     if key.isupper():
         why = "an environment variable; set it where the run is started, or in kubernetes.env"
         return ignore(key, why)

@@ -103,6 +103,7 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
         _refuse(path, "is no text file")
+    # MODEL=…, and export NPROC_PER_NODE=…, which the tool reads itself.
     variables: dict[str, str] = {}
     exported: dict[str, Any] = {}
     first: Foreign | None = None
@@ -214,6 +215,7 @@ def _from_file(text: str, path: Path) -> Mapping[str, Any]:
 
 def _options(text: str, path: Path, line: int) -> dict[str, Any]:
     """Return `--key value`, `--key=value`, `--key a b` and `--flag` of a command."""
+    # $(expr 64 / 4) is one word, whatever stands in it.
     text = re.sub(r"\$\([^)]*\)", lambda match: shlex.quote(match[0]), text)
     try:
         words = shlex.split(text)

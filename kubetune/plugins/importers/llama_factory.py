@@ -116,6 +116,7 @@ def _source(
         path = name
         why = "has neither file_name nor hf_hub_url; put the file or hub id in its place"
         draft.drop(place, why)
+    # The entry has its own number of rows, and the run a limit for all.
     number = section.take("num_samples") or limit
     if number:
         path = f"{path}#{min(number, limit or number)}"
@@ -141,6 +142,7 @@ def _records(section: Draft) -> None:
     columns = {}
     for ours, theirs in (section.take("columns") or {}).items():
         columns[_COLUMNS.get(ours, ours)] = theirs
+    # `sharegpt` is a name for any list of turns; its tags say how a turn is written.
     formatting = section.take("formatting") or "alpaca"
     tags = section.take("tags") or {}
     if formatting == "sharegpt" and tags.get("role_tag") == "role":

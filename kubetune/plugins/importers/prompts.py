@@ -22,6 +22,7 @@ def template(keys: str, *same: str) -> Row:
 
     def rule(value: Any, draft: Draft) -> Outcome:
         name = str(value)
+        # axolotl's words for the tokenizer's own.
         if name in ("tokenizer_default", "tokenizer-default"):
             return unneeded("the tokenizer's own chat template, as here")
         if name.startswith("tokenizer_default_fallback_"):
@@ -38,6 +39,7 @@ def template(keys: str, *same: str) -> Row:
 def template_file(value: Any, _: Draft) -> Outcome:
     """Carry a file with a template; a template that stands in the config itself is to be written into one."""
     text = str(value)
+    # Jinja, and no name of a file.
     if "{" in text:
         return dropped("write the template into a file and name it in model.chat_template")
     if text.endswith(_FILES) and "\n" not in text:

@@ -45,12 +45,14 @@ _USUAL: dict[str, Any] = {
     "training.metric_for_best_model": "eval_accuracy",
 }
 _IMAGE = "registry.example/kubetune:1.0"
+# Longer names first where one holds another: L40S before L4.
 _GPU_MEMORY = {"H200": "141G", "H100": "80G", "A100": "80G", "L40S": "48G", "A10": "24G", "L4": "24G", "T4": "16G",
                "B200": "180G"}  # fmt: skip
 
 
 def _flatten(draft: Draft) -> None:
     """Make one key of each path, such as `resources.gpu.accelerator`, and read the variables of the container."""
+    # {"resources": {"cpu": 4}} → {"resources.cpu": 4}
     draft.theirs = dict(_flat(draft.theirs))
     draft.lines = {key: draft.lines.get(key.split(".")[0], 0) for key in draft.theirs}
     for key, value in draft.theirs.items():

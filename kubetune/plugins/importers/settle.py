@@ -16,6 +16,7 @@ _NEEDS_EVALUATION = (
 def settle(draft: Draft) -> None:
     """Take out what our sections do not allow together, and say so."""
     _packed_batches(draft)
+    # Their trainers evaluate nothing without data, and say nothing of it; ours refuses the setting.
     if not draft.has("data.eval"):
         why = "nothing is evaluated, since no data are given for it; set data.eval"
         for key in _NEEDS_EVALUATION:
@@ -57,6 +58,7 @@ def _allows_fp8(draft: Draft) -> bool:
 
 def _sharding(draft: Draft) -> None:
     """Take out FSDP2 beside settings that it cannot be combined with here."""
+    # The first of these that applies is told.
     is_full = not draft.has("lora")
     path = "training.parallelism"
     task = draft.ours("task")

@@ -108,6 +108,7 @@ def saved(value: Any, _: Draft) -> Outcome:
 
 def _all_and(others: list[Any]) -> Outcome:
     """Carry all linear layers, with names that they hold already or that come besides."""
+    # `all-linear` cannot be combined with names here, so what lies beyond it is left out.
     outside = [str(name) for name in others if str(name).split(".")[-1] in _BEYOND_LINEAR]
     if outside:
         return near("all-linear", f"adapters on {', '.join(outside)} are left out")
@@ -119,6 +120,7 @@ def of_axolotl(draft: Draft) -> None:
     """Take names of modules and `lora_target_linear` together: axolotl adapts both."""
     if not draft.has("lora"):
         return
+    # lora_target_linear: true beside [embed_tokens] adapts all linear layers and the embedding.
     key = "lora_target_modules"
     linear = draft.take("lora_target_linear")
     listed = draft.take(key)
@@ -152,6 +154,7 @@ def assume_peft_default(draft: Draft) -> None:
     key = "lora_target_modules"
     if draft.theirs.get(key) == []:
         draft.refuse(key, "names no module, which PEFT refuses too; expected all-linear, or names")
+    # PEFT chooses by the family, which the model's config.json names.
     model = str(draft.get("model_name_or_path") or "")
     facts = read_config(model, os.environ)
     if facts is None:

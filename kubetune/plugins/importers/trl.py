@@ -89,6 +89,7 @@ def _data(draft: Draft) -> None:
 
 def _data_set(draft: Draft, name: str) -> None:
     """Take one data set of the hub with its subset, splits and column."""
+    # The keys describe one source together, so each carries the whole of it.
     source = sources.tidy(
         {
             "path": name,

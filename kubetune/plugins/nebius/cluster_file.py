@@ -180,6 +180,7 @@ class NebiusCluster(Section):
         keys = [(claim.namespace, claim.name) for claim in self.claims]
         if len(set(keys)) < len(keys):
             wrong.append("claims: two have the same name in one namespace")
+        # Without drivers a node of GPUs runs, and no pod ever sees a GPU.
         for group in self.node_groups:
             if group.platform.startswith("gpu-") and group.drivers_preset is None:
                 wrong.append(
@@ -198,6 +199,7 @@ class NebiusCluster(Section):
 
 def load_cluster(path: Path) -> NebiusCluster:
     """Read the cluster file. Raise ConfigError with every mistake and its line."""
+    # The tree keeps the line of each key, which pydantic's errors do not have.
     entries, problems = read_entries(path)
     tree = Tree(Origin(str(path)))
     tree.put(entries)

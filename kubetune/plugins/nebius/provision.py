@@ -152,6 +152,7 @@ class Provisioner:
 
     def create(self, steps: Sequence[Step]) -> None:
         """Do all steps. Raise EnvironmentFault at the first that fails; what is made stays."""
+        # Steps of an earlier run are done anew, but what they made is known.
         self.ids = {key: record.id for key, record in self.state.records.items() if record.id}
         for number, step in enumerate(steps, 1):
             self.say(f"[{number}/{len(steps)}] {step.title}")
@@ -170,11 +171,13 @@ class Provisioner:
         for key in reversed(list(self.state.records)):
             if key not in keys:
                 continue
+            # A run may have been killed after it made a thing and before it wrote down its id.
             record = self.completed(key)
             if record.created and record.id is not None:
                 done = self._ask(KINDS[record.kind].remove(record.id))
                 if done.code and not is_absent(done.err):
                     raise done.fault("The rest stays until then; run the same command again.")
+            # After each, so that a deletion that breaks off can be taken up.
             self.state.put(key, None)
 
     def completed(self, key: str) -> Record:
@@ -191,6 +194,7 @@ class Provisioner:
         Raise EnvironmentFault when that cannot be known.
         """
         kind = KINDS[record.kind]
+        # By name the parent may be what is missing, and that is another thing than an absent child.
         command = kind.look(record.name, record.parent)
         parent = record.parent
         if record.id is not None:
@@ -220,6 +224,7 @@ class Provisioner:
         record = self.state.records.get(step.key)
         if record is None:
             record = Record(step.kind, step.name, fill([step.parent], self.ids)[0])
+        # Two names under one key would leave the first thing behind, unknown and paid for.
         if record.name != step.name:
             raise ConfigError(
                 f"{self.state.path}: {step.key} is {record.name} there and {step.name} in the cluster file; names "
@@ -273,6 +278,7 @@ class Provisioner:
             state = status.get("state", "unknown")
             if state in ("RUNNING", "READY"):
                 return
+            # It will never run.
             if state in ("ERROR", "DELETING", "gone"):
                 why = status.get("state_description", "its events in the console say why")
                 raise EnvironmentFault(f"{record.name} is {state}: {why}")

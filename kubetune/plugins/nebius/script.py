@@ -68,6 +68,7 @@ def _lines(step: Step) -> Iterator[str]:
     if isinstance(step, Subnet):
         yield f"SUBNET_ID=$({quote(step.look)} | jq -er {shlex.quote(ONLY_SUBNET)})"
         return
+    # X_ID=$(look_up …); [ -n "$X_ID" ] || X_ID=$(… create …)
     kind = KINDS[step.kind]
     variable = _variable(step.key)
     yield f"{variable}=$(look_up {quote(kind.look(step.name, step.parent))})"

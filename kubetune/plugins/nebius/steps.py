@@ -118,6 +118,7 @@ def steps(config: NebiusCluster) -> list[Step]:
 def _around(config: NebiusCluster) -> Iterator[Step]:
     """Yield the cluster and what it needs."""
     project = config.project or ""
+    # Most projects have one subnet, so nobody should have to look up its id.
     subnet = config.subnet
     if subnet is None:
         subnet = "@{subnet}"
@@ -163,6 +164,7 @@ def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str
         options["template-service-account-id"] = "@{service-account}"
     if group.infiniband_fabric:
         options["template-gpu-cluster-id"] = f"@{{gpu-cluster/{group.name}}}"
+    # The filesystem is a device of each node, by its tag; cloud-init mounts it.
     shared = config.filesystem
     if shared is not None:
         attached = {
@@ -193,6 +195,7 @@ def cloud_init(mount_tag: str, mount_point: str) -> str:
 
 def credentials(config: NebiusCluster) -> Action:
     """Return the step that puts the cluster into the kubeconfig, as a context of its own."""
+    # The private address is for machines within the network.
     endpoint = "--external" if config.public_endpoint else "--internal"
     lead = ("nebius", "mk8s", "cluster", "get-credentials", "--id", "@{cluster}")
     return Action("credentials", (*lead, endpoint, "--force", "--context-name", config.context))
@@ -203,6 +206,7 @@ def _inside(config: NebiusCluster) -> Iterator[Step]:
     if config.filesystem is None:
         return
     driver = config.csi
+    # oci://…/csi-mounted-fs-path: the release is named after the chart.
     release = driver.chart.rpartition("/")[2]
     values = {"dataDir": f"{config.filesystem.mount_point.rstrip('/')}/{release}-data/"}
     command = ["helm", "upgrade", release, driver.chart, "--install", "--version", driver.version]
@@ -214,6 +218,7 @@ def _inside(config: NebiusCluster) -> Iterator[Step]:
     yield Action("driver of the shared volumes", tuple(command))
     kubectl = ("kubectl", "--context", config.context)
     apply = (*kubectl, "apply", "--server-side", "--field-manager=kubetune", "-f", "-")
+    # Every cluster has `default`.
     for namespace in sorted({claim.namespace for claim in config.claims} - {"default"}):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         yield Action(f"namespace {namespace}", apply, dump([body]))

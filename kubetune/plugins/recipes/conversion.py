@@ -138,6 +138,7 @@ def convert_recipe(request: Request, progress: Progress) -> tuple[dict[str, Any]
             f"--output {output} is where a volume is mounted; give a folder in it. Nothing was written."
         )
     lock_file = output.with_name(f".{output.name}.lock")
+    # Two conversions into one folder would remove each other's leftovers.
     with lock(lock_file, wait=False):
         try:
             if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -204,6 +205,7 @@ def _convert_split(
     recipe = request.recipe
     tally = Tally()
 
+    # Run in threads, so errors are returned, and counted in the order of the records.
     def convert(record: Record) -> Outcome:
         try:
             path = _image_of(record, request.keep_sources)

@@ -89,6 +89,7 @@ def hub_files(repo: str) -> list[str]:
     with explained_hub_errors(repo, kind="dataset"):
         try:
             names = HfApi(token=hub_token()).list_repo_files(repo, repo_type="dataset")
+        # Offline there is no list of the hub's, but what was fetched before is on disk.
         except OfflineModeIsEnabled:
             folder = Path(snapshot_download(repo, repo_type="dataset", local_files_only=True))
             names = [str(file.relative_to(folder)) for file in folder.rglob("*")]

@@ -25,10 +25,12 @@ from kubetune.plugins.recipes.turns import (
     with_one_tag,
 )
 
+# The student's attempts are what a model learns; the teacher's feedback is what it answers to.
 _ROLES: Final[Mapping[tuple[str, ...], str]] = {
     ("student", "response"): "assistant",
     ("teacher", "feedback"): "user",
 }
+# "Thought: …\nAnswer: a cat" and "Score: 4/10.\nFeedback: …", each mark at the beginning of a line.
 _ANSWER: Final = re.compile(r"^[ \t]*Answer:[ \t]*", re.MULTILINE)
 _SCORE: Final = re.compile(r"\s*Score:[ \t]*([0-9]+(?:\.[0-9]+)?)(?:[ \t]*/[ \t]*10)?\.?")
 _FEEDBACK: Final = re.compile(r"^[ \t]*Feedback:[ \t]*", re.MULTILINE)
@@ -46,6 +48,7 @@ def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Con
     """Return the rows of a trajectory. Raise Skipped where there are none."""
     if not has_image:
         raise Skipped("no_image", "names no image")
+    # The question is a field of its own, and the first turn of the conversation.
     turns = [Turn("user", _question(record)), *read_turns(record, ("role", "type"), _ROLES)]
     converted = Converted()
     question, *turns = with_one_tag(turns, 0, converted.notes)
@@ -81,6 +84,7 @@ def _rounds(turns: Sequence[Turn], notes: Counter[str]) -> list[Round]:
         elif not rounds:
             notes["feedback_before_any_attempt"] += 1
         else:
+            # Several pieces of feedback on one attempt are one.
             rounds[-1].feedback = f"{rounds[-1].feedback}\n{text}".lstrip("\n")
     if not rounds:
         raise Skipped("no_student_turn", "has no attempt of the student")
@@ -102,6 +106,7 @@ def _attempts(
     rows = []
     history: list[Turn] = []
     for number, attempt in enumerate(rounds, 1):
+        # A round is two turns: the attempt and its feedback.
         state = history[max(0, len(history) - 2 * most) :]
         notes["states_cut"] += len(state) < len(history)
         action = Turn("assistant", attempt.attempt)
@@ -140,6 +145,7 @@ def _in_words(feedback: str, notes: Counter[str]) -> str:
     """Return feedback as a sentence: `Score: 4.\\nFeedback: No.` is `A score of 4 is given to the answer. No.`"""
     score = _SCORE.match(feedback)
     mark = _FEEDBACK.search(feedback)
+    # The words begin after the mark, or else after the score.
     words = feedback
     if mark is not None:
         words = feedback[mark.end() :]

@@ -83,6 +83,7 @@ def save_images(
     paths: Set[str], data_set: str, output: Path, progress: Callable[[str, int], None]
 ) -> set[str]:
     """Save images of a data set of the hub beneath `output`, and return the paths of those that it has."""
+    # Several paths may mean one image: coco/train2017/000000000009.jpg and 000000000009.png.
     wanted: dict[str, list[str]] = {}
     for path in sorted(paths):
         wanted.setdefault(_key(path), []).append(path)

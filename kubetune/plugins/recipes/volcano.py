@@ -10,6 +10,7 @@ from kubetune.data.reading.formats import IMAGE_TAG
 from kubetune.plugins.recipes.recipe import Converted, Options, Recipe, Skipped
 from kubetune.plugins.recipes.turns import Turn, messages, read_turns, with_one_tag
 
+# Speakers as LLaVA's form names them.
 _ROLES: Final[Mapping[tuple[str, ...], str]] = {
     ("human",): "user",
     ("gpt",): "assistant",
@@ -25,6 +26,7 @@ def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Con
     if turns[0].role == "system":
         system = [turns.pop(0)]
     turns = _by_turns(turns, converted.notes)
+    # A row with an image has one tag; a row without has none.
     if has_image:
         turns = with_one_tag(turns, _place_of_tag(turns, converted.notes), converted.notes)
     elif any(IMAGE_TAG in turn.content for turn in turns):
@@ -46,6 +48,7 @@ def _by_turns(turns: list[Turn], notes: Counter[str]) -> list[Turn]:
         turns = turns[:-1]
     if not turns:
         raise Skipped("no_answer", "has no question with an answer")
+    # What is left begins with a question and ends with an answer.
     for number, turn in enumerate(turns):
         expected = "assistant" if number % 2 else "user"
         if turn.role != expected:

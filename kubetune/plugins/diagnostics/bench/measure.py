@@ -110,12 +110,14 @@ def _write_model(shape: str, model: Path) -> str:
 
 def _by_run(case_inputs: Inputs, seconds: float) -> Row:
     """Train with kubetune's own worker, and return the row of the steps that count."""
+    # The data stay prepared in the cache, but a run begins anew.
     run_dir = case_inputs.folder / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
     config = load_config(None, flags=_flags(case_inputs, run_dir))
     create_run_dir(config, run_dir, make_plan(config, world_size=1))
     began = time.time()
     code, last_line = _run(processes.module("kubetune.worker", run_dir), seconds)
+    # A run that was killed after enough steps is as good as one that ended.
     steps = metrics.read_lines(run_dir / metrics.TIMINGS)
     if len(steps) <= WARM:
         status = exit_status.read_rank_exit_statuses(run_dir).get(0)

@@ -64,6 +64,7 @@ def _answer(question: Question, rows: Rows, shape: str) -> tuple[dict[str, Any],
     4B LoRA, bfloat16              1,000 tokens/s
     4B LoRA, bfloat16, compiled    1,100 tokens/s    faster by more than LEAD: {"compile": True, …}
     """
+    # A case that failed has no speed, and decides nothing.
     plain = _speed(rows, f"{shape} {question.plain}")
     speeds = {}
     for value, case in question.cases.items():
@@ -85,6 +86,7 @@ def _answer(question: Question, rows: Rows, shape: str) -> tuple[dict[str, Any],
 
 def _compile_from(row: Mapping[str, Any], plain: float) -> float:
     """Return the operations of a run that saves as many seconds as compiling takes; `plain`: tokens/s without it."""
+    # Seconds saved by each token; so many tokens pay for the seconds of compiling.
     saved = 1 / plain - 1 / row["tokens_per_second"]
     return operations(row["parameters"], row["compile_seconds"] / saved)
 

@@ -65,9 +65,11 @@ def _try(settings: Settings) -> tuple[Report | None, list[str], int]:
 def examine(settings: Settings) -> Report:
     """Meet the other ranks and measure everything. Raise EnvironmentFault naming ranks that are missing or lost."""
     logs.STEP.info("init: waiting for %s ranks", os.environ.get("WORLD_SIZE", "1"))
+    # Before any collective, so that missing ranks are named and nothing hangs.
     rendezvous = meet(os.environ, settings.timeout)
     try:
         with ExitStack() as stack:
+            # Before NCCL begins, which reads its variables then.
             log = _nccl_log(stack)
             with process_group.peers():
                 world = stack.enter_context(process_group.join(timeout_seconds=settings.timeout))
@@ -139,6 +141,7 @@ def _measure(settings: Settings, world: World, rendezvous: Rendezvous, log: Path
 def _facts(world: World) -> RankFacts:
     """Return where this rank runs."""
     host = socket.gethostname()
+    # A rank on a CPU of a node with GPUs is a fault, which `judge` names.
     if world.device.type == "cuda":
         gpu = torch.cuda.get_device_properties(world.device)
         gib = gpu.total_memory / 2**30
@@ -205,6 +208,7 @@ def _compute_seconds(world: World) -> list[float]:
 
 def _volumes(settings: Settings, world: World) -> list[Volume]:
     """Measure the volumes as the first rank of each node sees them, and print a line for each."""
+    # Ranks of one node would measure each other's writes.
     mine = []
     if world.local_rank == 0:
         for path in settings.volume:

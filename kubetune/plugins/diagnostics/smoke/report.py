@@ -57,6 +57,7 @@ class Report:
 
 def judge(report: Report, settings: Settings) -> list[str]:
     """Return the faults of the environment, a line each; none when it is fit for a run."""
+    # What is most likely the cause of the rest comes first.
     names = {facts.rank: f"rank {facts.rank} on {facts.host}" for facts in report.ranks}
     return [
         *_judge_gpus(report, names),

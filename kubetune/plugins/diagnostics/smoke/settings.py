@@ -39,6 +39,7 @@ class Settings:
         return flags
 
 
+# Each flag's default is its setting's, so that no number is written twice.
 _DEFAULT = Settings()
 _DAY_SECONDS = 86400
 

@@ -58,6 +58,7 @@ def train(settings: Settings, world: World) -> Training:
     optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
     logs.STEP.info("model: %d parameters on %s", optimizer.master.numel(), world.device)
 
+    # Any machine that works learns this: a loss that does not fall means broken sums or numbers.
     loss_before, _ = _evaluate(model, samples, world)
     began = time.perf_counter()
     computed = 0.0
@@ -78,6 +79,7 @@ def train(settings: Settings, world: World) -> Training:
         seconds,
         samples_per_second,
     )
+    # All ranks took the same steps from the same weights, so their weights are equal to the last bit.
     rank_seconds = process_group.gather(computed, world)
     digests = process_group.gather(step_digest.digest(optimizer.master), world)
     return Training(
