@@ -21,7 +21,6 @@ class Action:
     group: str
     plural: str  # may end in `/subresource`
     namespace: str
-    name: str | None = None
 
 
 def check(
@@ -40,7 +39,7 @@ def check(
     plural = resource.plural
     if target.subresource:
         plural += f"/{target.subresource}"
-    action = Action(verb, resource.group, plural, target.namespace, target.name)
+    action = Action(verb, resource.group, plural, target.namespace)
     if not allowed(store, token, action):
         raise _denied(token, verb, target, plural)
 
@@ -81,9 +80,6 @@ def _binds(binding: Object, account: tuple[str, ...], namespace: str) -> bool:
 
 def _grants(rule: Object, action: Action) -> bool:
     """True if a rule of a Role covers an action."""
-    names = rule.get("resourceNames")
-    if names and action.name not in names:
-        return False
     wanted = {"verbs": action.verb, "apiGroups": action.group, "resources": action.plural}
     return all({"*", value} & set(rule.get(field, [])) for field, value in wanted.items())
 
@@ -96,6 +92,5 @@ def review(store: Store, token: str, body: Object) -> Object:
         asked.get("group", ""),
         "/".join(filter(None, (asked.get("resource"), asked.get("subresource")))),
         asked.get("namespace", ""),
-        asked.get("name"),
     )
     return {**body, "status": {"allowed": allowed(store, token, action)}}

@@ -20,7 +20,6 @@ _MERGE_KEYS = {
     "conditions": ("type",),
     "ownerReferences": ("uid",),
     "replicatedJobs": ("name",),
-    "runtimePatches": ("manager",),
     "topologySpreadConstraints": ("topologyKey", "whenUnsatisfiable"),
 }
 

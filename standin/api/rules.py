@@ -147,10 +147,6 @@ def _backoff_by_index(spec: Object) -> Iterator[Cause]:
             "Required value: when maxFailedIndexes is specified",
             REQUIRED,
         )
-    for i, rule in enumerate((spec.get("podFailurePolicy") or {}).get("rules", [])):
-        if rule["action"] == "FailIndex":
-            message = "requires the backoffLimitPerIndex to be set"
-            yield Cause(f"spec.podFailurePolicy.rules[{i}].action", message)
 
 
 def _immutable(spec: Object, old: Object | None, fields: tuple[str, ...]) -> Iterator[Cause]:

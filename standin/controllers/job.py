@@ -172,7 +172,7 @@ def _count_index(context: Context, job: Object, pod: Object, action: str) -> Non
     for name in (_INDEX_FAILURES, _INDEX_IGNORED_FAILURES):
         counts[name] = int(pod["metadata"]["annotations"].get(name, 0))
     is_spent = counts[_INDEX_FAILURES] >= job["spec"]["backoffLimitPerIndex"]
-    if action == "FailIndex" or (action == "Count" and is_spent):
+    if action == "Count" and is_spent:
         _add_index(job["status"], "failedIndexes", _index(pod))
     counts[_INDEX_IGNORED_FAILURES if action == "Ignore" else _INDEX_FAILURES] += 1
     # The next pod of the index carries them on.

@@ -232,9 +232,6 @@ def _fits(rule: Object, job: Object) -> bool:
     reasons = rule.get("onJobFailureReasons")
     if reasons and failed["reason"] not in reasons:
         return False
-    targets = rule.get("targetReplicatedJobs")
-    if targets and labels_of(job)[_REPLICATED_JOB] not in targets:
-        return False
     patterns = rule.get("onJobFailureMessagePatterns")
     return not patterns or any(re.search(pattern, failed["message"]) for pattern in patterns)
 

@@ -1,13 +1,12 @@
 """trainer.kubeflow.org/v1alpha1 TrainJob: a runtime's template and the job's own settings become a JobSet.
 
-As the Kubeflow trainer 2.2 and later do it (runtimePatches, integer numProcPerNode).
+As the Kubeflow trainer 2.2 and later do it (integer numProcPerNode). Not built: runtimePatches.
 """
 
 from __future__ import annotations
 
 import copy
 
-from standin.api.merge import strategic
 from standin.controllers.context import Context
 from standin.controllers.scheduler import into_group, make_group
 from standin.state.objects import (
@@ -82,9 +81,6 @@ def _create_jobset(context: Context, job: Object) -> Object | None:
 def _jobset_spec(job: Object, runtime: Object) -> Object:
     """Return the runtime's template with the job's own settings."""
     spec: Object = copy.deepcopy(runtime["spec"]["template"]["spec"])
-    for patch in job["spec"].get("runtimePatches", []):
-        template = (patch.get("trainingRuntimeSpec") or {}).get("template") or {}
-        spec = strategic(spec, template.get("spec") or {})
     for replicated in spec["replicatedJobs"]:
         replicated.setdefault("replicas", 1)
         step = replicated["template"].get("metadata", {}).get("labels", {}).get(_STEP)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from standin.node.pod import PodWorker
 
 KILLED = 128 + signal.SIGKILL
-_READ_ONLY_VOLUMES = {"configMap", "secret", "projected", "downwardAPI"}
+_READ_ONLY_VOLUMES = {"configMap", "secret"}
 _LONGEST_BACKOFF_FACTOR = 30
 _CHUNK_BYTES = 16_384
 _MESSAGE_PATH = "/dev/termination-log"
@@ -52,9 +52,9 @@ class Container:
         self._context = context
         self._uid = context.get("runAsUser", 0)
         self._gid = context.get("runAsGroup", 0)
-        self._groups: list[int] = list(context.get("supplementalGroups", []))
+        self._groups: list[int] = []
         if context.get("fsGroup") is not None:
-            self._groups.insert(0, context["fsGroup"])
+            self._groups.append(context["fsGroup"])
 
     def log_file(self, attempt: int) -> Path:
         """Return the file with the log of a start, counted from 0."""
@@ -181,8 +181,8 @@ class Container:
         volumes = {volume["name"]: volume for volume in self.worker.spec.get("volumes", [])}
         mounts: list[list[Any]] = []
         for entry in self.spec.get("volumeMounts", []):
-            below = expand(entry.get("subPathExpr", entry.get("subPath", "")), self._env)
-            source = (self.worker.folder / "volumes" / entry["name"]).resolve() / below
+            volume_folder = (self.worker.folder / "volumes" / entry["name"]).resolve()
+            source = volume_folder / entry.get("subPath", "")
             if not source.exists():
                 source.mkdir(parents=True)
             is_projected = not _READ_ONLY_VOLUMES.isdisjoint(volumes[entry["name"]])

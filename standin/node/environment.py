@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from standin.settings import Image
-from standin.state.objects import Object, namespace_of, quantity
+from standin.state.objects import Object, namespace_of
 from standin.state.store import Store
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -51,8 +51,6 @@ def keyed_data(store: Store, namespace: str, kind: str, reference: Object) -> di
     contents = {}
     for key, text in (obj.get("data") or {}).items():
         contents[key] = base64.b64decode(text) if kind == "Secret" else text.encode()
-    for key, text in (obj.get("binaryData") or {}).items():
-        contents[key] = base64.b64decode(text)
     return contents
 
 
@@ -94,20 +92,16 @@ def environment(
         if "valueFrom" not in entry:
             env[entry["name"]] = expand(entry.get("value", ""), env)
             continue
-        value = _value_from(store, pod, container, entry["valueFrom"])
+        value = _value_from(store, pod, entry["valueFrom"])
         if value is not None:
             env[entry["name"]] = value
     return env
 
 
-def _value_from(store: Store, pod: Object, container: Object, source: Object) -> str | None:
-    """Return a value from a field of the pod, an amount of a resource, or a key; None where that is optional."""
+def _value_from(store: Store, pod: Object, source: Object) -> str | None:
+    """Return a value from a field of the pod, or a key; None where that is optional."""
     if "fieldRef" in source:
         return field_value(pod, source["fieldRef"]["fieldPath"])
-    if "resourceFieldRef" in source:
-        field, _, resource = source["resourceFieldRef"]["resource"].partition(".")
-        amount = container.get("resources", {}).get(field, {}).get(resource, "0")
-        return str(int(quantity(amount)))
     kind = "Secret"
     reference = source.get("secretKeyRef")
     if "configMapKeyRef" in source:
@@ -128,18 +122,14 @@ def _value_from(store: Store, pod: Object, container: Object, source: Object) ->
 Projection = Callable[[str, bytes, int], None]
 
 
-def project(store: Store, pod: Object, source: Object, write: Projection) -> None:
-    """Call `write` for every file of a configMap, secret, downwardAPI or projected volume."""
-    parts = (source.get("projected") or {}).get("sources") or [source]
-    for part in parts:
-        for kind, field in (("ConfigMap", "configMap"), ("Secret", "secret")):
-            reference = part.get(field)
-            if reference is None:
-                continue
-            data = keyed_data(store, namespace_of(pod), kind, reference)
-            default_mode = reference.get("defaultMode", 0o644)
-            items = reference.get("items") or [{"key": key, "path": key} for key in data]
-            for item in items:
-                write(item["path"], data[item["key"]], item.get("mode", default_mode))
-        for item in (part.get("downwardAPI") or {}).get("items", []):
-            write(item["path"], field_value(pod, item["fieldRef"]["fieldPath"]).encode(), 0o644)
+def project(store: Store, pod: Object, volume: Object, write: Projection) -> None:
+    """Call `write` for every file of a configMap or secret volume."""
+    for kind, field in (("ConfigMap", "configMap"), ("Secret", "secret")):
+        reference = volume.get(field)
+        if reference is None:
+            continue
+        data = keyed_data(store, namespace_of(pod), kind, reference)
+        default_mode = reference.get("defaultMode", 0o644)
+        items = reference.get("items") or [{"key": key, "path": key} for key in data]
+        for item in items:
+            write(item["path"], data[item["key"]], item.get("mode", default_mode))

@@ -67,7 +67,6 @@ def test_environment_is_resolved_as_kubernetes_does(cluster: Cluster) -> None:
         {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "token"}}},
         {"name": "NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
         {"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-        {"name": "CPU", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
         {"name": "BOTH", "value": "$(NAME)/$(TOKEN)/$$(NAME)/$(MISSING)"},
         {
             "name": "ABSENT",
@@ -77,17 +76,16 @@ def test_environment_is_resolved_as_kubernetes_does(cluster: Cluster) -> None:
     container_fields = {
         "env": env,
         "envFrom": [{"configMapRef": {"name": "settings"}, "prefix": "SET_"}],
-        "resources": {"limits": {"cpu": "3"}},
         "args": ["$(NAME)"],
     }
-    script = 'echo "$TOKEN $NAME $CPU $BOTH $SET_color ${ABSENT-unset} $0 $HOSTNAME"; hostname -i | grep -qx "$IP"'
+    script = 'echo "$TOKEN $NAME $BOTH $SET_color ${ABSENT-unset} $0 $HOSTNAME"; hostname -i | grep -qx "$IP"'
     cluster.apply(
         secret,
         config_map("settings", color="green"),
         pod("env", script, container=container_fields),
     )
     assert exit_code(cluster.wait_phase("env", "Succeeded")) == 0
-    assert cluster.log("env") == "s3cret env 3 env/s3cret/$(NAME)/$(MISSING) green unset env env\n"
+    assert cluster.log("env") == "s3cret env env/s3cret/$(NAME)/$(MISSING) green unset env env\n"
 
 
 def test_volumes_are_folders_and_the_root_can_be_read_only(cluster: Cluster) -> None:

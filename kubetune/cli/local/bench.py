@@ -29,7 +29,6 @@ NOT_PRINTED = ("why", "compile_from")
 
 # After which no case is begun, by device.
 MINUTES = {"cpu": 2.5, "cuda": 10.0}
-GPU_TEST_SECONDS = 600.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -96,18 +95,13 @@ def run(args: argparse.Namespace) -> int:
 def _measure(
     cases: Sequence[Case], folder: Path, device: str, seconds: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the result of each case, and on a GPU that of the tests there. Print a line for each."""
+    """Yield the result of each case, and print a line for it."""
     from kubetune.plugins.diagnostics.bench import measure
 
     # Each case is a process of its own, so that one that dies leaves the others alone.
     for case, result in measure.measure(cases, folder, device, seconds):
         print(f"{case.name:<52} {_line(result)}", flush=True)
         yield case.name, result
-    if device == "cuda":
-        checkout = Path(errors.__file__).parents[1]
-        result = measure.checks(checkout, print, GPU_TEST_SECONDS)
-        print(f"{'tests/gpu':<52} {result.get('said') or result.get('failed')}")
-        yield "tests/gpu", result
 
 
 def _write(

@@ -12,7 +12,7 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -212,17 +212,3 @@ def _run(command: list[str], seconds: float) -> tuple[int, str]:
     if not lines:
         return done.returncode, ""
     return done.returncode, lines[-1].strip()[:300]
-
-
-def checks(root: Path, tell: Callable[[str], None], seconds: float) -> Row:
-    """Run the tests that need a GPU, if kubetune lies in a checkout with them and pytest is there; return a row."""
-    tests = root / "tests" / "gpu"
-    if not tests.is_dir() or find_spec("pytest") is None:
-        return {"failed": "left out: they are in a checkout of kubetune's source, beside pytest"}
-    tell("tests/gpu …")
-    command = processes.module("pytest", "-q", "-p", "no:cacheprovider", tests)
-    code, last_line = _run(command, seconds)
-    # pytest ends with 1 where tests failed, and with higher codes where it could not run them.
-    if code not in (0, 1):
-        return {"failed": last_line}
-    return {"exit_code": code, "said": last_line}
