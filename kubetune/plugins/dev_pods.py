@@ -9,7 +9,7 @@ import io
 import subprocess
 import tarfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from kubetune.base.yaml_text import dump
@@ -24,23 +24,25 @@ from kubetune.k8s.manifests.configmap import pod_config
 from kubetune.k8s.manifests.spec import Manifest, RunSpec
 from kubetune.k8s.run_names import name_beside, run_name
 
+# Folder in the pods: `tree` is the code, beside it the config, the log and the process id.
 BENCH = "/tmp/kubetune-dev"
-"""Folder in the pods: `tree` is the code, beside it the config, the log and the process id."""
 
 MAX_TREE_BYTES = 64 * 1024 * 1024
 
 _PAUSE_SECONDS = 0.5
 _SUFFIX = "-dev"
 _INSIDE = ["python", "-P", "-m", "kubetune.k8s.cluster.in_pod"]
+# Folders of tools, where git does not say what is code.
 _NOT_CODE = {"__pycache__", "node_modules", "outputs", "mlruns", "venv"}
 
 
 def dev_config(config: Config) -> Config:
-    """The config of the pods to work in. Raises ConfigError without a `kubernetes` section."""
+    """Return the config of the pods to work in. Raise ConfigError without a `kubernetes` section."""
     if config.kubernetes is None:
         raise ConfigError(
             "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
         )
+    # Nothing prepares before people work in them: they do that themselves.
     kubernetes = config.kubernetes.model_copy(
         update={
             "kind": "statefulset",
@@ -54,7 +56,7 @@ def dev_config(config: Config) -> Config:
 
 
 def idling(objects: list[Manifest]) -> list[Manifest]:
-    """The same objects, but their trainers do nothing until somebody starts something in them."""
+    """Return the same objects with trainers that do nothing until somebody starts something in them."""
     for obj in objects:
         if obj["kind"] == "StatefulSet":
             obj["spec"]["template"]["spec"]["containers"][0]["command"] = [*_INSIDE, IDLE]
@@ -62,7 +64,7 @@ def idling(objects: list[Manifest]) -> list[Manifest]:
 
 
 def all_running(cluster: Cluster, spec: RunSpec) -> list[Target]:
-    """The pods of all nodes. Raises ConfigError while some are missing, since the others would wait for them."""
+    """Return the pods of all nodes. Raise ConfigError while some are missing, since the others would wait for them."""
     targets = running(cluster, spec)
     if len(targets) < spec.nodes:
         raise ConfigError(
@@ -72,8 +74,9 @@ def all_running(cluster: Cluster, spec: RunSpec) -> list[Target]:
 
 
 def pack_tree(root: Path, config_text: str) -> bytes:
-    """A tar of the code below `root` and the config. Raises ConfigError when it is too much to be code."""
-    archive, total = io.BytesIO(), 0
+    """Return a tar of the code below `root` and the config. Raise ConfigError when it is too much to be code."""
+    archive = io.BytesIO()
+    total = 0
     with tarfile.open(fileobj=archive, mode="w") as tar:
         for path in _code_files(root):
             total += path.stat().st_size
@@ -83,65 +86,64 @@ def pack_tree(root: Path, config_text: str) -> bytes:
                     "many); run this in a folder of code, with what is not code in .gitignore"
                 )
             tar.add(path, f"tree/{path.relative_to(root)}", recursive=False)
+        config = config_text.encode()
         info = tarfile.TarInfo("run.yaml")
-        info.size = len(config_text.encode())
-        tar.addfile(info, io.BytesIO(config_text.encode()))
+        info.size = len(config)
+        tar.addfile(info, io.BytesIO(config))
     return archive.getvalue()
 
 
-def _code_files(root: Path) -> Iterable[Path]:
-    """The files that git does not ignore; outside of git, all that are not hidden or made by tools. Never `.env`."""
+def _code_files(root: Path) -> Iterator[Path]:
+    """Yield the files that git does not ignore; outside of git, all that are not hidden or made by tools."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        listed = (
-            subprocess.run(command, cwd=root, capture_output=True, check=True)
-            .stdout.decode()
-            .split("\0")
-        )
-        found = [root / name for name in listed if name]
+        listing = subprocess.run(command, cwd=root, capture_output=True, check=True).stdout
+        paths = [root / name for name in listing.decode().split("\0") if name]
+    # There is no git, or this is no repository.
     except (FileNotFoundError, subprocess.CalledProcessError):
-        parts = ((path, path.relative_to(root).parts) for path in sorted(root.rglob("*")))
-        found = [
-            path
-            for path, inside in parts
-            if not any(part[0] == "." or part in _NOT_CODE for part in inside)
-        ]
-    return [path for path in found if path.is_file() and path.name != ".env"]
+        paths = [path for path in sorted(root.rglob("*")) if _may_be_code(path.relative_to(root))]
+    for path in paths:
+        # Secrets lie in `.env`, which some repositories do not ignore.
+        if path.is_file() and path.name != ".env":
+            yield path
+
+
+def _may_be_code(path: Path) -> bool:
+    """True if no part of a path is hidden, or a folder of a tool's."""
+    return not any(part.startswith(".") or part in _NOT_CODE for part in path.parts)
 
 
 def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], tree: Path) -> None:
-    """Copy code and config into all pods, then start the agent in each. Raises EnvironmentFault naming a pod."""
+    """Copy code and config into all pods, then start the agent in each. Raise EnvironmentFault naming a pod."""
     archive = pack_tree(tree, dump([pod_config(spec)]))
-    command = [
-        "python",
-        "-P",
-        "-m",
-        "kubetune.agent",
-        spec.run_dir,
-        "--config",
-        f"{BENCH}/run.yaml",
-    ]
+    agent = ["python", "-P", "-m", "kubetune.agent", spec.run_dir]
 
     def copy(target: Target) -> None:
         _must(cluster, target, [*_INSIDE, "unpack", BENCH], stdin=io.BytesIO(archive))
 
+    def start(target: Target) -> None:
+        _must(cluster, target, [*_INSIDE, "start", BENCH, *agent, "--config", f"{BENCH}/run.yaml"])
+
+    # No pod starts with old code while another one is still copied to.
     on_all(copy, targets)
-    on_all(lambda target: _must(cluster, target, [*_INSIDE, "start", BENCH, *command]), targets)
+    on_all(start, targets)
 
 
 def follow_training(
     cluster: Cluster, targets: Sequence[Target], sink_of: Callable[[Target], Sink]
 ) -> list[int]:
-    """Pass on what all pods print until training ends in each; the exit codes, by pod."""
+    """Pass on what all pods print until training ends in each; return the exit codes, by pod."""
 
     def follow(target: Target) -> int:
         sink = _Counted(sink_of(target))
         while True:
             try:
+                # After a break from the byte on that came last.
                 argv = [*_INSIDE, "follow", BENCH, str(sink.bytes)]
                 return cluster.exec(target.pod, target.container, argv, stdout=sink)
             except ApiError as error:
-                pod = cluster.get("Pod", target.pod)  # waits until there is an answer, or gives up
+                # Waits until there is an answer, or gives up.
+                pod = cluster.get("Pod", target.pod)
                 if not may_pass(error) or pod is None or has_ended(pod):
                     raise
                 time.sleep(_PAUSE_SECONDS)
@@ -150,13 +152,13 @@ def follow_training(
 
 
 def stop_training(cluster: Cluster, targets: Sequence[Target]) -> list[int]:
-    """Have training save and end in all pods; the exit codes, by pod."""
-    return on_all(
-        lambda target: cluster.exec(
-            target.pod, target.container, [*_INSIDE, "stop", BENCH], stdout=io.BytesIO()
-        ),
-        targets,
-    )
+    """Have training save and end in all pods; return the exit codes, by pod."""
+
+    def stop(target: Target) -> int:
+        argv = [*_INSIDE, "stop", BENCH]
+        return cluster.exec(target.pod, target.container, argv, stdout=io.BytesIO())
+
+    return on_all(stop, targets)
 
 
 def set_aside(cluster: Cluster, spec: RunSpec, target: Target) -> None:
@@ -168,20 +170,24 @@ def set_aside(cluster: Cluster, spec: RunSpec, target: Target) -> None:
 def _must(
     cluster: Cluster, target: Target, argv: Sequence[str], stdin: io.BytesIO | None = None
 ) -> None:
-    said = io.BytesIO()
-    code = cluster.exec(target.pod, target.container, argv, stdin=stdin, stdout=said, stderr=said)
+    """Run a command in a pod. Raise EnvironmentFault with what it printed where it fails."""
+    output = io.BytesIO()
+    code = cluster.exec(
+        target.pod, target.container, argv, stdin=stdin, stdout=output, stderr=output
+    )
     if code != 0:
-        raise EnvironmentFault(
-            f"pod {target.pod}: {said.getvalue().decode(errors='replace').strip()}"
-        )
+        text = output.getvalue().decode(errors="replace").strip()
+        raise EnvironmentFault(f"pod {target.pod}: {text}")
 
 
 class _Counted:
     """Passes bytes on and counts them."""
 
     def __init__(self, sink: Sink) -> None:
-        self._sink, self.bytes = sink, 0
+        self._sink = sink
+        self.bytes = 0
 
     def write(self, data: bytes) -> None:
+        """Pass bytes on."""
         self._sink.write(data)
         self.bytes += len(data)

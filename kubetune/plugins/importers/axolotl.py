@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kubetune.plugins.importers import sources
@@ -101,30 +102,53 @@ def _bits(draft: Draft, adapter: str) -> None:
         draft.ignore("load_in_8bit", "off, as here")
 
 
+@dataclass(frozen=True)
+class _Mention:
+    """A chat template that the file, or a source in it, names."""
+
+    place: str  # where it stands, such as `datasets[1].chat_template`
+    key: str
+    value: Any
+
+
 def _templates(draft: Draft) -> None:
-    """Take one chat template for the run: the file's, or that on which all its sources agree."""
-    # Each mention of a template: where it stands, its key and its value. Example: the file has
-    # chat_template: chatml, and datasets[1] has chat_template: llama3. Then llama3 decides, and chatml is dropped.
-    of_file = [(key, key, draft.take(key)) for key in _TEMPLATE_KEYS]
-    of_file = [mention for mention in of_file if mention[2] is not None]
-    of_sources: list[tuple[str, str, Any]] = []
+    """Take one chat template for the run: the file's, or that on which all its sources agree.
+
+    chat_template: chatml, datasets[1].chat_template: llama3        llama3; chatml is dropped
+    datasets[0].chat_template: chatml, datasets[1] …: llama3        both are dropped
+    """
+    of_file = []
+    for key in _TEMPLATE_KEYS:
+        value = draft.take(key)
+        if value is not None:
+            of_file.append(_Mention(key, key, value))
+    of_sources = []
     for place, item in _sections(draft):
         for key in _TEMPLATE_KEYS:
             if item.get(key):
-                of_sources.append((f"{place}.{key}", key, item[key]))
+                of_sources.append(_Mention(f"{place}.{key}", key, item[key]))
     # A source's template takes precedence over the file's.
-    deciding = {(key, str(value)) for _, key, value in of_sources or of_file}
-    kinds = [key for key, _ in deciding]
-    for name, key, value in [*of_file, *of_sources]:
-        if kinds.count(key) > 1 or (of_sources and (key, str(value)) not in deciding):
+    values: dict[str, set[str]] = {key: set() for key in _TEMPLATE_KEYS}
+    for mention in of_sources or of_file:
+        values[mention.key].add(str(mention.value))
+    for mention in [*of_file, *of_sources]:
+        deciding = values[mention.key]
+        is_overruled = bool(of_sources) and str(mention.value) not in deciding
+        if len(deciding) > 1 or is_overruled:
             why = "the file and its sources name different ones; a run has one: model.chat_template"
-            draft.drop(name, why)
-        elif key == "chat_template_jinja":
-            draft.write(name, template_file(value, draft), "model.chat_template")
-        elif value == "jinja":
-            draft.write(name, unneeded("chat_template_jinja says which"))
+            draft.drop(mention.place, why)
         else:
-            draft.write(name, _TEMPLATE.outcome(value, draft), _TEMPLATE.path)
+            _take_template(draft, mention)
+
+
+def _take_template(draft: Draft, mention: _Mention) -> None:
+    """Carry a template, by its file or its name."""
+    if mention.key == "chat_template_jinja":
+        draft.write(mention.place, template_file(mention.value, draft), "model.chat_template")
+    elif mention.value == "jinja":
+        draft.write(mention.place, unneeded("chat_template_jinja says which"))
+    else:
+        draft.write(mention.place, _TEMPLATE.outcome(mention.value, draft), _TEMPLATE.path)
 
 
 def _sections(draft: Draft) -> list[tuple[str, dict[str, Any]]]:
