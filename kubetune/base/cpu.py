@@ -75,6 +75,7 @@ def dtype_for(width: int | None) -> tuple[str, str]:
     `width` is the model's hidden size, None if it is not known. Raise ConfigError if the environment asks for a dtype
     that is not in DTYPES.
     """
+    # Set by users, and by tests that must give the same numbers on every processor.
     pinned = os.environ.get(PINNED)
     if pinned:
         if pinned not in DTYPES:

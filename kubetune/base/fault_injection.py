@@ -36,6 +36,7 @@ def reach(point: str) -> None:
 def _act(point: str, fault: str) -> None:
     action, where, *rest = fault.split(":")
     nth, rank = (*rest, *("1", "0")[len(rest) :])
+    # Only the NTH visit of this point, and only on this rank.
     _seen[point] += 1
     if (point, _seen[point], os.environ.get("RANK", "0")) != (where, int(nth), rank):
         return
@@ -49,8 +50,10 @@ def _act(point: str, fault: str) -> None:
     elif kind == "fill":
         held: list[bytes] = []
         while True:
+            # 16 MiB at a time, kept so that they are not freed.
             held.append(b"x" * (1 << 24))
     elif kind == "freeze":
+        # PyDLL holds the interpreter's lock during the call; CDLL would release it.
         ctypes.PyDLL(None).sleep(3600)
     else:
         threading.Event().wait()

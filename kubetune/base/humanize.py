@@ -189,6 +189,7 @@ def sparkline(values: Values, width: int) -> str:
 
     [0, 1, 2, None, 4] → "▁▃▅ █"
     """
+    # As many cells as the width allows, then a height of 0 to 7 for each.
     cells = thinned(values, width)
     limits = limits_of(cells)
     if limits is None:

@@ -64,8 +64,10 @@ def held(path: Path, *, wait: bool, reason: str) -> Iterator[None]:
     mine = Holder(
         f"process {os.getpid()} on {socket.gethostname()}", os.getpid(), _place(), uuid.uuid4().hex
     )
+    # Whoever makes the file holds the lock.
     while not _create(file, mine):
         _wait_for_end(file, wait=wait)
+    # A thread counts up while the block runs.
     done = threading.Event()
     beating = threading.Thread(target=_beat, args=(file, mine, done), name="lock", daemon=True)
     beating.start()
@@ -162,6 +164,7 @@ def _put_aside(file: Path, seen: tuple[Holder | None, str], silent: float) -> bo
     token = seen[0].token if seen[0] is not None else "unnamed"
     right = file.with_name(f"{file.name}.{token}")
     try:
+        # Only one process can make this file.
         os.close(os.open(right, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
     except FileExistsError:
         if silent > 2 * STALE_SECONDS:

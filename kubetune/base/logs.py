@@ -71,6 +71,7 @@ def configure(
     the same numbers. Uncaught exceptions and Python warnings become log lines too.
     """
     root = logging.getLogger()
+    # Remove the handlers of an earlier call.
     for handler in list(root.handlers):
         if isinstance(handler, _Console | _RankFile):
             root.removeHandler(handler)

@@ -108,6 +108,7 @@ def output_on_stderr() -> Iterator[None]:
     """Within this block, send standard output of this process and its children to standard error."""
     sys.stdout.flush()
     kept = os.dup(1)
+    # Also for children and for C code, which write to file descriptor 1.
     os.dup2(2, 1)
     try:
         # Also replace sys.stdout: in notebooks and in captures it is not file descriptor 1.
@@ -189,6 +190,7 @@ def usable_cores() -> int:
     """Return how many CPU cores this process may use: those it is bound to, or its container's quota if that is less."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     with contextlib.suppress(FileNotFoundError, PermissionError):
+        # `max 100000`, or `200000 100000` for two cores.
         quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
         if quota != "max":
             cores = min(cores, max(1, int(quota) // int(period)))

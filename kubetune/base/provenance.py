@@ -74,6 +74,7 @@ class Tree:
     def put(self, entries: Iterable[Entry]) -> None:
         """Put settings into the tree. Mappings are merged; anything else replaces what was at its path."""
         for entry in entries:
+            # Walk down to the parent, and make sections on the way. What is no section there is replaced.
             *parents, name = entry.path
             node: dict[Any, Any] = self.data
             for parent in parents:
@@ -140,6 +141,7 @@ def into_lists(
     A single value counts as a list of one. A text becomes a mapping with the key `whole` if a key of it is set.
     """
     for entry in entries:
+        # The first index in the path: 2 in ("data", "train", 0, "weight").
         at = next((i for i, part in enumerate(entry.path) if isinstance(part, int)), None)
         if at is None:
             yield entry
@@ -147,6 +149,7 @@ def into_lists(
         path_of_list = entry.path[:at]
         index, *keys = entry.path[at:]
         items = _as_list(deepcopy(tree.find(path_of_list)))
+        # Only existing items can be changed, and only a key of them: `data.train[0].weight`.
         if not isinstance(index, int) or index >= len(items) or len(keys) > 1 or "" in keys:
             what = (
                 f"{dotted(path_of_list)} holds {len(items)}; expected one of them, or a key of one"

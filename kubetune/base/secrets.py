@@ -32,6 +32,7 @@ _VALUE = re.compile(
     r"|://(?=[^/\s:@]*\d)[^/\s:@]{20,}@"
     r"|://\S*[?&](?i:(access_|auth_|api_?)?(token|key)|password|secret|sig(nature)?)=[^&\s]{6,}"
 )
+# Below this key names such as HF_TOKEN are expected: they name Secrets.
 _REFERENCES = ("kubernetes", "secrets")
 
 ADVICE = (

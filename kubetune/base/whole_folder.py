@@ -153,6 +153,7 @@ def damage(
     `but` names the manifest itself. `digest` returns the SHA-256 of a file; some callers know it already.
     """
     present = contents(folder, but)
+    # Names first, then content.
     missing = sorted(listed.keys() - present.keys())
     if missing:
         return f"lacks {', '.join(missing)}"
@@ -161,6 +162,7 @@ def damage(
         return f"holds {', '.join(foreign)}, which its manifest does not name"
     for name, path in present.items():
         size = path.stat().st_size
+        # The size first, since it costs nothing.
         if size != listed[name]["bytes"]:
             return f"has {size:,} bytes instead of {listed[name]['bytes']:,} in {name}"
         if digest(path) != listed[name]["sha256"]:

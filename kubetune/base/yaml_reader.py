@@ -62,6 +62,7 @@ def read_file(path: Path) -> FileText:
     """Return a YAML file with its text. Raises ConfigError if the file is missing or is no text."""
     try:
         with open_regular(path) as file:
+            # One byte more than allowed, so that a larger file is noticed and not read whole.
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise ConfigError(
@@ -123,6 +124,7 @@ class _Reader:
         self._values = SafeConstructor(loader=YAML(typ="safe", pure=True))
 
     def entries(self, text: str) -> tuple[list[Entry], list[Problem]]:
+        # An empty file is an empty mapping.
         root = self.compose(text)
         if root is not None and not isinstance(root, MappingNode):
             raise _BrokenError(
@@ -157,6 +159,7 @@ class _Reader:
                 self._origin(node),
                 f"nested deeper than {MAX_DEPTH} levels, or more than {MAX_NODES:,} values once aliases are followed",
             )
+        # Plain tags become plain data; any other tag, such as !!python/object, is a problem.
         tag = str(node.tag)
         if isinstance(node, MappingNode) and tag == f"{_TAG}map":
             return self._mapping(node, path, depth)

@@ -53,6 +53,7 @@ _SWITCH: dict[Any, Any] = {True: {}, False: None}
 _ALL_MODULES: dict[Any, Any] = {"all": "all-linear"}
 
 _SAME_MEANING = {
+    # our path: the names of other tools for it
     "model.path": "model_name_or_path model_name model_id base_model",
     "model.revision": "model_revision",
     "model.tokenizer": "tokenizer_name_or_path",
@@ -104,6 +105,7 @@ ALIASES: dict[str, Alias] = {
     name: Alias(path) for path, names in _SAME_MEANING.items() for name in names.split()
 }
 ALIASES |= {
+    # Names whose values differ from ours too.
     "bf16": Alias("model.dtype", {True: "bfloat16", False: SAYS_NOTHING}),
     "fp16": Alias("model.dtype", {True: "float16", False: SAYS_NOTHING}),
     "attn_implementation": Alias(
@@ -141,6 +143,7 @@ def _table() -> dict[KeyPath, Alias]:
     """
     table: dict[KeyPath, Alias] = {}
     for name, alias in ALIASES.items():
+        # `lora_r` → ("lora_r",), `lora.rank` → ("lora", "rank")
         theirs = tuple(name.split("."))
         ours = tuple(alias.path.split("."))
         table[theirs] = alias
@@ -209,6 +212,7 @@ def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]
         ours = canonical(entry)
         if ours is None:
             continue
+        # The same key twice is an error of YAML already; here are two names of one setting.
         earlier = _same_setting(ours, seen)
         if earlier is not None and earlier.path != entry.path:
             other = dotted(earlier.path)

@@ -88,6 +88,7 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
+        # JSON counts too: config.json names the Python classes that are loaded.
         if path.suffix not in (".py", ".json") or name in _OF_CHECKPOINTS or not path.is_file():
             continue
         with files.open_inside(path, folder) as file:
@@ -173,6 +174,7 @@ def _of_defaults() -> list[Effect]:
 
 
 def _together(effects: Sequence[Effect]) -> str:
+    # Sorted, so that the same effects have the same digest in any order.
     digest = hashlib.sha256("".join(sorted(effect.digest for effect in effects)).encode())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
@@ -182,6 +184,7 @@ def _code_in(
 ) -> dict[str, Effect]:
     """Return the code that a run file names, by key."""
     named: dict[str, Effect] = {}
+    # Each digest covers what runs: the command, or the content of the files.
     command = hooks.on_event
     if command is not None:
         named["hooks"] = _code("hooks", f"the command {command}", command)
@@ -217,6 +220,7 @@ def _sent(
     if mirror is not None:
         addresses["mirror"] = mirror
     if push is not None:
+        # Who can see the upload is part of what the user allows.
         who_sees = "private" if push.private else "public"
         addresses["push"] = f"the hub's {push.repo}, {who_sees}"
     if tracking.mlflow is not None:

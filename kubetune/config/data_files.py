@@ -39,6 +39,7 @@ _HUB_ID: Final = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:#\d+)?")
 def ending_of(path: str | PurePath) -> str:
     """Return the ending that says how a file is read: `.jsonl` for `x.JSONL` and for `x.jsonl.gz`."""
     path = PurePath(path)
+    # `x.jsonl.gz`: the ending before .gz counts.
     ending = path.suffix.lower()
     if ending == GZIP:
         ending = PurePath(path.stem).suffix.lower()

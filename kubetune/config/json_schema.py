@@ -113,6 +113,7 @@ def _words(node: Node) -> str:
         return str(node["const"])
     if "enum" in node:
         return "one of " + ", ".join(map(str, node["enum"]))
+    # A kind of value: "a whole number from 1 to 64", "a list of 2", "text such as team-a".
     match node.get("type"):
         case "boolean":
             return "true or false"
@@ -150,6 +151,7 @@ def _bounds(node: Node) -> str:
 
 def leaves(node: Node | None = None, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Yield every key that is not inside a list, with its schema. A section comes before its keys."""
+    # Depth first: `lora`, `lora.r`, `lora.alpha`, …
     for name, key in keys(schema() if node is None else node).items():
         yield (*path, name), key
         yield from leaves(key, (*path, name))

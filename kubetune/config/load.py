@@ -77,6 +77,7 @@ def load_config(
 
     Raises ConfigError with every problem. Checks between sections run only when each key is right by itself.
     """
+    # Read and merge everything first, then check: so that all mistakes are shown at once, each with its line.
     tree, problems = read_tree(path, overrides=overrides, flags=flags, environ=environ)
     try:
         config = Config.model_validate_json(json.dumps(tree.data), strict=True)
@@ -162,6 +163,7 @@ def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> No
 def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Problem]) -> None:
     """Add `#N` of MAX_SAMPLES to every training source that has no number yet."""
     try:
+        # MAX_SAMPLES is no key of the file, so it is read here and not with the other variables.
         number = max_samples(environ)
     except ValueError as error:
         problems.append(Problem(Origin("environment variable MAX_SAMPLES"), str(error)))
@@ -201,6 +203,7 @@ def _split_output(tree: Tree, problems: list[Problem]) -> None:
         )
         problems.append(Problem(origin, message))
         return
+    # A `mirror` of its own may name the same address, but no other.
     mirror = tree.data.get("mirror")
     if mirror not in (None, address):
         message = (
@@ -287,6 +290,7 @@ def read_config(run_dir: Path) -> Config:
         raise ConfigError(
             f"{run_dir} is no run directory: it has no resolved.json (`kubetune runs` lists them)"
         )
+    # A received run directory may have `checkpoints` as a link to somewhere else.
     for name in FOLDERS:
         if (run_dir / name).is_symlink():
             require_inside(run_dir / name, run_dir)
@@ -297,6 +301,7 @@ def as_yaml(config: Config) -> str:
     """Return the text of a run file that loads as an equal config. It names only what differs from the defaults."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = False
+    # In the order of the schema.
     yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     stream = io.StringIO()
     yaml.dump(config.model_dump(mode="json", by_alias=True, exclude_defaults=True), stream)
@@ -336,6 +341,7 @@ def _from_mapping(
 
 def _plain(value: Any) -> Any:
     """Return a value as JSON has it: paths as text, tuples as lists. Raises TypeError for anything else."""
+    # Python users pass paths and tuples, which a file does not have.
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, Mapping):
@@ -365,6 +371,7 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
     for override in overrides:
         key, equals, text = override.partition("=")
         key = key.strip()
+        # `seed`, `=1` and `training.=1` are no overrides.
         if not equals or not all(key.split(".")):
             origin = Origin("command line")
             problems.append(
@@ -372,10 +379,12 @@ def _split(overrides: Sequence[str], problems: list[Problem]) -> Iterator[Entry]
             )
             continue
         for entry in _parsed(key, text.strip(), Origin("override"), problems):
+            # Compared in our spelling: `lr=1` and `training.learning_rate=2` are one key.
             ours = canonical(entry) or entry
             parts = [ours]
             if isinstance(ours.value, Mapping):
                 parts += _from_mapping(ours.value, ours.path, [])
+            # Wrappers append overrides to those of their users, so a second one is allowed.
             if any(_undoes(parts, earlier) for earlier in seen):
                 log.warning("override %s: given twice, with other values; the last one counts", key)
             seen += parts

@@ -43,6 +43,7 @@ def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[s
     if task in ("preference", "reward_model"):
         measures = PREFERENCE_MEASURES if task == "preference" else REWARD_MEASURES
         return ("eval_loss", *(f"eval_{name}" for name in measures if judged or name != "kl"))
+    # causal_lm and vision_language
     if task != "sequence_classification":
         return LANGUAGE_METRICS
     names: dict[str, None] = {}  # an ordered set

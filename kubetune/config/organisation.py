@@ -34,6 +34,7 @@ def defaults_file(environ: Mapping[str, str]) -> Path | None:
                 f"{VARIABLE}: there is no file {named}; unset it, or set it to nothing for no defaults"
             )
         return path
+    # The usual place. There the file may be missing.
     folder = Path(environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
     path = folder / "kubetune" / "defaults.yaml"
     return path if path.is_file() else None
@@ -52,6 +53,7 @@ def fitting(
         if any(entry.path[: len(path)] == path for path in _OF_ONE_RUN):
             text = f"{dotted(entry.path)}: found in a file of defaults; expected what several runs share"
             problems.append(Problem(entry.origin, text))
+        # Sections that every config has, such as `training`, and optional ones that this run has.
         elif entry.path[0] in sections or not _is_optional(str(entry.path[0])):
             taken.append(entry)
     return taken

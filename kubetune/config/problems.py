@@ -63,6 +63,7 @@ def _place(error: ErrorDetails, tree: Tree) -> KeyPath:
 
 
 def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
+    # The kind of error with the best advice wins, if a union has reported several.
     origin = tree.origin(path)
     kinds = {error["type"] for error in errors}
     if "missing" in kinds:
@@ -118,6 +119,7 @@ def _from_elsewhere(path: KeyPath, tree: Tree) -> str:
 def _needed(path: KeyPath) -> tuple[KeyPath, json_schema.Node]:
     """Return a missing key with its schema; for a missing section, its first required key."""
     node = json_schema.at(path) or {}
+    # For a section of one kind: `data` is missing, so `data.train` is what the user has to write.
     options = json_schema.options(node)
     if len(options) == 1:
         required = options[0].get("required")

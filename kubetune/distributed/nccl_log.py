@@ -38,6 +38,7 @@ def keep_log(environ: MutableMapping[str, str], folder: Path) -> Path:
 
     If the user has set a file, it is used.
     """
+    # The lowest level at which NCCL names its network.
     environ["NCCL_DEBUG"] = "INFO"
     environ["NCCL_DEBUG_SUBSYS"] = "INIT,NET,ENV"
     pattern = environ.setdefault("NCCL_DEBUG_FILE", str(folder / "nccl.%p.log"))

@@ -112,6 +112,7 @@ class Rendezvous:
             missing = json.loads(self._read("missing"))
         if not missing:
             return
+        # Every rank ends with the same message.
         explanation = self._explain(missing)
         self.store.set(f"heard/{self.rank}", "")
         if self.rank == 0:
@@ -142,6 +143,7 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
     """
     size = _number(environ, "WORLD_SIZE", 1)
     rank = _number(environ, "RANK", 0)
+    # Wrong variables are reported before anything waits.
     if rank >= size:
         raise errors.ConfigError(
             f"RANK is {rank}, but WORLD_SIZE is {size}; expected 0 to {size - 1}"
@@ -155,6 +157,7 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
     host = environ.get("MASTER_ADDR", "127.0.0.1")
     port = _number(environ, "MASTER_PORT", 0)
     address = f"{host}:{port}"
+    # torchrun's agent keeps the store in most set-ups; else rank 0 does.
     is_served_by_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
         store: Store = HashStore()

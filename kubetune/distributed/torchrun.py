@@ -106,6 +106,7 @@ def _roll_called(next_rendezvous: Any) -> Any:
 
     def meet(handler: StaticTCPRendezvous) -> RendezvousInfo:
         if handler._store is None:
+            # Nodes meet in the same way as ranks do, with the store on node 0.
             host = handler.master_addr
             port = handler.master_port
             node = handler.rank
@@ -119,6 +120,7 @@ def _roll_called(next_rendezvous: Any) -> Any:
                 node, nodes, nodes, seconds, f"{host}:{port}", store, "node"
             )
             board.call_roll()
+        # torchrun finds its store open and goes on as usual.
         info: RendezvousInfo = next_rendezvous(handler)
         return info
 

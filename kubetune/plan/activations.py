@@ -88,6 +88,7 @@ def activations(
     beyond these bytes counts.
     """
     tokens = work.row_tokens if goes_alone(work, weights) else work.batch_tokens
+    # What all layers keep until the backward, as if none ran again.
     kept = _kept_bytes(work, weights, shape, tokens, compiled)
     attention = _attention_bytes(work, weights, shape, tokens)
     one_layer = (kept + attention) // shape.layers
@@ -95,6 +96,7 @@ def activations(
     gradients = tokens * work.element * (4 * shape.intermediate + 3 * shape.hidden)
     input_bytes = tokens * shape.hidden * work.element
     saved = kept // shape.layers - input_bytes
+    # Without a known device nothing is missing, so no layer recomputes.
     missing = 0 if room is None else kept + one_layer - room
     recomputed = _recomputed_layers(work, shape.layers, missing, saved)
     if not recomputed:

@@ -73,9 +73,11 @@ def bill(
     flops = None
     if weights is not None:
         flops = flops_per_token(work, weights, spared=spared)
+    # Speeds of earlier runs on this device, if there are any.
     kind = kind_of(work, plan, weights, gpu, spared)
     earlier = [] if kind is None else earlier_runs.ranges(kind, known)
     if compute.tokens_per_second is None and earlier:
+        # Runs of the same shape come first.
         rate = Rate(earlier[0].middle, earlier[0].source)
     else:
         rate = _stated_rate(compute, work, plan, weights, flops, gpu)
@@ -113,6 +115,7 @@ def _stated_rate(
     if compute.tokens_per_second is not None:
         rate = compute.tokens_per_second * plan.world_size
         return Rate(rate, "compute.tokens_per_second of each device")
+    # No run to go by: a share of what the device can do at best.
     peak = compute.peak_tflops
     peak_source = "compute.peak_tflops"
     # Data sheets state the peak of 16-bit products.
@@ -181,10 +184,12 @@ def evaluation_hours(
         return None
     if not plan.num_steps:
         return None
+    # The tokens of one evaluation.
     row_tokens = plan.tokens_per_epoch / plan.rows
     tokens = (plan.eval_rows + forget_rows) * row_tokens
     generate = evaluation.generate
     if generate is not None:
+        # Each question is read, and each answer is as long as it may be.
         questions = min(generate.rows or plan.eval_rows, plan.eval_rows)
         tokens += questions * (row_tokens + generate.max_new_tokens)
     # As Plan.is_eval_step has it: every so many steps, and at the end.
@@ -209,6 +214,7 @@ def reference_hours(
         return None
     if not rate or not plan.rows or not plan.tokens_per_epoch:
         return None
+    # KTO also scores the answer of another row for each row.
     sequences = 2 if preference.loss == "kto" else 1
     tokens = sequences * plan.tokens_per_epoch * (1 + (plan.eval_rows or 0) / plan.rows)
     return tokens / (rate * _reading_speed(lora)) / 3600
@@ -236,7 +242,9 @@ def kind_of(
     if plan.device == "cuda" and gpu is None:
         return None
     parallelism = "fsdp" if work.is_sharded else "ddp"
+    # Everything by which two runs on one device differ in speed, besides sizes.
     method = f"{plan.method}, {work.quantization}, {parallelism}, recompute {work.recompute}, {work.task}"
+    # On a CPU `auto` depends on the processor, so only the run knows its dtype.
     dtype: str | None = work.dtype
     if dtype == "auto":
         dtype = "bfloat16" if plan.device == "cuda" else None

@@ -100,6 +100,7 @@ def ranges(kind: Kind, known: Iterable[Speed]) -> list[Range]:
     same = []
     similar = []
     for run in known:
+        # Every same run is similar too, so it must not count twice.
         if kind.is_same(run.kind):
             same.append(run)
         elif kind.is_similar(run.kind):
@@ -164,6 +165,7 @@ def keep(speed: Speed) -> None:
     path = place()
     try:
         with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
+            # The whole file is written anew, so that it stays short and free of damage.
             kept = [*read()[-MOST_RUNS + 1 :], speed]
             files.write_atomic(path, "".join(json.dumps(asdict(run)) + "\n" for run in kept))
     except (KubetuneError, OSError) as error:

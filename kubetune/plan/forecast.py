@@ -102,6 +102,7 @@ def forecast(
         return None
     if work.classifies:
         weights = _without_vocabulary_head(weights)
+    # What a rank holds for the whole run.
     trained = adapter_parameters(work.trainable, weights)
     parts = _held_parts(work, weights, trained)
     if work.is_sharded and work.ranks > 1:
@@ -110,6 +111,7 @@ def forecast(
         # Autograd makes it whole before the optimizer's buffer takes it; mostly that of embeddings or head.
         largest = max(math.prod(sizes) for sizes in weights.shapes.values())
         parts["gradient of the largest weight"] = work.element * largest
+    # What comes and goes within a step. Activations get the room that is left.
     logits = _logits_bytes(work, weights, device_bytes)
     room = None
     if device_bytes is not None:
@@ -120,6 +122,7 @@ def forecast(
     kept = activations(work, weights, shape, room=room, logits=logits, compiled=compiled)
     parts |= kept.parts
     parts["logits, a chunk at a time"] = logits
+    # What no part counts.
     counted = sum(parts.values())
     if work.device == "cuda":
         parts["allocator"] = int(CUDA_LOST_SHARE * counted)
@@ -276,20 +279,25 @@ def _changes(
     def change_training(text: str, **values: object) -> None:
         changes.append((text, {"training": training.model_copy(update=values)}))
 
+    # Slower, but the same numbers.
     if training.gradient_checkpointing is not True:
         change_training("training.gradient_checkpointing: true", gradient_checkpointing=True)
+    # Halve the micro-batch: the gradient stays the same.
     batch = training.per_device_train_batch_size
     while batch > 1:
         batch //= 2
         text = f"training.per_device_train_batch_size: {batch}, with the same global_batch_size"
         change_training(text, per_device_train_batch_size=batch)
+    # Spread the weights over the GPUs.
     if training.parallelism == "ddp" and plan.world_size > 1:
         change_training("training.parallelism: fsdp", parallelism="fsdp")
+    # Train less, or in fewer bits: another result.
     if lora is None:
         change_training("training.optim: adamw_8bit", optim="adamw_8bit")
         changes.append(("lora: {r: 16}", {"lora": LoraConfig()}))
     elif plan.device == "cuda" and quantization not in ("4bit", "fp4"):
         changes.append(("quantization: 4bit", {"quantization": "4bit"}))
+    # Shorter rows lose data, so they come last.
     length = data.max_length // 2
     shorter = data.model_copy(update={"max_length": max(8, length)})
     changes.append((f"data.max_length: {length}", {"data": shorter}))

@@ -103,6 +103,7 @@ def stacks(weights: Weights) -> Iterator[Stack]:
 
         experts.0.gate_proj [f, h], experts.0.up_proj [f, h], experts.1.…    →  experts.gate_up_proj [2, 2f, h]
     """
+    # By the name of the stack, since the weights come in the order of their names.
     experts: Counter[str] = Counter()
     rows: Counter[str] = Counter()  # of all experts
     columns: dict[str, int] = {}

@@ -51,6 +51,7 @@ def place() -> Path:
 def read(gpu: str | None) -> Choices:
     """Return the choices for the GPU of this name, or for this machine's CPU. All None if nothing is known."""
     try:
+        # Measured with another version of torch, a choice may be wrong.
         choices = _ONE.validate_python(_entries().get(earlier_runs.device_name(gpu), {}))
     except ValidationError:
         return Choices()

@@ -215,11 +215,13 @@ def shapes_of(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         return {}
     if any(config.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
         return {}
+    # Mixtures have other names; a config with odd values is not worth an error here.
     sizes = (hidden, layers, vocabulary, heads, intermediate)
     if not all(isinstance(size, int) and size > 0 for size in sizes) or layers > MOST_LAYERS:
         return {}
     size = config.get("head_dim") or hidden // heads
     keys = (config.get("num_key_value_heads") or heads) * size
+    # Names and shapes as transformers has them for Llama, Qwen and Mistral.
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, hidden)}
     for layer in range(layers):
         at = f"model.layers.{layer}"

@@ -122,6 +122,7 @@ class Plan(BaseModel):
         """Return in one line what the global batch consists of."""
         samples = self.global_batch_size
         tokens = self.tokens_per_step
+        # Without packing the batch is a product of three numbers.
         if self.micro_batch_tokens is None and self.global_batch_tokens is None:
             parts = f"{self.per_device_train_batch_size} × {self.accumulation} × {self.world_size}"
             return f"effective batch {samples} = batch × accumulation × world = {parts}"
@@ -250,6 +251,7 @@ def _world(compute: ComputeConfig, gpus: int, world_size: int | None) -> tuple[i
 
 def _processes(compute: ComputeConfig, gpus: int) -> tuple[int, bool]:
     """Return the processes on each node, and whether each has a GPU."""
+    # One process for each GPU; one process without GPUs.
     available = gpus if compute.gpus_per_node is None else compute.gpus_per_node
     processes = compute.processes or available or 1
     if 0 < available < processes:
@@ -303,6 +305,7 @@ def _token_batches(training: TrainingConfig, whole: int, *, is_packed: bool) -> 
             f"training.global_batch_tokens: found {setting} beside global_batch_size {training.global_batch_size}; "
             "expected one of them: a step takes a number of tokens or of samples"
         )
+    # `packed` counts like tools that pack first: full-length rows.
     if setting == "packed":
         if not is_packed:
             raise ConfigError(

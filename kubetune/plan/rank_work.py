@@ -43,6 +43,7 @@ class RankWork:
     @classmethod
     def of(cls, config: Config, plan: Plan, longest: int | None = None) -> RankWork:
         """Read the facts. `longest`: tokens of the longest sequence of the data, None while they are unread."""
+        # Lengths: those of the data if they are known, else the longest that the config allows.
         training = config.training
         sequence = config.data.max_length
         sequences_of_a_row = config.longest_row // sequence

@@ -106,6 +106,7 @@ def verify(
     """
     try:
         require_inside(folder, folder.parent)
+        # The manifest itself.
         text = read_inside(folder / MANIFEST).decode()
         listed: dict[str, Any] = json.loads(text)["files"]
         # Byte by byte what was written: JSON forgives changes that a checksum would not.
@@ -118,6 +119,7 @@ def verify(
         is_ours = False
     if not is_ours:
         return "has an unreadable manifest"
+    # Names, then links, then sizes and content.
     present = whole_folder.contents(folder, but=MANIFEST)
     missing = sorted(listed.keys() - present.keys())
     if missing:
@@ -184,6 +186,7 @@ def find(run_dir: Path) -> Path | None:
     Raises ConfigError when there are checkpoints and none is whole: starting over silently would lose the work. They
     stay where they are then, so that the next start says the same.
     """
+    # From the newest to the oldest, until one is whole.
     wrong: dict[Path, str] = {}
     for step in reversed(steps(run_dir)):
         folder = folder_of(run_dir, step)
@@ -211,6 +214,7 @@ def choose(run_dir: Path, which: str = "best") -> Path:
     run when this is none of them.
     """
     root = run_dir / "checkpoints"
+    # `best`, `last`, a step, or the name of a folder.
     if which == "best":
         names = ["best", "last"]
     elif which.isdecimal():
@@ -220,6 +224,7 @@ def choose(run_dir: Path, which: str = "best") -> Path:
     for name in names:
         if (root / name / MANIFEST).is_file():
             return Path(require_inside(root / name, run_dir))
+    # The message lists what there is.
     known = [name for name in ("best", "last") if (root / name / MANIFEST).is_file()]
     known += [f"step {step}" for step in steps(run_dir)]
     raise errors.ConfigError(

@@ -137,22 +137,28 @@ def judge(
     if all(rank in statuses and statuses[rank].code == errors.OK for rank in local_ranks):
         return statuses[min(local_ranks)]
     frozen = frozen or {}
+    # What a rank has written says more than how its process died; a frozen rank could write nothing.
     ends = {**{death.rank: of_death(death) for death in deaths}, **statuses, **frozen}
+    # 1. A rank with a cause of its own: wrong data, a full disk, divergence, …
     for code in _CAUSES:
         causes = _with_code(ends, code)
         if causes:
             return _named(causes, len(ends))
     step = max((status.step for status in ends.values() if status.step is not None), default=None)
     if stopping:
+        # 2. A stop was asked for, so the ranks were right to end.
         saved = _with_code(statuses, errors.PREEMPTED)
         if saved:
             return saved[min(saved)]
         return ExitStatus(errors.PREEMPTED, stopping, step)
+    # 3. A rank whose process stood still.
     if frozen:
         return frozen[min(frozen)]
+    # 4. A rank that was killed, and not only because another had died.
     for death in deaths:
         if death.was_killed and death.seen - deaths[0].seen <= _SAME_CAUSE_SECONDS:
             return of_death(death)
+    # 5. Whatever else the ranks say.
     for code in (errors.BUG, errors.PREEMPTED, errors.LOST_PEER):
         causes = _with_code(ends, code)
         if causes:

@@ -149,6 +149,7 @@ def find_frozen(
     A process that the kernel has stopped cannot run its own watchdog, so its last note must do. `since`: when this
     start began, in seconds since the epoch; an older note is that of an earlier start.
     """
+    # A rank that was killed soon after its last note died of it; one with an old note had stood still.
     killed = {death.rank: death.seen for death in deaths if death.was_killed}
     statuses = {}
     for beat in read_beats(run_dir):

@@ -114,6 +114,7 @@ class Load:
         """
         import psutil
 
+        # Counters of the system only grow, so two readings make a speed.
         before = self._before
         after = self._counters()
         self._before = after
@@ -172,6 +173,7 @@ def recorded(
     def record(ended: threading.Event) -> None:
         began = time.monotonic()
         try:
+            # The pauses grow with the length of the run, so the file stays short.
             with Appender(run_dir / metrics.LOAD) as file:
                 while not ended.wait(_pause(time.monotonic() - began)):
                     values = load.measure()

@@ -256,6 +256,7 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
                 f"{path} is gone: the curves of this run begin after step {step:,}; its totals still count all"
             )
         return
+    # First pass: which steps are there, and how many bytes stay.
     size = 0
     has_step = bytearray(step + 1)
     has_evaluation = False
@@ -275,6 +276,7 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
         jsonl.warn(
             f"{path}: the evaluation after step {evaluated_step:,} is missing; the best one is known all the same"
         )
+    # Second pass: write the lines that stay, if any other line is to go.
     if size != path.stat().st_size:
         with written_whole(path) as file:
             for line, _ in _lines_up_to(path, step, evaluated_step):

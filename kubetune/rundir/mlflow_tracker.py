@@ -130,6 +130,7 @@ class MlflowSink(Sink):
             if len(sources) == 1:
                 name = Path(sources[0]).name
                 address = sources[0]
+            # What MLflow's page shows of a data set.
             counts = {}
             for key in ("records", "rows", "tokens", "trained_tokens"):
                 if key in stats:

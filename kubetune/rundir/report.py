@@ -35,6 +35,7 @@ def write_report_json(
 
     `peak_memory_bytes` is the highest of all ranks; `facts` are added as they are.
     """
+    # Only numbers that hold for the whole run, all its starts together.
     seconds = totals.seconds
     tokens = totals.tokens
     trained = totals.trained_tokens
@@ -71,6 +72,7 @@ def write_report_json(
 def require_place_of_report(path: Path) -> None:
     """Raise ConfigError where a copy of a report would overwrite anything but another one, or an empty file."""
     with suppress(FileNotFoundError), open_regular(path) as file:
+        # Our reports begin with these bytes.
         start = file.read(len(_REPORT_START))
         if start not in (b"", _REPORT_START):
             raise ConfigError(

@@ -30,6 +30,7 @@ def throughput(
     """
     if not seconds:
         return None
+    # The devices and the FLOPs of a token are those of the last start.
     start = last_start(events)
     speed = tokens / seconds
     tflops, mfu = utilization(start, speed, world_size)

@@ -91,11 +91,13 @@ def runaway(totals: Totals) -> dict[str, Any] | None:
 
     Example: losses 1.0 1.1 0.9 … 4.0 4.2 3.9 ran away (3.9 > 1.1, and 4.0 > 2 × 1.0 + 0.1).
     """
+    # At most a quarter of the steps at each end, so that the two do not overlap in short runs.
     count = min(_ENDS, totals.steps // 4)
     first = totals.first_losses[:count]
     last = totals.last_losses[-count:] if count else []
     if not first or not last:
         return None
+    # The median, since single batches are noisy.
     low = statistics.median(first)
     high = statistics.median(last)
     if min(last) > max(first) and high > _FAR * low + _FAR_NOISE:

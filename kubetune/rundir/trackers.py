@@ -79,6 +79,7 @@ class Tracker:
         """End with `FINISHED`, `FAILED`, or `KILLED` for a run that is to go on later."""
         for name, sink in list(self._sinks.items()):
             try:
+                # Ends the tracker, or raises TimeoutError if it does not answer.
                 sink.close(status)
                 if sink.dropped.numbers:
                     self._lacking[name] = sink.dropped
@@ -160,6 +161,7 @@ def open_tracker(
         model=config.model.path,
         settings=resolved(config),
     )
+    # Opened by Tracker, so that one that cannot be opened costs no run.
     sinks: dict[str, Callable[[], Sink]] = {}
     if tracking.tensorboard:
         sinks["TensorBoard"] = partial(_TensorBoard, run, as_yaml(config), resume_step)

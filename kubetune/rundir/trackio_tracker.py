@@ -42,6 +42,7 @@ class TrackioSink(Sink):
         """Begin the run, or continue it."""
         section = self._settings
         name = self._tracked.name
+        # Flat, since Trackio's table shows no nested settings.
         settings = {}
         for key, value in dotted_values(self._tracked.settings):
             if value is not None:

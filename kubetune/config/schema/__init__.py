@@ -207,6 +207,7 @@ class Config(Section):
     @property
     def record_kind(self) -> RecordKind:
         """Return the kind of record that the task learns from."""
+        # KTO judges answers one by one; all other losses compare two.
         if self.task == "preference":
             return "judged" if self.preference.loss == "kto" else "pair"
         kinds: dict[str, RecordKind] = {
@@ -240,6 +241,7 @@ class Config(Section):
     @model_validator(mode="after")
     def _sections_agree(self) -> Config:
         problems = []
+        # Sections that need another one.
         if self.quantization in ("4bit", "fp4", "8bit") and self.lora is None:
             problems.append(
                 f"quantization: found {self.quantization} without lora; a quantised base cannot be trained itself, "
@@ -256,6 +258,7 @@ class Config(Section):
                 for name in ("router_aux_loss_coef", "router_z_loss_coef")
                 if (value := getattr(self.training, name))
             ]
+        # Settings of another task, or of another kind of record.
         problems += self._of_other_tasks()
         if self.record_kind not in ("pair", "graded") and self.data.unusable_pairs != "error":
             problems.append(
@@ -265,6 +268,7 @@ class Config(Section):
             problems.append(
                 f"data.train_on: found all with `task: {self.task}`, which compares answers; leave it out"
             )
+        # Metrics that exist.
         name = self.training.metric_for_best_model
         known = (*self.metrics, *self.evaluation.names)
         if name not in known:
@@ -272,6 +276,7 @@ class Config(Section):
                 f"training.metric_for_best_model: found {name}; evaluations of this task have {', '.join(known)}"
             )
         problems += self._not_evaluated(known)
+        # What a way of computing cannot do.
         if self.training.parallelism == "fsdp":
             problems += self._not_sharded()
         if self.training.fp8:
@@ -304,6 +309,7 @@ class Config(Section):
         """Return a problem for each setting of `evaluation` that cannot work with the rest of this config."""
         evaluation = self.evaluation
         problems = []
+        # Benchmarks run after the last step, without data.eval.
         gate = {
             name: text
             for name, text in evaluation.gate.items()

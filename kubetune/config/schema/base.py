@@ -12,7 +12,11 @@ class Section(BaseModel):
     """A part of the config. It is immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", str_strip_whitespace=True, allow_inf_nan=False
+        # A typo in a key must never be ignored, and no code may change a config that others read.
+        frozen=True,
+        extra="forbid",
+        str_strip_whitespace=True,
+        allow_inf_nan=False,
     )
 
     @property

@@ -54,6 +54,8 @@ def cores(text: str | int) -> float:
     return float(amount)
 
 
+# Types of fields. Their patterns are those of the API server, so that a mistake is shown with its line in the run file
+# and not by the cluster. The examples appear in messages.
 Quantity = Annotated[str, Field(pattern=QUANTITY, examples=["32Gi", "500G"])]
 Cores = (
     Annotated[int, Field(ge=1)]
@@ -77,6 +79,7 @@ AbsolutePath = Annotated[str, Field(pattern=ABSOLUTE_PATH, examples=["/data"])]
 class ComputeConfig(Section):
     """Processes, nodes and their size, and what their time costs."""
 
+    # How many processes, and where.
     nodes: int = Field(1, ge=1, le=4096, description="Machines (pods on a cluster).")
     gpus_per_node: int | None = Field(
         None,
@@ -90,6 +93,7 @@ class ComputeConfig(Section):
         le=512,
         description="Processes on each node. Left out: one for each GPU, or 1 without GPUs.",
     )
+    # What the devices are, for forecasts and MFU.
     peak_tflops: float | None = Field(
         None,
         gt=0,
@@ -106,6 +110,7 @@ class ComputeConfig(Section):
         gt=0,
         description="Tokens that one device trains in a second, from an earlier run's report: for `plan`'s hours.",
     )
+    # What they cost, in no particular currency.
     price_per_gpu_hour: float | None = Field(
         None,
         ge=0,
@@ -254,6 +259,7 @@ class NodeAffinityConfig(Section):
 
     @model_validator(mode="after")
     def _as_many_values_as_needed(self) -> NodeAffinityConfig:
+        # The same rules as the API server's, which would refuse the pods only after `submit`.
         if self.operator in ("Exists", "DoesNotExist"):
             if self.values:
                 raise ValueError(f"operator {self.operator} takes no values")
@@ -432,6 +438,7 @@ KindName = Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"]
 class KubernetesConfig(Section):
     """A run on a cluster: its kind of workload, image, volumes, placement, secrets and companions."""
 
+    # What runs, and as what.
     image: str = Field(
         min_length=1, description="Container image with kubetune in it; pin a tag or a digest."
     )
@@ -445,6 +452,7 @@ class KubernetesConfig(Section):
         description="Pod security. `restricted` passes the strictest standard; `rdma` gives what "
         "InfiniBand needs and no more.",
     )
+    # Security and users.
     rdma: RdmaConfig = Field(
         default_factory=RdmaConfig, description="InfiniBand, with `profile: rdma`."
     )
@@ -454,6 +462,7 @@ class KubernetesConfig(Section):
         description="User and group of every process and of new files; not 0 with `restricted`.",
     )
 
+    # Volumes.
     storage: StorageConfig = Field(
         default_factory=StorageConfig, description="The two volumes of a run."
     )
@@ -464,6 +473,7 @@ class KubernetesConfig(Section):
         None, description="/dev/shm; left out: a quarter of `compute.memory`."
     )
 
+    # Variables, secrets and images.
     env: dict[EnvName, EnvValue] = Field(
         default_factory=dict, description="More environment variables; no secrets."
     )
@@ -482,12 +492,14 @@ class KubernetesConfig(Section):
         description="NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, such as `eth0`. Left out: they find it themselves.",
     )
 
+    # Network.
     network_policy: bool = Field(
         True,
         description="A NetworkPolicy: only the run's own pods, and `port-forward`, reach its pods. What they reach is "
         "not restricted.",
     )
 
+    # Queue and gang.
     queue: Label | None = Field(None, description="Kueue's LocalQueue that the run waits in.")
     queue_priority: Name | None = Field(None, description="Kueue's WorkloadPriorityClass.")
     priority_class: Name | None = Field(None, description="PriorityClass of the pods.")
@@ -503,6 +515,7 @@ class KubernetesConfig(Section):
         default_factory=JobSetConfig,
         description="Settings that only `kind: jobset` has.",
     )
+    # Devices and nodes.
     gpu_resource: str = Field(
         "nvidia.com/gpu",
         pattern=r"^[a-z0-9.-]+/[A-Za-z0-9_.-]+$",
@@ -544,6 +557,7 @@ class KubernetesConfig(Section):
         description="Node label, such as `topology.kubernetes.io/zone`: the pods prefer nodes with the same value.",
     )
 
+    # Labels, and rights of people.
     labels: dict[LabelKey, LabelValue] = Field(
         default_factory=dict, description="More labels on every object."
     )
@@ -558,6 +572,7 @@ class KubernetesConfig(Section):
         description="Who may watch, enter, copy from, stop and delete this namespace's runs: a Role and a RoleBinding.",
     )
 
+    # For git, and for fields without a key.
     argocd: bool = Field(
         False,
         description="Add sync waves, so that Argo CD applies first what pods mount, then what prepares, then the run.",
@@ -566,6 +581,7 @@ class KubernetesConfig(Section):
         (), description="Patches of the rendered objects, for fields that no key sets."
     )
 
+    # Restarts and times.
     max_restarts: int = Field(
         3,
         ge=0,
@@ -587,6 +603,7 @@ class KubernetesConfig(Section):
         description="Time to save when a pod must go; the pod's own grace period is 30 s longer.",
     )
 
+    # Jobs and pods beside the trainer.
     initialisers: tuple[Literal["model", "data"], ...] = Field(
         (),
         description="What is downloaded and prepared once for all pods, on a CPU node, before GPUs are held; training "

@@ -89,6 +89,7 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class DataConfig(Section):
     """Data to learn from and to evaluate on, and how they become rows."""
 
+    # What is learned from, and what is evaluated on.
     train: Sources = Field(description="One source or a list of sources.")
     eval: Annotated[
         Share | tuple[SourceConfig, ...] | None,
@@ -96,6 +97,7 @@ class DataConfig(Section):
     ] = Field(
         None, description="Share of `train` to hold out (`0.05`, seeded), or separate sources."
     )
+    # What becomes of records that do not fit.
     max_length: int = Field(2048, ge=8, le=10_000_000, description="Longest sequence in tokens.")
     overlong: Literal["drop", "truncate", "split", "error"] = Field(
         "drop",
@@ -113,6 +115,7 @@ class DataConfig(Section):
         description="What becomes of pairs whose answers are equal, empty, or to different prompts: refused, with their "
         "lines, or left out and counted (`max_lost_share`).",
     )
+    # How rows share micro-batches. Neither changes losses or gradients.
     packing: bool = Field(
         True,
         description="Fill micro-batches with whole sequences up to `per_device_train_batch_size × max_length` tokens. The "
@@ -123,6 +126,7 @@ class DataConfig(Section):
         description="Compute the beginning that several rows of a micro-batch share once; loss and gradients stay the "
         "same. `auto`: where packed rows share at least 2 % of their tokens and the model allows it; `false`: never.",
     )
+    # How texts become ids and labels.
     train_on: Literal["assistant", "all"] = Field(
         "assistant", description="`assistant`: loss on answers only. `all`: loss on every token."
     )
@@ -135,6 +139,7 @@ class DataConfig(Section):
         description="Day for chat templates that write today's date, such as `2026-11-22`. Left out: the day of the run's "
         "first start, which later starts keep.",
     )
+    # Where and by how many processes rows are prepared.
     num_proc: int | None = Field(
         None, ge=1, description="Processes that tokenise; left out: all cores."
     )

@@ -185,6 +185,7 @@ class EvaluationConfig(Section):
                 "generate.metric: none given; name some, or functions of your own in metrics"
             )
         names = [name.removeprefix("eval_") for name in self.names]
+        # Your function must not have the name of a metric of ours, or the two would be one curve.
         repeated = sorted({name for name in names if names.count(name) > 1})
         if repeated:
             raise ValueError(f"two metrics are called {', '.join(repeated)}; rename your function")
@@ -193,6 +194,7 @@ class EvaluationConfig(Section):
     @property
     def answer_metrics(self) -> tuple[str, ...]:
         """Return the names of the metrics of answers, as metrics.jsonl has them."""
+        # Ours first, then the user's.
         names: list[str] = []
         if self.generate is not None:
             names += self.generate.metric

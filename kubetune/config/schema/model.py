@@ -28,6 +28,7 @@ _PLAIN_NAME = re.compile(r"[\w.-]+")
 class ModelConfig(Section):
     """The model: where it is, its tokenizer and chat template, its dtype and attention."""
 
+    # Where the model is, and what comes with it.
     path: str = Field(
         min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model."
     )
@@ -39,6 +40,7 @@ class ModelConfig(Section):
         None,
         description="File with a Jinja chat template that replaces the tokenizer's; or `chatml`, built in.",
     )
+    # How it computes.
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], renamed(DTYPE_NAMES)] = (
         Field(
             "auto",
@@ -52,6 +54,7 @@ class ModelConfig(Section):
         description="`auto`: padding-free attention over many sequences if the self-check proves it exact, else one "
         "sequence at a time.",
     )
+    # What may be fetched and run.
     local_files_only: bool = Field(
         False, description="Never ask the hub; the model must be on disk or in the cache."
     )
@@ -83,9 +86,11 @@ def _split_names(value: Any) -> Any:
 class LoraConfig(Section):
     """Adapters (LoRA, arXiv 2106.09685): their rank and scale, and the modules that get them."""
 
+    # The adapters.
     r: int = Field(16, ge=1, le=4096, description="Rank.")
     alpha: float | None = Field(None, gt=0, description="Scale; left out: twice the rank.")
     dropout: float = Field(0.0, ge=0, lt=1, description="Dropout on the adapter's input.")
+    # Which modules get them.
     target_modules: Annotated[
         Literal["all-linear"] | tuple[str, ...] | str, AsTuple, BeforeValidator(_split_names)
     ] = Field(
@@ -100,6 +105,7 @@ class LoraConfig(Section):
     modules_to_save: Annotated[tuple[str, ...], AsTuple] = Field(
         (), description="Modules trained in full and saved with the adapter."
     )
+    # Variants of LoRA.
     use_dora: bool = Field(
         False, description="DoRA: learn magnitude and direction separately (arXiv 2402.09353)."
     )

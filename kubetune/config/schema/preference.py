@@ -89,12 +89,14 @@ class PreferenceConfig(Section):
 
     @model_validator(mode="after")
     def _keys_fit_the_loss(self) -> PreferenceConfig:
+        # A key that the loss ignores is a mistake, even if its value is harmless.
         problems = [
             f"{key} means nothing to `loss: {self.loss}`; leave it out, or take {' or '.join(losses)}"
             for key, losses in ONLY_WITH.items()
             if self.loss not in losses
             and getattr(self, key) != type(self).model_fields[key].default
         ]
+        # Its formula divides by 1 - 2 × label_smoothing; with 0 it is DPO.
         if self.loss == "robust" and not self.label_smoothing:
             problems.append(
                 "label_smoothing: found 0 with `loss: robust`; expected the share of wrong pairs"

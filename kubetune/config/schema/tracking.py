@@ -21,6 +21,7 @@ MODULES = {
 class MlflowConfig(Section):
     """MLflow: where it is, and what it gets besides numbers."""
 
+    # Where.
     uri: str = Field(
         "./mlruns", description="Folder, `sqlite:///…` or address of a tracking server."
     )

@@ -22,10 +22,12 @@ Interval = Annotated[int, Field(ge=1)] | Literal["epoch"]
 class TrainingConfig(Section):
     """Steps, optimizer, schedule, evaluations, checkpoints and speed of a run."""
 
+    # How long.
     num_train_epochs: float = Field(1.0, gt=0, le=10_000, description="Epochs; may be a fraction.")
     max_steps: int | None = Field(
         None, ge=1, description="Optimizer steps; takes precedence over epochs."
     )
+    # How much a step takes. One of the two global sizes, or accumulation, decides; the others follow.
     global_batch_size: int | None = Field(
         None,
         ge=1,
@@ -51,6 +53,7 @@ class TrainingConfig(Section):
     per_device_eval_batch_size: int | None = Field(
         None, ge=1, description="Left out: as in training."
     )
+    # The learning rate, and its schedule.
     learning_rate: float | None = Field(
         None,
         gt=0,
@@ -67,6 +70,7 @@ class TrainingConfig(Section):
     warmup_steps: int | None = Field(
         None, ge=0, description="Steps spent warming up; takes precedence over the ratio."
     )
+    # The loss and the gradient.
     weight_decay: float = Field(
         0.0, ge=0, lt=1, description="AdamW's decay; never on norms and biases."
     )
@@ -81,12 +85,14 @@ class TrainingConfig(Section):
     max_grad_norm: float = Field(
         1.0, ge=0, description="Gradient norm is clipped to this; 0 switches clipping off."
     )
+    # The optimizer.
     adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's first decay rate.")
     adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's second decay rate.")
     adam_epsilon: float = Field(1e-8, gt=0, description="AdamW's epsilon.")
     optim: Annotated[Literal["adamw", "adamw_8bit"], renamed(OPTIM_NAMES)] = Field(
         "adamw", description="Fused AdamW, or bitsandbytes' 8-bit AdamW."
     )
+    # When the run logs, evaluates and saves.
     logging_steps: int = Field(
         1, ge=1, description="Steps between log lines; metrics.jsonl holds every step."
     )
@@ -95,6 +101,7 @@ class TrainingConfig(Section):
     save_total_limit: int = Field(
         3, ge=1, description="Newest checkpoints kept, besides the best one."
     )
+    # Which checkpoint is best, and when to give up.
     metric_for_best_model: Annotated[
         str, BeforeValidator(full_name, json_schema_input_type=str)
     ] = Field(
@@ -120,6 +127,7 @@ class TrainingConfig(Section):
         ge=1,
         description="Steps in a row with a loss above `loss_watchdog_threshold` that end the run.",
     )
+    # How it computes. None of these changes a loss by more than rounding, except fp8.
     gradient_checkpointing: Literal["auto"] | bool = Field(
         "auto",
         description="Recompute activations to save memory; `auto`: only if the memory plan needs it.",
@@ -144,6 +152,7 @@ class TrainingConfig(Section):
         description="Compute the frozen layers under adapters in 8-bit floats, on GPUs that have them. Refused if it "
         "changes the loss of the first batch by more than 1 %.",
     )
+    # Saving, resuming, ending.
     async_save: Literal["auto"] | bool = Field(
         "auto",
         description="Write checkpoints while training goes on, from a copy in the host's memory. `auto`: on a GPU, if a "
@@ -159,6 +168,7 @@ class TrainingConfig(Section):
         ge=1,
         description="Save and end at the first evaluation from this step on. A start with a higher one, or none, continues.",
     )
+    # Safety.
     preflight: bool = Field(
         False,
         description="Before step 1, try the longest batch, an evaluation and a save, and report the memory that they take.",

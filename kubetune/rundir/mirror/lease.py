@@ -128,6 +128,7 @@ class Lease:
         displaced = self._remote_owner()
         assert displaced is not None, "recognised"
         host = socket.gethostname()
+        # Our own name, with that of the start before.
         owner = Owner(
             displaced.run,
             writer=uuid.uuid4().hex,

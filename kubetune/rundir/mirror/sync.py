@@ -359,12 +359,14 @@ class Mirror:
 
     def _fetch_step(self, step: int) -> bool:
         """Fetch a checkpoint unless it is here. Return True if it is whole."""
+        # It may be here already, from before.
         final = self._folder(step)
         if final.is_dir() and checkpoints.verify(final) is None:
             return True
         with explained_disk(final):
             final.parent.mkdir(parents=True, exist_ok=True)
         place = f"{self._root}/checkpoints/{final.name}/"
+        # Under a hidden name until every byte is checked.
         aside = whole_folder.written(
             final, "fetch", set_aside=checkpoints.set_aside, explained=explained_disk
         )
