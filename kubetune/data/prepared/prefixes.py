@@ -163,6 +163,13 @@ class _SortedRows(NamedTuple):
         return self.cut(0, rows, least + bisect_left(sizes, True, key=is_enough))
 
 
+class _Group(NamedTuple):
+    """Rows that stay in one micro-batch, by their ids, and the tokens that they take in it."""
+
+    rows: Ids
+    tokens: int
+
+
 def split_by_prefix(
     ids: Ids, sequences: Callable[[int], Sequence[Tokens]], world_size: int, token_budget: int
 ) -> tuple[list[list[Ids]], int]:
@@ -185,17 +192,18 @@ def split_by_prefix(
     ranks = []
     computed = 0  # tokens, of all ranks
     for of_rank in balance_ranks(np.arange(len(units)), units, world_size):
-        together = []  # rows that stay in one micro-batch
-        tokens = []
-        for unit in of_rank[of_rank < len(stretches)]:
-            for piece in family.cut(stretches[unit].first, stretches[unit].end, token_budget):
-                together.append(ids[family.places[piece.first : piece.end]])
-                tokens.append(piece.tokens)
-        for place in single[of_rank[of_rank >= len(stretches)] - len(stretches)]:
-            together.append(ids[place : place + 1])
-            tokens.append(int(lengths[place]))
-        ranks.append(_packed(together, tokens, token_budget))
-        computed += sum(tokens)
+        groups = []
+        is_stretch = of_rank < len(stretches)
+        for unit in of_rank[is_stretch]:
+            stretch = stretches[unit]
+            for piece in family.cut(stretch.first, stretch.end, token_budget):
+                places = family.places[piece.first : piece.end]
+                groups.append(_Group(ids[places], piece.tokens))
+        for place in single[of_rank[~is_stretch] - len(stretches)]:
+            groups.append(_Group(ids[place : place + 1], int(lengths[place])))
+
+        ranks.append(_packed(groups, token_budget))
+        computed += sum(group.tokens for group in groups)
     return ranks, computed
 
 
@@ -212,10 +220,11 @@ def _rows_that_share(sequences: Sequence[Tokens], lengths: Ids) -> _SortedRows:
     return _SortedRows(order[is_shared], lengths[order[is_shared]], shared[is_shared])
 
 
-def _packed(together: Sequence[Ids], tokens: Sequence[int], token_budget: int) -> list[Ids]:
-    """Pack groups of rows, which take so many tokens each, into micro-batches."""
-    bins = pack(np.arange(len(together)), np.array(tokens, np.int64), token_budget)
+def _packed(groups: Sequence[_Group], token_budget: int) -> list[Ids]:
+    """Pack groups of rows into micro-batches."""
+    tokens = np.array([group.tokens for group in groups], np.int64)
     micro_batches = []
-    for groups in bins:
-        micro_batches.append(np.concatenate([together[group] for group in groups]))
+    for numbers in pack(np.arange(len(groups)), tokens, token_budget):
+        rows = [groups[number].rows for number in numbers]
+        micro_batches.append(np.concatenate(rows))
     return micro_batches

@@ -6,6 +6,7 @@ A run keeps to its end what its first start decided.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from kubetune.plan import measured
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics
+from kubetune.rundir.throughput import last_start
 from kubetune.training.start import cpu_dtype
 
 
@@ -53,33 +55,55 @@ def _choose(
 ) -> dict[str, Any]:
     """Return what `as_event` holds, with `auto` decided: by an earlier start, else by what was measured here."""
     asked = as_event(config.model, config.training)
-    chosen = dict(asked)
+    begun = last_start(metrics.read_events(run_dir))
+    if begun:
+        return _as_begun(asked, begun)
 
-    # An earlier start has decided.
-    events = metrics.read_events(run_dir)
-    starts = [event for event in events if event["event"] in ("start", "resume")]
-    if starts:
-        for name, value in asked.items():
-            if value == "auto":
-                chosen[name] = starts[-1].get(name, value)
-        return chosen
-
-    # What was measured on this kind of machine.
     gpu = None
     if world.device.type == "cuda":
         gpu = torch.cuda.get_device_name(world.device)
     known = measured.read(gpu)
+    chosen = dict(asked)
     if asked["attention"] == "auto" and known.attention == "sdpa":
         chosen["attention"] = "sdpa"
-    weights = read_weights(config.model.path, os.environ)
-    if asked["compile"] == "auto" and weights is not None:
-        chosen["compile"] = measured.compiles(
-            config.task, config.training, known, weights.parameters, tokens, plan.device
-        )
-        # What cannot be compiled here is left to `auto`, which then does without.
-        if chosen["compile"] and pointwise.can_compile(world.device) is not None:
-            chosen["compile"] = "auto"
+    if asked["compile"] == "auto":
+        chosen["compile"] = _compiles(config, plan, known, tokens, world)
+    _log(config, asked, chosen, known)
+    return chosen
 
+
+def _as_begun(asked: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings with `auto` replaced by what the last start (`begun`) had."""
+    chosen = dict(asked)
+    for name, value in asked.items():
+        if value == "auto":
+            chosen[name] = begun.get(name, value)
+    return chosen
+
+
+def _compiles(
+    config: Config, plan: Plan, known: measured.Choices, tokens: float, world: World
+) -> bool | str:
+    """Return what `training.compile: auto` means; still "auto" if nothing decides it."""
+    weights = read_weights(config.model.path, os.environ)
+    if weights is None:
+        return "auto"
+    compiles = measured.compiles(
+        config.task, config.training, known, weights.parameters, tokens, plan.device
+    )
+    # What cannot be compiled here is left to `auto`, which then does without.
+    if compiles and pointwise.can_compile(world.device) is not None:
+        return "auto"
+    return compiles
+
+
+def _log(
+    config: Config,
+    asked: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    known: measured.Choices,
+) -> None:
+    """Log what was decided, and what would be faster still."""
     changed = []
     for name in asked:
         if chosen[name] != asked[name]:
@@ -92,4 +116,3 @@ def _choose(
         logs.MODEL.info(
             "training.fp8: true would be faster here, by what was measured on %s", known.time[:10]
         )
-    return chosen
