@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -76,14 +77,37 @@ class RunLog:
         """
         if self._numbers is None:
             return
+        values = self._values(state, work, measured, norm)
+        timing = self._timing(work, seconds, ranks)
+        speed = timing["tokens_per_second"]
+        self.last_step = state.step
+        self._numbers.write(state.step, values)
+        self._numbers.write_timing(state.step, timing)
 
-        # What depends on the data and the weights alone, and is the same in a resumed run.
         loss = measured["loss"]
-        rate = learning_rate_at(self._plan, state.step - 1)
+        rate = values["learning_rate"]
+        if self._bar is not None:
+            self._bar.update(state.step, loss=loss, learning_rate=rate, tokens_per_second=speed)
+        if self._tracker is not None:
+            self._tracker.log(state.step, {**values, "tokens_per_second": speed})
+        if state.step % self._logging_steps == 0 or state.step == self._plan.num_steps:
+            logs.TRAIN.info(
+                "step %d/%d epoch %.2f loss %.4f%s lr %.3g grad_norm %.3f tokens/s %.0f",
+                state.step, self._plan.num_steps, values["epoch"], loss, _besides_loss(measured), rate, norm, speed,
+            )  # fmt: skip
+
+        self._epoch_losses.append((loss, work.labels))
+        if state.step % self._plan.steps_per_epoch == 0:
+            self._end_epoch(state)
+
+    def _values(
+        self, state: State, work: Work, measured: Mapping[str, float], norm: float
+    ) -> dict[str, float]:
+        """Return what depends on the data and the weights alone, and is the same in a resumed run."""
         values = {
             "epoch": self.epoch(state.step),
-            "loss": loss,
-            "learning_rate": rate,
+            "loss": measured["loss"],
+            "learning_rate": learning_rate_at(self._plan, state.step - 1),
             "grad_norm": norm,
             "samples": work.samples,
             "tokens": work.tokens,
@@ -92,34 +116,20 @@ class RunLog:
         for name, value in measured.items():
             if not math.isnan(value):
                 values[name] = value
+        return values
 
-        # What depends on the machine.
-        speed = work.tokens / seconds
+    def _timing(self, work: Work, seconds: float, ranks: Sequence[float]) -> dict[str, Any]:
+        """Return what depends on the machine."""
         timing = {
             "seconds": seconds,
-            "tokens_per_second": speed,
+            "tokens_per_second": work.tokens / seconds,
             "trained_tokens_per_second": work.labels / seconds,
             "peak_memory_bytes": peak_memory_bytes(self._world.device),
             "rank_seconds": list(ranks),
         }
         if 0 < work.computed < work.tokens:  # rows share prefixes
             timing["computed_tokens"] = work.computed
-
-        self.last_step = state.step
-        self._numbers.write(state.step, values)
-        self._numbers.write_timing(state.step, timing)
-        if self._bar is not None:
-            self._bar.update(state.step, loss=loss, learning_rate=rate, tokens_per_second=speed)
-        if self._tracker is not None:
-            self._tracker.log(state.step, {**values, "tokens_per_second": speed})
-        self._epoch_losses.append((loss, work.labels))
-        if state.step % self._logging_steps == 0 or state.step == self._plan.num_steps:
-            logs.TRAIN.info(
-                "step %d/%d epoch %.2f loss %.4f%s lr %.3g grad_norm %.3f tokens/s %.0f",
-                state.step, self._plan.num_steps, values["epoch"], loss, _besides_loss(measured), rate, norm, speed,
-            )  # fmt: skip
-        if state.step % self._plan.steps_per_epoch == 0:
-            self._end_epoch(state)
+        return timing
 
     def _end_epoch(self, state: State) -> None:
         """Log the mean loss of an epoch, over its labels."""
