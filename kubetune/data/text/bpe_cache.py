@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
 from typing import Any, Final
@@ -137,28 +137,7 @@ class Words:
 
     def _look_up_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]] | None:
         """Return the ids of a text without added tokens, and how many of them lie before each cut; None as `cut_ids`."""
-        if _PLAIN.fullmatch(text) is None:
-            return self._encode_cut(text, cuts)
-        ids: list[int] = []
-        counts: list[int] = []
-        words: list[str] = self._find_words(text)
-        begin = 0
-        first = 0  # index of the word that begins at `begin`
-        for cut in cuts:
-            words_before: list[str] = self._find_words(text[begin:cut])
-            end = first + len(words_before)
-            if words[first:end] != words_before:
-                return None
-            ids += self._ids_of(words_before)
-            counts.append(len(ids))
-            begin = cut
-            first = end
-        ids += self._ids_of(words[first:])
-        return ids, counts
-
-    def _encode_cut(self, text: str, cuts: Sequence[int]) -> tuple[list[int], list[int]] | None:
-        """Do what `_look_up_cut` does for a text that only the tokenizer itself splits right."""
-        ids = self._backend.encode(text, add_special_tokens=False).ids
+        ids = self._look_up(text)
         counts: list[int] = []
         count = 0
         begin = 0
@@ -174,11 +153,8 @@ class Words:
     def _look_up(self, text: str) -> list[int]:
         if _PLAIN.fullmatch(text) is None:
             return self._backend.encode(text, add_special_tokens=False).ids
-        return list(self._ids_of(self._find_words(text)))
-
-    def _ids_of(self, words: Sequence[str]) -> Iterable[int]:
-        """Return the ids of words, one after the other. Written for speed: every word of the data comes here."""
-        return chain.from_iterable(map(self._ids_of_word.__getitem__, words))
+        # Written for speed, because every word of the data comes here.
+        return list(chain.from_iterable(map(self._ids_of_word.__getitem__, self._find_words(text))))
 
 
 class _IdsOfWord(dict[str, list[int]]):
