@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -98,7 +99,8 @@ def _build(
 ) -> Run:
     """Build the model as it is before training, and everything else that the loop works with."""
     # What can be refused is refused before the weights are loaded, which may take minutes.
-    _require_best_metric(config, data)
+    best_metric = config.training.metric_for_best_model
+    _require_metric(best_metric, config.metrics, config.evaluation.names, data)
     sources = DataSpec.of(config).splits.get("eval", ())
     judge = open_judge(config.evaluation, sources, data, world)
     check_rows(getattr(transformers, task.auto_class), config.model, data)
@@ -140,14 +142,15 @@ def _build(
     return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
 
 
-def _require_best_metric(config: Config, data: Prepared) -> None:
+def _require_metric(
+    name: str, of_task: Sequence[str], of_evaluation: Sequence[str], data: Prepared
+) -> None:
     """Raise ConfigError unless evaluations will have the metric that chooses the best checkpoint."""
     if data.eval is None:
         return
-    names = config.metrics
     if data.labels is not None:
-        names = data.labels.metrics  # a classifier's metrics follow from its labels
-    preflight.require_metric(config.training.metric_for_best_model, names + config.evaluation.names)
+        of_task = data.labels.metrics  # a classifier's metrics follow from its labels
+    preflight.require_metric(name, [*of_task, *of_evaluation])
 
 
 def _workload(work: RankWork, plan: Plan, data: Prepared) -> Workload:

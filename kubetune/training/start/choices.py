@@ -67,8 +67,20 @@ def _choose(
     if asked["attention"] == "auto" and known.attention == "sdpa":
         chosen["attention"] = "sdpa"
     if asked["compile"] == "auto":
-        chosen["compile"] = _compiles(config, plan, known, tokens, world)
-    _log(config, asked, chosen, known)
+        weights = read_weights(config.model.path, os.environ)
+        if weights is not None:
+            compiles = measured.compiles(
+                config.task, config.training, known, weights.parameters, tokens, plan.device
+            )
+            # What cannot be compiled here is left to `auto`, which then does without.
+            if not compiles or pointwise.can_compile(world.device) is None:
+                chosen["compile"] = compiles
+
+    _log(asked, chosen, known)
+    if known.fp8 and not config.training.fp8 and not config.not_in_fp8():
+        logs.MODEL.info(
+            "training.fp8: true would be faster here, by what was measured on %s", known.time[:10]
+        )
     return chosen
 
 
@@ -81,29 +93,8 @@ def _as_begun(asked: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, A
     return chosen
 
 
-def _compiles(
-    config: Config, plan: Plan, known: measured.Choices, tokens: float, world: World
-) -> bool | str:
-    """Return what `training.compile: auto` means; still "auto" if nothing decides it."""
-    weights = read_weights(config.model.path, os.environ)
-    if weights is None:
-        return "auto"
-    compiles = measured.compiles(
-        config.task, config.training, known, weights.parameters, tokens, plan.device
-    )
-    # What cannot be compiled here is left to `auto`, which then does without.
-    if compiles and pointwise.can_compile(world.device) is not None:
-        return "auto"
-    return compiles
-
-
-def _log(
-    config: Config,
-    asked: Mapping[str, Any],
-    chosen: Mapping[str, Any],
-    known: measured.Choices,
-) -> None:
-    """Log what was decided, and what would be faster still."""
+def _log(asked: Mapping[str, Any], chosen: Mapping[str, Any], known: measured.Choices) -> None:
+    """Log what was decided."""
     changed = []
     for name in asked:
         if chosen[name] != asked[name]:
@@ -111,8 +102,4 @@ def _log(
     if changed:
         logs.MODEL.info(
             "%s, because %s (measured on %s)", ", ".join(changed), known.why, known.time[:10]
-        )
-    if known.fp8 and not config.training.fp8 and not config.not_in_fp8():
-        logs.MODEL.info(
-            "training.fp8: true would be faster here, by what was measured on %s", known.time[:10]
         )
