@@ -1,4 +1,4 @@
-"""Peak memory as `kubetune plan` foresees it, against what the same run then takes.
+"""Compare the peak memory that `kubetune plan` foresees with what the same run then takes.
 
     python -m benchmarks.memory [--fresh] [--case NAME …]
 
@@ -41,9 +41,8 @@ SUITE = "memory"
 STEPS = 3
 ROWS = 64
 WIDE = {"wide": Shape(1024, 12, 2816, 16, 8, 64, vocab_size=32_000)}
-LORA = {"lora.r": 16}
 
-
+# Models of these kinds of transformers, with sizes of their own beside FAMILY.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 2, "tie_word_embeddings": True},
     "phi3": {"num_key_value_heads": 6},
@@ -78,34 +77,40 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "helium": {"num_key_value_heads": 2, "head_dim": 64},
     "starcoder2": {"num_key_value_heads": 2, "intermediate_size": 1536},
 }
-"""Models of these kinds of transformers, with sizes of their own beside FAMILY."""
 FAMILY = {
-    "hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "intermediate_size": 1152,
-    "vocab_size": 24_000, "max_position_embeddings": 2_050, "bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0,
-}  # fmt: skip
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "intermediate_size": 1152,
+    "vocab_size": 24_000,
+    "max_position_embeddings": 2_050,
+    "bos_token_id": None,
+    "eos_token_id": 1,
+    "pad_token_id": 0,
+}
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, rows of `length` tokens, `batch` of them at once, and settings.
-
-    Rows are texts, whose first `shared` tokens half of the others have too, `pairs` of answers, texts with `labels`, or
-    questions about `images` of `SIDE` × `SIDE` pixels.
-    """
+    """A run whose memory is foreseen and measured."""
 
     model: str
-    length: int
-    batch: int
+    length: int  # tokens of each row
+    batch: int  # rows at once
     settings: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
+    # Texts, pairs of answers, texts with labels, or questions about images of SIDE × SIDE pixels.
     rows: Literal["texts", "pairs", "labels", "images"] = "texts"
-    shared: int = 0
+    shared: int = 0  # first tokens of a text that half of the others have too
 
 
+LORA = {"lora.r": 16}
 FSDP = {"training.parallelism": "fsdp"}
-FULL = {"training.max_steps": 6}
 FP32 = {"model.dtype": "float32"}
+BF16 = {"model.dtype": "bfloat16"}
+FULL = {"training.max_steps": 6}
 SIX = LORA | FULL
+RECOMPUTES = {"training.gradient_checkpointing": "true"}
 CLASSIFIES = {"task": "sequence_classification"}
 SEES = {"task": "vision_language"}
 EIGHT = {"training.global_batch_size": 8}
@@ -114,16 +119,16 @@ CASES = {
     "lora": Case("q32k", 512, 1, LORA),
     "lora-batch-4": Case("q32k", 512, 4, LORA),
     "lora-batch-16": Case("q32k", 512, 16, LORA),
-    "lora-recompute": Case("q32k", 512, 16, LORA | {"training.gradient_checkpointing": "true"}),
-    "lora-bf16": Case("q32k", 512, 4, LORA | {"model.dtype": "bfloat16", "training.max_steps": 6}),
+    "lora-recompute": Case("q32k", 512, 16, LORA | RECOMPUTES),
+    "lora-bf16": Case("q32k", 512, 4, SIX | BF16),
     "lora-long": Case("q32k", 2048, 1, LORA),
     "full": Case("q32k", 512, 1),
     "full-batch-8": Case("q32k", 512, 8),
     "full-large-vocabulary": Case("q152k", 512, 1),
     "full-two-processes": Case("q32k", 512, 2, {}, 2),
-    "full-fsdp": Case("q32k", 512, 2, {"training.parallelism": "fsdp"}, 2),
-    "lora-fsdp": Case("q32k", 512, 2, LORA | {"training.parallelism": "fsdp"}, 2),
-    "wide-full-fsdp": Case("wide", 256, 2, {"training.parallelism": "fsdp"}, 2),
+    "full-fsdp": Case("q32k", 512, 2, FSDP, 2),
+    "lora-fsdp": Case("q32k", 512, 2, LORA | FSDP, 2),
+    "wide-full-fsdp": Case("wide", 256, 2, FSDP, 2),
     "wide-lora": Case("wide", 256, 4, LORA),
     "wide-full": Case("wide", 256, 2),
     "qwen2-lora-3x1024": Case("qwen2", 1024, 3, SIX),
@@ -132,9 +137,7 @@ CASES = {
     "gemma2-full-2x384": Case("gemma2", 384, 2, FULL),
     "gpt-neox-lora-4x320": Case("gpt_neox", 320, 4, SIX),
     "mistral-fsdp-1x384": Case("mistral", 384, 1, FULL | FSDP, 2),
-    "llama-full-recomputed-4x512": Case(
-        "llama", 512, 4, FULL | {"training.gradient_checkpointing": "true"}
-    ),
+    "llama-full-recomputed-4x512": Case("llama", 512, 4, FULL | RECOMPUTES),
     "opt-full-6x200": Case("opt", 200, 6, FULL),
     "qwen3-full-8x192": Case("qwen3", 192, 8, FULL),
     "stablelm-lora-16x96": Case("stablelm", 96, 16, SIX),
@@ -146,7 +149,7 @@ CASES = {
     "mistral-lora-fsdp-2x256": Case("mistral", 256, 2, SIX | FSDP | FP32, 2),
     "gpt-neox-full-4x160": Case("gpt_neox", 160, 4, FULL | FP32),
     "granite-lora-2x384": Case("granite", 384, 2, SIX | FP32),
-    "olmo2-full-bf16-2x320": Case("olmo2", 320, 2, FULL | {"model.dtype": "bfloat16"}),
+    "olmo2-full-bf16-2x320": Case("olmo2", 320, 2, FULL | BF16),
     "cohere-full-5x192": Case("cohere", 192, 5, FULL | FP32),
     "helium-full-fsdp-2x256": Case("helium", 256, 2, FULL | FSDP | FP32, 2),
     "bert-classifies-full-4x256": Case("bert", 256, 4, FULL | FP32 | CLASSIFIES, rows="labels"),
@@ -161,43 +164,46 @@ CASES = {
         "llama", 320, 2, SIX | FP32 | {"task": "preference"}, rows="pairs"
     ),
     "starcoder2-full-3x288": Case("starcoder2", 288, 3, FULL | FP32),
-    "gemma2-lora-bf16-4x224": Case("gemma2", 224, 4, SIX | {"model.dtype": "bfloat16"}),
+    "gemma2-lora-bf16-4x224": Case("gemma2", 224, 4, SIX | BF16),
     "llama-lora-4bit-2x384": Case("llama", 384, 2, SIX | FP32 | {"quantization": "4bit"}),
     "qwen3-lora-8bit-4x192": Case("qwen3", 192, 4, SIX | FP32 | {"quantization": "8bit"}),
     "gemma3-sees-2x512": Case("gemma3", 512, 2, SIX | FP32 | SEES, rows="images"),
     "llava-sees-1x800": Case("llava", 800, 1, SIX | FP32 | SEES, rows="images"),
-    "granite-lora-bf16-3x256": Case("granite", 256, 3, SIX | {"model.dtype": "bfloat16"}),
+    "granite-lora-bf16-3x256": Case("granite", 256, 3, SIX | BF16),
 }
+# Of an image, in pixels. A token stands for 28 × 28 of them.
 SIDE = 336
-"""Of an image, in pixels; a token stands for 28 × 28 of them."""
 ENCODERS = ("bert", "roberta")
+# Models that see, and tokens of the shortest rows that hold an image and some words.
 SEEING = {"gemma3": 256, "llava": 640, "qwen2_5_vl": 256}
-"""Models that see, and tokens of the shortest rows that hold an image and some words."""
+# Kinds of runs that `--draw` takes: a case of each.
 DRAWN = ("full", "full", "lora", "lora", "lora", "4bit", "8bit", "classifies", "prefers", "sees")
-"""Kinds of runs that `--draw` takes: a case of each."""
 
 
 def drawn(seed: int) -> dict[str, Case]:
-    """A case of each kind: model, method, dtype, recomputation, loss, length and batch by lot."""
-    lot, found = random.Random(seed), {}
+    """Return a case of each kind, with model, method, dtype, recomputation, loss, length and batch by lot."""
+    lot = random.Random(seed)
+    cases = {}
     for kind in DRAWN:
         name, case = _draw(lot, kind)
-        found[name] = case
-    return found
+        cases[name] = case
+    return cases
 
 
 def _draw(lot: random.Random, kind: str) -> tuple[str, Case]:
+    # The order of the draws decides what a seed means. All are made, whether the kind needs them or not.
     decoders = sorted(FAMILIES.keys() - ENCODERS)
     names = {"sees": sorted(SEEING), "classifies": [*ENCODERS * 4, *decoders]}.get(kind, decoders)
     model = lot.choice(names)
     longest = {"classifies": 512, "prefers": 800}.get(kind, 1024)
     length = lot.randrange(SEEING.get(model, 96), longest + 1, 32)
-    sequences = 2 if kind == "prefers" else 1
-    batch = lot.randint(max(1, 1024 // (sequences * length)), max(1, 2560 // (sequences * length)))
+    tokens = 2 * length if kind == "prefers" else length  # of a row
+    batch = lot.randint(max(1, 1024 // tokens), max(1, 2560 // tokens))
     is_lora = kind != "full" and (kind in ("lora", "4bit", "8bit") or lot.random() < 0.6)
     dtype = lot.choice(("float32", "float32", "bfloat16"))
     recomputes = lot.random() < 0.2
     loss = lot.choice(("dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo"))
+
     settings = (SIX if is_lora else FULL) | {"model.dtype": dtype}
     words = [model, "lora" if is_lora else "full"]
     rows: Any = {"classifies": "labels", "prefers": "pairs", "sees": "images"}.get(kind, "texts")
@@ -205,17 +211,23 @@ def _draw(lot: random.Random, kind: str) -> tuple[str, Case]:
         settings |= {"quantization": kind}
         words.append(kind)
     elif kind == "prefers":
-        smoothing = {"preference.label_smoothing": 0.1} if loss == "robust" else {}
-        settings |= {"task": "preference", "preference.loss": loss} | smoothing
+        settings |= {"task": "preference", "preference.loss": loss}
+        if loss == "robust":
+            settings["preference.label_smoothing"] = 0.1
         words.append(loss)
-    elif kind in ("classifies", "sees"):
-        settings |= CLASSIFIES if kind == "classifies" else SEES
+    elif kind == "classifies":
+        settings |= CLASSIFIES
+        words.append(kind)
+    elif kind == "sees":
+        settings |= SEES
         words.append(kind)
     if recomputes:
-        settings |= {"training.gradient_checkpointing": "true"}
+        settings |= RECOMPUTES
         words.append("recomputed")
-    words += ["bf16"] if dtype == "bfloat16" else []
-    return "-".join((*words, f"{batch}x{length}")), Case(model, length, batch, settings, rows=rows)
+    if dtype == "bfloat16":
+        words.append("bf16")
+    words.append(f"{batch}x{length}")
+    return "-".join(words), Case(model, length, batch, settings, rows=rows)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -235,27 +247,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     models.SHAPES.update(WIDE)
     end_on_sigterm()
     results = open_memory_results(fresh=args.fresh)
-    cases = (
-        {name: CASES[name] for name in args.case or CASES}
-        if args.draw is None
-        else drawn(args.draw)
-    )
+    if args.draw is not None:
+        cases = drawn(args.draw)
+    else:
+        cases = {name: CASES[name] for name in args.case or CASES}
     for name, case in cases.items():
-        found = results.find(SUITE, {"case": name})
-        if found is None:
-            found = measure(name, case)
-            results.add(SUITE, {"case": name}, found)
-        elif args.foresee and "failed" not in found:
-            results.measurements.remove(found)
-            again = foresee(settings_of(case), found["measured_bytes"])
-            found = {**found, **again}
-            results.measurements.append(found)
+        measurement = results.find(SUITE, {"case": name})
+        if measurement is None:
+            measurement = measure(name, case)
+            results.add(SUITE, {"case": name}, measurement)
+        elif args.foresee and "failed" not in measurement:
+            results.measurements.remove(measurement)
+            measurement |= foresee(settings_of(case), measurement["measured_bytes"])
+            results.measurements.append(measurement)
             write_atomic(results.path, json.dumps(results.data, indent=1) + "\n")
-        print(line(name, found), flush=True)
+        print(line(name, measurement), flush=True)
 
 
 def open_memory_results(*, fresh: bool) -> Results:
-    """Today's file of this machine; small changes of the code hardly change memory, so they begin no new one."""
+    """Return today's file of this machine. Small changes of the code hardly change memory, so they begin no new one."""
     machine = describe_machine()
     path = FOLDER / f"{datetime.now(UTC):%Y-%m-%d}-{slug(machine)}-memory.json"
     if path.exists() and not fresh:
@@ -268,39 +278,42 @@ def open_memory_results(*, fresh: bool) -> Results:
 
 
 def settings_of(case: Case) -> dict[str, Any]:
-    """The settings of a case, whose model and rows are made if they are not there."""
+    """Return the settings of a case. Make its model and rows if they are not there."""
     folder = WORK / SUITE
-    kind = f"{case.rows}-{case.shared}" if case.shared or case.rows != "texts" else ""
-    model, data = folder / "models" / case.model, folder / f"{case.model}-{case.length}{kind}.jsonl"
+    settings = _common_settings(case, folder)
     if case.rows == "images":
-        return (
-            _shared(case, folder)
-            | write_seeing(folder / case.model, case.model, case.length)
-            | case.settings
-        )
-    if sizes := FAMILIES.get(case.model):
-        sizes = FAMILY | sizes
+        seeing = write_seeing(folder / case.model, case.model, case.length)
+        return settings | seeing | case.settings
+    model = folder / "models" / case.model
+    settings["model"] = model
+    if case.model in FAMILIES:
+        sizes = FAMILY | FAMILIES[case.model]
         models.make_family(case.model, sizes, model)
+        settings["model.tokenizer"] = model / models.WORDS
+        vocab_size = sizes["vocab_size"]
     else:
         models.make_model(case.model, model)
+        vocab_size = models.SHAPES[case.model].vocab_size
+
+    kind = "" if case.rows == "texts" and not case.shared else f"{case.rows}-{case.shared}"
+    data = folder / f"{case.model}-{case.length}{kind}.jsonl"
+    settings["data.train"] = data
     if not data.exists():
-        own = case.length - case.shared
-        rows = Corpus(
-            ROWS, mean=own, sigma=0, shortest=own, longest=own, shared=case.shared, beginnings=2
+        length = case.length - case.shared  # of what a row has for itself
+        corpus = Corpus(
+            ROWS,
+            mean=length,
+            sigma=0,
+            shortest=length,
+            longest=length,
+            shared=case.shared,
+            beginnings=2,
         )
-        write_rows(
-            data, case, rows, sizes["vocab_size"] if sizes else models.SHAPES[case.model].vocab_size
-        )
-    return {
-        "model": model,
-        **({"model.tokenizer": model / models.WORDS} if sizes else {}),
-        "data.train": data,
-        **_shared(case, folder),
-        **case.settings,
-    }
+        write_rows(data, case, corpus, vocab_size)
+    return settings | case.settings
 
 
-def _shared(case: Case, folder: Path) -> dict[str, Any]:
+def _common_settings(case: Case, folder: Path) -> dict[str, Any]:
     return {
         "data.max_length": case.length,
         "data.cache": folder / "cache",
@@ -314,30 +327,33 @@ def _shared(case: Case, folder: Path) -> dict[str, Any]:
 
 
 def write_seeing(folder: Path, name: str, length: int) -> dict[str, Any]:
-    """Settings of a model that sees, and of questions about an image each that are as long as `length` allows."""
+    """Return the settings of a model that sees, and of questions about an image each. Make what is not there.
+
+    A question has more words than `length` allows, and is cut off.
+    """
     from PIL import Image
 
     data = folder / f"questions-{length}.jsonl"
-    if not data.exists():
-        _save_seeing(folder, name)
-        (folder / "images").mkdir(parents=True, exist_ok=True)
-        with data.open("w") as file:
-            for number in range(ROWS):
-                image = folder / "images" / f"{number}.png"
-                Image.new("RGB", (SIDE, SIDE), (number * 3, 80, 120)).save(image)
-                words = " ".join(["what colour is it"] * length)
-                turns = [
-                    {"role": "user", "content": f"<image>{number}"},
-                    {"role": "assistant", "content": words},
-                ]
-                file.write(
-                    json.dumps({"messages": turns, "images": [f"images/{number}.png"]}) + "\n"
-                )
-    return {"model": folder, "data.train": data, "data.overlong": "truncate"}
+    settings = {"model": folder, "data.train": data, "data.overlong": "truncate"}
+    if data.exists():
+        return settings
+    _save_seeing(folder, name)
+    (folder / "images").mkdir(parents=True, exist_ok=True)
+    words = " ".join(["what colour is it"] * length)
+    with data.open("w") as file:
+        for number in range(ROWS):
+            image = f"images/{number}.png"
+            Image.new("RGB", (SIDE, SIDE), (number * 3, 80, 120)).save(folder / image)
+            turns = [
+                {"role": "user", "content": f"<image>{number}"},
+                {"role": "assistant", "content": words},
+            ]
+            file.write(json.dumps({"messages": turns, "images": [image]}) + "\n")
+    return settings
 
 
 def _save_seeing(folder: Path, name: str) -> None:
-    from tests.pictures import FAMILIES as SEEING
+    from tests.pictures import FAMILIES as SEEING_FAMILIES
     from tests.pictures import save_family_model, save_seeing_model
 
     sizes = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 6, "head_dim": 64}
@@ -354,47 +370,49 @@ def _save_seeing(folder: Path, name: str) -> None:
         rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [16, 8, 8]}
         save_seeing_model(folder, sizes=sizes | {"rope_parameters": rope}, of_tower=tower)
         return
-    found = SEEING[name]
+    small = SEEING_FAMILIES[name]
     tower = {
         "image_size": SIDE,
         "hidden_size": 256,
         "num_hidden_layers": 6,
         "num_attention_heads": 4,
+        "intermediate_size": 704,
     }
-    text = found.text | sizes | {"num_key_value_heads": 2}
-    family = replace(found, text=text, vision=found.vision | tower | {"intermediate_size": 704})
+    text = small.text | sizes | {"num_key_value_heads": 2}
+    square = {"height": SIDE, "width": SIDE}
+    family = replace(small, text=text, vision=small.vision | tower)
     if name == "gemma3":  # 12 × 12 tokens of 24 × 24 patches
-        text |= {"query_pre_attn_scalar": 64, "sliding_window": 512}
-        each = {"config": {"mm_tokens_per_image": 144}, "settings": {"image_seq_length": 144}}
         family = replace(
-            family, text=text, images={"size": {"height": SIDE, "width": SIDE}}, **each
+            family,
+            text=text | {"query_pre_attn_scalar": 64, "sliding_window": 512},
+            images={"size": square},
+            config={"mm_tokens_per_image": 144},
+            settings={"image_seq_length": 144},
         )
     else:
-        sides = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
-        family = replace(family, images=sides)
+        family = replace(family, images={"size": {"shortest_edge": SIDE}, "crop_size": square})
     save_family_model(folder, name, family=family)
 
 
 def write_rows(path: Path, case: Case, corpus: Corpus, vocab_size: int) -> None:
-    """The rows of a case. Labelled ones are a token short of their length, for those that begin and end a text."""
+    """Write the rows of a case."""
     if case.rows == "pairs":
         write_pairs(path, token_pairs(corpus, vocab_size))
-    elif case.rows == "texts":
-        write_tokens(path, token_rows(corpus, vocab_size))
-    else:
-        with path.open("w") as file:
-            for number, row in enumerate(token_rows(corpus, vocab_size)):
-                file.write(
-                    json.dumps(
-                        {"text": " ".join(map(word, row.ids[:-1])), "label": f"l{number % 2}"}
-                    )
-                    + "\n"
-                )
+        return
+    rows = token_rows(corpus, vocab_size)
+    if case.rows == "texts":
+        write_tokens(path, rows)
+        return
+    with path.open("w") as file:
+        for number, row in enumerate(rows):
+            # A token short, for those that begin and end a text.
+            text = " ".join(map(word, row.ids[:-1]))
+            file.write(json.dumps({"text": text, "label": f"l{number % 2}"}) + "\n")
 
 
 def foresee(settings: dict[str, Any], measured: int) -> dict[str, Any]:
-    """What `kubetune plan` says, and how far that is from what was measured."""
-    planned = _kubetune("plan", "--json", *(f"{key}={value}" for key, value in settings.items()))
+    """Return what `kubetune plan` says, and how far that is from what was measured."""
+    planned = _kubetune("plan", "--json", settings=settings)
     if planned.returncode:
         raise SystemExit(planned.stderr)
     memory = json.loads(planned.stdout)["memory"]
@@ -406,32 +424,32 @@ def foresee(settings: dict[str, Any], measured: int) -> dict[str, Any]:
 
 
 def measure(name: str, case: Case) -> dict[str, Any]:
-    """One run, and the plan of the same run."""
+    """Measure one run, and return that with the plan of the same run."""
     settings = settings_of(case)
     run_dir = WORK / SUITE / "runs" / name
     shutil.rmtree(run_dir, ignore_errors=True)
-    done = _kubetune(
-        "train", *(f"{key}={value}" for key, value in settings.items()), f"output={run_dir}"
-    )
+    done = _kubetune("train", settings=settings | {"output": run_dir})
     if done.returncode:
         return {"failed": done.stderr.strip()[-300:]}
     measured = json.loads((run_dir / "report.json").read_text())["peak_memory_bytes"]
     return {
         "measured_bytes": measured,
         **foresee(settings, measured),
-        "settings": {k: v for k, v in settings.items() if not isinstance(v, Path)},
+        # Without folders of this machine.
+        "settings": {key: value for key, value in settings.items() if not isinstance(value, Path)},
         "shape": case.model,
     }
 
 
-def _kubetune(*words: str) -> subprocess.CompletedProcess[str]:
+def _kubetune(*words: str, settings: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    assignments = [f"{key}={value}" for key, value in settings.items()]
     environ = os.environ | {
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
     return subprocess.run(
-        [sys.executable, "-m", "kubetune", *words],
+        [sys.executable, "-m", "kubetune", *words, *assignments],
         cwd=ROOT,
         env=environ,
         capture_output=True,
@@ -439,12 +457,16 @@ def _kubetune(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def line(name: str, found: dict[str, Any]) -> str:
-    """One case in a line."""
-    if "failed" in found:
-        return f"{name:<24} failed: {found['failed']}"
-    predicted, measured = found["predicted_bytes"] / 2**20, found["measured_bytes"] / 2**20
-    return f"{name:<24} predicted {predicted:7,.0f} MiB, measured {measured:7,.0f} MiB, {found['error']:+.1%}"
+def line(name: str, measurement: dict[str, Any]) -> str:
+    """Return one case in a line."""
+    if "failed" in measurement:
+        return f"{name:<24} failed: {measurement['failed']}"
+    predicted = measurement["predicted_bytes"] / 2**20
+    measured = measurement["measured_bytes"] / 2**20
+    error = measurement["error"]
+    return (
+        f"{name:<24} predicted {predicted:7,.0f} MiB, measured {measured:7,.0f} MiB, {error:+.1%}"
+    )
 
 
 if __name__ == "__main__":
