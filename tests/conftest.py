@@ -37,9 +37,9 @@ gc.disable()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # A shared machine is slow at times, which says nothing about the code.
-# The same cases each time, so that a change is red for what it did; `scripts/test --all` searches on.
-settings.register_profile("kubetune", deadline=None, derandomize=True)
-settings.register_profile("search", deadline=None)
+# The same few cases each time, so that a change is red for what it did; `scripts/test --all` searches on.
+settings.register_profile("kubetune", deadline=None, derandomize=True, max_examples=30)
+settings.register_profile("search", deadline=None, max_examples=200)
 settings.load_profile("kubetune")
 
 # By what they take. Handed out first, so that no worker is left alone with one of them when all else is done.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.config.schema import DataConfig, ModelConfig, RecordKind, SourceConfig
@@ -259,20 +259,17 @@ def test_a_turn_that_says_a_thing_twice_is_refused(tokenizer: Tokenizer, key: st
     ]
 
 
-@settings(max_examples=300, deadline=None)
 @given(record=changed(RECORDS))
 def test_nothing_of_a_record_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
     require_nothing_lost(record, tokenizer)
 
 
-@settings(max_examples=60, deadline=None)
 @given(record=changed(LABELLED))
 def test_nothing_of_a_labelled_record_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
     labels = Labels("single_label_classification", ("wlw", "wxw"))
     require_nothing_lost(record, tokenizer, labels)
 
 
-@settings(max_examples=300, deadline=None)
 @given(record=changed(PAIRS))
 def test_nothing_of_a_pair_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
     require_nothing_lost(record, tokenizer, kind="graded")
@@ -286,7 +283,6 @@ def test_nothing_of_a_pair_is_lost(record: dict[str, Any], tokenizer: Tokenizer)
         assert ids[:split] != ids[split:]
 
 
-@settings(max_examples=100, deadline=None)
 @given(record=changed(JUDGED))
 def test_nothing_of_a_judged_answer_is_lost(record: dict[str, Any], tokenizer: Tokenizer) -> None:
     require_nothing_lost(record, tokenizer, kind="judged")

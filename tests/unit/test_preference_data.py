@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from kubetune import cli
@@ -428,7 +428,6 @@ TEXTS = st.text(
 ).filter(str.strip)
 
 
-@settings(max_examples=100, deadline=None)
 @given(question=TEXTS, chosen=TEXTS, rejected=TEXTS)
 def test_ids_are_those_of_inference(
     question: str, chosen: str, rejected: str, tokenizer: Tokenizer
