@@ -30,6 +30,7 @@ def keep(run_dir: Path, spec: DataSpec, rows: Rows | None, number: int) -> None:
     if rows is None or not number:
         return
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
+    # A later start may ask for more rows than the first did.
     if kept is None or len(kept.rows) < number:
         kept_rows.write(run_dir, QUESTION_ROWS, choose(spec, rows, number))
 

@@ -56,6 +56,7 @@ def regex(pattern: str) -> Measure:
 
     A reference that the pattern does not match is itself what the answer must match.
     """
+    # `#### (\d+)` compares the digits alone.
     compiled = re.compile(pattern)
     group = 1 if compiled.groups else 0
 
@@ -95,6 +96,7 @@ def json_equal(answer: str, reference: str) -> float:
     """Return the share of keys with equal values, among the keys of either object; of other values, 1 if equal."""
     ours = parse_json(answer)
     theirs = parse_json(reference)
+    # {"a": 1, "b": 2} and {"a": 1, "c": 3} have three keys, of which one has equal values: 1/3.
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = ours.keys() | theirs.keys()
         if not keys:
@@ -196,6 +198,7 @@ def bounds(
     # sacrebleu holds all samples at once, so of many rows fewer are drawn.
     num_samples = min(1000, max(100, 2**21 // len(answers)))
     score = _corpus_score(name, answers, references, n_bootstrap=num_samples)
+    # The bounds are sacrebleu's own, which it prints and has no other names for.
     low = float(score._mean - score._ci)
     high = float(score._mean + score._ci)
     return max(0.0, low), min(100.0, high)

@@ -90,6 +90,7 @@ def _functions_of(module: ModuleType) -> list[str]:
 
 def _run(path: Path) -> ModuleType:
     """Return the file as a module, which may import what lies beside it."""
+    # A name that no module has, so that the file replaces none.
     spec = importlib.util.spec_from_file_location(f"kubetune metrics {path.stem}", path)
     assert spec is not None
     assert spec.loader is not None
@@ -157,6 +158,7 @@ def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
 def _trace(error: BaseException, path: Path) -> str:
     """Return the traceback from the user's file on, without what led there."""
     frames = traceback.extract_tb(error.__traceback__)
+    # Frames of kubetune come before it; a mistake in its syntax has no frame of the file at all.
     while frames and Path(frames[0].filename) != path:
         del frames[0]
     lines = [*traceback.format_list(frames), *traceback.format_exception_only(error)]

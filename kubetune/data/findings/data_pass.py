@@ -49,6 +49,7 @@ class DataPass:
         profiled_at: tuple[int, ...] = ()
         if limits:
             profiled_at = tuple(sorted({*limits, spec.data.max_length}))
+        # Labels are found first: whether they are classes or numbers decides how each row is encoded.
         if spec.task == "sequence_classification":
             self.labels = find_labels(spec.classification, spec.model, spec.sources)
             limit = most_tokens(spec.data.max_length, tokenizer)
@@ -86,6 +87,7 @@ class DataPass:
             self.problems,
             self._tallies,
         )
+        # Results come in the order of the batches, whatever the number of processes.
         num_proc = self._spec.data.num_proc
         for result in encode_batches(self._worker, batches, self.problems, num_proc):
             self._tallies[result.split][result.source].add(result.tally)

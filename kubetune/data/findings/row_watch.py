@@ -94,7 +94,10 @@ def _rows_of_part(part: int, num_parts: int, digests: array[int]) -> Iterator[tu
 
 
 class RowWatch:
-    """Give it every result of `encode_batches`; `facts` says then what they have in common."""
+    """Keeps what tells rows from each other.
+
+    Give it every result of `encode_batches`; `facts` says then what they have in common.
+    """
 
     def __init__(
         self,
@@ -105,6 +108,7 @@ class RowWatch:
         self._sources = sources
         self._labels = labels
         self._seen: dict[Split, _Seen] = {split: _Seen() for split in sources}
+        # Ids that the model has embeddings for; None where its shapes are not on this machine.
         embeddings = embeddings_of(model, os.environ)
         self._known_ids = embeddings.known if embeddings is not None else None
 

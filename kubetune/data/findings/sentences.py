@@ -222,6 +222,7 @@ _LEFT_OUT: Final = (
 
 
 def _lost(counts: SplitCounts) -> Iterator[Finding]:
+    """Find records that lose something."""
     limit = counts.data.max_length
     for what, fate, advice in _LEFT_OUT:
         number = counts.stats[what]
@@ -283,6 +284,7 @@ def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
     names = ", ".join(missing[:MOST_NAMES])
     if len(missing) > MOST_NAMES:
         names += " …"
+
     meaning = "such labels are not measured; means over the labels leave out those that are not predicted either"
     if counts.name == "train":
         meaning = "such labels are never learned"
@@ -295,10 +297,13 @@ def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
+    """Find judged answers that are all good, or all bad."""
     good = counts.stats["answers"].get("good", 0)
     bad = counts.stats["answers"].get("bad", 0)
+    # Both are 0 where answers are not judged.
     if bool(good) == bool(bad):
         return
+
     verdict = "good" if good else "bad"
     missing = "bad" if good else "good"
     answers = counted(good + bad, "answer")
@@ -311,6 +316,7 @@ def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _reversed_pairs(counts: SplitCounts) -> Iterator[Finding]:
+    """Find pairs of which another has the answers the other way round."""
     number = counts.stats["reversed"]
     if number:
         contradict = "contradicts" if number == 1 else "contradict"
@@ -336,6 +342,7 @@ def _repeats(counts: SplitCounts) -> Iterator[Finding]:
 def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
     if counts.task != "causal_lm" or not counts.stats["rows"]:
         return
+    # Long prompts with short answers are often meant so; a wrong `train_on` or `columns` looks the same.
     trained = counts.stats["trained_tokens"]
     share = trained / max(1, counts.stats["tokens"])
     if share < LITTLE_TRAINED:
@@ -393,6 +400,7 @@ def _answers(counts: SplitCounts) -> Iterator[Finding]:
     """Find the lengths of answers that are compared: a model may learn nothing else of them."""
     answers = counts.stats["answers"]
     rows = counts.stats["rows"]
+    # Pairs, or answers that are judged.
     if "chosen_tokens" in answers and rows:
         chosen = answers["chosen_tokens"] / rows
         rejected = answers["rejected_tokens"] / rows

@@ -34,6 +34,7 @@ def estimate_rows(data: DataConfig, *, made_by_pod: bool = False) -> tuple[int |
     """
     records = [taken_by(source, made_by_pod=made_by_pod) for source in data.train]
     weights = [source.weight for source in data.train]
+    # Evaluation data of its own, none at all, or a share that is held out of training's.
     if isinstance(data.eval, tuple):
         eval_records = [taken_by(source, made_by_pod=made_by_pod) for source in data.eval]
         eval_rows = _evaluated(eval_records, [source.weight for source in data.eval])

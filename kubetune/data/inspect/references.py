@@ -43,6 +43,8 @@ class References:
         if is_whole:
             return
         self._number += 1
+
+        # As an evaluation decodes it, without special tokens.
         reference = self._tokenizer.decode(list(ids[begin:])).strip()
         still_waiting = []
         for name in self._waiting:

@@ -167,4 +167,5 @@ def show(value: Any) -> str:
         text = json.dumps(value, ensure_ascii=False, default=str)
     except (RecursionError, TypeError, ValueError):
         text = f"of the kind {type(value).__name__}"
+    # Messages stay on a line or two, whatever a record holds.
     return text if len(text) <= 60 else text[:57] + "…"

@@ -114,6 +114,7 @@ class ImageProcessor:
 
     @property
     def _folder(self) -> Path:
+        # All files of a model lie in one folder, also in the hub's cache.
         return next(iter(self.files.values())).parent
 
     @cached_property
@@ -304,6 +305,7 @@ def load_image_processor(
     Raises ModelError when the model has no vision tower, or one that is not known here.
     """
     files = hub.find_files(model, model.path, ("config.json", *CONFIGS))
+    # The token's id has an older and a newer name.
     facts = read_json(files.pop("config.json", None))
     token = facts.get("image_token_id", facts.get("image_token_index"))
     if "vision_config" not in facts or token is None:
