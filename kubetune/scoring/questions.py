@@ -35,7 +35,9 @@ def drawn(rows: Rows) -> Iterator[Question]:
     A pair of answers is asked for the chosen one.
     """
     ids = np.arange(len(rows), dtype=np.int64)
-    verdicts = rows.targets if rows.splits is None else None
+    verdicts = rows.targets
+    if verdicts is not None and rows.splits is not None:
+        verdicts = None  # margins of pairs
     for index in shuffled(ids, "sample").tolist():
         # An answer that was judged to be bad is no reference.
         if verdicts is not None and not verdicts[index].any():
