@@ -61,6 +61,11 @@ class PlanForecast:
     ahead: Ahead
     findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
 
+    @property
+    def trainable(self) -> Trainable:
+        """Which parameters learn."""
+        return Trainable(self.config.lora, self.config.sight)
+
     def describe(self) -> LabelledLines:
         """Yield everything as labelled lines."""
         yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
@@ -71,8 +76,9 @@ class PlanForecast:
             )
         for text in self.choices:
             yield "measured here", text
-        yield from _trained_lines(self.config, self.plan, self.ahead.weights)
-        yield from _memory_lines(self.config, self.plan, self.ahead)
+        base = quantization_of(self.config.quantization, self.config.lora, self.plan)
+        yield from _trained_lines(self.trainable, base, self.ahead.weights)
+        yield from _memory_lines(self.config.model.dtype, self.plan.device, self.ahead)
         yield from _time_lines(self.config.evaluation, self.config.compute, self.ahead)
         for text in plan_text.on_data(self.lengths, self.findings):
             yield "data", text
@@ -90,7 +96,7 @@ class PlanForecast:
             "measured": self.choices,
             "rows_at_most": rows_at_most,
             "findings": findings,
-            **self.ahead.to_json(Trainable(self.config.lora, self.config.sight)),
+            **self.ahead.to_json(self.trainable),
         }
 
 
@@ -220,8 +226,9 @@ class Ahead:
 
     weights: Weights | None
     memory: Forecast | None  # of one device
+    # Changes of the config of which each alone makes the run fit, with the forecast then.
+    remedies: Sequence[tuple[str, Forecast]]
     bill: Bill | None  # time and price of the steps
-    longest: int | None  # tokens of the longest row
     evaluation_hours: float | None  # of all evaluations
     reference_hours: float | None  # of scoring every answer with the model before training
 
@@ -263,9 +270,13 @@ def look_ahead(
     # Memory depends on the longest row, time on the mean one.
     weights = read_weights(config.model.path, environ)
     memory = None
+    changes: Sequence[tuple[str, Forecast]] = ()
     if weights is not None:
         of_rows = RankWork.of(config, plan, longest)
         memory = forecast(of_rows, weights, device_bytes(config.compute, plan))
+        # It fits, or nobody knows, where the memory of the device is unknown.
+        if memory is not None and memory.device_bytes is not None and not memory.fits:
+            changes = remedies(config, plan, weights, memory.device_bytes, longest)
 
     tokens = None  # of all steps
     if tokens_per_epoch is not None and plan.steps_per_epoch:
@@ -293,8 +304,8 @@ def look_ahead(
     return Ahead(
         weights,
         memory,
+        changes,
         of_run,
-        longest,
         evaluation_hours(config.evaluation, config.lora, plan, rate, forget_rows),
         reference_hours(config.task, config.preference, config.lora, plan, rate),
     )
@@ -327,12 +338,10 @@ def device_bytes(compute: ComputeConfig, plan: Plan) -> int | None:
     return min(sizes, default=None)
 
 
-def _trained_lines(config: Config, plan: Plan, weights: Weights | None) -> LabelledLines:
-    """Yield how much of each part of the model is trained."""
+def _trained_lines(trainable: Trainable, base: str, weights: Weights | None) -> LabelledLines:
+    """Yield how much of each part of the model is trained. `base`: how the frozen base is quantised."""
     if weights is None:
         return
-    trainable = Trainable(config.lora, config.sight)
-    base = quantization_of(config.quantization, config.lora, plan)
     held = trained_by_part(Trainable(lora=None, vision=None), weights)
     yield "trained", parts_line(trained_by_part(trainable, weights), held)
     if held["experts"] and base != "none":
@@ -340,8 +349,11 @@ def _trained_lines(config: Config, plan: Plan, weights: Weights | None) -> Label
         yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
 
 
-def _memory_lines(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
-    """Yield the peak memory of a device, part by part, and what would make the run fit."""
+def _memory_lines(dtype: str, device: str, ahead: Ahead) -> LabelledLines:
+    """Yield the peak memory of a device, part by part, and what would make the run fit.
+
+    `dtype`: model.dtype. `device`: cuda or cpu.
+    """
     weights = ahead.weights
     memory = ahead.memory
     if weights is None or memory is None:
@@ -349,27 +361,23 @@ def _memory_lines(config: Config, plan: Plan, ahead: Ahead) -> LabelledLines:
         yield "memory", f"unknown: {reason}"
         return
 
-    device = "GPU" if plan.device == "cuda" else "process"
-    peak = f"about {size(memory.peak_bytes)} at the peak of each {device}"
+    holder = "GPU" if device == "cuda" else "process"
+    peak = f"about {size(memory.peak_bytes)} at the peak of each {holder}"
     if memory.device_bytes is not None:
         word = "fits into" if memory.fits else "does NOT fit into"
         peak += f": {word} {size(memory.device_bytes)}, 8 % of it left to the allocator"
     yield "memory", peak
     for name, part_bytes in memory.parts.items():
         yield "", f"{size(part_bytes):>10}  {name}"
-    if plan.device == "cpu" and config.model.dtype == "auto":
+    if device == "cpu" and dtype == "auto":
         condition = "where the processor has instructions for bfloat16 (model.dtype: auto)"
         yield "", f"in float32; less {condition}"
     if not weights.stated:
         yield "", "from config.json alone: the weights are not on this machine"
 
-    # `fits` is None where the memory of the device is unknown.
-    if memory.fits is not False or memory.device_bytes is None:
-        return
-    changes = remedies(config, plan, weights, memory.device_bytes, ahead.longest)
-    for change, changed in changes:
+    for change, changed in ahead.remedies:
         yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"
-    if not changes:
+    if memory.fits is False and not ahead.remedies:
         yield "would fit with", "no single change; several together may do, or a larger device"
 
 

@@ -58,7 +58,9 @@ def _texts_of(site: Site, config: Config) -> dict[str, str]:
     """Return what one would type for this config, with a name that no run has."""
     settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     settings.pop("output", None)
-    texts = {key: _text(value) for key, value in dotted_values(settings)}
+    texts = {}
+    for key, value in dotted_values(settings):
+        texts[key] = _text(value)
     if config.lora is not None:
         texts["lora"] = "true"
 
@@ -157,7 +159,7 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
     typed = body.get("values")
     if not isinstance(typed, dict) or not all(isinstance(text, str) for text in typed.values()):
         raise ConfigError("values: expected texts by key")
-    typed = {key: text for key, text in typed.items() if text.strip()}
+    typed = {key: text for key, text in typed.items() if text.strip()}  # filled-in fields
 
     # The method is a field of its own. "true" stands for a section with defaults, which any of its keys makes too.
     of_lora = [key for key in typed if key.startswith("lora.")]
@@ -185,7 +187,8 @@ def _require_allowed(config: Config, run_dir: Path | None) -> None:
     typed: Sequence[str] = consent.EFFECTS
     if run_dir is not None:
         typed = consent.changed(config, read_config(run_dir))
-    for code in consent.effects_of(config, [key for key in consent.CODE if key in typed]):
+    typed_code = [key for key in consent.CODE if key in typed]
+    for code in consent.effects_of(config, typed_code):
         raise ConfigError(f"{code.key} has code run ({code.what}): {_IN_A_TERMINAL}")
     # What was not typed stands in the repeated run.
     if run_dir is not None:

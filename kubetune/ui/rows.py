@@ -105,12 +105,16 @@ class Opened:
             page, after = self._with_text(rows, fitting, query)
         else:
             after = query.at + PAGE
-            page = [int(index) for index in fitting[query.at : after]]
+            page = fitting[query.at : after].tolist()
+
+        next_page = None
+        if after < len(fitting):
+            next_page = after
         return RowPage(
             rows=[self._show(rows, query.split, index) for index in page],
             total=len(fitting),
             of=len(rows),
-            next=after if after < len(fitting) else None,
+            next=next_page,
         )
 
     def _with_text(
@@ -122,19 +126,19 @@ class Opened:
         until = time.monotonic() + _SEARCH_SECONDS
         page: list[int] = []
         at = query.at
+
         # The file is read, not mapped: of a map, rows that lie far apart take a whole page of memory each.
         with (rows.folder / FILES["tokens"]).open("rb") as file:
             while at < len(fitting) and time.monotonic() < until:
-                batch = [int(index) for index in fitting[at : at + _SEARCH_BATCH]]
+                batch = fitting[at : at + _SEARCH_BATCH].tolist()
                 tokens = [_read_tokens(file, rows, index) for index in batch]
                 texts = self.tokenizer.backend.decode_batch(tokens, skip_special_tokens=False)
                 for index, text in zip(batch, texts, strict=True):
                     at += 1
-                    lower = text.lower()
-                    if all(word in lower for word in words):
+                    if _has_all(text.lower(), words):
                         page.append(index)
-                        if len(page) == PAGE:
-                            return page, at
+                    if len(page) == PAGE:
+                        return page, at
         return page, at
 
     def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
@@ -162,6 +166,7 @@ class Opened:
         """Return the label or the value that a classifier learns for a row, None for other tasks."""
         if self.labels is None or rows.targets is None:
             return None
+        # As many numbers as there are classes, or values; one number for a single label.
         target = rows.targets[index]
         if self.labels.problem_type == "regression":
             return [f"{value:g}" for value in target]
@@ -170,6 +175,11 @@ class Opened:
             return [names[int(target[0])]]
         # Several labels: 1 where the row has one, else 0.
         return [name for name, value in zip(names, target, strict=True) if value > 0]
+
+
+def _has_all(text: str, words: Sequence[str]) -> bool:
+    """True if a text has all of the words somewhere."""
+    return all(word in text for word in words)
 
 
 def _read_tokens(file: BinaryIO, rows: Rows, index: int) -> list[int]:
@@ -289,6 +299,7 @@ def _opened(folder: Path, settings: str, cache: Path) -> Opened:
     paths: dict[str, list[str]] = {}
     counts: dict[str, int] = {}
     spec = DataSpec.of(config)
+    # Opening the rows of a split only reads their number.
     for split, sources in spec.splits.items():
         paths[split] = [source.path for source in sources]
         counts[split] = len(Rows(folder / split, ()))

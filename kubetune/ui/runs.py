@@ -40,9 +40,12 @@ def all_runs(request: Request) -> Response:
     # A metric that only filtered out runs have sorts nothing.
     if any(value_of(run, sort) is not None for run in shown):
         shown = in_order(shown, sort, reverse=descends)
+    rows = []
+    for run in shown:
+        rows.append({**run, "left": brief(run["seconds_left"])})
     facts = {
         "title": "Runs",
-        "runs": [{**run, "left": brief(run["seconds_left"])} for run in shown],
+        "runs": rows,
         "total": len(runs),
         "text": text,
         "state": state,
@@ -154,7 +157,7 @@ def compare(request: Request) -> Response:
     template, facts = page_of(records)
     facts["unread"] = sum(record.numbers.unread for record in records)
     facts["is_live"] = any(record.exit_status is None for record in records)
-    facts["query"] = urlencode([("dir", site.records.name_of(run_dir)) for run_dir in run_dirs])
+    facts["query"] = address(site, *run_dirs, path="").removeprefix("?")
     facts["addresses"] = [address(site, run_dir) for run_dir in run_dirs]
 
     first, *others = map(str, run_dirs)

@@ -113,7 +113,8 @@ class LocalRunner:
         config = config.model_copy(update={"compute": compute, "kubernetes": None})
         # The plan says how many steps a run has, and that where its rung is.
         config, plan = plan_here(config)
-        config = self._recipe.pausing(config, plan, trial)
+        training = self._recipe.pausing(config.training, plan, trial)
+        config = config.model_copy(update={"training": training})
         run.steps = plan.num_steps
         run.devices = plan.world_size
         run_dir = self._folder(run)

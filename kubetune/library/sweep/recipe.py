@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.config.load import dotted_values
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, TrainingConfig
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.ranges import overrides
 from kubetune.library.sweep.record import Search, Trial, TrialRun
@@ -80,8 +80,8 @@ class Recipe:
             }
         )
 
-    def pausing(self, config: Config, plan: Plan, trial: Trial) -> Config:
-        """Return the config of a run that pauses at its trial's rung."""
+    def pausing(self, training: TrainingConfig, plan: Plan, trial: Trial) -> TrainingConfig:
+        """Return the section of a run that pauses at its trial's rung."""
         rungs = self.search.rungs
         share = 1.0
         if trial.rung < len(rungs):
@@ -89,8 +89,7 @@ class Recipe:
         # At its last step a run is done, and does not pause.
         step = rung_step(plan, share)
         pause = step if step < plan.num_steps else None
-        training = config.training.model_copy(update={"pause_at_step": pause})
-        return config.model_copy(update={"training": training})
+        return training.model_copy(update={"pause_at_step": pause})
 
 
 def rung_step(plan: Plan, share: float) -> int:

@@ -149,7 +149,8 @@ class ClusterRunner:
         run.devices = plan.world_size
         if not self._recipe.search.rungs:
             return config
-        return self._recipe.pausing(config, plan, trial)
+        training = self._recipe.pausing(config.training, plan, trial)
+        return config.model_copy(update={"training": training})
 
     def start(self, trial: Trial, run: TrialRun) -> None:
         """Submit a run, or continue it to its trial's next rung; leave it alone if it runs already."""
