@@ -104,7 +104,9 @@ def _cost(
     if not events:
         return {"hours": None, "price": None}
     # A run that goes on holds its devices until now.
-    until = events[-1]["time"] if is_over else metrics.now()
+    until = metrics.now()
+    if is_over:
+        until = events[-1]["time"]
     hours = held_seconds(events, until) / 3600
     if price_per_hour is None:
         return {"hours": hours, "price": None}

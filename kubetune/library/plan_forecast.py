@@ -161,7 +161,7 @@ def _with_measured_choices(
         config = config.model_copy(update={"model": model})
 
     # torch.compile pays only if what it saves in all steps is more than what it takes at the start.
-    gpu = gpu_here() if plan.device == "cuda" else None
+    gpu = gpu_here(plan.device)
     runs_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
     if weights is None or config.training.compile != "auto" or runs_elsewhere:
         return config, texts
@@ -247,12 +247,15 @@ class Ahead:
         trained = None
         if self.weights is not None:
             trained = trained_by_part(trainable, self.weights)
+        bill_as_json = None
+        if self.bill is not None:
+            bill_as_json = asdict(self.bill)
         return {
             "memory": memory,
             "trained_by_part": trained,
             "evaluation_hours": self.evaluation_hours,
             "reference_hours": self.reference_hours,
-            "bill": None if self.bill is None else asdict(self.bill),
+            "bill": bill_as_json,
         }
 
 
@@ -281,7 +284,7 @@ def look_ahead(
     tokens = None  # of all steps
     if tokens_per_epoch is not None and plan.steps_per_epoch:
         tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
-    gpu = gpu_here() if plan.device == "cuda" else None
+    gpu = gpu_here(plan.device)
     of_run = bill(
         RankWork.of(config, plan),
         config.compute,
@@ -311,8 +314,10 @@ def look_ahead(
     )
 
 
-def gpu_here() -> str | None:
-    """Return the name of this machine's first GPU, or None where there is none."""
+def gpu_here(device: str) -> str | None:
+    """Return the name of this machine's first GPU; None where there is none, or the run is on a CPU."""
+    if device != "cuda":
+        return None
     for gpu in gpu_use():
         return str(gpu["name"])
     return None

@@ -55,11 +55,14 @@ def evaluate(
     from kubetune.result.inference.evaluate import evaluate_run
     from kubetune.scoring import own_functions
 
+    predictions_file = None
+    if predictions:
+        predictions_file = Path(predictions)
     return evaluate_run(
         folder_of(run),
         str(checkpoint),
         _text(data),
-        None if not predictions else Path(predictions),
+        predictions_file,
         model=_text(model),
         functions=own_functions.named(metrics),
         trust_code=trust_code,
@@ -274,7 +277,9 @@ def report(runs: RunLike | Sequence[RunLike], out: StrPath | None = None) -> Pat
 
 def _text(path: StrPath | None) -> str | None:
     """Return a path as a text, and None as None."""
-    return None if path is None else str(path)
+    if path is None:
+        return None
+    return str(path)
 
 
 def _print_nothing(text: str) -> None:

@@ -101,9 +101,10 @@ def train(
     except KeyboardInterrupt as interrupt:
         # The run has ended by now; its exit.json says up to which step it is saved.
         reason = "nothing was begun"
-        status = exit_status.read_exit_status(run_dir) if run_dir.is_dir() else None
-        if status is not None:
-            reason = status.reason
+        if run_dir.is_dir():
+            status = exit_status.read_exit_status(run_dir)
+            if status is not None:
+                reason = status.reason
         interrupt.add_note(f"{run_dir}: {reason}")
         raise
     if answer["code"] != errors.OK:

@@ -69,6 +69,7 @@ class Chart:
             column  1      2               3              4
             bands   [[2, 3]]
         """
+        # Three lists that grow together: a column of numbers, the series whose steps it has, and its look.
         parts: list[Series] = []
         columns: list[Sequence[Number]] = []
         drawn: list[dict[str, Any]] = []
@@ -183,5 +184,6 @@ def _spread(steps: list[int]) -> list[int]:
     """Return at most `_TABLE_ROWS` of the steps, evenly spread, with the first and the last."""
     if len(steps) <= _TABLE_ROWS:
         return steps
+    # No whole number: 100 steps in 10 rows are the first, the 12th, the 23rd, …, the last.
     stride = (len(steps) - 1) / (_TABLE_ROWS - 1)
     return [steps[round(row * stride)] for row in range(_TABLE_ROWS)]

@@ -14,7 +14,10 @@ from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_ch
 
 def charts_of(runs: Runs) -> list[Chart]:
     """Return the charts of one run, or of several laid over each other."""
-    vertical_lines = markers(runs[0].incidents) if len(runs) == 1 else []
+    # Lines of several runs would say nothing of whose they are.
+    vertical_lines = []
+    if len(runs) == 1:
+        vertical_lines = markers(runs[0].incidents)
     charts = []
     for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)):
         about = _with_missing_runs(chart, runs)

@@ -69,6 +69,7 @@ def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
 
 def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
     """Return a sentence on whether all runs were trained on the same rows."""
+    # The report has it at the end, data.json as soon as the data are prepared.
     fingerprints = set()
     unknown = []
     for name, run in zip(names, runs, strict=True):

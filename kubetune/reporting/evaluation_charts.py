@@ -21,12 +21,15 @@ SeriesOfRuns = list[tuple[int, Series]]
 
 def evaluation_charts(runs: Runs) -> list[Chart]:
     """Return the losses of sources, and the other metrics: shares together, each other one alone."""
+    # What was measured, by the key in metrics.jsonl. Not every run need have each metric.
     metrics: dict[str, SeriesOfRuns] = {}
     for index, run in enumerate(runs):
         for key in metric_keys(run.evaluations):
             series = _series(run, key, points_of(len(runs)))
             if series is not None:
                 metrics.setdefault(key, []).append((index, series))
+
+    # The same by the name that the page shows: `eval_exact_match` is "exact match".
     sources: dict[str, SeriesOfRuns] = {}
     shares: dict[str, SeriesOfRuns] = {}
     others: dict[str, SeriesOfRuns] = {}
@@ -39,6 +42,7 @@ def evaluation_charts(runs: Runs) -> list[Chart]:
             shares[name] = parts
         else:
             others[name] = parts
+
     title = "Evaluation loss by source"
     charts = _charts_of(runs, sources, "sources", title, "fixed", loss_axis(runs))
     if len(runs) == 1 and len(runs[0].evaluations) < _LEAST_EVALUATIONS:

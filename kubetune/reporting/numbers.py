@@ -296,7 +296,10 @@ class _Waits:
         for row in rows:
             by_world.setdefault(len(row), []).append(row)
             longest = max(row)
-            skews.append(1 - min(row) / longest if longest > 0 else None)
+            if longest > 0:
+                skews.append(1 - min(row) / longest)
+            else:
+                skews.append(None)
             self._world = len(row)
 
         # Sums of whole columns are much faster than of one row after the other.

@@ -46,7 +46,9 @@ def page_of(
     runs: Sequence[RunRecord], search: SearchFacts | None = None
 ) -> tuple[str, dict[str, Any]]:
     """Return the template of the page of these runs, and its facts."""
-    charts = charts_of(runs) if runs else []
+    charts = []
+    if runs:
+        charts = charts_of(runs)
     data = {
         "charts": [chart.to_json() for chart in charts],
         "axes": [run.numbers.axes for run in runs],  # of each run, by name

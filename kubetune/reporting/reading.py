@@ -160,6 +160,7 @@ class _Files:
 
     def lines(self, name: str) -> Lines:
         """Return the lines of a JSONL file."""
+        # A run that is killed while it writes leaves half a line at the end.
         damaged: list[int] = []
         lines = list(metrics.stream_lines(self._run_dir / name, damaged))
         self.note_damaged_lines(name, damaged)
@@ -242,6 +243,7 @@ def _runaway(report: Mapping[str, Any]) -> list[Incident]:
     runaway = report.get("loss_runaway")
     if not isinstance(runaway, dict):
         return []
+    # "the loss ran away: 9.3 over the last 50 steps, …" → what stands behind the colon
     detail = runaway_line(runaway).partition(": ")[2]
     return [Incident(report["finished"], "the loss ran away", detail, report.get("steps"), True)]
 
@@ -286,6 +288,7 @@ def _incidents(events: Lines, hang: Mapping[str, Any]) -> list[Incident]:
 
 def metric_keys(lines: list[dict[str, Any]]) -> list[str]:
     """Return the keys of all metrics in these evaluations, in the order in which they first occur."""
+    # A dict keeps the order of its keys, and has each once.
     keys: dict[str, None] = {}
     for line in lines:
         for key in line:

@@ -82,34 +82,81 @@ class Curves:
     label: str = ""  # of a lone line; the title where it is empty
 
 
-_CHOSEN = "Share of the answers that are told apart rightly."
-_LOAD = (
-    "Of the fullest, as a multiple of the mean, in the worst layer; "
-    "and standard deviation over mean."
-)
-_VISITS = "Number of experts a token visits, where all are equal."
-_LOGITS = "Square of the logarithm of their logits' summed exponentials."
-_KL = "How far the model has moved from what it was, by answers to other questions."
-_MARGIN = "The margin is that of the chosen over the rejected."
-_SPEED = "Tokens of the data, without padding."
-_MEMORY = "Highest so far on rank 0: allocated on the GPU, or resident in memory without one."
-_SKEW = "How much shorter the fastest rank computed than the slowest, for which all others wait."
-_REWARDS = ("margin", "reward_chosen", "reward_rejected")
-
+# In the order of the page. Smoothed ones are what a task learns, the others how the run goes.
 CURVES = (
     Curves("loss", "Loss", ("loss",), smoothed=True, label="training loss"),
-    Curves("accuracy", "Accuracy", ("accuracy",), _CHOSEN, smoothed=True),
-    Curves("rewards", "Rewards", _REWARDS, _MARGIN, smoothed=True),
-    Curves("logp", "Log-probabilities of answers", ("logp_chosen", "logp_rejected"), smoothed=True),
-    Curves("experts", "Load of the experts", ("expert_load_max", "expert_load_cv"), _LOAD, True),
-    Curves("aux", "Balance loss of the routers", ("router_aux_loss",), _VISITS, smoothed=True),
-    Curves("z", "z-loss of the routers", ("router_z_loss",), _LOGITS, smoothed=True),
-    Curves("kl", "KL", ("kl",), _KL, smoothed=True),
+    Curves(
+        "accuracy",
+        "Accuracy",
+        ("accuracy",),
+        "Share of the answers that are told apart rightly.",
+        smoothed=True,
+    ),
+    Curves(
+        "rewards",
+        "Rewards",
+        ("margin", "reward_chosen", "reward_rejected"),
+        "The margin is that of the chosen over the rejected.",
+        smoothed=True,
+    ),
+    Curves(
+        "logp",
+        "Log-probabilities of answers",
+        ("logp_chosen", "logp_rejected"),
+        smoothed=True,
+    ),
+    Curves(
+        "experts",
+        "Load of the experts",
+        ("expert_load_max", "expert_load_cv"),
+        "Of the fullest, as a multiple of the mean, in the worst layer; and standard deviation over mean.",
+        smoothed=True,
+    ),
+    Curves(
+        "aux",
+        "Balance loss of the routers",
+        ("router_aux_loss",),
+        "Number of experts a token visits, where all are equal.",
+        smoothed=True,
+    ),
+    Curves(
+        "z",
+        "z-loss of the routers",
+        ("router_z_loss",),
+        "Square of the logarithm of their logits' summed exponentials.",
+        smoothed=True,
+    ),
+    Curves(
+        "kl",
+        "KL",
+        ("kl",),
+        "How far the model has moved from what it was, by answers to other questions.",
+        smoothed=True,
+    ),
     Curves("rate", "Learning rate", ("learning_rate",), unit="exponent"),
     Curves("norm", "Gradient norm", ("grad_norm",), "Before clipping."),
-    Curves("speed", "Tokens per second", ("tokens_per_second",), _SPEED, unit="short"),
-    Curves("memory", "Peak memory", ("peak_memory_bytes",), _MEMORY, unit="bytes"),
-    Curves("skew", "Skew between ranks", (SKEW,), _SKEW, unit="percent", axis="share of the step"),
+    Curves(
+        "speed",
+        "Tokens per second",
+        ("tokens_per_second",),
+        "Tokens of the data, without padding.",
+        unit="short",
+    ),
+    Curves(
+        "memory",
+        "Peak memory",
+        ("peak_memory_bytes",),
+        "Highest so far on rank 0: allocated on the GPU, or resident in memory without one.",
+        unit="bytes",
+    ),
+    Curves(
+        "skew",
+        "Skew between ranks",
+        (SKEW,),
+        "How much shorter the fastest rank computed than the slowest, for which all others wait.",
+        unit="percent",
+        axis="share of the step",
+    ),
 )
 
 
@@ -119,6 +166,7 @@ def curve_charts(runs: Runs) -> list[Chart]:
     for curves in CURVES:
         lines: list[Line] = []
         for number, key in enumerate(curves.keys):
+            # reward_chosen → "reward chosen"; a lone line is called as its chart.
             label = key.replace("_", " ")
             if len(curves.keys) == 1:
                 label = curves.label or curves.title.lower()
@@ -131,10 +179,13 @@ def curve_charts(runs: Runs) -> list[Chart]:
                     lines += _plain_lines(runs, index, key, label)
         if not lines:
             continue
+
         about = curves.about
         if curves.smoothed and lines[0].kind != "raw":
             about = f"{about} Training smoothed.".strip()
-        axis = loss_axis(runs) if curves.name == "loss" else curves.axis
+        axis = curves.axis
+        if curves.name == "loss":
+            axis = loss_axis(runs)
         charts.append(Chart(curves.name, curves.title, curves.unit, lines, about, axis))
     return charts
 

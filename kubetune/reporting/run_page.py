@@ -166,6 +166,7 @@ def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _splits(run: RunRecord) -> list[dict[str, Any]]:
     """Return statistics and lengths of each split."""
+    # Nothing, before the data were prepared.
     splits = []
     for name, stats in (run.data.get("splits") or {}).items():
         lengths = fold(stats.get("lengths") or [])
@@ -175,6 +176,7 @@ def _splits(run: RunRecord) -> list[dict[str, Any]]:
 
 def _actuals(run: RunRecord) -> list[Row]:
     """Return forecast and actual of memory, hours and price."""
+    # Each may be missing: a run that was cut off has no report, one that was not forecast no forecast.
     rows: list[Row] = []
     actuals = run.report.get("actuals") or {}
     preflight = run.report.get("preflight") or {}
@@ -246,6 +248,7 @@ def _ranks(run: RunRecord) -> dict[str, Any] | None:
 
 def _machine(run: RunRecord) -> list[tuple[str, str]]:
     """Return machine and command of the run, as its last start recorded them."""
+    # A run that never started has none.
     machine = run.machine
     if not machine:
         return []

@@ -165,7 +165,10 @@ class _Axis:
         return _BOTTOM - share * (_BOTTOM - _TOP)
 
     def _scaled(self, value: float) -> float:
-        return math.log(value) if self.log else value
+        """Return how far up a value is, before the axis is stretched to its height."""
+        if self.log:
+            return math.log(value)
+        return value
 
     def draw(self) -> str:
         """Return the axis with its name above it and its values beside it."""

@@ -31,6 +31,8 @@ def shorten(steps: Sequence[int], values: Sequence[Number], points: int) -> Seri
     """
     if len(steps) <= points:
         return Series(list(steps), [_rounded(value) for value in values])
+
+    # 5 values in at most 3 points: buckets of 2, 2 and 1.
     size = math.ceil(len(steps) / points)
     buckets = []
     for begin in range(0, len(steps), size):
@@ -80,6 +82,7 @@ class Thinner:
 
     def series(self) -> Series | None:
         """Return the column so far, or None if no value was finite."""
+        # The open bucket counts too, though more values may come.
         buckets = list(self._buckets)
         if self._open.count:
             buckets.append(self._open)
@@ -103,6 +106,7 @@ class _Bucket:
         """Add values that come after those of the bucket."""
         self.step = steps[-1]
         self.count += len(steps)
+        # math.fsum rounds once, so that a mean does not depend on how a column was cut into buckets.
         finite = [value for value in values if value is not None]
         if len(finite) == 1:
             self._add_finite(1, finite[0], finite[0], finite[0])  # an int stays an int

@@ -75,6 +75,9 @@ def data(request: Request) -> Response:
     before = ""
     if rows.next is not None:
         after = urlencode({**filters, "at": rows.next})
+    first = ""
+    if query.at:
+        first = urlencode(filters)
     # A page with a text ends after its 20th hit, so where the page before it began is unknown.
     if query.at and not query.text:
         before = urlencode({**filters, "at": max(0, query.at - PAGE)})
@@ -85,7 +88,7 @@ def data(request: Request) -> Response:
         "findings": opened.findings(),
         "after": after,
         "before": before,
-        "first": urlencode(filters) if query.at else "",
+        "first": first,
     }
     verb = f"kubetune data check {quote(str(target))} --html data.html"
     return page(request, "rows.html", verb, facts)
@@ -108,7 +111,9 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
     if run:
         config = read_config(target.parent)
         path = target.parent / metrics.DATA
-        prepared = read_object(path) if path.is_file() else {}
+        prepared = {}
+        if path.is_file():
+            prepared = read_object(path)
         return config, str(prepared.get("fingerprint", "")), target
     # Of a run file, the rows are those that a run would prepare now.
     config = load_config(target, environ=os.environ)

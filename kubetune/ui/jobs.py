@@ -72,10 +72,13 @@ class Jobs:
         The code is None if another server started the command.
         """
         self._require_plain()
+        code = None
         child = self._children.get(name)
+        if child is not None:
+            code = child.poll()
         return {
             "running": self.is_running(name),
-            "code": None if child is None else child.poll(),
+            "code": code,
             "lines": last_lines(self._log(name)),
             "words": self._read_record(name).get("words", []),
         }

@@ -171,7 +171,9 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
     config = load_config(None, overrides=overrides)
 
     base = body.get("base")
-    run_dir = site.records.find(str(base)) if base else None
+    run_dir = None
+    if base:
+        run_dir = site.records.find(str(base))
     _require_allowed(config, run_dir)
     if config.output is None:
         output = (site.folder / (config.name or "run")).absolute()

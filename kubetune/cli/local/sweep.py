@@ -280,12 +280,15 @@ def _row(trial: Trial) -> tuple[object, ...]:
 
 def _facts(search: Search, record: Record) -> dict[str, Any]:
     """Return what `--json` prints of a sweep."""
+    best = None
     ranked = record.ranked(greater=search.greater)
+    if ranked:
+        best = asdict(ranked[0])
     return {
         **asdict(record),
         "metric": search.metric,
         "device_hours": record.device_hours,
-        "best": asdict(ranked[0]) if ranked else None,
+        "best": best,
     }
 
 

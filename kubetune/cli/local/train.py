@@ -30,7 +30,9 @@ def run(args: argparse.Namespace) -> Answer:
     """Train to the end, or to a stop. Mistakes of the config raise before any step."""
     exit_code, run_dir = _train(args)
     # The log has told the rest: without --json nothing more is read or printed.
-    facts = _facts(run_dir, exit_code) if args.json else None
+    facts = None
+    if args.json:
+        facts = _facts(run_dir, exit_code)
     return Answer(facts, lambda: None, exit_code)
 
 

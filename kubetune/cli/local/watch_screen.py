@@ -269,13 +269,20 @@ def _verdict(facts: Mapping[str, Any]) -> Table:
             interval = f"{low:.3g}–{high:.3g}"
         table.add_row(
             row["name"].removeprefix("eval_"),
-            "" if row["base"] is None else number(row["base"]),
-            "" if row["best"] is None else number(row["best"]),
+            _known(row["base"]),
+            _known(row["best"]),
             interval,
             str(row.get("gained", "")),
             str(row.get("lost", "")),
         )
     return table
+
+
+def _known(value: float | None) -> str:
+    """Return a number, and nothing for one that was not measured."""
+    if value is None:
+        return ""
+    return number(value)
 
 
 def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], most: int) -> Table:

@@ -194,7 +194,7 @@ def _matrix(counts: list[list[int]], rows: Sequence[str], heads: Sequence[str]) 
     cells = [list(heads)]
     for row in counts:
         cells.append([str(count) for count in row])
-    cell_width = 2 + max(len(cell) for line in cells for cell in line)
+    cell_width = 2 + max(len(max(line, key=len)) for line in cells)
     names = [TITLE, *rows]
     name_width = max(map(len, names))
     lines = []

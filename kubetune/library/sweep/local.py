@@ -48,7 +48,10 @@ def slots_of(
             f"compute.nodes: found {compute.nodes}; expected 1 for trials on this machine, or "
             "--cluster. Nothing was written."
         )
-    gpus = 0 if compute.gpus_per_node == 0 else visible_gpus(environ)
+    # 0 GPUs a node ask for the CPU, whatever there is.
+    gpus = 0
+    if compute.gpus_per_node != 0:
+        gpus = visible_gpus(environ)
     if not gpus:
         return compute, _core_slots(parallel or 1, environ)
 
@@ -144,12 +147,12 @@ class LocalRunner:
         # The pipe can be read when the process has answered, or when it has ended without a word.
         has_ended, _, _ = select.select([child.answer], [], [], 0)
         if has_ended:
-            answer = child.answer.read()
+            text = child.answer.read()
             code = child.process.wait()
             child.answer.close()
             self._free.append(child.slot)
             del self._children[run.name]
-            status = _status(run_dir, json.loads(answer) if answer else None, code)
+            status = _status(run_dir, text, code)
 
         # A run that failed before its first event has no numbers.
         if not (run_dir / metrics.EVENTS).is_file():
@@ -183,10 +186,14 @@ class LocalRunner:
         select.select(answers, [], [], _WAIT_SECONDS)
 
 
-def _status(run_dir: Path, answer: Mapping[str, str | int] | None, code: int) -> ExitStatus:
-    """Return how a run ended: by its exit.json, if that was written by this start."""
-    if answer is None:
+def _status(run_dir: Path, text: str, code: int) -> ExitStatus:
+    """Return how a run ended: by its exit.json, if that was written by this start.
+
+    `text`: the answer of its process, which is empty if the process was killed. `code`: its exit code.
+    """
+    if not text:
         return ExitStatus(errors.LOST_PEER, f"its process ended with status {code} and no word")
+    answer: dict[str, str | int] = json.loads(text)
     answer_code = int(answer["code"])
     if "error" in answer:
         return ExitStatus(answer_code, str(answer["reason"]))

@@ -209,7 +209,9 @@ def _is_within(key: str, section: str) -> bool:
 def _canonical(key: str) -> KeyPath:
     """Return the path of a key whose name may be an alias, such as `lr`."""
     entry = canonical(Entry(key_path(key), "", Origin("override")))
-    return entry.path if entry is not None else key_path(key)
+    if entry is None:
+        return key_path(key)
+    return entry.path
 
 
 def _canonical_name(key: str) -> str:

@@ -371,10 +371,14 @@ def _status(observed: ObservedRun, *, pauses: bool) -> ExitStatus | None:
 def _failure(observed: ObservedRun) -> ExitStatus:
     """Return how a run failed: as the pod that is the cause says, not those that lost it by that."""
     culprit = pods.culprit(observed.pods)
-    message = pods.message_of(culprit) if culprit is not None else None
-    if culprit is not None and message is not None:
-        code = pods.exit_code(culprit) or errors.BUG
-        return ExitStatus(code, str(message["reason"]), message.get("step"), message.get("error"))
+    if culprit is not None:
+        message = pods.message_of(culprit)
+        if message is not None:
+            code = pods.exit_code(culprit) or errors.BUG
+            reason = str(message["reason"])
+            return ExitStatus(code, reason, message.get("step"), message.get("error"))
+
+    # The pods are gone, or say nothing: events of the cluster may.
     cause = observed.cause or {}
     reason = cause.get("reason") or observed.reason or "it failed"
     return ExitStatus(cause.get("code") or errors.BUG, reason)

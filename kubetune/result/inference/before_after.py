@@ -40,7 +40,9 @@ def main(argv: Sequence[str]) -> int:
     run_dir = Path(argv[0])
     logs.configure("INFO")
     try:
-        number = int(argv[1]) if len(argv) > 1 else read_config(run_dir).logging.before_after
+        number = read_config(run_dir).logging.before_after
+        if len(argv) > 1:
+            number = int(argv[1])
         record(run_dir, number)
     except errors.KubetuneError as error:
         logs.ERROR.error("%s", error)

@@ -86,7 +86,7 @@ def export_run(
             f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
         )
     kind = _kind(config.lora, merged=merged)
-    folder = (Path(out) if out else _place(result, kind)).absolute()
+    folder = Path(out or _place(result, kind)).absolute()
     _check_place(folder)
     job = Job(
         result,

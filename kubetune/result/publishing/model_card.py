@@ -179,7 +179,9 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
     }
     if lora is not None:
         targets = lora.target_modules
-        settings["target modules"] = targets if isinstance(targets, str) else ", ".join(targets)
+        if not isinstance(targets, str):
+            targets = ", ".join(targets)
+        settings["target modules"] = targets
         if lora.modules_to_save:
             settings["modules trained whole"] = ", ".join(lora.modules_to_save)
         if lora.use_dora:
