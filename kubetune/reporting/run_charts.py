@@ -26,8 +26,6 @@ def column(lines: Lines, key: str, points: int) -> Series | None:
     having = [line for line in lines if key in line]
     steps = [line["step"] for line in having]
     values = [line[key] for line in having]
-    if all(value is None for value in values):
-        return None
     return shorten(steps, values, points)
 
 
@@ -272,5 +270,6 @@ def _machine_lines(
     for index, (name, by_step) in enumerate(samples.items()):
         means = [sum(values) / len(values) for values in by_step.values()]
         series = shorten(list(by_step), means, POINTS)
-        lines.append(Line(name, series, index, dash=index))
+        if series is not None:
+            lines.append(Line(name, series, index, dash=index))
     return lines

@@ -24,22 +24,11 @@ class Series:
     high: list[Number] | None = None
 
 
-def shorten(steps: Sequence[int], values: Sequence[Number], points: int) -> Series:
-    """Return at most `points` points: all values, or the means of buckets of several.
-
-    A bucket is None only if all its values are.
-    """
-    if len(steps) <= points:
-        return Series(list(steps), [_rounded(value) for value in values])
-
-    # 5 values in at most 3 points: buckets of 2, 2 and 1.
-    size = math.ceil(len(steps) / points)
-    buckets = []
-    for begin in range(0, len(steps), size):
-        bucket = _Bucket()
-        bucket.add(steps[begin : begin + size], values[begin : begin + size])
-        buckets.append(bucket)
-    return _series(buckets, has_band=True)
+def shorten(steps: Sequence[int], values: Sequence[Number], points: int) -> Series | None:
+    """Return a column with about `points` points at most, or None if no value is finite."""
+    thinner = Thinner(points)
+    thinner.extend(steps, values)
+    return thinner.series()
 
 
 class Thinner:
@@ -88,7 +77,15 @@ class Thinner:
             buckets.append(self._open)
         if not any(bucket.finite for bucket in buckets):
             return None
-        return _series(buckets, has_band=self._size > 1)
+
+        # A bucket is None only if all its values are.
+        steps = [bucket.step for bucket in buckets]
+        means = [_rounded(bucket.mean) for bucket in buckets]
+        if self._size == 1:
+            return Series(steps, means)
+        lows = [_rounded(bucket.low) for bucket in buckets]
+        highs = [_rounded(bucket.high) for bucket in buckets]
+        return Series(steps, means, lows, highs)
 
 
 @dataclass
@@ -137,17 +134,6 @@ class _Bucket:
         if self.finite == 1:
             return self.total  # an int stays an int
         return self.total / self.finite
-
-
-def _series(buckets: Sequence[_Bucket], *, has_band: bool) -> Series:
-    """Return the buckets as a series; with `has_band`, with their lowest and highest values."""
-    steps = [bucket.step for bucket in buckets]
-    means = [_rounded(bucket.mean) for bucket in buckets]
-    if not has_band:
-        return Series(steps, means)
-    lows = [_rounded(bucket.low) for bucket in buckets]
-    highs = [_rounded(bucket.high) for bucket in buckets]
-    return Series(steps, means, lows, highs)
 
 
 def smooth(values: Sequence[Number], span: float) -> list[Number]:

@@ -427,6 +427,7 @@ def test_what_is_no_run_is_explained_and_what_is_damaged_is_named(
 
 def test_buckets_keep_means_and_extremes() -> None:
     series = shorten(range(1, 8), [1.0, 2.0, None, 6.0, None, None, 3.0], 4)
+    assert series is not None
     assert series.steps == [2, 4, 6, 7]
     assert series.values == [1.5, 6.0, None, 3.0]
     assert (series.low, series.high) == ([1.0, 6.0, None, 3.0], [2.0, 6.0, None, 3.0])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kubetune.reporting.numbers import read_numbers
-from kubetune.reporting.series import Series, Thinner, shorten
+from kubetune.reporting.series import Thinner, shorten
 
 MEASURED = r"""
 import re, sys
@@ -88,7 +88,7 @@ def test_a_long_run_is_read_in_one_go_and_in_little_memory(tmp_path: Path, steps
 
 
 @pytest.mark.parametrize("count", [1, 5, 599, 600, 601, 1200, 1201, 9999])
-def test_thinned_while_read_is_as_shortened_afterwards(count: int) -> None:
+def test_a_column_is_thinned_while_it_is_read(count: int) -> None:
     draw = random.Random(count)
     values = [None if draw.random() < 0.1 else draw.uniform(-5, 5) for _ in range(count)]
     steps = list(range(1, count + 1))
@@ -97,11 +97,18 @@ def test_thinned_while_read_is_as_shortened_afterwards(count: int) -> None:
         thinner.extend(steps[begin : begin + 97], values[begin : begin + 97])
     series = thinner.series()
     size = next(2**power for power in range(20) if count // 2**power <= 600)
-    expected = shorten(steps, values, -(-count // size))
-    assert isinstance(series, Series) or values == [None]
-    if series is not None:
-        assert series == expected
-        assert count <= 600 or 300 <= len(series.steps) <= 601
+    if values == [None]:
+        assert series is None
+        return
+    assert series is not None
+    assert series == shorten(steps, values, 600)
+    assert count <= 600 or 300 <= len(series.steps) <= 601
+    buckets = [values[begin : begin + size] for begin in range(0, count, size)]
+    assert series.steps == [min(begin + size, count) for begin in range(0, count, size)]
+    for bucket, value in zip(buckets, series.values, strict=True):
+        finite = [number for number in bucket if number is not None]
+        mean = sum(finite) / len(finite) if finite else None
+        assert value == pytest.approx(mean, rel=1e-4)
 
 
 def test_sums_over_ranks_are_of_the_number_that_the_run_had_last(tmp_path: Path) -> None:
