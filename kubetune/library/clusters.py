@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.errors import ConfigError, DataError
 from kubetune.k8s.lint.config import lint
+from kubetune.k8s.lint.finding import Finding
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests import render as make_manifests
 from kubetune.k8s.manifests.spec import Manifest, plan_without_data
@@ -18,6 +19,7 @@ from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.k8s.cluster.submit import JobRef
+    from kubetune.plan.plan import Plan
 
 
 def render(config: ConfigLike) -> list[Manifest]:
@@ -34,17 +36,24 @@ def render(config: ConfigLike) -> list[Manifest]:
 
 
 def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
-    """Return the objects of a run, after the checks that `kubetune render` makes too."""
-    plan = plan_without_data(config)
+    """Return the objects of a run, with advice on them as warnings."""
+    objects, findings = checked_manifests(config, plan_without_data(config), files)
+    # At stacklevel 3, the warning points to the caller of `render` or `submit`.
+    for finding in findings:
+        warnings.warn(f"{finding.key}: {finding.text}", stacklevel=3)
+    return objects
+
+
+def checked_manifests(
+    config: Config, plan: Plan, files: Mapping[str, str]
+) -> tuple[list[Manifest], list[Finding]]:
+    """Return the objects of a run, and what is to be said about them. Raise ConfigError for what cannot run."""
     objects = make_manifests(config, plan, files)
     findings = lint(config, plan, objects, files)
     fatal = [f"{finding.key}: {finding.text}" for finding in findings if finding.fatal]
     if fatal:
         raise ConfigError(fatal)
-    # At stacklevel 3, the warning points to the caller of `render` or `submit`.
-    for finding in findings:
-        warnings.warn(f"{finding.key}: {finding.text}", stacklevel=3)
-    return objects
+    return objects, findings
 
 
 def submit(

@@ -33,13 +33,13 @@ from kubetune.k8s.cluster.runs import (
     workload_kind,
 )
 from kubetune.k8s.cluster.submit import resume, spec_of, stop, submit
-from kubetune.k8s.lint.config import lint
-from kubetune.k8s.manifests import local_files, render
+from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests.initialisers import preprocess_name
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.spec import MANAGED_BY, Manifest, plan_without_data
 from kubetune.k8s.manifests.storage import claim_spec
 from kubetune.k8s.run_names import on_volume
+from kubetune.library.clusters import checked_manifests
 from kubetune.library.plans import make_plan
 from kubetune.library.sweep.driver import Observation
 from kubetune.library.sweep.recipe import Recipe
@@ -84,11 +84,7 @@ def check(config: Config) -> None:
 
     # The first values of all ranges stand for all trials.
     plan = plan_there(config)
-    files = local_files(config)
-    findings = lint(config, plan, render(config, plan, files), files)
-    fatal = [f"{finding.key}: {finding.text}" for finding in findings if finding.fatal]
-    if fatal:
-        raise ConfigError(fatal)
+    checked_manifests(config, plan, local_files(config))
 
 
 class ClusterRunner:
