@@ -58,7 +58,7 @@ class PlanForecast:
     plan: Plan
     lengths: Lengths | None
     choices: Sequence[str]  # each of those values, as a sentence
-    ahead: Ahead
+    costs: Costs
     findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
 
     @property
@@ -70,16 +70,14 @@ class PlanForecast:
         """Yield everything as labelled lines."""
         yield from plan_text.describe(self.config, self.plan, self.lengths, self.findings)
         if self.config.kubernetes is not None:
-            yield (
-                "on the cluster",
-                plan_text.output_on_cluster(self.config.name, self.config.model.path),
-            )
+            place = plan_text.output_on_cluster(self.config.name, self.config.model.path)
+            yield "on the cluster", place
         for text in self.choices:
             yield "measured here", text
         base = quantization_of(self.config.quantization, self.config.lora, self.plan)
-        yield from _trained_lines(self.trainable, base, self.ahead.weights)
-        yield from _memory_lines(self.config.model.dtype, self.plan.device, self.ahead)
-        yield from _time_lines(self.config.evaluation, self.config.compute, self.ahead)
+        yield from _trained_lines(self.trainable, base, self.costs.weights)
+        yield from _memory_lines(self.config.model.dtype, self.plan.device, self.costs)
+        yield from _time_lines(self.config.evaluation, self.config.compute, self.costs)
         for text in plan_text.on_data(self.lengths, self.findings):
             yield "data", text
 
@@ -96,7 +94,7 @@ class PlanForecast:
             "measured": self.choices,
             "rows_at_most": rows_at_most,
             "findings": findings,
-            **self.ahead.to_json(self.trainable),
+            **self.costs.to_json(self.trainable),
         }
 
 
@@ -135,9 +133,9 @@ def forecast_run(
 
     # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
     config, choices = _with_measured_choices(config, plan, data.tokens)
-    ahead = look_ahead(config, plan, data.tokens, environ, longest)
+    costs = forecast_costs(config, plan, data.tokens, environ, longest)
     findings = known_findings(config, environ, load_tokenizer)
-    return PlanForecast(config, plan, data.lengths, choices, ahead, findings)
+    return PlanForecast(config, plan, data.lengths, choices, costs, findings)
 
 
 def _with_measured_choices(
@@ -209,7 +207,7 @@ def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> 
     if not may_lack_targets(lora, weights):
         return
 
-    # torch takes seconds to import, and most plans need it not.
+    # torch takes seconds to import, and most plans do not need it.
     import transformers
 
     from kubetune.models.adapters.lora import add_lora
@@ -221,8 +219,8 @@ def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> 
 
 
 @dataclass(frozen=True)
-class Ahead:
-    """What is known about a run before it starts. None for what is not known."""
+class Costs:
+    """Memory, time and price of a run before it starts. None for what is not known."""
 
     weights: Weights | None
     memory: Forecast | None  # of one device
@@ -259,13 +257,13 @@ class Ahead:
         }
 
 
-def look_ahead(
+def forecast_costs(
     config: Config,
     plan: Plan,
     tokens_per_epoch: int | None,
     environ: Mapping[str, str],
     longest: int | None = None,
-) -> Ahead:
+) -> Costs:
     """Forecast memory, time and price, as far as the model and the data are on this machine.
 
     `longest`: tokens of the longest row.
@@ -277,7 +275,7 @@ def look_ahead(
     if weights is not None:
         of_rows = RankWork.of(config, plan, longest)
         memory = forecast(of_rows, weights, device_bytes(config.compute, plan))
-        # It fits, or nobody knows, where the memory of the device is unknown.
+        # Where the memory of the device is unknown, so is whether the run fits.
         if memory is not None and memory.device_bytes is not None and not memory.fits:
             changes = remedies(config, plan, weights, memory.device_bytes, longest)
 
@@ -304,7 +302,7 @@ def look_ahead(
     rate = None
     if of_run is not None:
         rate = of_run.tokens_per_second
-    return Ahead(
+    return Costs(
         weights,
         memory,
         changes,
@@ -354,13 +352,13 @@ def _trained_lines(trainable: Trainable, base: str, weights: Weights | None) -> 
         yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
 
 
-def _memory_lines(dtype: str, device: str, ahead: Ahead) -> LabelledLines:
+def _memory_lines(dtype: str, device: str, costs: Costs) -> LabelledLines:
     """Yield the peak memory of a device, part by part, and what would make the run fit.
 
     `dtype`: model.dtype. `device`: cuda or cpu.
     """
-    weights = ahead.weights
-    memory = ahead.memory
+    weights = costs.weights
+    memory = costs.memory
     if weights is None or memory is None:
         reason = "the model is not on this machine, or its config.json does not name its sizes"
         yield "memory", f"unknown: {reason}"
@@ -380,30 +378,30 @@ def _memory_lines(dtype: str, device: str, ahead: Ahead) -> LabelledLines:
     if not weights.stated:
         yield "", "from config.json alone: the weights are not on this machine"
 
-    for change, changed in ahead.remedies:
+    for change, changed in costs.remedies:
         yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"
-    if memory.fits is False and not ahead.remedies:
+    if memory.fits is False and not costs.remedies:
         yield "would fit with", "no single change; several together may do, or a larger device"
 
 
 def _time_lines(
-    evaluation: EvaluationConfig, compute: ComputeConfig, ahead: Ahead
+    evaluation: EvaluationConfig, compute: ComputeConfig, costs: Costs
 ) -> LabelledLines:
     """Yield how long the run takes, what is added to that, and the price."""
-    if ahead.bill is None:
+    if costs.bill is None:
         return
-    yield "time", time_line(ahead.bill)
-    if ahead.evaluation_hours:
-        text = f"evaluations add about {duration(ahead.evaluation_hours * 3600)}"
+    yield "time", time_line(costs.bill)
+    if costs.evaluation_hours:
+        text = f"evaluations add about {duration(costs.evaluation_hours * 3600)}"
         if evaluation.generate is not None:
             text += ", if every answer is as long as it may be"
         yield "", text
-    if ahead.reference_hours:
-        hours = duration(ahead.reference_hours * 3600)
+    if costs.reference_hours:
+        hours = duration(costs.reference_hours * 3600)
         yield "", f"scoring every answer with the model before training adds about {hours}, once"
     if evaluation.benchmarks is not None:
         names = ", ".join(evaluation.benchmarks.tasks)
         yield "", f"not counted: {names} at the end, on the base model and the tuned one"
-    price = price_line(ahead.bill, compute.price_per_gpu_hour)
+    price = price_line(costs.bill, compute.price_per_gpu_hour)
     if price:
         yield "price", price

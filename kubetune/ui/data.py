@@ -50,7 +50,6 @@ def data(request: Request) -> Response:
         "file": file,
         "orders": ORDERS,
         "problems": PROBLEMS,
-        "found": None,
     }
     if not run and not file:
         return page(request, "rows.html", "kubetune data check RUN.yaml --html data.html", facts)
@@ -82,7 +81,7 @@ def data(request: Request) -> Response:
     if query.at and not query.text:
         before = urlencode({**filters, "at": max(0, query.at - PAGE)})
     facts |= {
-        "found": rows,
+        "row_page": rows,
         "splits": opened.counts,
         "sources": opened.sources.get(query.split, []),
         "findings": opened.findings(),
@@ -197,7 +196,7 @@ def bad(request: Request) -> Response:
         "seen": job,
         "at": at,
         "total": total,
-        "found": records,
+        "records": records,
         "checked": checked,
         "after": after,
         "before": before,

@@ -252,28 +252,28 @@
   const picture = (index) => {
     const chart = charts[index];
     const source = drawn.get(index).ctx.canvas;
-    const one = 16 * devicePixelRatio;
+    const em = 16 * devicePixelRatio;
     const shown = chart.lines.filter((line, i) => line.kind !== "edge" && !hidden.get(index).has(i));
     const canvas = document.createElement("canvas");
-    [canvas.width, canvas.height] = [source.width + 2 * one, source.height + (2.5 + 1.4 * shown.length) * one];
+    [canvas.width, canvas.height] = [source.width + 2 * em, source.height + (2.5 + 1.4 * shown.length) * em];
     const ctx = canvas.getContext("2d");
     ctx.fillStyle = colour("--panel");
     ctx.fillRect(0, 0, canvas.width, canvas.height);
     ctx.fillStyle = colour("--ink");
-    ctx.font = `600 ${one}px system-ui, sans-serif`;
-    ctx.fillText(`${chart.title} · ${document.title}`, one, 1.4 * one, source.width);
-    ctx.drawImage(source, one, 2 * one);
-    ctx.font = `${0.85 * one}px system-ui, sans-serif`;
+    ctx.font = `600 ${em}px system-ui, sans-serif`;
+    ctx.fillText(`${chart.title} · ${document.title}`, em, 1.4 * em, source.width);
+    ctx.drawImage(source, em, 2 * em);
+    ctx.font = `${0.85 * em}px system-ui, sans-serif`;
     ctx.lineWidth = 2 * devicePixelRatio;
     shown.forEach((line, row) => {
-      const y = source.height + (2.6 + 1.4 * row) * one;
+      const y = source.height + (2.6 + 1.4 * row) * em;
       ctx.strokeStyle = ofLine(line);
       ctx.setLineDash(dashes[line.dash % dashes.length].map((part) => part * devicePixelRatio));
       ctx.beginPath();
-      ctx.moveTo(one, y);
-      ctx.lineTo(3.5 * one, y);
+      ctx.moveTo(em, y);
+      ctx.lineTo(3.5 * em, y);
       ctx.stroke();
-      ctx.fillText(line.label, 4 * one, y + 0.3 * one);
+      ctx.fillText(line.label, 4 * em, y + 0.3 * em);
     });
     canvas.toBlob((blob) => save(`${chart.name}.png`, blob));
   };
@@ -308,9 +308,9 @@
   byId("x-axis").addEventListener("change", (event) => { xName = event.target.value; drawAll(); });
   byId("smoothing").addEventListener("input", (event) => {
     smoothing = Number(event.target.value);
-    const said = smoothing ? `over ${Number((100 * lookedBack[smoothing]).toPrecision(2))} % of the curve` : "off";
-    byId("smoothed").textContent = said;
-    event.target.setAttribute("aria-valuetext", said);
+    const amount = smoothing ? `over ${Number((100 * lookedBack[smoothing]).toPrecision(2))} % of the curve` : "off";
+    byId("smoothed").textContent = amount;
+    event.target.setAttribute("aria-valuetext", amount);
     charts.forEach((chart, index) => { if (chart.lines.some((line) => line.kind === "smooth")) draw(index); });
   });
 

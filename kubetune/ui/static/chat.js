@@ -13,17 +13,17 @@ const start = () => {
   });
   const dirs = [...new Set(sides.map((side) => side.dir))];
   const here = new EventSource(`/chat/stay?${dirs.map((name) => `dir=${encodeURIComponent(name)}`).join("&")}`);
-  let ready = 0;
+  let loaded = 0;
   let asking = null;
   const allow = (may) => { byId("text").disabled = !may; byId("send").disabled = !may; if (may) byId("text").focus(); };
   here.addEventListener("model", (event) => {
-    const found = JSON.parse(event.data);
-    for (const side of sides.filter((one) => one.dir === dirs[found.side])) {
-      side.state.textContent = found.error ?? `${side.base ? "the base model" : found.checkpoint}${found.chats ? "" : "; it was taught plain text: each line stands alone"}`;
-      side.state.classList.toggle("problem", Boolean(found.error));
+    const model = JSON.parse(event.data);
+    for (const side of sides.filter((other) => other.dir === dirs[model.side])) {
+      side.state.textContent = model.error ?? `${side.base ? "the base model" : model.checkpoint}${model.chats ? "" : "; it was taught plain text: each line stands alone"}`;
+      side.state.classList.toggle("problem", Boolean(model.error));
     }
-    if (!found.error) ready += 1;
-    if (ready >= dirs.length) allow(true);
+    if (!model.error) loaded += 1;
+    if (loaded >= dirs.length) allow(true);
   });
   here.addEventListener("error", () => { if (here.readyState === EventSource.CLOSED) sides.forEach((side) => { side.state.textContent = "no connection"; }); });
   addEventListener("pagehide", () => here.close());
@@ -42,10 +42,10 @@ const start = () => {
     bubble(side, "user", text);
     const shown = bubble(side, "assistant", "");
     shown.setAttribute("aria-busy", "true");
-    const said = { role: "user", content: text };
+    const question = { role: "user", content: text };
     const numbers = Object.fromEntries(["max_new_tokens", "temperature", "top_p"].map((id) => [id, Number(byId(id).value)]));
     const body = { dir: side.dir, base: side.base, ...numbers,
-      messages: [...(system ? [{ role: "system", content: system }] : []), ...side.messages, said] };
+      messages: [...(system ? [{ role: "system", content: system }] : []), ...side.messages, question] };
     let problem = "";
     try {
       const answer = await post("/chat/say", body, signal);
@@ -57,17 +57,17 @@ const start = () => {
         const lines = (rest + value).split("\n");
         rest = lines.pop();
         for (const line of lines) {
-          const found = JSON.parse(line);
-          if (found.piece) shown.textContent += found.piece;
-          if (found.error) problem = found.error;
-          for (const what of found.left_out ?? []) bubble(side, "note", `${what}, which the model does not see`);
+          const part = JSON.parse(line);
+          if (part.piece) shown.textContent += part.piece;
+          if (part.error) problem = part.error;
+          for (const what of part.left_out ?? []) bubble(side, "note", `${what}, which the model does not see`);
         }
         side.turns.scrollTop = side.turns.scrollHeight;
       }
     } catch (error) { problem = signal.aborted ? "stopped; that turn is forgotten" : error.message; }
     shown.removeAttribute("aria-busy");
     if (problem) bubble(side, "note problem", problem);
-    else side.messages.push(said, { role: "assistant", content: shown.textContent });
+    else side.messages.push(question, { role: "assistant", content: shown.textContent });
   };
 
   const send = async () => {

@@ -20,24 +20,24 @@ const plan = async () => {
   const body = asked();
   if (!Object.keys(body.values).length) return;
   byId("facts").classList.add("waiting");
-  let found;
-  try { found = await (await post("/new/plan", body)).json(); } catch (error) { found = { problems: [error.message], needed: [], bad: [], facts: [], yaml: "", command: "" }; }
+  let reply;
+  try { reply = await (await post("/new/plan", body)).json(); } catch (error) { reply = { problems: [error.message], needed: [], bad: [], facts: [], yaml: "", command: "" }; }
   if (mine !== number) return; // typed on meanwhile
   byId("facts").classList.remove("waiting");
-  complain([...found.problems, ...found.bad]);
-  byId("needed").textContent = found.needed.length ? `Still needed: ${found.needed.join(", ")}.` : "";
-  byId("facts").replaceChildren(...found.facts.map(([label, text]) => {
+  complain([...reply.problems, ...reply.bad]);
+  byId("needed").textContent = reply.needed.length ? `Still needed: ${reply.needed.join(", ")}.` : "";
+  byId("facts").replaceChildren(...reply.facts.map(([label, text]) => {
     const row = document.createElement("tr");
     const head = element("th", label);
     head.scope = "row";
     row.append(head, element("td", text));
     return row;
   }));
-  byId("yaml").textContent = found.yaml;
-  byId("command").textContent = found.command;
-  byId("command-line").hidden = !found.command;
-  byId("start").disabled = Boolean(found.problems.length || found.needed.length) || !body.values.name;
-  byId("submit").hidden = !found.on_cluster;
+  byId("yaml").textContent = reply.yaml;
+  byId("command").textContent = reply.command;
+  byId("command-line").hidden = !reply.command;
+  byId("start").disabled = Boolean(reply.problems.length || reply.needed.length) || !body.values.name;
+  byId("submit").hidden = !reply.on_cluster;
   byId("submit").disabled = byId("start").disabled;
 };
 let timer = 0;
@@ -66,7 +66,7 @@ const begin = async (on) => {
   try {
     const begun = await (await post("/new/start", { ...asked(), on })).json();
     if (begun.problems.length) throw new Error(begun.problems.join("\n"));
-    const seen = await follow(begun, byId("output"), (found) => found.run && on !== "cluster");
+    const seen = await follow(begun, byId("output"), (reply) => reply.run && on !== "cluster");
     if (seen.run && on !== "cluster") location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
     else if (seen.code) throw new Error(`It ended with exit code ${seen.code}; its last lines say why.`);
   } catch (error) {

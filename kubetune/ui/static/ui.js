@@ -141,8 +141,8 @@ document.addEventListener("click", async (event) => {
   if (!button.dataset.sure) { button.dataset.sure = "1"; button.textContent = "Save a checkpoint and stop?"; return; }
   button.disabled = true;
   try {
-    const found = await (await post("/run/stop", { dir: button.dataset.stop })).json();
-    button.textContent = found.problems[0] ?? "Stopping …";
+    const reply = await (await post("/run/stop", { dir: button.dataset.stop })).json();
+    button.textContent = reply.problems[0] ?? "Stopping …";
   } catch (error) { button.textContent = error.message; }
 });
 
@@ -154,7 +154,7 @@ document.addEventListener("click", async (event) => {
     const begun = await (await post("/run/continue", { dir: button.dataset.continue })).json();
     if (begun.problems.length) { button.textContent = begun.problems.join("; "); return; }
     button.textContent = "Starting …";
-    const seen = await follow(begun, byId("output"), (found) => found.held);
+    const seen = await follow(begun, byId("output"), (reply) => reply.held);
     if (seen.held || seen.code === 0) location.reload();
     else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
   } catch (error) { button.textContent = error.message; }
