@@ -23,7 +23,7 @@ import numpy as np
 import kubetune
 from kubetune.base import processes, whole_folder
 from kubetune.config.load import load_config, resolved
-from kubetune.data.prepared.prepare import MANIFEST, prepare
+from kubetune.data.prepared.prepare import MANIFEST, manifest_text, prepare
 from kubetune.rundir import metrics
 from tests.run.test_report_long import write_run
 
@@ -64,8 +64,8 @@ def write_rows(folder: Path) -> Path:
     np.resize(rows.trained_counts, MILLION).astype("u4").tofile(train / "labels.u32")
     np.zeros(MILLION, "u2").tofile(train / "source.u16")
     np.arange(MILLION, dtype="u4").tofile(train / "row.u32")
-    facts = {"fingerprint": fingerprint, "files": whole_folder.checksums(place)}
-    (place / MANIFEST).write_text(json.dumps(facts))
+    text = manifest_text(fingerprint, whole_folder.checksums(place))
+    (place / MANIFEST).write_text(text)
     run_dir = folder / "million"
     run_dir.mkdir()
     (run_dir / "resolved.json").write_text(json.dumps(resolved(config)))

@@ -78,7 +78,7 @@ class RowPage:
 
 
 @dataclass(frozen=True)
-class Opened:
+class PreparedRows:
     """The prepared rows of a config. Each look maps them anew, since pages that stay mapped count as memory."""
 
     folder: Path
@@ -280,7 +280,7 @@ def _hashes(split: Path) -> NDArray[np.uint64]:
     return hashes
 
 
-def open_rows(config: Config, fingerprint: str) -> Opened | None:
+def open_rows(config: Config, fingerprint: str) -> PreparedRows | None:
     """Return the prepared rows of this fingerprint, or None if this machine does not have all of them."""
     cache = cache_folder(config.data.cache)
     folder = cache / "prepared" / fingerprint[:32]
@@ -290,7 +290,7 @@ def open_rows(config: Config, fingerprint: str) -> Opened | None:
 
 
 @lru_cache(maxsize=3)
-def _opened(folder: Path, settings: str, cache: Path) -> Opened:
+def _opened(folder: Path, settings: str, cache: Path) -> PreparedRows:
     """Return rows whose folder is whole. `settings`: the config as JSON, which a cache can compare."""
     config = load_resolved(json.loads(settings))
     labels = None
@@ -303,7 +303,7 @@ def _opened(folder: Path, settings: str, cache: Path) -> Opened:
     for split, sources in spec.splits.items():
         paths[split] = [source.path for source in sources]
         counts[split] = len(Rows(folder / split, ()))
-    return Opened(
+    return PreparedRows(
         folder,
         spec,
         tokenizer=load_tokenizer(config.model, cache, date=day_of(config.data)),

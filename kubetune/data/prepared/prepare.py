@@ -117,7 +117,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
         text = (folder / MANIFEST).read_text()
         listed = json.loads(text)["files"]
         # Compared as text: JSON forgives changes that a checksum would not.
-        if text != _manifest_text(key, listed):
+        if text != manifest_text(key, listed):
             return f"has a damaged {MANIFEST}"
         damage = whole_folder.damage(folder, listed, but=MANIFEST, digest=digest)
     # Whatever a damaged file may hold: no JSON, JSON of another form, or nested a thousand times.
@@ -153,7 +153,7 @@ def _remember_checksums(folder: Path, cache: Path) -> None:
         remember(folder / name, facts["sha256"], cache)
 
 
-def _manifest_text(key: str, sums: dict[str, Any]) -> str:
+def manifest_text(key: str, sums: dict[str, Any]) -> str:
     """Return the manifest of a folder. `sums`: file -> size and SHA-256."""
     return json.dumps({"format": FORMAT, "fingerprint": key, "files": sums}, indent=1)
 
@@ -196,7 +196,7 @@ def _build(
     with whole_folder.written(folder, "prepare") as partial:
         _write_rows(partial, spec, tokenizer, progress)
         sums = whole_folder.checksums(partial)
-        write_atomic(partial / MANIFEST, _manifest_text(key, sums))
+        write_atomic(partial / MANIFEST, manifest_text(key, sums))
 
 
 def _write_rows(
