@@ -99,17 +99,21 @@ def train(
     try:
         answer = _in_child(request, _event_caller(on_event, run_dir), quiet=quiet)
     except KeyboardInterrupt as interrupt:
-        # The run has ended by now; its exit.json says up to which step it is saved.
-        reason = "nothing was begun"
-        if run_dir.is_dir():
-            status = exit_status.read_exit_status(run_dir)
-            if status is not None:
-                reason = status.reason
-        interrupt.add_note(f"{run_dir}: {reason}")
+        interrupt.add_note(f"{run_dir}: {_end_of(run_dir)}")
         raise
     if answer["code"] != errors.OK:
         raise _error(answer, run_dir)
     return Run.open(run_dir)
+
+
+def _end_of(run_dir: Path) -> str:
+    """Return how a run that was interrupted has ended: its exit.json says up to which step it is saved."""
+    status = None
+    if run_dir.is_dir():
+        status = exit_status.read_exit_status(run_dir)
+    if status is None:
+        return "nothing was begun"
+    return status.reason
 
 
 def _require_caller() -> None:

@@ -70,7 +70,7 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
         fault_injection.reach("commit.written")
         whole_folder.share_like(partial, partial / STATE)
         sums = whole_folder.checksums(partial, but=MANIFEST)
-        files.write_atomic(partial / MANIFEST, manifest_text(sums), within=partial)
+        files.write_atomic(partial / MANIFEST, _manifest_text(sums), within=partial)
     whole_folder.remove(_former(final))
     return final
 
@@ -88,7 +88,7 @@ def _make_way(folder: Path) -> None:
         set_aside(folder)
 
 
-def manifest_text(sums: dict[str, Any]) -> str:
+def _manifest_text(sums: dict[str, Any]) -> str:
     return json.dumps({"version": 1, "files": sums}, indent=1) + "\n"
 
 
@@ -110,7 +110,7 @@ def verify(
         text = read_inside(folder / MANIFEST).decode()
         listed: dict[str, Any] = json.loads(text)["files"]
         # Byte by byte what was written: JSON forgives changes that a checksum would not.
-        is_ours = text == manifest_text(listed) and all(
+        is_ours = text == _manifest_text(listed) and all(
             set(facts) == {"sha256", "bytes"} for facts in listed.values()
         )
     except FileNotFoundError:
