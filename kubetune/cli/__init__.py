@@ -83,10 +83,15 @@ def make_parser(*verbs: str | None) -> argparse.ArgumentParser:
 
 
 def verb_module(verb: str) -> ModuleType:
-    """`remote.port_forward` for `port-forward`; Python's own words get an underscore."""
+    """Return the module of a verb: `remote.port_forward` for `port-forward`, and `prepare.import_` for `import`.
+
+    A verb that is a keyword of Python has an underscore behind its name.
+    """
     folder = next(FOLDERS[group] for group, verbs in GROUPS.items() if verb in verbs)
     name = verb.replace("-", "_")
-    return import_module(f"kubetune.cli.{folder}.{name}{'_' if keyword.iskeyword(name) else ''}")
+    if keyword.iskeyword(name):
+        name += "_"
+    return import_module(f"kubetune.cli.{folder}.{name}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,29 +100,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     verb = argv[0] if argv[0] in VERBS else None
     parser = make_parser(verb)
-    for text in argv:
-        # Bytes that are not UTF-8 become lone surrogates, which cannot be encoded.
-        if text.encode(errors="replace").decode() != text:
-            parser.error(
-                f"{text!r} holds bytes that are not UTF-8; expected text, and names of files that are UTF-8"
-            )
+    _require_utf8(parser, argv)
     if verb is None and not argv[0].startswith("-"):
-        close = _OPTIONS.get(argv[0]) or nearest(argv[0], VERBS)
-        hint = f"did you mean `{close}`?" if close else "`kubetune --help` lists the verbs"
-        parser.error(f"unknown verb {argv[0]!r}; {hint}")
+        _refuse_verb(parser, argv[0])
+    # `exec` takes the command line of another program after its mark; the options in it are not ours to parse.
     command: list[str] = []
-    mark = getattr(verb_module(verb), "COMMAND", None) if verb else None
+    mark = None
+    if verb is not None:
+        mark = getattr(verb_module(verb), "COMMAND", None)
     if mark in argv:
-        # Another program's command line, whose dashes are none of ours.
         at = argv.index(mark)
-        argv, command = argv[:at], argv[at + 1 :]
+        command = argv[at + 1 :]
+        argv = argv[:at]
     args = parse(parser, argv)
     args.command = command
-    # Until now an early signal ends the process at once (__main__.py). `train` listens by itself, and never stops to.
+    # Until here a signal ends the process at once (__main__.py). `train` has its own handlers from the start.
     if verb != "train" and threading.current_thread() is threading.main_thread():
-        for number, usual in _USUAL.items():
-            if signal.getsignal(number) not in (signal.SIG_IGN, usual):
-                signal.signal(number, usual)
+        _restore_signal_handlers()
     try:
         return int(args.run(args))
     except errors.KubetuneError as error:
@@ -138,6 +137,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         if fault is None:
             raise
         return _explained(fault)
+
+
+def _require_utf8(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Exit with an error where a word of the command line is not UTF-8."""
+    for text in argv:
+        # Python reads bytes that are not UTF-8 as lone surrogates, which cannot be encoded.
+        if text.encode(errors="replace").decode() != text:
+            parser.error(
+                f"{text!r} holds bytes that are not UTF-8; expected text, and names of files that are UTF-8"
+            )
+
+
+def _refuse_verb(parser: argparse.ArgumentParser, word: str) -> NoReturn:
+    """Exit with an error about an unknown verb, and propose the verb or option that was probably meant."""
+    close = _OPTIONS.get(word) or nearest(word, VERBS)
+    hint = "`kubetune --help` lists the verbs"
+    if close:
+        hint = f"did you mean `{close}`?"
+    parser.error(f"unknown verb {word!r}; {hint}")
+
+
+def _restore_signal_handlers() -> None:
+    """Give signals back the handlers that Python has by default, but leave ignored ones ignored."""
+    for number, usual in _USUAL.items():
+        if signal.getsignal(number) not in (signal.SIG_IGN, usual):
+            signal.signal(number, usual)
 
 
 def _explained(error: errors.KubetuneError) -> int:

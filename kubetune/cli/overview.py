@@ -131,7 +131,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
 
 
 def overview() -> str:
-    """The text that `kubetune --help` prints."""
+    """Return the text that `kubetune --help` prints."""
     width = max(map(len, VERBS)) + 2
     parts = ["usage: kubetune VERB …", "Fine-tune language models from one YAML file."]
     for group, verbs in GROUPS.items():
@@ -143,5 +143,5 @@ def overview() -> str:
 
 
 def examples_of(verb: str) -> str:
-    """The examples of a verb, for its own help."""
+    """Return the examples of a verb, for its own help."""
     return "\n".join(["examples:", *(f"  kubetune {example}" for example in EXAMPLES[verb])])

@@ -31,20 +31,21 @@ def run(args: argparse.Namespace) -> int:
             f"this version of shtab makes no script for {args.shell}: pip install -U shtab"
         )
     program = make_parser(*VERBS)
-    for action in _actions(program):
+    for action in _actions_of(program):
         if action.type is Path or action.dest == "inputs":
-            # What shtab looks for: how the value of an action is completed.
-            vars(action)["complete"] = (
-                shtab.DIRECTORY if action.metavar == "RUN_DIR" else shtab.FILE
-            )
+            # shtab reads this attribute of an argument to know how its value is completed.
+            completes = shtab.FILE
+            if action.metavar == "RUN_DIR":
+                completes = shtab.DIRECTORY
+            vars(action)["complete"] = completes
     sys.stdout.write(shtab.complete(program, args.shell) + "\n")
     return OK
 
 
-def _actions(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
-    """All arguments of a parser and of the parsers below it."""
+def _actions_of(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
+    """Yield all arguments of a parser and of the parsers of its verbs."""
     for action in parser._actions:
         yield action
         if isinstance(action, argparse._SubParsersAction):
             for below in action.choices.values():
-                yield from _actions(below)
+                yield from _actions_of(below)

@@ -1,6 +1,6 @@
-"""`kubetune doctor`: what this installation has and lacks, in one table, with how to mend what is wrong.
+"""`kubetune doctor`: print what this installation has and lacks in one table, and how to fix what is wrong.
 
-Looks and asks only; changes nothing. Each check is a function that yields findings; adding one is a line in CHECKS.
+It changes nothing. Each check is a function that yields findings. To add one, write the function and name it in CHECKS.
 """
 
 from __future__ import annotations
@@ -37,15 +37,21 @@ from kubetune.plan.model_shapes import hub_home
 Level = Literal["ok", "note", "wrong"]
 MARKS: dict[Level, str] = {"ok": "ok", "note": "--", "wrong": "!!"}
 
-_HUB_SECONDS, _TORCH_SECONDS, _CLUSTER_SECONDS = 5.0, 60.0, 5.0
+# How long each check waits for an answer.
+_HUB_SECONDS = 5.0
+_TORCH_SECONDS = 60.0
+_CLUSTER_SECONDS = 5.0
+# Bytes; with less free space, a note says that checkpoints may not fit.
 _LITTLE_SPACE = 20 * 2**30
+# Run in its own process, as importing PyTorch may crash.
 _LOOK_AT_TORCH = """
 import json, torch
 cuda = torch.cuda.is_available()
 names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else []
 print(json.dumps({"version": torch.__version__, "built_for": torch.version.cuda, "cuda": cuda, "names": names}))
 """
-# Permissions that `submit` and the verbs after it need of the API server, beside the workload itself.
+# What `submit` and the verbs after it must be allowed to do in the cluster, besides creating the workload:
+# verb, kind, and part of the kind.
 _NEEDED: tuple[tuple[str, str, str], ...] = (
     ("create", "ConfigMap", ""),
     ("create", "PersistentVolumeClaim", ""),
@@ -60,11 +66,14 @@ _NEEDED: tuple[tuple[str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the table. `remedy` says how to mend what is `wrong`, or what a `note` would take to change."""
+    """One line of the table. The names of the fields are keys of what `--json` prints."""
 
     level: Level
+    # What was looked at, such as "PyTorch".
     what: str
+    # What the check saw, such as a version.
     found: str
+    # How to fix what is `wrong`, or to change what a `note` says.
     remedy: str = ""
 
 
@@ -82,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
-    """Print what was found; the exit code is 3 where something is wrong."""
+    """Run all checks and print their findings; the exit code is 3 where something is wrong."""
     findings: list[Finding] = []
     for check in CHECKS:
         findings += check(args)
@@ -116,6 +125,7 @@ def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
     # By extra: the libraries of it that are not installed.
     missing: dict[str, list[str]] = {}
     for requirement in map(Requirement, kubetune.requires or ()):
+        # A requirement of an extra has a marker such as `extra == "mlflow"`.
         extra = next((name for name in extras if f'"{name}"' in str(requirement.marker)), "")
         if requirement.name == "kubetune" or extra in ("dev", "notebooks"):
             continue
@@ -142,6 +152,7 @@ def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _version_of(name: str) -> str | None:
+    """Return the version of an installed library; None where it is not installed."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -163,7 +174,7 @@ def _devices(_: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _torch(gpus: int) -> Finding:
-    """Ask PyTorch, in its own process, whether it can use the GPUs: importing it takes seconds and may crash."""
+    """Check in a process of its own whether PyTorch can use the GPUs, as importing it may crash."""
     try:
         process = subprocess.run(
             [sys.executable, "-P", "-c", _LOOK_AT_TORCH],
@@ -178,6 +189,7 @@ def _torch(gpus: int) -> Finding:
         lines = process.stderr.strip().splitlines() or ["it printed nothing"]
         problem = f"cannot be imported: {lines[-1]}"
         return Finding("wrong", "PyTorch", problem, "pip install --force-reinstall torch")
+    # Libraries may print before the answer, which is the last line.
     torch = json.loads(process.stdout.splitlines()[-1])
     build = "built for the CPU"
     if torch["built_for"]:
@@ -200,6 +212,7 @@ def _disk(_: argparse.Namespace) -> Iterator[Finding]:
     }
     for what, place in places.items():
         place = place.absolute()
+        # A folder that does not exist yet would be made on the disk of its nearest parent.
         existing = next(parent for parent in (place, *place.parents) if parent.exists())
         free = shutil.disk_usage(existing).free
         state = f"{place}: {size(free)} free"
@@ -248,6 +261,7 @@ def _hub(args: argparse.Namespace) -> Iterator[Finding]:
 
 
 def _token(stored: Path) -> str | None:
+    """Return the token of the environment, else the one that `hf auth login` stored; None without either."""
     from kubetune.data.reading.hub import hub_token
 
     token = hub_token()
@@ -321,6 +335,7 @@ def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
         return
     namespace, kind = _wanted(args)
     try:
+        # It waits for a short time only, as a kubeconfig often names a cluster that is gone.
         cluster = open_cluster(namespace, patience_seconds=_CLUSTER_SECONDS)
         from kubetune.k8s.api.kinds import WORKLOADS
 

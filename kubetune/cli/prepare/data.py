@@ -150,6 +150,7 @@ def _write_page(
     from kubetune.reporting.data_page import write_data_page
 
     data = config.data
+    # What the page says about the run. Languages are named only where the library that knows them is installed.
     settings = {
         "title": config.name or ", ".join(Path(source.path).name for source in data.train),
         "model": model_short_name(config.model.tokenizer or config.model.path),
@@ -159,6 +160,7 @@ def _write_page(
         "train_on": data.train_on,
         "has_languages": find_spec("py3langid") is not None,
     }
+    # One bar for each range of lengths.
     length_bars = {}
     for split, lengths in report.lengths.items():
         length_bars[split] = bars(lengths.elements(), data.max_length)
@@ -187,6 +189,7 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(
             f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out"
         )
+    # With --json every problem is kept, else as many as are shown.
     source = SourceConfig(path=args.target)
     most_problems = None if args.json else SHOWN
     shapes = check_shapes(source, keep=most_problems)
@@ -234,6 +237,7 @@ def _show(report: Report, console: Console) -> None:
     labelled = report.labels is not None
     for split, stats in report.stats.items():
         console.print(Text.assemble((split, "bold"), f": {_counts(stats, labelled)}"))
+        # A split of one source has nothing to compare.
         if len(stats["sources"]) > 1:
             for source in stats["sources"]:
                 line = f"  {visible(source['path'])}: {_counts(source, labelled)}"

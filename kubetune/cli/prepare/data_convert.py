@@ -166,6 +166,7 @@ def _convert_shape(args: argparse.Namespace) -> int:
         split=args.split or "train",
     )
     seed = 42 if args.seed is None else args.seed
+    # 42 is the seed of run files too, so `#N` takes the same sample there.
     counts, unused = convert_source(source, args.output, args.to or "messages", seed)
     written = counts["written"]
     read = counts["read"]
@@ -195,6 +196,7 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
     from kubetune.plugins.recipes.images import ImageSource
     from kubetune.plugins.recipes.recipe import Options
 
+    # All mistakes of the command line are told at once.
     recipe = load_recipe(args.target)
     problems = []
     if args.style not in (None, *recipe.styles):

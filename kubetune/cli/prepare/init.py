@@ -111,12 +111,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def starter(task: str) -> str:
-    """The starter file of a task."""
+    """Return the starter file of a task."""
     text = STARTER.replace(TASKS["causal_lm"], TASKS[task])
     if task != "causal_lm":
         from kubetune.config.schema import LEARNING_RATES
 
-        # Answers alone are compared, at a lower rate than they are trained at.
+        # These tasks compare answers, so `train_on` means nothing; and their learning rates are lower.
         lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
         of_adapters, of_all = (f"{rate:.0e}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
         rates = f"{of_adapters}{' ' * (15 - len(of_adapters))}# default: {of_adapters} for LoRA, {of_all} for full"

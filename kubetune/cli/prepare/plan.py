@@ -66,6 +66,7 @@ def _origins(args: argparse.Namespace, config: Config) -> Answer:
     file, sources = sources_of(args, os.environ)
     tree, _ = read_tree(file, **sources)
     rows = []
+    # Only the tree of the run file knows the lines; the config has the values as they were understood.
     for path, value in values_by_path(resolved(config)):
         origin = tree.origin_of(path)
         # `model: ID` is short for model.path, and has the origin.

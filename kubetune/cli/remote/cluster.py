@@ -77,6 +77,7 @@ def _provisioner(
 ) -> Provisioner:
     from kubetune.plugins.nebius.provision import INSTALL, Provisioner, State, require_programs
 
+    # Looking and deleting nodes needs no kubectl or helm.
     is_nebius_enough = (
         args.action in ("status", "credentials") or getattr(args, "node_group", None) is not None
     )
@@ -180,6 +181,7 @@ def _delete(args: argparse.Namespace) -> int:
     provisioner = _provisioner(args, config)
     if args.node_group is not None:
         return _delete_nodes(args, config, provisioner)
+    # The newest record comes last; deletion goes backwards, as later things depend on earlier ones.
     keys = list(provisioner.state.records)
     if not keys:
         print(
@@ -204,6 +206,7 @@ def _delete_nodes(args: argparse.Namespace, config: NebiusCluster, provisioner: 
     """Give back nodes, those named or all, and with them the GPU clusters that were made for them."""
     path = provisioner.state.path
     records = provisioner.state.records
+    # A node group may have a GPU cluster of the same name, which is of no use without it.
     of_nodes = [key for key in records if key.startswith(("node-group/", "gpu-cluster/"))]
     known = list(dict.fromkeys(records[key].name for key in of_nodes))
     unknown = sorted(set(args.node_group) - set(known))

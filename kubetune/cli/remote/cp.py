@@ -43,10 +43,12 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.cluster.volume_reader import VolumeReader
 
     to = args.output or local_folder(spec)
+    # `checkpoints/` means the folder, as for a shell.
     globs = [glob.rstrip("/") for glob in args.globs]
     leaving = f"what is in {to} stays, and the same command continues from there"
     with told_on_interrupt(leaving), VolumeReader(cluster, spec) as volume:
         done = download(cluster, volume.target(), spec.run_dir, to, globs, tell=say)
+    # Nothing matched, which is not the same as all of it being here already.
     if not done.files + done.unchanged:
         reason = f"{spec.run_dir} is empty so far"
         if globs:
@@ -69,6 +71,7 @@ def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
 
     spec = spec_of(load_config(Path(args.run_name), environ={}))
     cluster = open_cluster(args.namespace or spec.kubernetes.namespace)
+    # Claims that kubetune made have the name of the run.
     claim = spec.kubernetes.storage.outputs.claim or f"{spec.name}-outputs"
     if read_run(cluster, spec.name) or cluster.get("PersistentVolumeClaim", claim) is None:
         return None

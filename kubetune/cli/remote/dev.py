@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.manifests import local_files
     from kubetune.plugins.dev_pods import dev_config, idling
 
+    # `dev RUN.YAML` is short for `dev start RUN.YAML`.
     if args.action not in _ACTIONS:
         if Path(args.action).suffix not in (".yaml", ".yml") and "=" not in args.action:
             raise ConfigError(

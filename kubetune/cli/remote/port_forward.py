@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Variable of the pod of each server that asks for a token.
 _TOKENS = {"jupyter": "JUPYTER_TOKEN", "ui": "KUBETUNE_UI_TOKEN"}
+# By server: the kind to look for, what kubectl calls the kind, the usual port on this machine, the port in the pod
+# or Service, and the line of a run file that turns the server on.
 _SERVERS = {
     "tensorboard": ("Service", "svc", 6006, 80, "kubernetes.tensorboard: true"),
     "ui": ("Service", "svc", 8600, 80, "kubernetes.ui: true"),
@@ -57,7 +59,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _token(cluster: Cluster, spec: RunSpec, server: str) -> str:
-    """The query that logs in. Read from the pod, for operators may not read Secrets; shown on a terminal only."""
+    """Return the query of the address that logs in; empty where the token is not known or must not be shown.
+
+    The token is read from the pod, as people who run things here may have no right to read Secrets.
+    """
+    # A token that is not on a terminal may end up in a log.
     if not sys.stdout.isatty():
         return ""
     token = io.BytesIO()

@@ -97,6 +97,7 @@ def _patches_without_effect(effects_of_patches: Sequence[Sequence[str]]) -> Iter
 def run(args: argparse.Namespace) -> int:
     """Render, lint, and write only what has no errors. Raise ConfigError with all of them."""
     config, files, objects, effects_of_patches = rendered(args, strict=args.strict)
+    # Only templates: values of secrets are in no file that this writes.
     secrets = secret_templates(config, plan_without_data(config))
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
@@ -161,6 +162,7 @@ def write_folder(
     for manifest in objects:
         name = f"{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml"
         texts[name] = HEADER + dump([manifest])
+    # The files in the order in which the objects are to be applied.
     kustomization: Manifest = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Resume. Raise ConfigError when the run is not stopped, and for one of this machine, which is trained on here."""
     if args.namespace is None and Path(args.run_name).is_dir():
-        raise ConfigError(_told_of(Path(args.run_name)))
+        raise ConfigError(_why_not_here(Path(args.run_name)))
     cluster, spec = find(args)
     from kubetune.k8s.cluster.submit import resume
 
@@ -28,15 +28,18 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
-def _told_of(run_dir: Path) -> str:
-    """Words for how a run of this machine goes on. Raise ConfigError for a folder that is none."""
+def _why_not_here(run_dir: Path) -> str:
+    """Return why `resume` does not continue a run of this machine, and what does.
+
+    Raise ConfigError for a folder that is no run directory.
+    """
     from kubetune.rundir.starts import train_again
     from kubetune.supervisor.place import holders
 
-    words = shlex.join(["kubetune", *train_again(run_dir)])
+    command = shlex.join(["kubetune", *train_again(run_dir)])
     if holders(run_dir):
         return f"{run_dir} is a run of this machine and is running; see kubetune watch {shell_word(run_dir)}"
     return (
         f"{run_dir} is a run of this machine, and `resume` is for those of a cluster (named with -n NAMESPACE where a "
-        f"folder here has the same name); this one goes on from its newest checkpoint by: {words}"
+        f"folder here has the same name); this one goes on from its newest checkpoint by: {command}"
     )

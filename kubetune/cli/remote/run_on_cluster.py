@@ -45,13 +45,14 @@ def add_namespace(parser: argparse.ArgumentParser) -> None:
 
 
 def is_file(run: str) -> bool:
-    """The name of a run on a command line is its file."""
+    """True if the command line names a run by its run file, not by the name it has in the cluster."""
     return run.endswith((".yaml", ".yml")) or os.sep in run
 
 
 def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
     """Return the cluster, and the name of the run if one was named. Raise ConfigError, EnvironmentFault."""
-    name, namespace = args.run_name, args.namespace
+    name = args.run_name
+    namespace = args.namespace
     if name is not None and is_file(name):
         from kubetune.config.load import load_config
         from kubetune.k8s.run_names import run_name
@@ -143,7 +144,10 @@ def prefix(node: int, nodes: int, more: str = "") -> str:
 
 
 def kubectl() -> str:
-    """Path of kubectl, which does what needs SPDY or a terminal. Raise EnvironmentFault where it is missing."""
+    """Return the path of kubectl, which runs what needs SPDY or a terminal.
+
+    Raise EnvironmentFault where it is not installed.
+    """
     path = shutil.which("kubectl")
     if path is None:
         raise EnvironmentFault(

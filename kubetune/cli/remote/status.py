@@ -71,6 +71,7 @@ def _all_runs(cluster: Cluster) -> Answer:
     """Look at all runs of a namespace at once."""
     from kubetune.k8s.cluster.runs import find_run, list_runs, observe, on_all
 
+    # An empty list may mean that the namespace does not exist, which is an error.
     names = list_runs(cluster)
     if not names:
         cluster.require_namespace()
@@ -165,6 +166,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
 
     progress = observed.progress or {}
     restarts = progress.get("restarts")
+    # Before the trainer wrote anything, the kinds that restart pods count for it.
     if restarts is None:
         restarts = ((observed.workload or {}).get("status") or {}).get("restarts")
     return {

@@ -1,6 +1,6 @@
-"""`kubetune stop`: have a run save a checkpoint and end: on a cluster, where it leaves its nodes, or on this machine.
+"""`kubetune stop`: have a run save a checkpoint and end, on a cluster or on this machine.
 
-`kubetune resume` lets one of a cluster go on from there, `kubetune train` one of this machine.
+On a cluster it gives up its nodes. `kubetune resume` continues a run of a cluster, `kubetune train` one of this machine.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.cluster.submit import stop, wait_gone
     from kubetune.k8s.cluster.termination import left_progress, note_progress
 
+    # The last line that each node printed.
     last: dict[int, str] = {}
 
     def remember(source: Source, text: str) -> None:
@@ -39,6 +40,7 @@ def run(args: argparse.Namespace) -> int:
         if text.strip() and not text.startswith("kubetune: ended"):
             last[source.node] = text
 
+    # Progress is read before the pods go and kept on the ConfigMap of the run, where `status` finds it.
     progress = read_progress(cluster, spec, trainer_pods(cluster, spec))
     stop(cluster, spec)
     if progress:
@@ -52,8 +54,10 @@ def run(args: argparse.Namespace) -> int:
         follower = LogFollower(cluster, spec, remember)
         follower.follow()
         wait_gone(cluster, spec)
-    if left := left_progress(follower.pods_seen()):
-        note_progress(cluster, spec, left)
+    # The pods may have written newer progress when they ended.
+    newest = left_progress(follower.pods_seen())
+    if newest:
+        note_progress(cluster, spec, newest)
     for node, text in sorted(last.items()):
         print(f"node {node}: {text}")
     print(
@@ -63,19 +67,22 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _stop_here(run_dir: Path, *, wait: bool) -> int:
+    """Ask the processes of a run of this machine to save and end. Raise ConfigError where none of them runs."""
     import psutil
 
     from kubetune.config.load import read_config
     from kubetune.rundir.exit_status import read_exit_status
     from kubetune.supervisor.place import holders
 
-    read_config(run_dir)  # raises ConfigError for a folder that is no run
-    if not (found := holders(run_dir)):
+    # It raises ConfigError for a folder that is no run directory.
+    read_config(run_dir)
+    processes = holders(run_dir)
+    if not processes:
         raise ConfigError(
             f"{run_dir}, a folder here, does not run on this machine, or has ended; stop it where it was started. "
             "A run on a cluster is named with -n NAMESPACE"
         )
-    for process in found:
+    for process in processes:
         process.send_signal(signal.SIGTERM)
     if not wait:
         print(visible(f"kubetune: {run_dir} was asked to save and stop"))
@@ -83,8 +90,10 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     with told_on_interrupt(
         f"{run_dir} saves and stops all the same; see kubetune watch {shell_word(run_dir)}"
     ):
-        psutil.wait_procs(found)
+        psutil.wait_procs(processes)
     ended = read_exit_status(run_dir)
-    ending = f": {ended.state}, {ended.reason}" if ended else ""
+    ending = ""
+    if ended:
+        ending = f": {ended.state}, {ended.reason}"
     print(visible(f"kubetune: {run_dir} has ended{ending}"))
     return OK

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema import Config
     from kubetune.k8s.api.client import Cluster
     from kubetune.k8s.cluster.runs import ObservedRun
-    from kubetune.k8s.manifests.spec import RunSpec
+    from kubetune.k8s.manifests.spec import Manifest, RunSpec
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,6 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Submit; returns 0, or with --wait the exit code of the run. Raise ConfigError, EnvironmentFault."""
+    # The same checks as `render`, so nothing that is wrong reaches the cluster.
     config, files, objects, _ = rendered(args, strict=False)
     if args.dry_run == "client":
         print(dump(objects), end="")
@@ -78,21 +79,23 @@ def submit_config(
     """Apply the objects, print the outcome, and wait where that was asked for."""
     from kubetune.k8s.cluster.submit import spec_of, submit
 
+    change: Callable[[list[Manifest]], list[Manifest]] = _unchanged
+    if args.smoke:
+        change = partial(testing, plan=plan_without_data(config))
     job = submit(
         cluster,
         config,
         files,
         confirm=asker(args),
         dry_run=args.dry_run == "server",
-        change=partial(testing, plan=plan_without_data(config))
-        if args.smoke
-        else lambda objects: objects,
-        wait=_preparation(cluster, show_logs=args.follow),
+        change=change,
+        wait=_waiter_for_preparation(cluster, show_logs=args.follow),
     )
     where = f"{job.kind} {job.name} in namespace {job.namespace}"
     if job.outcome == "checked":
         print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
         return errors.OK
+    # How other commands name this run, for the hints below.
     typed = f"{job.name} -n {job.namespace}"
     standing = {
         "done": ", which is done",
@@ -108,8 +111,12 @@ def submit_config(
     return errors.OK
 
 
-def _preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
-    """Waits for the Job that prepares a run, and says so; Ctrl-C ends only the waiting."""
+def _unchanged(objects: list[Manifest]) -> list[Manifest]:
+    return objects
+
+
+def _waiter_for_preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
+    """Return a function that waits for the Job that prepares a run. Ctrl-C ends the waiting, not the Job."""
     from kubetune.cli.remote.logs import printer, teller
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.log_follow import wait_for_job
