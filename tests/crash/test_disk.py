@@ -72,6 +72,7 @@ def train_with_small_files(run_dir: str, largest: int) -> int:
     return worker.main([run_dir])
 
 
+@slow
 @pytest.mark.parametrize(
     ("sections", "largest"),
     [pytest.param({}, 60_000, marks=slow), ({"lora": None}, 200_000)],

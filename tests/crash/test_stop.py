@@ -39,7 +39,7 @@ def stop_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0)
     [
         pytest.param("starting", 1, [], id="load"),
         pytest.param("step", 1, [1], id="first step", marks=slow),
-        pytest.param("micro-batch", 8, [3, 5], id="accumulation"),
+        pytest.param("micro-batch", 8, [3, 5], id="accumulation", marks=slow),
         pytest.param("evaluation", 1, [3, 4], id="evaluation", marks=slow),
         pytest.param("commit.written", 1, [3, 4], id="save"),
     ],

@@ -45,6 +45,7 @@ def stopped(toy_inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["optimizer.safetensors", "manifest.json", "state.json"])
 def test_damage_costs_only_the_newest_checkpoint(
     toy_inputs: Path, tmp_path: Path, stopped: Path, uninterrupted: Any, name: str

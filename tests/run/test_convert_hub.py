@@ -131,6 +131,7 @@ def test_images_of_the_hub_are_kept_as_they_are(hub: dict[str, str], tmp_path: P
         assert file.read_bytes() == jpeg(int(row["id"][1:]))
 
 
+@pytest.mark.slow
 def test_what_was_fetched_is_not_fetched_again(hub: dict[str, str], tmp_path: Path) -> None:
     words = ("--images", "hub", "--max-samples", "4", "--output")
     assert convert(hub, *words, tmp_path / "a").returncode == 0

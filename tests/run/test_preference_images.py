@@ -210,7 +210,8 @@ def run_config(folder: Path, name: str, loss: str = "dpo", **sections: Any) -> C
     )
 
 
-@pytest.mark.parametrize("name", [slow_unless(name == "qwen2_5_vl", name) for name in NAMES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_a_run_keeps_what_the_base_says_and_learns(name: str, tmp_path: Path) -> None:
     config = run_config(tmp_path, name)
     run_dir = toy.finished(tmp_path / "run", config)

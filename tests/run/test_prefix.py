@@ -378,12 +378,14 @@ def test_a_run_with_sharing_learns_what_one_without_does(inputs: Path, shared_ru
     assert "are computed once" in toy.log_of(shared_run)
 
 
+@pytest.mark.slow
 def test_two_ranks_share_alike(inputs: Path, shared_run: Path) -> None:
     two = toy.finished(inputs / "two", config_of(inputs), world_size=2)
     np.testing.assert_allclose(toy.losses(two), toy.losses(shared_run), rtol=1e-5)
     assert sum(computed(two)) > 0
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_bits(inputs: Path, shared_run: Path) -> None:
     killed = toy.make_run(inputs / "killed", config_of(inputs))
     assert toy.train(killed, environ={"KUBETUNE_FAULT": "signal 9:step:6:0"}) == [-9]
