@@ -69,6 +69,19 @@ def make_config(inputs: Path, training: Mapping[str, Any] | None = None, **secti
     return Config.model_validate(settings)
 
 
+def tracked_run(folder: Path, **trackers: Any) -> Config:
+    """Return the config of a run that trains nothing, with these trackers."""
+    return Config.model_validate(
+        {
+            "name": "bot",
+            "model": "m",
+            "data": {"train": "d"},
+            "tracking": trackers,
+            "output": str(folder / "run"),
+        }
+    )
+
+
 def run_file(folder: Path, inputs: Path, address: str, **training: Any) -> Path:
     """Write a config as a user writes it, with a store as output."""
     config = json.loads(make_config(inputs, training).model_dump_json(exclude_unset=True))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +18,7 @@ from kubetune.rundir import checkpoints
 from kubetune.rundir.checkpoints import folder_of
 from tests import toy
 from tests.bombs import plant_modules
+from tests.crash.poisons import Bomb
 
 slow = pytest.mark.slow
 
@@ -43,16 +42,6 @@ def test_modules_of_the_current_folder(tmp_path: Path, words: str) -> None:
     )
     assert not canary.exists(), canary.read_text()
     assert done.returncode == errors.USER, done.stderr
-
-
-class Bomb:
-    """Pickled, it runs a command when it is read."""
-
-    def __init__(self, canary: Path) -> None:
-        self._canary = canary
-
-    def __reduce__(self) -> tuple[Any, tuple[str]]:
-        return os.system, (f"touch {self._canary}",)
 
 
 @pytest.fixture

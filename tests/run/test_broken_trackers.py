@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from kubetune.config.schema import Config
 from kubetune.rundir import mlflow_tracker, tracker_queue
 from kubetune.rundir.trackers import open_tracker
 from tests.broken_store import WAYS, serving
 from tests.ranks import started, wait_all
+from tests.toy import tracked_run
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -69,18 +69,6 @@ def healthy() -> Iterator[str]:
         thread.join()
 
 
-def wanted(folder: Path, **settings: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "bot",
-            "model": "m",
-            "data": {"train": "d"},
-            "tracking": settings,
-            "output": str(folder / "run"),
-        }
-    )
-
-
 QUICK = {("garbage", "at once"), ("500", "in the middle")}
 
 
@@ -111,7 +99,7 @@ def test_a_server_that_fails_ends_no_training_and_is_told_of_once(
     with serving(healthy, way, REQUESTS_TO_BEGIN if when == "in the middle" else 0) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
         began = time.monotonic()
-        with open_tracker(wanted(tmp_path, mlflow={}), tmp_path) as tracker:
+        with open_tracker(tracked_run(tmp_path, mlflow={}), tmp_path) as tracker:
             SENDERS.clear()
             for step in range(1, STEPS + 1):
                 tracker.log(step, {"loss": 1.0, "learning_rate": 0.1})
@@ -151,7 +139,7 @@ def test_a_server_of_wandb_that_is_silent_slows_no_step_and_is_given_up_at_the_e
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     with serving(healthy, "silent") as server:
         monkeypatch.setenv("WANDB_BASE_URL", server.url)
-        with open_tracker(wanted(tmp_path, wandb={}), tmp_path) as tracker:
+        with open_tracker(tracked_run(tmp_path, wandb={}), tmp_path) as tracker:
             opened = time.monotonic()
             for step in range(1, STEPS + 1):
                 tracker.log(step, {"loss": 1.0, "learning_rate": 0.1})
@@ -171,7 +159,7 @@ def test_a_healthy_server_gets_everything(
 ) -> None:
     with serving(healthy) as server:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-        with open_tracker(wanted(tmp_path, mlflow={}), tmp_path) as tracker:
+        with open_tracker(tracked_run(tmp_path, mlflow={}), tmp_path) as tracker:
             tracker.log(1, {"loss": 1.0})
     assert server.asked > REQUESTS_TO_BEGIN
     assert not any("does not work" in m or "lacks" in m for m in caplog.messages)
@@ -182,7 +170,7 @@ def log_beyond_the_limit(folder: str) -> int:
     os.dup2(os.open(Path(folder) / "said", os.O_WRONLY | os.O_CREAT), 2)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
     with open_tracker(
-        wanted(Path(folder), tensorboard=True), Path(folder), resume_step=1
+        tracked_run(Path(folder), tensorboard=True), Path(folder), resume_step=1
     ) as tracker:
         for step in range(2, 2000):
             tracker.log(step, {"loss": 1.0, "learning_rate": 0.1})
@@ -204,7 +192,7 @@ def test_a_folder_that_tensorboard_cannot_have_ends_no_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "tensorboard").write_text("a file")
-    with open_tracker(wanted(tmp_path, tensorboard=True), tmp_path) as tracker:
+    with open_tracker(tracked_run(tmp_path, tensorboard=True), tmp_path) as tracker:
         tracker.log(1, {"loss": 1.0})
     assert [message.partition(":")[0] for message in caplog.messages] == [
         "TensorBoard does not work and gets no more numbers; training goes on",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,17 +43,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         (run_dir / metrics.LOAD).write_text("".join(json.dumps(look) + "\n" for look in looks))
         directories.append(run_dir)
     return directories
-
-
-@pytest.fixture(scope="module")
-def errors() -> list[str]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def tab(errors: list[str]) -> Iterator[Page]:
-    with browser.opened(errors) as tab:
-        yield tab
 
 
 @pytest.fixture(scope="module")

@@ -25,31 +25,19 @@ import pytest
 from kubetune import errors, extras
 from kubetune.config.load import resolved
 from kubetune.config.metric_names import PREFERENCE_MEASURES
-from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import WandbConfig
 from kubetune.rundir import tracker_queue, wandb_tracker
 from kubetune.rundir.mlflow_tracker import find_store
 from kubetune.rundir.trackers import Tracker, open_tracker
 from tests import toy
 from tests.preferences import write_pairs
+from tests.toy import tracked_run
 
 pytestmark = [
     # Theirs: SQLAlchemy's of MLflow's models, protobuf's and numpy's of TensorBoard.
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
 ]
-
-
-def config(folder: Path, **settings: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "bot",
-            "model": "m",
-            "data": {"train": "d"},
-            "tracking": settings,
-            "output": str(folder / "run"),
-        }
-    )
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -63,7 +51,7 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def test_tensorboard_holds_the_curves_and_a_resume_replaces_what_was_lost(tmp_path: Path) -> None:
-    wanted = config(tmp_path, tensorboard=True)
+    wanted = tracked_run(tmp_path, tensorboard=True)
     with open_tracker(wanted, tmp_path) as tracker:
         for step in (1, 2, 3):
             tracker.log(step, {"loss": 2.0 / step, "note": "no number"})
@@ -85,7 +73,7 @@ def test_mlflow_holds_one_run_over_two_starts(
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("HF_TOKEN", "canary-value")
-    wanted = config(
+    wanted = tracked_run(
         tmp_path, mlflow={"uri": str(tmp_path / "mlruns"), "experiment": "canary-value bots"}
     )
     client = MlflowClient(tracking_uri=find_store(str(tmp_path / "mlruns"))[0])
@@ -174,7 +162,7 @@ def send_and_find(run_dir: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("HF_TOKEN", "canary-value")
     settings = {"tags": {"team": "nlp"}, "log_model": True, "registered_model_name": "bots"}
     tmp_path = run_dir.parent
-    wanted = config(tmp_path, mlflow={"uri": uri, **settings})
+    wanted = tracked_run(tmp_path, mlflow={"uri": uri, **settings})
     (run_dir / "checkpoints" / "best").mkdir(parents=True)
     (run_dir / "checkpoints" / "best" / "adapter_config.json").write_text("{}")
     (run_dir / "resolved.json").write_text(json.dumps(resolved(wanted)))
@@ -271,7 +259,7 @@ def test_mlflow_is_told_why_a_run_ended(
     shutil.copytree(empty_store, tmp_path / "mlruns")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("HF_TOKEN", "canary-value")
-    wanted = config(tmp_path, mlflow={"uri": str(tmp_path / "mlruns")})
+    wanted = tracked_run(tmp_path, mlflow={"uri": str(tmp_path / "mlruns")})
     with suppress(errors.Diverged), open_tracker(wanted, tmp_path) as tracker:
         tracker.log(1, {"loss": 2.0})
         tracker.tell("loss_runaway", "the loss ran away with canary-value")
@@ -296,7 +284,7 @@ def test_files_that_are_not_taken_end_nothing(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     uri = str(tmp_path / "mlruns")
     (tmp_path / "run").mkdir()
-    wanted = config(tmp_path, mlflow={"uri": uri})
+    wanted = tracked_run(tmp_path, mlflow={"uri": uri})
 
     def fail(file: Path) -> None:
         raise OSError("no page")
@@ -312,7 +300,7 @@ def test_tensorboard_shows_the_settings(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
 
-    with open_tracker(config(tmp_path, tensorboard=True), tmp_path) as tracker:
+    with open_tracker(tracked_run(tmp_path, tensorboard=True), tmp_path) as tracker:
         tracker.log(1, {"loss": 2.0})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
@@ -334,7 +322,9 @@ def test_mlflow_goes_on_in_a_folder_of_its_older_form(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     client = MlflowClient(tracking_uri=str(tmp_path / "old"))
     client.create_experiment("kubetune")
-    with open_tracker(config(tmp_path, mlflow={"uri": str(tmp_path / "old")}), tmp_path) as tracker:
+    with open_tracker(
+        tracked_run(tmp_path, mlflow={"uri": str(tmp_path / "old")}), tmp_path
+    ) as tracker:
         tracker.log(1, {"loss": 2.0})
     assert [run.data.metrics for run in runs(client)] == [{"loss": 2.0}]
     assert not (tmp_path / "old" / "mlflow.db").exists()
@@ -347,7 +337,7 @@ def test_the_environment_names_the_mlflow_server(
 
     shutil.copytree(empty_store, named := tmp_path / "from-environment")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", str(named))
-    with open_tracker(config(tmp_path, mlflow={"uri": str(tmp_path / "from-file")}), tmp_path):
+    with open_tracker(tracked_run(tmp_path, mlflow={"uri": str(tmp_path / "from-file")}), tmp_path):
         pass
     assert len(runs(MlflowClient(tracking_uri=find_store(str(named))[0]))) == 1
     assert not (tmp_path / "from-file").exists()
@@ -358,7 +348,7 @@ def test_a_server_that_is_not_there_is_warned_of_once(
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with open_tracker(config(tmp_path, mlflow={}), tmp_path) as tracker:
+    with open_tracker(tracked_run(tmp_path, mlflow={}), tmp_path) as tracker:
         for step in range(1, 4):
             tracker.log(step, {"loss": 1.0})
     assert sum("MLflow does not work" in message for message in caplog.messages) == 1
@@ -455,7 +445,7 @@ def test_wandb_holds_one_run_over_two_starts_in_files_of_its_own(
     monkeypatch.setattr(
         tracker_queue, "SECONDS_TO_SEND_THE_REST", 60.0
     )  # a busy machine begins no quicker
-    wanted = config(tmp_path, wandb={"project": "bots", "mode": "offline", "tags": ["nlp"]})
+    wanted = tracked_run(tmp_path, wandb={"project": "bots", "mode": "offline", "tags": ["nlp"]})
     wanted = wanted.model_copy(update={"output": "canary-value/run"})
     with suppress(errors.Preempted), open_tracker(wanted, tmp_path) as tracker:
         tracker.log(1, {"loss": 2.0})
@@ -501,7 +491,7 @@ def test_wandb_wants_a_key_before_anything_starts(
     with pytest.raises(
         errors.ConfigError, match=r"tracking\.wandb: there is no WANDB_API_KEY.*mode: offline"
     ):
-        open_tracker(config(tmp_path, wandb={}), tmp_path)
+        open_tracker(tracked_run(tmp_path, wandb={}), tmp_path)
     (tmp_path / "keys").write_text("machine api.wandb.ai login user password 1234\n")
     for name, value in (("NETRC", "~/keys"), ("WANDB_IDENTITY_TOKEN_FILE", "/token")):
         with monkeypatch.context() as patch:
@@ -518,7 +508,7 @@ from pathlib import Path
 from tests.run.test_tracking import config
 from kubetune.rundir.trackers import open_tracker
 at = Path({str(tmp_path)!r})
-wanted = config(at, trackio={{"project": "bots", "dir": str(at / "trackio")}})
+wanted = tracked_run(at, trackio={{"project": "bots", "dir": str(at / "trackio")}})
 for step in (1, 2):
     with open_tracker(wanted, at, resume_step=step - 1) as tracker:
         tracker.log(step, {{"loss": 2.0 / step}})
@@ -541,7 +531,7 @@ def test_a_tracker_that_is_not_installed_is_said_before_anything_starts(
     with pytest.raises(
         errors.ConfigError, match=r"tracking\.mlflow.*pip install 'kubetune\[tracking\]'"
     ):
-        open_tracker(config(tmp_path, mlflow={}), tmp_path)
+        open_tracker(tracked_run(tmp_path, mlflow={}), tmp_path)
 
 
 @pytest.mark.parametrize(

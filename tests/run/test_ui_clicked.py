@@ -94,17 +94,6 @@ def fill(tab: Page, values: dict[str, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def errors() -> list[str]:
-    return []
-
-
-@pytest.fixture(scope="module")
-def tab(errors: list[str]) -> Iterator[Page]:
-    with browser.opened(errors) as tab:
-        yield tab
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = Server(tmp_path_factory.mktemp("ui") / "outputs")
     yield server
