@@ -13,28 +13,26 @@ Home = Literal["ours", "peers", "llamafactory"]
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what of it is trained, on which rows. The first epoch warms up and is not counted.
-
-    `batch` sequences at a time for the peers, but for those whose best batch is looked for; kubetune gets a budget of
-    `batch × corpus.max_length` tokens. With `pairs` each row has two answers to compare by DPO, is two sequences, and
-    counts as one of a batch.
-    """
+    """A model, what of it is trained, on which rows, by whom."""
 
     name: str
     model: str
-    adapt: Adapt
+    adapt: Adapt  # what is trained
     corpus: Corpus
     trainers: tuple[str, ...]
-    epochs: int = 3
+    epochs: int = 3  # the first warms up and is not counted
+    # Sequences at a time of the peers whose best batch is not looked for. kubetune gets a budget of as many times
+    # `corpus.max_length` tokens.
     batch: int = 4
     sequences_per_step: int = 16
-    pack_length: int = 512
-    gpu: bool = False
+    pack_length: int = 512  # tokens of a row of peers that pack
+    gpu: bool = False  # True if it wants a GPU
+    # Each row has two answers to compare by DPO. It is two sequences, and counts as one of a batch.
     pairs: bool = False
 
     @property
     def packs_per_step(self) -> int:
-        """Packed rows that hold about as many sequences as a step has."""
+        """Return how many packed rows hold about as many sequences as a step has."""
         mean = self.corpus.mean if self.corpus.sigma else self.corpus.longest
         mean += self.corpus.shared
         return max(1, round(mean * self.sequences_per_step / self.pack_length))
@@ -181,7 +179,7 @@ class Job:
 
     @property
     def key(self) -> dict[str, Any]:
-        """What tells this measurement from the others in a results file."""
+        """Return what tells this measurement from the others in a results file."""
         return {
             "case": self.case.name,
             "trainer": self.trainer,
@@ -193,22 +191,21 @@ class Job:
 
     @property
     def micro_batch(self) -> int:
-        """Sequences of a micro-batch of the peers."""
+        """Return how many sequences a micro-batch of the peers has."""
         if self.batch is None:
             return self.case.batch
         return self.batch
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches per step and rank for the peers."""
+        """Return how many micro-batches the peers take per step and rank."""
         return max(1, self.case.sequences_per_step // (self.micro_batch * self.processes))
 
     def settings(self) -> dict[str, Any]:
-        """The trainer's settings, with the batch that packing needs for an equal number of sequences a step."""
+        """Return the trainer's settings."""
         settings = dict(TRAINERS[self.trainer].settings)
         if settings.get("packed"):
-            settings |= {
-                "batch": 1,
-                "accumulation": max(1, self.case.packs_per_step // self.processes),
-            }
+            # About as many sequences a step as the others have.
+            settings["batch"] = 1
+            settings["accumulation"] = max(1, self.case.packs_per_step // self.processes)
         return settings

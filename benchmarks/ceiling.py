@@ -30,20 +30,24 @@ def measure_once(model: str, results: Results) -> None:
     if results.find(SUITE, {"model": model}) is not None:
         return
     command = [python_of("ours"), "-m", "benchmarks.ceiling", model]
-    output = subprocess.run(
+    done = subprocess.run(
         command, cwd=ROOT, env=environment(1), capture_output=True, text=True, check=True
-    ).stdout
-    line = next(line for line in output.splitlines() if line.startswith(RESULT))
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith(RESULT))
     results.add(SUITE, {"model": model}, json.loads(line.removeprefix(RESULT)))
 
 
 def measure(model: str, repeats: int = 7) -> float:
-    """FLOP/s: the best of several times of each product, both orientations, weighted as in a layer."""
+    """Return the FLOP/s of all products of a layer, forward and backward, each at the best of several times."""
     import torch
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    tokens = 8192 if device == "cuda" else 2048
-    flops = seconds = 0.0
+    device = "cpu"
+    tokens = 2048
+    if torch.cuda.is_available():
+        device = "cuda"
+        tokens = 8192
+    flops = 0.0
+    seconds = 0.0
     for inputs, outputs in SHAPES[model].linears:
         x = torch.randn(tokens, inputs, dtype=torch.bfloat16, device=device)
         weight = torch.randn(outputs, inputs, dtype=torch.bfloat16, device=device)
@@ -56,11 +60,11 @@ def measure(model: str, repeats: int = 7) -> float:
 
 def _time(left: Tensor, right: Tensor, loops: int = 5) -> float:
     synchronise()
-    began = time.perf_counter()
+    start = time.perf_counter()
     for _ in range(loops):
         left @ right
     synchronise()
-    return (time.perf_counter() - began) / loops
+    return (time.perf_counter() - start) / loops
 
 
 if __name__ == "__main__":

@@ -11,80 +11,82 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, product
 from pathlib import Path
 from statistics import NormalDist
 
 EOS = 1
-FIRST_WORD, LAST_WORD = 10, 30_000
-"""Ids that rows are drawn from; the lower ones are special tokens."""
+# Ids that rows are drawn from. Lower ones are special tokens.
+FIRST_WORD = 10
+LAST_WORD = 30_000
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Rows with log-normal lengths in tokens, clipped; `sigma` 0 makes all `longest` long.
-
-    The first `unlabelled` (least, most) share of each row is prompt; at least one token always is. Before each row
-    stands one of `beginnings` texts of `shared` tokens, in turn, which is prompt too.
-    """
+    """Rows with log-normal lengths in tokens."""
 
     rows: int
-    mean: float = 200.0
-    sigma: float = 0.75
+    mean: float = 200.0  # tokens of a row
+    sigma: float = 0.75  # of the logarithm of lengths; 0: all rows are `longest` long
     shortest: int = 16
     longest: int = 1024
+    # Least and most share of a row that is prompt. At least one token is.
     unlabelled: tuple[float, float] = (0.25, 0.65)
     seed: int = 0
-    shared: int = 0
-    beginnings: int = 1
+    shared: int = 0  # tokens of a text in front of each row, which is prompt too
+    beginnings: int = 1  # number of such texts, which rows have in turn
 
     @property
     def max_length(self) -> int:
-        """Tokens that no row has more of."""
+        """Return the most tokens that a row may have."""
         return self.shared + self.longest
 
 
 @dataclass(frozen=True)
 class Row:
-    """Token ids; the first `prompt` of them are no labels."""
+    """Token ids of a prompt and its completion."""
 
     ids: list[int]
-    prompt: int
+    prompt: int  # how many of them are prompt, and no labels
 
     @property
     def labels(self) -> list[int]:
-        """The ids with -100 in place of the prompt, as Hugging Face trainers want them."""
+        """Return the ids with -100 in place of the prompt, as Hugging Face trainers want them."""
         return [-100] * self.prompt + self.ids[self.prompt :]
 
 
 def lengths(corpus: Corpus) -> list[int]:
-    """Evenly spaced quantiles of the distribution, shuffled: every run has exactly the same lengths."""
+    """Return the length of each row in tokens: evenly spaced quantiles of the distribution, shuffled."""
+    # Not drawn, so that few rows have the distribution too: of 4 rows the quantiles 1/8, 3/8, 5/8 and 7/8.
     if not corpus.sigma:
         return [corpus.longest] * corpus.rows
-    normal, middle = NormalDist(), math.log(corpus.mean) - corpus.sigma**2 / 2
-    quantiles = (normal.inv_cdf((i + 0.5) / corpus.rows) for i in range(corpus.rows))
-    found = [
-        int(min(corpus.longest, max(corpus.shortest, math.exp(middle + corpus.sigma * quantile))))
-        for quantile in quantiles
-    ]
-    random.Random(corpus.seed).shuffle(found)
-    return found
+    normal = NormalDist()
+    middle = math.log(corpus.mean) - corpus.sigma**2 / 2
+    result = []
+    for number in range(corpus.rows):
+        quantile = normal.inv_cdf((number + 0.5) / corpus.rows)
+        length = math.exp(middle + corpus.sigma * quantile)
+        result.append(int(min(corpus.longest, max(corpus.shortest, length))))
+    random.Random(corpus.seed).shuffle(result)
+    return result
 
 
 def token_rows(corpus: Corpus, vocab_size: int) -> list[Row]:
-    """Random ids that end with EOS."""
+    """Return rows of random ids that end with EOS."""
     draw = random.Random(corpus.seed + 1)
-    last = min(vocab_size, LAST_WORD)
-    begun = [
-        [draw.randrange(FIRST_WORD, last) for _ in range(corpus.shared)]
-        for _ in range(corpus.beginnings)
-    ]
+    beginnings = [_words(draw, corpus.shared, vocab_size) for _ in range(corpus.beginnings)]
     rows = []
     for number, length in enumerate(lengths(corpus)):
-        ids = [*(draw.randrange(FIRST_WORD, last) for _ in range(length - 1)), EOS]
+        ids = [*_words(draw, length - 1, vocab_size), EOS]
         prompt = max(1, int(length * draw.uniform(*corpus.unlabelled)))
-        rows.append(Row(begun[number % corpus.beginnings] + ids, corpus.shared + prompt))
+        beginning = beginnings[number % corpus.beginnings]
+        rows.append(Row(beginning + ids, corpus.shared + prompt))
     return rows
+
+
+def _words(draw: random.Random, number: int, vocab_size: int) -> list[int]:
+    stop = min(vocab_size, LAST_WORD)
+    return [draw.randrange(FIRST_WORD, stop) for _ in range(number)]
 
 
 @dataclass(frozen=True)
@@ -97,55 +99,63 @@ class Pair:
 
     @property
     def sequences(self) -> list[Row]:
-        """Both answers, each behind the prompt."""
-        return [
-            Row(self.prompt + answer, len(self.prompt)) for answer in (self.chosen, self.rejected)
-        ]
+        """Return both answers, each behind the prompt."""
+        number = len(self.prompt)
+        return [Row(self.prompt + self.chosen, number), Row(self.prompt + self.rejected, number)]
 
 
 def token_pairs(corpus: Corpus, vocab_size: int) -> list[Pair]:
-    """The rows with a second answer each, as long as that of the row before it, if there is room."""
-    draw, rows = random.Random(corpus.seed + 3), token_rows(corpus, vocab_size)
-    lengths = [len(row.ids) - row.prompt for row in rows]
+    """Return the rows with a second answer each, as long as that of the row before it, if there is room."""
+    draw = random.Random(corpus.seed + 3)
+    rows = token_rows(corpus, vocab_size)
     pairs = []
-    for row, length in zip(rows, [lengths[-1], *lengths], strict=False):
-        length = min(length, corpus.max_length - row.prompt)
-        rejected = [
-            *(draw.randrange(FIRST_WORD, min(vocab_size, LAST_WORD)) for _ in range(length - 1)),
-            EOS,
-        ]
+    before = rows[-1]
+    for row in rows:
+        length = min(len(before.ids) - before.prompt, corpus.max_length - row.prompt)
+        rejected = [*_words(draw, length - 1, vocab_size), EOS]
         pairs.append(Pair(row.ids[: row.prompt], row.ids[row.prompt :], rejected))
+        before = row
     return pairs
 
 
 def write_pairs(path: Path, pairs: list[Pair]) -> None:
-    """JSONL that holds each pair twice: `prompt`, `chosen` and `rejected` as texts, and `ids` of all three."""
+    """Write JSONL that holds each pair twice: `prompt`, `chosen` and `rejected` as texts, and `ids` of all three."""
     with path.open("w") as file:
         for pair in pairs:
-            texts = {name: " ".join(map(word, ids)) for name, ids in vars(pair).items()}
-            answers = {name: f" {texts[name]}" for name in ("chosen", "rejected")}
-            file.write(json.dumps(texts | answers | {"ids": vars(pair)}) + "\n")
+            line = {
+                "prompt": text(pair.prompt),
+                "chosen": f" {text(pair.chosen)}",
+                "rejected": f" {text(pair.rejected)}",
+                "ids": vars(pair),
+            }
+            file.write(json.dumps(line) + "\n")
 
 
 def word(token: int) -> str:
-    """The text of a token of the word-level tokenizer."""
+    """Return the text of a token of the word-level tokenizer."""
     return "<eos>" if token == EOS else f"t{token}"
 
 
+def text(ids: list[int]) -> str:
+    """Return the text of tokens of the word-level tokenizer."""
+    return " ".join(map(word, ids))
+
+
 def write_tokens(path: Path, rows: list[Row]) -> None:
-    """JSONL that holds each row twice: `prompt` and `completion` as text, `input_ids` and `labels` as numbers."""
+    """Write JSONL that holds each row twice: `prompt` and `completion` as text, `input_ids` and `labels` as numbers."""
     with path.open("w") as file:
         for row in rows:
-            words = [word(token) for token in row.ids]
-            texts = {
-                "prompt": " ".join(words[: row.prompt]),
-                "completion": " ".join(words[row.prompt :]),
+            line = {
+                "prompt": text(row.ids[: row.prompt]),
+                "completion": text(row.ids[row.prompt :]),
+                "input_ids": row.ids,
+                "labels": row.labels,
             }
-            file.write(json.dumps(texts | {"input_ids": row.ids, "labels": row.labels}) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 def text_rows(corpus: Corpus) -> Iterator[dict[str, str]]:
-    """`prompt` and `completion` of made-up words; a row's length counts words, some 1.3 tokens each."""
+    """Yield `prompt` and `completion` of made-up words. A row's length counts words, some 1.3 tokens each."""
     draw = random.Random(corpus.seed + 2)
     vocabulary = _vocabulary(draw)
     # Zipf's law: the n-th word is as frequent as 1/n.
@@ -158,18 +168,16 @@ def text_rows(corpus: Corpus) -> Iterator[dict[str, str]]:
 
 def _vocabulary(draw: random.Random, size: int = 40_000) -> list[str]:
     syllables = [
-        onset + vowel + coda
-        for onset in "bdfgklmnprstvz"
-        for vowel in "aeiou"
-        for coda in ("", "n", "r", "s")
+        "".join(parts) for parts in product("bdfgklmnprstvz", "aeiou", ("", "n", "r", "s"))
     ]
-    found: dict[str, None] = {}
-    while len(found) < size:
-        found["".join(draw.choices(syllables, k=draw.choice((1, 2, 2, 3, 3, 4))))] = None
-    return list(found)
+    words: dict[str, None] = {}  # an ordered set
+    while len(words) < size:
+        number = draw.choice((1, 2, 2, 3, 3, 4))
+        words["".join(draw.choices(syllables, k=number))] = None
+    return list(words)
 
 
 def write_text(path: Path, corpus: Corpus) -> None:
-    """JSONL with `prompt` and `completion`."""
+    """Write JSONL with `prompt` and `completion`."""
     with path.open("w") as file:
         file.writelines(json.dumps(row) + "\n" for row in text_rows(corpus))

@@ -29,7 +29,7 @@ SHAPES: dict[str, dict[str, int]] = {
 
 
 def make_encoder(name: str, tokenizer: Path, folder: Path, **settings: Any) -> Path:
-    """Save the encoder with its tokenizer, anew each time; returns the folder.
+    """Save the encoder with its tokenizer, anew each time, and return the folder.
 
     `tokenizer` is a folder with `tokenizer.json`.
     """
@@ -57,7 +57,7 @@ def make_encoder(name: str, tokenizer: Path, folder: Path, **settings: Any) -> P
 
 
 def vocabulary_size(text: str) -> int:
-    """How many ids a tokenizer.json knows."""
+    """Return how many ids a tokenizer.json knows."""
     from tokenizers import Tokenizer
 
     return int(Tokenizer.from_str(text).get_vocab_size())

@@ -29,36 +29,35 @@ class Shape:
 
     @property
     def attention_linears(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of q, k, v and o."""
-        queries, keys = (
-            self.num_attention_heads * self.head_dim,
-            self.num_key_value_heads * self.head_dim,
-        )
+        """Return inputs and outputs of q, k, v and o."""
+        queries = self.num_attention_heads * self.head_dim
+        keys = self.num_key_value_heads * self.head_dim
         hidden = self.hidden_size
         return [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
 
     @property
     def linears(self) -> list[tuple[int, int]]:
-        """(inputs, outputs) of every linear module of one layer."""
-        hidden, inner = self.hidden_size, self.intermediate_size
+        """Return inputs and outputs of every linear module of one layer."""
+        hidden = self.hidden_size
+        inner = self.intermediate_size
         return [*self.attention_linears, (hidden, inner), (hidden, inner), (inner, hidden)]
 
 
 def linear_parameters(shape: Shape) -> int:
-    """N: weights of the layers' linear modules, without embeddings and head."""
+    """Return the number of weights of the layers' linear modules, without embeddings and head."""
     return shape.num_hidden_layers * sum(inputs * outputs for inputs, outputs in shape.linears)
 
 
 def lora_parameters(shape: Shape, adapt: Adapt, rank: int = LORA_RANK) -> int:
-    """P: weights of the adapters."""
+    """Return the number of weights of the adapters."""
     adapted = {"attention": shape.attention_linears, "all-linear": shape.linears, "full": []}[adapt]
     return shape.num_hidden_layers * rank * sum(inputs + outputs for inputs, outputs in adapted)
 
 
 def training_flops(shape: Shape, adapt: Adapt, lengths: Sequence[int], labels: int) -> float:
-    """FLOPs of forward and backward over sequences of these lengths with `labels` labels in all."""
+    """Return the FLOPs of forward and backward over sequences of these lengths with `labels` labels in all."""
     is_full = adapt == "full"
-    found = cost(
+    flops = cost(
         [
             Linear("base", linear_parameters(shape), is_full),
             Linear("adapters", lora_parameters(shape, adapt), True),
@@ -67,10 +66,10 @@ def training_flops(shape: Shape, adapt: Adapt, lengths: Sequence[int], labels: i
         attention=shape.num_attention_heads * shape.head_dim,
         layers=shape.num_hidden_layers,
     )
-    return found.of(sum(lengths), sum(map(causal_pairs, lengths)), labels)
+    return flops.of(sum(lengths), sum(map(causal_pairs, lengths)), labels)
 
 
 def peak_flops(device: str) -> float | None:
-    """What the vendor states for a device of this name, if known."""
+    """Return the FLOP/s that the vendor states for a device of this name; None if it is not known."""
     tflops = stated_tflops(device)
     return None if tflops is None else tflops * 1e12

@@ -37,7 +37,7 @@ SETTINGS = {
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train what is not in the results yet, and say what came of it."""
+    """Train what is not in the results yet, and print the metrics."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks.{SUITE}", description=__doc__.splitlines()[0]
     )
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def train_once(model: Path, data: Path, processes: int, results: Results) -> None:
-    """One run of the real command in a process of its own."""
+    """Train with so many processes by the real command, unless the results have it."""
     key = {"shape": SHAPE, "processes": processes}
     if results.find(SUITE, key) is not None:
         return
@@ -70,27 +70,25 @@ def train_once(model: Path, data: Path, processes: int, results: Results) -> Non
         "compute.processes": processes,
         "output": run_dir,
     }
-    command = [
-        sys.executable,
-        "-m",
-        "kubetune",
-        "train",
-        *(f"{name}={value}" for name, value in settings.items()),
-    ]
+    command = [sys.executable, "-m", "kubetune", "train"]
+    command += [f"{name}={value}" for name, value in settings.items()]
     log = WORK / "logs" / f"{SUITE}-{processes}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    began = time.monotonic()
+    start = time.monotonic()
     with log.open("w") as output:
-        code = subprocess.run(
+        done = subprocess.run(
             command, cwd=ROOT, env=environment(1), stdout=output, stderr=subprocess.STDOUT
-        ).returncode
-    found = read_run(run_dir) if code == 0 else {"failed": f"exit code {code}"}
-    results.add(SUITE, key, found | {"seconds": time.monotonic() - began})
-    print(f"{processes} process{'es' if processes > 1 else ''}: {json.dumps(found)}", flush=True)
+        )
+    if done.returncode:
+        numbers = {"failed": f"exit code {done.returncode}"}
+    else:
+        numbers = read_run(run_dir)
+    results.add(SUITE, key, numbers | {"seconds": time.monotonic() - start})
+    print(f"processes {processes}: {json.dumps(numbers)}", flush=True)
 
 
 def read_run(run_dir: Path) -> dict[str, Any]:
-    """What the last evaluation of a run found, and how much it trained."""
+    """Return the metrics of a run's last evaluation, and how much it trained."""
     from kubetune.rundir.metrics import read_metrics
 
     lines = read_metrics(run_dir)

@@ -37,9 +37,9 @@ SPECIAL = {"unk_token": "<unk>", "eos_token": "<eos>", "pad_token": "<pad>"}
 
 
 def make_model(name: str, folder: Path, *, text: bool = False) -> None:
-    """Save the model with a word-level tokenizer or, for `text`, a byte-level BPE; skipped where it lies already.
+    """Save the model with a word-level tokenizer or, for `text`, a byte-level BPE, unless it is there already.
 
-    Weights are fp32, as most trainers load them by default, but for the 8B model, which is bf16 as published.
+    Weights are fp32, as most trainers load them by default. Those of the 8B model are bf16, as published.
     """
     if (folder / "tokenizer.json").exists():
         return
@@ -63,9 +63,9 @@ def make_model(name: str, folder: Path, *, text: bool = False) -> None:
 
 
 def make_family(kind: str, sizes: Mapping[str, Any], folder: Path) -> None:
-    """Save a causal LM of a `model_type` of transformers with random weights; skipped where it lies already.
+    """Save a causal LM of a `model_type` of transformers with random weights, unless it is there already.
 
-    The tokenizer of words gets a folder of its own, as transformers reads one beside some models as another kind.
+    The tokenizer of words gets a folder of its own: beside some models transformers reads it as another kind.
     """
     if (folder / WORDS / "tokenizer.json").exists():
         return
@@ -81,9 +81,9 @@ def make_family(kind: str, sizes: Mapping[str, Any], folder: Path) -> None:
 def _word_tokenizer(vocab_size: int) -> Any:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    vocabulary = {"<pad>": 0, word(EOS): EOS, "<unk>": 2} | {
-        word(i): i for i in range(3, vocab_size)
-    }
+    vocabulary = {"<pad>": 0, word(EOS): EOS, "<unk>": 2}
+    for token in range(3, vocab_size):
+        vocabulary[word(token)] = token
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return tokenizer

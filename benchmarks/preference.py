@@ -3,8 +3,8 @@
     python -m benchmarks.preference [--quick] [--cases NAME …] [--trainers NAME …] [--repeats N]
     python -m benchmarks.preference --starts [--trainers NAME …] [--repeats N]
 
-Starts are measured twice, from the command to the end of the first step: the first time what the reference says of
-every answer is to be found, the second time whoever keeps that has it.
+Starts are measured twice, from the command to the end of the first step. At the first the reference's log-probability
+of every answer has to be computed; at the second a trainer that keeps these has them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from benchmarks.harness import WORK, execute, order_of, provide, run_jobs
 from benchmarks.results import Results, open_results
 from benchmarks.startup import TIMEOUT_SECONDS, first_step, start_command
 
-SUITE, STARTS = "preference", "preference-start"
+SUITE = "preference"
+STARTS = "preference-start"
 MEASURED = ("q32k-pairs", "q32k-pairs-long")
 START = replace(CASES["q32k-pairs"], name="start-pairs", corpus=Corpus(rows=32))
 STARTERS = ("kubetune", "dpo-best")
@@ -50,21 +51,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--repeats", type=int, help="left out: 3, or 1 when quick")
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh, subject="preference")
-    cases = [
-        CASES[name]
-        for name in args.cases or MEASURED[: 1 if args.quick else None]
-        if not args.starts
-    ]
+    names = args.cases or (MEASURED[:1] if args.quick else MEASURED)
+    if args.starts:
+        names = ()
+    cases = [CASES[name] for name in names]
     for case in cases:
         ceiling.measure_once(case.model, results)
     repeats = args.repeats or (1 if args.quick else 3)
-    batches = {} if args.quick else sft.best_batches(cases, args.trainers, results)
+    batches: dict[tuple[str, str], int] = {}
+    if not args.quick:
+        batches = sft.best_batches(cases, args.trainers, results)
     run_jobs(SUITE, sft.plan_jobs(cases, args.trainers, repeats, [1], batches), results)
+
     if args.starts or not (args.quick or args.cases):
+        starters = [name for name in STARTERS if not args.trainers or name in args.trainers]
         for repeat in range(repeats):
-            measure_starts(
-                repeat, results, [name for name in STARTERS if name in (args.trainers or STARTERS)]
-            )
+            measure_starts(repeat, results, starters)
 
 
 def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> None:
@@ -80,29 +82,34 @@ def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> No
         for folder in ("startup-cache", "datasets"):
             shutil.rmtree(WORK / folder, ignore_errors=True)
         for key in keys:
-            found = start_kubetune(model, data) if trainer == "kubetune" else start_peer(trainer)
-            print(
-                f"first step: {trainer}, {'again' if key['kept'] else 'anew'}: {found}", flush=True
-            )
+            if trainer == "kubetune":
+                numbers = start_kubetune(model, data)
+            else:
+                numbers = start_peer(trainer)
+            which = "again" if key["kept"] else "anew"
+            print(f"first step: {trainer}, {which}: {numbers}", flush=True)
             if results.find(STARTS, key) is None:
-                results.add(STARTS, key, found)
+                results.add(STARTS, key, numbers)
 
 
 def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
-    """`kubetune train` until its first step is done; it is stopped then."""
-    special = {"task": "preference", "lora.r": 16, **TRAINERS["kubetune"].settings}
-    return start_command(
-        model, data, special | {"training.global_batch_size": START.sequences_per_step}, threads=1
-    )
+    """Run `kubetune train` until its first step is done; it is stopped then."""
+    settings = {
+        "task": "preference",
+        "lora.r": 16,
+        "training.global_batch_size": START.sequences_per_step,
+        **TRAINERS["kubetune"].settings,
+    }
+    return start_command(model, data, settings, threads=1)
 
 
-def start_peer(trainer: str) -> dict[str, Any]:
-    """One step by a peer."""
-    order = replace(order_of(Job(START, trainer)), epochs=1, max_steps=1)
-    found = execute(
-        TRAINERS[trainer].driver, TRAINERS[trainer].home, order, threads=1, timeout=TIMEOUT_SECONDS
+def start_peer(name: str) -> dict[str, Any]:
+    """Have a peer take one step."""
+    order = replace(order_of(Job(START, name)), epochs=1, max_steps=1)
+    trainer = TRAINERS[name]
+    return first_step(
+        execute(trainer.driver, trainer.home, order, threads=1, timeout=TIMEOUT_SECONDS)
     )
-    return first_step(found)
 
 
 if __name__ == "__main__":

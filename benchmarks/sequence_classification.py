@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,25 @@ from benchmarks.peers.job import Order
 from benchmarks.results import Results, open_results
 
 SUITE = "sequence_classification"
-BATCH, MAX_LENGTH = 64, 128
+BATCH = 64
+MAX_LENGTH = 128
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape of `encoders.SHAPES`, how many rows of training it gets, of them where all are padded, and how fast it
-    learns. `tested_rows`: of the evaluation split; None for all."""
+    """A model, and how it is trained."""
 
-    shape: str
-    rows: int
-    padded_rows: int
+    shape: str  # of `encoders.SHAPES`
+    rows: int  # of training
+    padded_rows: int  # of training, of a trainer that pads all of them: its steps are all alike
     learning_rate: float
     adapt: str = "full"
-    tested_rows: int | None = 16
+    tested_rows: int | None = 16  # of the evaluation split, None: all
 
     def rows_for(self, trainer: str) -> int:
-        """Rows of training of one trainer."""
-        return self.padded_rows if TRAINERS[trainer][1].get("padded") else self.rows
+        """Return the rows of training of one trainer."""
+        _, settings = TRAINERS[trainer]
+        return self.padded_rows if settings.get("padded") else self.rows
 
 
 CASES = {
@@ -53,6 +54,7 @@ CASES = {
     "tiny": Case("tiny", 256, 256, 1e-3, tested_rows=None),
 }
 
+# How each is called in the tables, and its settings.
 TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
     "kubetune": ("kubetune, bf16", {"model.dtype": "bfloat16"}),
     "trainer-padded": ("Trainer, every row padded to 128, fp32", {"padded": True}),
@@ -61,7 +63,6 @@ TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
         {"grouped": True, "arguments": {"bf16": True}},
     ),
 }
-"""How each is called in the tables, and its settings."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,12 +103,13 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def take_rows(data: Path, rows: int, tested_rows: int | None = None) -> Path:
-    """A folder with the first `rows` rows of training and the first `tested_rows` (None: all) of the evaluation's."""
+    """Return a folder with the first rows of training, and the first `tested_rows` (None: all) of evaluation."""
     folder = WORK / "classification" / f"{rows}-{tested_rows or 'all'}"
     folder.mkdir(parents=True, exist_ok=True)
-    for name, wanted in (("train.tsv", rows), ("dev.tsv", tested_rows)):
+    for name, number in (("train.tsv", rows), ("dev.tsv", tested_rows)):
         with (data / name).open(encoding="utf-8") as whole:
-            lines = islice(whole, None if wanted is None else wanted + 1)
+            # One line more, of the names of columns.
+            lines = islice(whole, None if number is None else number + 1)
             (folder / name).write_text("".join(lines), encoding="utf-8")
     return folder
 
@@ -118,18 +120,18 @@ def measure_once(
     """Run one trainer in a process of its own and keep what it reports, unless the results have it."""
     if results.find(SUITE, key) is not None:
         return
-    found = run(key["trainer"], case, model, data, key["threads"])
-    found.pop("losses", None)
+    numbers = run(key["trainer"], case, model, data, key["threads"])
+    numbers.pop("losses", None)
     if case.tested_rows is not None:
-        found.pop("accuracy", None)  # of random weights, on a handful of rows
-    found["rows"] = case.rows_for(key["trainer"])
-    results.add(SUITE, key, found)
-    print(f"{key['case']:<10} {key['threads']} {key['trainer']:<16} {summary(found)}", flush=True)
+        numbers.pop("accuracy", None)  # of random weights, on a handful of rows
+    numbers["rows"] = case.rows_for(key["trainer"])
+    results.add(SUITE, key, numbers)
+    print(f"{key['case']:<10} {key['threads']} {key['trainer']:<16} {summary(numbers)}", flush=True)
 
 
 def run(trainer: str, case: Case, model: Path, data: Path, threads: int) -> dict[str, Any]:
-    """What one trainer reports of one case."""
-    settings = TRAINERS[trainer][1]
+    """Return what one trainer reports of one case."""
+    _, settings = TRAINERS[trainer]
     order = Order(
         model=str(model),
         data=str(data),
@@ -146,18 +148,16 @@ def run(trainer: str, case: Case, model: Path, data: Path, threads: int) -> dict
     if trainer != "kubetune":
         return execute("classify", "peers", order, threads=threads)
     run_dir = prepare_run(case, model, data, settings)
-    found = execute(
-        "ours", "ours", Order(**{**vars(order), "run_dir": str(run_dir)}), threads=threads
-    )
-    if "failed" not in found:
+    numbers = execute("ours", "ours", replace(order, run_dir=str(run_dir)), threads=threads)
+    if "failed" not in numbers:
         from kubetune.rundir.metrics import read_metrics
 
-        found["accuracy"] = read_metrics(run_dir)[-1]["eval_accuracy"]
-    return found
+        numbers["accuracy"] = read_metrics(run_dir)[-1]["eval_accuracy"]
+    return numbers
 
 
 def trainer_arguments(case: Case) -> dict[str, Any]:
-    """What the Trainer is told besides what all peers are told."""
+    """Return what the Trainer gets besides the arguments that all peers get."""
     return {"learning_rate": case.learning_rate, "lr_scheduler_type": "linear", "logging_steps": 10}
 
 
@@ -192,35 +192,35 @@ def prepare_run(case: Case, model: Path, data: Path, settings: dict[str, Any]) -
         "training.warmup_ratio": 0.0,
         "training.save_steps": 1_000_000,
         "output": str(run_dir),
-        **(lora if case.adapt == "lora" else {}),
-        **settings,
     }
-    config = load_config(None, flags=flags)
+    if case.adapt == "lora":
+        flags |= lora
+    config = load_config(None, flags=flags | settings)
     rows = len(prepare(config).train)
     create_run_dir(config, run_dir, make_plan(config, rows, 0, world_size=1))
     return run_dir
 
 
 def rows_per_cpu_second(measurement: dict[str, Any]) -> float:
-    """Rows of training per CPU-second of the process."""
+    """Return rows of training per CPU-second of the process."""
     return float(measurement["rows"] / measurement["epoch_cpu_seconds"][0])
 
 
 def rows_per_second(measurement: dict[str, Any]) -> float:
-    """Rows of training per second by the wall."""
+    """Return rows of training per second by the wall."""
     return float(measurement["rows"] / measurement["epoch_seconds"][0])
 
 
-def summary(found: dict[str, Any]) -> str:
-    """One measurement in a few words."""
-    if "epoch_seconds" not in found:
-        return f"left out: {found.get('missing') or found.get('failed')}"
-    accuracy = f", accuracy {found['accuracy']:.3f}" if "accuracy" in found else ""
-    peak = found["peak_bytes"] / 2**20
-    return (
-        f"{rows_per_cpu_second(found):,.1f} rows/CPU-s, {rows_per_second(found):,.1f} rows/s, peak {peak:,.0f} MB"
-        f"{accuracy}"
-    )
+def summary(measurement: dict[str, Any]) -> str:
+    """Return one measurement in a few words."""
+    if "epoch_seconds" not in measurement:
+        return f"left out: {measurement.get('missing') or measurement.get('failed')}"
+    text = f"{rows_per_cpu_second(measurement):,.1f} rows/CPU-s"
+    text += f", {rows_per_second(measurement):,.1f} rows/s"
+    text += f", peak {measurement['peak_bytes'] / 2**20:,.0f} MB"
+    if "accuracy" in measurement:
+        text += f", accuracy {measurement['accuracy']:.3f}"
+    return text
 
 
 if __name__ == "__main__":

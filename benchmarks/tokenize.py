@@ -20,16 +20,28 @@ from benchmarks.results import open_results
 from benchmarks.startup import text_data, text_model
 
 SUITE = "tokenize"
-ROWS, QUICK_ROWS = 20_000, 2_000
+ROWS = 20_000
+QUICK_ROWS = 2_000
 PATHS: dict[str, tuple[str, Home]] = {
     "kubetune": ("tokenize_ours", "ours"),
     "trl": ("tokenize_trl", "peers"),
     "datasets.map": ("tokenize_map", "peers"),
 }
+# Nothing is trained: what a trainer would be told does not matter.
 ORDER = Order(
-    model="", data="", adapt="attention", lora_rank=1, batch=1, accumulation=1, epochs=1, max_length=1024,
-    pack_length=1024, settings={}, started=0.0, text=True,
-)  # fmt: skip
+    model="",
+    data="",
+    adapt="attention",
+    lora_rank=1,
+    batch=1,
+    accumulation=1,
+    epochs=1,
+    max_length=1024,
+    pack_length=1024,
+    settings={},
+    started=0.0,
+    text=True,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -47,16 +59,18 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh)
     end_on_sigterm()
-    rows, cores = QUICK_ROWS if args.quick else ROWS, len(os.sched_getaffinity(0))
+    rows = QUICK_ROWS if args.quick else ROWS
+    cores = len(os.sched_getaffinity(0))
     order = replace(ORDER, model=str(text_model()), data=str(text_data(rows)))
     for repeat in range(args.repeats or (1 if args.quick else 3)):
         for processes in dict.fromkeys((1, cores)):
             for path, (driver, home) in PATHS.items():
                 key = {"path": path, "rows": rows, "processes": processes, "repeat": repeat}
-                if results.find(SUITE, key) is None:
-                    found = execute(driver, home, replace(order, settings={"num_proc": processes}))
-                    results.add(SUITE, key, found)
-                    print(f"tokenise: {path}, {processes} processes: {found}", flush=True)
+                if results.find(SUITE, key) is not None:
+                    continue
+                numbers = execute(driver, home, replace(order, settings={"num_proc": processes}))
+                results.add(SUITE, key, numbers)
+                print(f"tokenise: {path}, {processes} processes: {numbers}", flush=True)
 
 
 if __name__ == "__main__":

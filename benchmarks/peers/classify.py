@@ -51,13 +51,16 @@ def measure(order: Order) -> dict[str, Any]:
         train_dataset=read("train"),
         eval_dataset=read("dev"),
         data_collator=DataCollatorWithPadding(tokenizer),
-        compute_metrics=lambda said: {
-            "accuracy": float((said.predictions.argmax(1) == said.label_ids).mean())
-        },
+        compute_metrics=_accuracy,
         callbacks=[recording_callback(recorder)],
     )
-    found = train(trainer, recorder)
-    return found | {"accuracy": float(trainer.evaluate()["eval_accuracy"])}
+    numbers = train(trainer, recorder)
+    return numbers | {"accuracy": float(trainer.evaluate()["eval_accuracy"])}
+
+
+def _accuracy(outputs: Any) -> dict[str, float]:
+    is_right = outputs.predictions.argmax(1) == outputs.label_ids
+    return {"accuracy": float(is_right.mean())}
 
 
 if __name__ == "__main__":

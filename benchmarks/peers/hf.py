@@ -31,7 +31,8 @@ def measure(order: Order) -> dict[str, Any]:
     loading["dtype"] = order.settings.get("dtype", "float32")
     tokenizer = AutoTokenizer.from_pretrained(order.model)
     model = AutoModelForCausalLM.from_pretrained(order.model, **loading)
-    if (settings := lora(order)) is not None:
+    settings = lora(order)
+    if settings is not None:
         from peft import get_peft_model
 
         model = get_peft_model(model, settings)

@@ -1,4 +1,12 @@
-"""What a driver is told, and what drivers of Hugging Face trainers share. Imports nothing heavy by itself."""
+"""What a driver is told, and what drivers share. Imports nothing heavy by itself.
+
+Every driver of this folder has one function, `measure(order)`, which trains as ordered and returns what a `Recorder`
+has recorded:
+
+    recorder = Recorder(order.started)                                 before anything heavy is imported
+    trainer = Trainer(…, callbacks=[recording_callback(recorder)])     the library's own, by its documentation
+    return train(trainer, recorder)
+"""
 
 from __future__ import annotations
 
@@ -21,26 +29,22 @@ LEARNING_RATE = 1e-4
 
 @dataclass(frozen=True)
 class Order:
-    """One measurement: model folder, JSONL of rows, what is trained, and the trainer's own `settings`.
+    """One measurement, as a driver is told it."""
 
-    `batch` sequences at a time and rank, `accumulation` times per optimizer step. `started` is when the process was
-    started, on time.monotonic's clock. `run_dir` is kubetune's own; `text`: rows are text and not ids.
-    """
-
-    model: str
-    data: str
-    adapt: str
+    model: str  # its folder
+    data: str  # JSONL of rows
+    adapt: str  # what is trained
     lora_rank: int
-    batch: int
-    accumulation: int
+    batch: int  # sequences at a time and rank
+    accumulation: int  # batches of each rank per optimizer step
     epochs: int
-    max_length: int
-    pack_length: int
-    settings: dict[str, Any]
-    started: float
-    run_dir: str = ""
-    text: bool = False
-    max_steps: int = -1
+    max_length: int  # tokens that no row has more of
+    pack_length: int  # tokens of a row of trainers that pack
+    settings: dict[str, Any]  # the trainer's own
+    started: float  # when the process was started, on time.monotonic's clock
+    run_dir: str = ""  # of kubetune alone
+    text: bool = False  # True if rows are text, and not ids
+    max_steps: int = -1  # -1: all of the epochs
 
 
 def drive(measure: Callable[[Order], dict[str, Any]]) -> None:
@@ -55,15 +59,20 @@ def drive(measure: Callable[[Order], dict[str, Any]]) -> None:
         report({"missing": error.name.partition(".")[0]})
 
 
-def read_rows(order: Order) -> list[dict[str, list[int]]]:
-    """`input_ids` and `labels` of every row."""
+def read_lines(order: Order) -> list[dict[str, Any]]:
+    """Return every row as it is in the file."""
     with Path(order.data).open() as file:
-        rows = [json.loads(line) for line in file]
+        return [json.loads(line) for line in file]
+
+
+def read_rows(order: Order) -> list[dict[str, list[int]]]:
+    """Return `input_ids` and `labels` of every row."""
+    rows = read_lines(order)
     return [{"input_ids": row["input_ids"], "labels": row["labels"]} for row in rows]
 
 
 def lora(order: Order) -> Any:
-    """PEFT's settings, or None for full fine-tuning."""
+    """Return PEFT's settings, or None for full fine-tuning."""
     if order.adapt == "full":
         return None
     from peft import LoraConfig
@@ -78,7 +87,7 @@ def lora(order: Order) -> Any:
 
 
 def common_arguments(order: Order, cpu: bool) -> dict[str, Any]:
-    """Arguments that every Hugging Face trainer gets: the batch, a constant learning rate, nothing saved or reported.
+    """Return the arguments of every Hugging Face trainer: the batch, a constant learning rate, nothing saved or reported.
 
     What is not set here or in the order's settings stays at the trainer's default.
     """
@@ -100,12 +109,12 @@ def common_arguments(order: Order, cpu: bool) -> dict[str, Any]:
         arguments |= {"use_cpu": True, "dataloader_pin_memory": False}
         if "WORLD_SIZE" in os.environ:
             arguments["ddp_backend"] = "gloo"
-    chosen: dict[str, Any] = order.settings.get("arguments", {})
-    return arguments | chosen
+    of_trainer: dict[str, Any] = order.settings.get("arguments", {})
+    return arguments | of_trainer
 
 
 def stock_arguments(order: Order) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Arguments of a Hugging Face trainer, and keywords for loading its model.
+    """Return the arguments of a Hugging Face trainer, and keywords for loading its model.
 
     Settings: `model` (such keywords), `grouped` (length groups), `tuned` (GPU kernels), `arguments`.
     """
@@ -123,7 +132,7 @@ def stock_arguments(order: Order) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def train(trainer: Any, recorder: Recorder) -> dict[str, Any]:
-    """Train with a Hugging Face trainer that was given `recording_callback(recorder)`; returns the measurement."""
+    """Train with a Hugging Face trainer that has `recording_callback(recorder)`, and return the measurement."""
     trainer.train()
     return recorder.result(
         tokens_of(trainer.train_dataset),
@@ -134,7 +143,7 @@ def train(trainer: Any, recorder: Recorder) -> dict[str, Any]:
 def group_whole_set() -> None:
     """Let length grouping sort the whole set, as it nearly does with the tens of thousands of rows of a real one.
 
-    transformers sorts at most a quarter of the rows together, which with a benchmark's few rows groups hardly anything.
+    transformers sorts at most a quarter of the rows together. With a benchmark's few rows that groups hardly anything.
     """
     from transformers import trainer_pt_utils
 
@@ -149,7 +158,7 @@ def group_whole_set() -> None:
 
 
 def recording_callback(recorder: Recorder) -> Any:
-    """A transformers callback that tells `recorder` of steps, epochs and losses."""
+    """Return a callback of transformers that tells `recorder` of steps, epochs and losses."""
     from transformers import TrainerCallback
 
     class Recording(TrainerCallback):
@@ -170,22 +179,24 @@ def recording_callback(recorder: Recorder) -> Any:
 
 
 def tokens_of(rows: Any) -> int:
-    """Tokens of a data set with `input_ids`, padding not among them."""
-    return sum(
-        sum(row["attention_mask"]) if "attention_mask" in row else len(row["input_ids"])
-        for row in rows
-    )
+    """Return the tokens of a data set with `input_ids`, without padding."""
+    total = 0
+    for row in rows:
+        if "attention_mask" in row:
+            total += sum(row["attention_mask"])
+        else:
+            total += len(row["input_ids"])
+    return total
 
 
 def effective(model: Any, arguments: Any, state: Any) -> dict[str, Any]:
-    """What a trainer really ran with, for the results file."""
+    """Return what a trainer really ran with, for the results file."""
     first = next(p for p in model.parameters() if not p.requires_grad or p.dim() > 1)
+    recomputes = [getattr(module, "gradient_checkpointing", False) for module in model.modules()]
     return {
         "weights": str(first.dtype),
         "autocast_bf16": bool(arguments.bf16),
-        "gradient_checkpointing": any(
-            getattr(m, "gradient_checkpointing", False) for m in model.modules()
-        ),
+        "gradient_checkpointing": any(recomputes),
         "attention": getattr(model.config, "_attn_implementation", None),
         "trained_parameters": sum(p.numel() for p in model.parameters() if p.requires_grad),
         "steps": state.global_step,

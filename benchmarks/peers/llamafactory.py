@@ -17,6 +17,7 @@ from benchmarks.peers.job import (
     common_arguments,
     drive,
     effective,
+    read_lines,
     recording_callback,
 )
 from benchmarks.recorder import Recorder
@@ -31,24 +32,24 @@ def measure(order: Order) -> dict[str, Any]:
     from llamafactory.train import tuner  # type: ignore[import-not-found, unused-ignore]
     from transformers import TrainerCallback
 
-    seen: dict[str, Any] = {}
+    # The function returns nothing: what it trained with is known to its callbacks alone.
+    kept: dict[str, Any] = {}
 
     class Keep(TrainerCallback):
         def on_train_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
-            seen.update(
-                effective=effective(parts["model"], args, state), loader=parts["train_dataloader"]
-            )
+            kept["effective"] = effective(parts["model"], args, state)
+            kept["loader"] = parts["train_dataloader"]
 
     arguments = _arguments(order, cpu=not torch.cuda.is_available())
     # After training it writes a model card, which needs libraries that are not there.
     with contextlib.suppress(ImportError):
         tuner.run_exp(arguments, callbacks=[recording_callback(recorder), Keep()])
-    tokens = sum(int(batch["attention_mask"].sum()) for batch in seen["loader"])
-    return recorder.result(tokens, effective=seen["effective"])
+    tokens = sum(int(batch["attention_mask"].sum()) for batch in kept["loader"])
+    return recorder.result(tokens, effective=kept["effective"])
 
 
 def _stand_in_for_torchaudio() -> None:
-    """It imports torchaudio for speech models only; an empty module serves text."""
+    """Put an empty module in the place of torchaudio, which it imports for speech models only."""
     module = ModuleType("torchaudio")
     module.__spec__ = ModuleSpec("torchaudio", None)
     sys.modules.setdefault("torchaudio", module)
@@ -56,24 +57,23 @@ def _stand_in_for_torchaudio() -> None:
 
 def _arguments(order: Order, cpu: bool) -> dict[str, Any]:
     folder = Path(tempfile.mkdtemp(prefix="peer-"))
-    with Path(order.data).open() as file:
-        rows = [json.loads(line) for line in file]
     # The `empty` template adds nothing: ids are those of the other trainers.
-    pairs = [
-        {"instruction": row["prompt"], "input": "", "output": row["completion"]} for row in rows
-    ]
+    pairs = []
+    for row in read_lines(order):
+        pairs.append({"instruction": row["prompt"], "input": "", "output": row["completion"]})
     (folder / "rows.json").write_text(json.dumps(pairs))
     (folder / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.json"}}))
-    lora = {
-        "finetuning_type": "lora",
-        "lora_rank": order.lora_rank,
-        "lora_alpha": 2 * order.lora_rank,
-        "lora_target": ",".join(ATTENTION) if order.adapt == "attention" else "all",
-    }
-    common = common_arguments(order, cpu)
+    method: dict[str, Any] = {"finetuning_type": "full"}
+    if order.adapt != "full":
+        method = {
+            "finetuning_type": "lora",
+            "lora_rank": order.lora_rank,
+            "lora_alpha": 2 * order.lora_rank,
+            "lora_target": ",".join(ATTENTION) if order.adapt == "attention" else "all",
+        }
     return {
-        **common,
-        **({"finetuning_type": "full"} if order.adapt == "full" else lora),
+        **common_arguments(order, cpu),
+        **method,
         "stage": "sft",
         "do_train": True,
         "model_name_or_path": order.model,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from benchmarks.peers.job import Order, drive, tokens_of
-from benchmarks.peers.tokenizing import processes_of, text_of, timed
+from benchmarks.peers.job import Order, drive, read_lines, tokens_of
+from benchmarks.peers.tokenizing import processes_of, timed
 
 
 def measure(order: Order) -> dict[str, Any]:
@@ -15,33 +15,27 @@ def measure(order: Order) -> dict[str, Any]:
 
     datasets.disable_caching()
     tokenizer = AutoTokenizer.from_pretrained(order.model)
-    rows = datasets.Dataset.from_list(text_of(order))
+    rows = datasets.Dataset.from_list(read_lines(order))
 
     def encode(batch: dict[str, list[str]]) -> dict[str, list[list[int]]]:
-        texts = [
-            prompt + completion
-            for prompt, completion in zip(batch["prompt"], batch["completion"], strict=True)
-        ]
-        whole = tokenizer(texts, add_special_tokens=False)["input_ids"]
+        texts = map(str.__add__, batch["prompt"], batch["completion"])
+        whole = tokenizer(list(texts), add_special_tokens=False)["input_ids"]
         prompts = tokenizer(batch["prompt"], add_special_tokens=False)["input_ids"]
-        ids = [[*row, tokenizer.eos_token_id][: order.max_length] for row in whole]
-        labels = [
-            [-100] * len(prompt) + row[len(prompt) :]
-            for prompt, row in zip(prompts, ids, strict=True)
-        ]
-        return {"input_ids": ids, "labels": labels}
+        all_ids = []
+        all_labels = []
+        for prompt, text in zip(prompts, whole, strict=True):
+            ids = [*text, tokenizer.eos_token_id][: order.max_length]
+            all_ids.append(ids)
+            all_labels.append([-100] * len(prompt) + ids[len(prompt) :])
+        return {"input_ids": all_ids, "labels": all_labels}
 
-    made: list[Any] = []
-
-    def work() -> int:
-        made.append(
-            rows.map(
-                encode, batched=True, num_proc=processes_of(order), remove_columns=rows.column_names
-            )
+    def work() -> Any:
+        return rows.map(
+            encode, batched=True, num_proc=processes_of(order), remove_columns=rows.column_names
         )
-        return 0
 
-    return timed(work, len(rows)) | {"tokens": tokens_of(made[0])}
+    encoded, seconds = timed(work)
+    return seconds | {"rows": len(rows), "tokens": tokens_of(encoded)}
 
 
 if __name__ == "__main__":

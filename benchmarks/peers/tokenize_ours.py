@@ -24,8 +24,9 @@ def measure(order: Order) -> dict[str, Any]:
             "data.cache": cache,
         }
         config = load_config(None, flags=flags)
-        found = timed(lambda: int(prepare(config).train.lengths.sum()), 0)
-        return found | {"rows": len(prepare(config).train)}
+        prepared, seconds = timed(lambda: prepare(config))
+        rows = prepared.train
+        return seconds | {"rows": len(rows), "tokens": int(rows.lengths.sum())}
 
 
 if __name__ == "__main__":

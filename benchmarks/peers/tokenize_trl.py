@@ -5,8 +5,8 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from benchmarks.peers.job import Order, drive, tokens_of
-from benchmarks.peers.tokenizing import processes_of, text_of, timed
+from benchmarks.peers.job import Order, drive, read_lines, tokens_of
+from benchmarks.peers.tokenizing import processes_of, timed
 
 
 def measure(order: Order) -> dict[str, Any]:
@@ -17,19 +17,14 @@ def measure(order: Order) -> dict[str, Any]:
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found, unused-ignore]
 
     datasets.disable_caching()
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
 
     class Timed(SFTTrainer):  # type: ignore[misc]
         def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
-            made: list[Any] = []
-
-            def work() -> int:
-                made.append(super(Timed, self)._prepare_dataset(dataset, *args, **kwargs))
-                return 0
-
-            found.update(timed(work, len(dataset)))
-            found["tokens"] = tokens_of(made[0])
-            return made[0]
+            prepare = super()._prepare_dataset
+            prepared, seconds = timed(lambda: prepare(dataset, *args, **kwargs))
+            numbers.update(seconds, rows=len(dataset), tokens=tokens_of(prepared))
+            return prepared
 
     config = SFTConfig(
         output_dir=tempfile.mkdtemp(prefix="peer-"),
@@ -41,10 +36,10 @@ def measure(order: Order) -> dict[str, Any]:
     Timed(
         model=order.model,
         args=config,
-        train_dataset=datasets.Dataset.from_list(text_of(order)),
+        train_dataset=datasets.Dataset.from_list(read_lines(order)),
         processing_class=AutoTokenizer.from_pretrained(order.model),
     )
-    return found
+    return numbers
 
 
 if __name__ == "__main__":

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.job import (
     Order,
     drive,
     lora,
+    read_lines,
     read_rows,
     recording_callback,
     stock_arguments,
@@ -32,20 +31,16 @@ def measure(order: Order) -> dict[str, Any]:
     arguments["max_length"] = order.max_length
     if order.settings.get("packed"):
         arguments |= {"packing": True, "max_length": order.pack_length}
+    rows = read_lines(order) if order.text else read_rows(order)
     trainer = SFTTrainer(
         model=order.model,
         args=SFTConfig(**arguments, model_init_kwargs=loading or None),
-        train_dataset=Dataset.from_list(_text(order) if order.text else read_rows(order)),
+        train_dataset=Dataset.from_list(rows),
         peft_config=lora(order),
         processing_class=AutoTokenizer.from_pretrained(order.model),
         callbacks=[recording_callback(recorder)],
     )
     return train(trainer, recorder)
-
-
-def _text(order: Order) -> list[dict[str, str]]:
-    with Path(order.data).open() as file:
-        return [json.loads(line) for line in file]
 
 
 if __name__ == "__main__":

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.job import Order, drive, effective, lora, recording_callback, stock_arguments
+from benchmarks.peers.job import (
+    Order,
+    drive,
+    effective,
+    lora,
+    read_lines,
+    recording_callback,
+    stock_arguments,
+)
 from benchmarks.recorder import Recorder
 
 COLUMNS = ("prompt", "chosen", "rejected")
 
 
 def measure(order: Order) -> dict[str, Any]:
-    """Train as ordered; settings: `precomputed`, what the reference says found before training, and those of
-    `stock_arguments`. Raises RuntimeError where TRL's ids are others than those given."""
+    """Train as ordered; settings: `precomputed` (the reference is asked before training), and those of `stock_arguments`.
+
+    Raise RuntimeError if TRL makes other ids of the texts than kubetune has.
+    """
     recorder = Recorder(order.started)
     from datasets import load_dataset
     from transformers import AutoTokenizer
@@ -26,11 +34,10 @@ def measure(order: Order) -> dict[str, Any]:
         "precompute_ref_log_probs": bool(order.settings.get("precomputed")),
     }
     rows = load_dataset("json", data_files=order.data, split="train")
-    if order.settings.get(
-        "grouped"
-    ):  # by a column, which it would take away as one that no model takes
-        rows = rows.map(lambda row: {"length": len(row["ids"]["prompt"]) + _longer(row["ids"])})
-        arguments |= {"remove_unused_columns": False}
+    if order.settings.get("grouped"):
+        rows = rows.map(lambda row: {"length": _length(row["ids"])})
+        # The column of lengths is none that a model takes: the trainer would remove it.
+        arguments["remove_unused_columns"] = False
     trainer = DPOTrainer(
         model=order.model,
         args=DPOConfig(**arguments, model_init_kwargs=loading or None),
@@ -39,19 +46,19 @@ def measure(order: Order) -> dict[str, Any]:
         processing_class=AutoTokenizer.from_pretrained(order.model),
         callbacks=[recording_callback(recorder)],
     )
-    with Path(order.data).open() as file:
-        given = [json.loads(line)["ids"] for line in file]
-    if [{name: row[f"{name}_ids"] for name in COLUMNS} for row in trainer.train_dataset] != given:
-        raise RuntimeError("TRL made other ids of the texts than those that kubetune is given")
+    tokens = 0
+    for row, line in zip(trainer.train_dataset, read_lines(order), strict=True):
+        ids = line["ids"]
+        if any(row[f"{name}_ids"] != ids[name] for name in COLUMNS):
+            raise RuntimeError("TRL made other ids of the texts than those that kubetune is given")
+        tokens += 2 * len(ids["prompt"]) + len(ids["chosen"]) + len(ids["rejected"])
     trainer.train()
-    tokens = sum(
-        2 * len(ids["prompt"]) + len(ids["chosen"]) + len(ids["rejected"]) for ids in given
-    )
     return recorder.result(tokens, effective=effective(trainer.model, trainer.args, trainer.state))
 
 
-def _longer(ids: dict[str, list[int]]) -> int:
-    return max(len(ids["chosen"]), len(ids["rejected"]))
+def _length(ids: dict[str, list[int]]) -> int:
+    """Return the tokens of the longer of both sequences."""
+    return len(ids["prompt"]) + max(len(ids["chosen"]), len(ids["rejected"]))
 
 
 if __name__ == "__main__":
