@@ -100,6 +100,7 @@ class Api:
             met = await self._faults.meet(request, f"{verb} {plural}", target.name or "")
             if met is not None:
                 return met
+        # A subresource is a right of its own: `pods/exec`.
         access.check(self._store, token, verb, target, self._faults.is_starting)
         if target.subresource not in (None, "status"):
             if target.subresource not in resource.subresources:

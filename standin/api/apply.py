@@ -33,6 +33,7 @@ _APPLIED_METADATA = ("name", "namespace", "labels", "annotations", "finalizers",
 
 def apply(old: Object | None, config: Object, manager: str, force: bool) -> Object:
     """Return the object after `manager` applied `config`. ApiError 409 when another manager owns a field it changes."""
+    # Three sets of fields: those applied now, those this manager applied before, and those of others.
     config = _without_what_is_not_applied(config)
     mine = set(_leaves(config)) - _IDENTITY
     new = copy.deepcopy(old) if old else {}

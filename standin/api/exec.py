@@ -52,6 +52,7 @@ async def run_exec(request: web.Request, container: Container) -> web.WebSocketR
         assert process.stdout is not None
         assert process.stderr is not None
         outputs = [(process.stdout, _STDOUT), (process.stderr, _STDERR)]
+    # Both ways at once: a command may wait for input before it prints.
     receiver = asyncio.create_task(_receive(socket, process, terminal))
     await asyncio.gather(*(_send(socket, stream, channel) for stream, channel in outputs))
     code = await process.wait()

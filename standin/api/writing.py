@@ -105,6 +105,7 @@ class Writer:
         resource = target.resource
         name = target.name or ""
         obj = self._store.require(resource, target.namespace, name)
+        # A client that means an object it has seen, and not another one of its name, gives its uid.
         uid = obj["metadata"]["uid"]
         wanted = (options.get("preconditions") or {}).get("uid", uid)
         if wanted != uid:
@@ -142,6 +143,7 @@ class Writer:
         body.setdefault("metadata", {}).setdefault("name", target.name)
         if target.resource.namespaced:
             body["metadata"].setdefault("namespace", target.namespace)
+        # To apply what does not exist creates it.
         old = self._store.objects.get((target.resource, target.namespace, target.name or ""))
         new = apply(old, body, manager, flag(request, "force"))
         if old is not None:
@@ -164,6 +166,7 @@ class Writer:
         if causes:
             raise invalid(resource, obj["metadata"].get("name", ""), causes)
         fill_defaults(obj)
+        # Who may not create may still change what exists.
         if old is None:
             self._faults.check_creation(obj)
             if resource.kind == "Pod":

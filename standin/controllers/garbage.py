@@ -41,6 +41,7 @@ def _finalizers(obj: Object) -> list[str]:
 
 def _collect(context: Context) -> None:
     """Delete what has lost all its owners, or whose owners wait for it in a foreground deletion."""
+    # An owner is known by its uid: another object of its name is none.
     live = {uid_of(obj): obj for obj in context.store.objects.values()}
     for obj in list(live.values()):
         if not owner_uids(obj) or terminating(obj):

@@ -56,6 +56,7 @@ def _reconcile_job(context: Context, job: Object) -> None:
     status = job.setdefault("status", {})
     if not _ended(job):
         _suspend_or_start(context, job)
+    # Pods are counted to the last, also of a Job that has ended.
     verdict = _count_ended_pods(context, job)
     if not _ended(job) and not condition(job, "FailureTarget"):
         verdict = verdict or _exceeded_limit(context, job)
@@ -171,6 +172,7 @@ def _count_index(context: Context, job: Object, pod: Object, action: str) -> Non
     counts = {}
     for name in (_INDEX_FAILURES, _INDEX_IGNORED_FAILURES):
         counts[name] = int(pod["metadata"]["annotations"].get(name, 0))
+    # The limit is of restarts: with 2 of them the third failure ends the index.
     is_spent = counts[_INDEX_FAILURES] >= job["spec"]["backoffLimitPerIndex"]
     if action == "Count" and is_spent:
         _add_index(job["status"], "failedIndexes", _index(pod))
@@ -225,6 +227,7 @@ def _exceeded_limit(context: Context, job: Object) -> Verdict | None:
     spec = job["spec"]
     status = job["status"]
     failures = status.get("failed", 0)
+    # Restarts within a pod count as failures of the Job, too.
     if spec["template"]["spec"].get("restartPolicy") == "OnFailure":
         for pod in _active(context.owned(job, "Pod")):
             for entry in container_statuses(pod):
@@ -299,6 +302,7 @@ def _start_pods(context: Context, job: Object, blocking: list[Object]) -> None:
         return
     taken = {_index(pod) for pod in blocking}
     taken |= _indexes(status, "completedIndexes") | _indexes(status, "failedIndexes")
+    # The lowest free indexes come first.
     free = [index for index in range(wanted) if index not in taken]
     for index in free[:missing]:
         if _may_start(context, job, index):

@@ -53,6 +53,7 @@ def _bring_forward(context: Context, jobset: Object) -> None:
         if int(labels_of(job)[_ATTEMPT]) == jobset["status"]["restarts"]:
             current.append(job)
         elif not terminating(job):
+            # It is there until its pods have gone.
             context.store.delete(job, propagation="Foreground")
     for job in current:
         if condition(job, "Failed"):
@@ -139,6 +140,7 @@ def _is_active(job: Object) -> bool:
 def _create_job(context: Context, jobset: Object, replicated: Object, index: int) -> None:
     """Create a Job of a replicated job."""
     name = _job_name(jobset, replicated, index)
+    # By these the JobSet, its Service and programs in the pods know which is which.
     facts = {
         "jobset-name": name_of(jobset),
         "jobset-uid": uid_of(jobset),

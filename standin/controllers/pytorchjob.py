@@ -88,6 +88,7 @@ def _reconcile_replica(context: Context, job: Object, role: str, index: int) -> 
     """Keep one replica as it should be; return its pod's phase, None when there is no pod."""
     name = f"{name_of(job)}-{role.lower()}-{index}"
     metadata = {"name": name, "labels": _labels(job, role, index)}
+    # Pods find each other by Services of their own, and not by host names.
     if not context.store.get("Service", namespace_of(job), name):
         ports = [{"name": "pytorchjob-port", "port": _PORT, "targetPort": _PORT}]
         spec = {"clusterIP": "None", "selector": metadata["labels"], "ports": ports}

@@ -48,6 +48,7 @@ def _reconcile_stateful_set(context: Context, obj: Object) -> None:
         pod_name = f"{name}-{index}"
         _create_claims(context, obj, pod_name)
         pod = pods.get(pod_name) or _start_member(context, obj, index, revision)
+        # A member that has ended comes back under the same name, once this pod is gone.
         if pod and finished(pod) and not terminating(pod):
             context.store.delete(pod)
         # In order: the next one is made when this one is ready.

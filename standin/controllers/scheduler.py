@@ -38,6 +38,7 @@ def reconcile(context: Context) -> None:
         if not pod["spec"].get("nodeName") and not terminating(pod):
             pod.setdefault("status", {"phase": "Pending", "qosClass": "Burstable"})
             waiting.setdefault(_group(pod) or uid_of(pod), []).append(pod)
+    # A pod that gets a node takes its resources from those after it.
     for group, members in waiting.items():
         refusals = _place(context, members, nodes, pods)
         if isinstance(group, tuple):
@@ -168,6 +169,7 @@ def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
             neighbours.append(other)
     if _is_unwanted_beside(pod, neighbours):
         return "node(s) didn't match pod anti-affinity rules"
+    # An extended resource that the node does not name is one that it has none of.
     allocatable = node["status"]["allocatable"]
     for resource in sorted({*allocatable, *_extended_resources(pod)}):
         requested = sum(_request(other, resource) for other in [*neighbours, pod])

@@ -140,6 +140,7 @@ def _fill_trainer(job: Object, runtime: Object, replicated: Object) -> None:
             container[key] = trainer[key]
     if "resourcesPerNode" in trainer:
         container["resources"] = trainer["resourcesPerNode"]
+    # The job's own variables replace those of the runtime, and the rendezvous replaces both.
     env = _by_name(container.get("env", []), trainer.get("env", []))
     if "torch" in policy:
         name = name_of(job)

@@ -74,6 +74,7 @@ class Container:
             has_succeeded = code == 0 and (self.init or policy == "OnFailure")
             if policy == "Never" or has_succeeded or self.worker.stopping.is_set():
                 return code
+            # Before the next start, which takes the restart count one higher.
             failures += 1
             await self._back_off(failures)
         return KILLED
@@ -127,6 +128,7 @@ class Container:
                 "CreateContainerConfigError",
                 "container has runAsNonRoot and image will run as root",
             )
+        # As a runtime sets it for a user without an entry in /etc/passwd.
         home = "/" if self._uid else "/root"
         self._env = environment(worker.store, worker.pod, self.spec, image, home)
         argv = [*self.spec.get("command", image.command), *self.spec.get("args", [])]

@@ -32,6 +32,7 @@ def field_value(pod: Object, path: str) -> str:
     """Return a pod field of the downward API's `fieldRef` as text, empty when it is not set."""
     if match := _KEYED_FIELD.fullmatch(path):
         return str((pod["metadata"].get(match[1]) or {}).get(match[2], ""))
+    # metadata.name, status.podIP and so on.
     value: Any = pod
     for part in path.split("."):
         value = value.get(part, "") if isinstance(value, dict) else ""

@@ -130,6 +130,7 @@ class PodWorker:
         try:
             await self._set_up()
             self.publish()
+            # One after the other; the first that fails keeps the rest from starting.
             initialized = True
             for init in self._inits:
                 initialized = initialized and await init.run() == 0 and not self.stopping.is_set()
@@ -228,6 +229,7 @@ class PodWorker:
         while not self.task.done():
             assert self._deadline is not None
             left = self._deadline - loop.time()
+            # Once each is asked; at the deadline all are killed.
             for container in self.containers.values():
                 if left <= 0:
                     container.signal(signal.SIGKILL)

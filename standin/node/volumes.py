@@ -116,6 +116,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 def _give(path: Path, group: int) -> None:
+    """Give a file to a group, which may write it; what is made in a folder is the group's, too."""
     status = path.lstat()
     if status.st_gid != group and not path.is_symlink():
         os.chown(path, -1, group)

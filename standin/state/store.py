@@ -98,6 +98,7 @@ class Store:
         if key in self.objects:
             raise already_exists(resource, key[2])
         meta.update(uid=str(uuid.uuid4()), creationTimestamp=now(), resourceVersion="0")
+        # Counts changes of the spec, so that a status can say which one it is about.
         if "spec" in obj and resource.kind not in _WITHOUT_GENERATION:
             meta["generation"] = 1
         if not dry_run:
@@ -110,6 +111,7 @@ class Store:
         key = _key(obj)
         if self.objects.get(key) is not obj:
             return obj
+        # Compared as watchers see it: an edit that changes nothing is no change.
         old = json.loads(self._published[key])
         if old == json.loads(json.dumps(obj)):
             return obj
