@@ -57,7 +57,7 @@ class Segment(NamedTuple):
 
 
 def sort_by_prefix(sequences: Sequence[Tokens]) -> tuple[Ids, Ids]:
-    """Return the order that puts like beginnings together, and how many tokens each then shares with the one before.
+    """Return the order that puts like prefixes together, and how many tokens each then shares with the one before.
 
     These are whole grains, and never all of a sequence: its last token is always its own.
     """

@@ -207,8 +207,8 @@ class Encoder:
         if not after or after[-1] != eos:
             after = [*after, eos]
         # Of a text BOS counts as trained too, but it comes first, which nothing predicts.
-        trains_beginning = self.trains_all or isinstance(example, Text)
-        trained = [trains_beginning] * len(before) + [True] * len(after)
+        trains_before = self.trains_all or isinstance(example, Text)
+        trained = [trains_before] * len(before) + [True] * len(after)
         trained[0] = False
         return Encoded([*before, *after], trained)
 

@@ -49,7 +49,7 @@ def make_feed(
     if share < LEAST_SHARE:
         return feed(), plan
 
-    line = f"beginnings that rows share, {share:.0%} of the tokens, are computed"
+    line = f"prefixes that rows share ({share:.0%} of the tokens) are computed"
     # All ranks share, or none does: if one cannot, its reason is everybody's.
     of_ranks = process_group.gather(prefix_sharing.why_not(learner), world)
     reasons = [reason for reason in of_ranks if reason]
