@@ -64,7 +64,7 @@ def loop(run: Run, state: State, run_log: RunLog) -> State:
             break
         if is_pause_due(training.pause_at_step, state, evaluates=run.data.eval is not None):
             end_of_step.stop(run, state, run_log, errors.Paused)
-        if state.step:  # not before a step has shown that the model trains at all
+        if state.step:  # the first step does not wait for the compiler
             warm_up.compile_planned(run, state)
         state = _step(run, state, run_log)
     return state
