@@ -30,6 +30,7 @@ def report(
 ) -> str:
     """Write report.json and log where the result is. Return a remark on the run, mostly empty."""
     heartbeat.beat("report")
+    # Before ranks part ways: this takes all of them.
     peak = max(process_group.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
         return ""
@@ -44,6 +45,7 @@ def report(
 
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
+    # What was forecast at the start beside what was measured.
     compared = actuals.compare(
         config,
         plan,

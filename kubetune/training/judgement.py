@@ -68,6 +68,7 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     answers = answer(run.judge, run.learner, run.world, lambda: run.stop.requested)
     if answers is None:
         return None
+    # Rank 0 scores and writes, and all ranks get the numbers, on which the best checkpoint depends.
     score = partial(_score, run.judge, answers, run.checkpointer.run_dir, step)
     return values | on_main(score, run.world)
 

@@ -29,6 +29,7 @@ def lowered(optimizer: FlatAdamW, state: State) -> State:
 
 def raised(state: State) -> State:
     """Return the state after a good step: after enough of them the factor is doubled."""
+    # 1 means that it is not used, in bf16 or fp32.
     if state.loss_scale == 1.0 or state.steps_since_overflow + 1 < STEPS_TO_RAISE:
         return replace(state, steps_since_overflow=state.steps_since_overflow + 1)
     return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)

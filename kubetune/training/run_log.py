@@ -33,6 +33,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the highest memory so far: allocated on the GPU, or resident in RAM."""
     if device.type == "cuda":
         return int(torch.cuda.max_memory_allocated(device))
+    # It never falls, so it covers what happened between two steps too.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if sys.platform == "darwin":
         return peak
@@ -86,6 +87,7 @@ class RunLog:
 
         loss = measured["loss"]
         rate = values["learning_rate"]
+        # To the screen, a tracker, and from time to time the log.
         if self._bar is not None:
             self._bar.update(state.step, loss=loss, learning_rate=rate, tokens_per_second=speed)
         if self._tracker is not None:
@@ -213,6 +215,7 @@ def open_run_log(
     config: Config, plan: Plan, run_dir: Path, world: World, state: State
 ) -> Iterator[RunLog]:
     """Yield the log of one start of a run, which continues from `state`."""
+    # Other ranks get one too, so that the loop need not ask which rank it is on.
     run_log = RunLog(config.training.logging_steps, plan, run_dir, world, state)
     if not world.is_main:
         yield run_log

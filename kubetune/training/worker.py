@@ -55,7 +55,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:] if argv is None else list(argv)
         config, folder = open_run(arguments, rank)
         with hold(folder, rank):
-            run_dir = folder  # from here on this rank may write to it
+            # From here on this rank may write to it, also how it ended.
+            run_dir = folder
             state, remark = work(config, run_dir, stop)
             status = ExitStatus(errors.OK, exit_status.DONE, state.step)
             if remark:
@@ -194,6 +195,7 @@ def _train(
     device: Literal["cuda", "cpu"] = "cpu"
     if world.device.type == "cuda":
         device = "cuda"
+    # All ranks compute the same plan from the same sizes, so nothing is sent.
     plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
     num_tokens = planned_tokens(plan, data)
     config = choices.decide(config, plan, run_dir, world, num_tokens, width_of(data))

@@ -57,6 +57,7 @@ class FlatAdamW8bit(FlatAdamW):
     def update(self, learning_rate: float) -> None:
         """Make one AdamW step from `gradient`, then set that to zero."""
         self.step_count += 1
+        # Two calls, since the kernel has one weight decay for all that it gets.
         blocks = _num_blocks(self._decayed)
         decayed = slice(0, self._decayed)
         others = slice(self._decayed, self.master.numel())
@@ -69,7 +70,7 @@ class FlatAdamW8bit(FlatAdamW):
         from bitsandbytes.functional import optimizer_update_8bit_blockwise
 
         if span.stop == span.start:
-            return
+            return  # an adapter may have no bias, or only biases
         settings = self.settings
         optimizer_update_8bit_blockwise(
             "adam",

@@ -22,6 +22,7 @@ def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
     settings = AdamSettings(
         training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
     )
+    # FSDP has cut them already: the optimizer is made last.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if any(isinstance(parameter, DTensor) for parameter in trained):
         return ShardedAdamW(model, settings)

@@ -55,10 +55,12 @@ def _choose(
 ) -> dict[str, Any]:
     """Return what `as_event` holds, with `auto` decided: by an earlier start, else by what was measured here."""
     asked = as_event(config.model, config.training)
+    # A resumed run keeps what it began with: another kernel gives other last bits.
     begun = last_start(metrics.read_events(run_dir))
     if begun:
         return _as_begun(asked, begun)
 
+    # What `kubetune bench` measured on this kind of device.
     gpu = None
     if world.device.type == "cuda":
         gpu = torch.cuda.get_device_name(world.device)

@@ -44,6 +44,7 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     logs.DATA.info("%s, fingerprint %s", rows, data.fingerprint[:12])
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
+    # What a person should know about the data is said again at each start.
     for finding in data.findings:
         if finding.severity == "note":
             logs.DATA.info("%s", finding.line)
@@ -99,6 +100,7 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
 
 def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Record the event of this start, with the facts that speeds depend on."""
+    # Speeds of two starts can only be compared if these are the same.
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
     config = run.config
     saved_share = run.plan.spared_share
