@@ -137,6 +137,7 @@ def _summed(y: Tensor, routing: Routing) -> Tensor:
 class _WeightedSwiGlu(Function):
     @staticmethod
     def forward(ctx: Any, gate_up: Tensor, weights: Tensor) -> Tensor:
+        # y = w · silu(g) · u, so that du = dy · w · silu(g), dw = Σ dy · silu(g) · u, dg = silu'(g) · (dy · w · u)
         ctx.save_for_backward(gate_up, weights)
         gate, up = gate_up.chunk(2, -1)
         return F.silu(gate).mul_(up).mul_(weights)
@@ -147,6 +148,7 @@ class _WeightedSwiGlu(Function):
         gate, up = gate_up.chunk(2, -1)
         d_gate_up = torch.empty_like(gate_up)
         d_gate, d_up = d_gate_up.chunk(2, -1)
+        # All in the memory of the result: d_up holds dy · silu(g) until d_weights is made of it.
         torch.mul(grad, F.silu(gate), out=d_up)
         d_weights = torch.linalg.vecdot(d_up, up).unsqueeze(-1)
         d_up.mul_(weights)
@@ -175,6 +177,7 @@ class _GroupedLora(Function):
         scaling: float,
         transposed: bool,
     ) -> Tensor:
+        # Rows of x are sorted by expert, so that each product is one over all experts.
         rows = _exact(x)
         down, up = _stacked(a, b, len(weight), rows)
         y = _grouped(x, weight if transposed else weight.mT, ends)

@@ -1,8 +1,11 @@
 """A frozen linear layer in bitsandbytes' 4 or 8 bits with its LoRA adapter, in as many tensors as a plain one needs.
 
-PEFT copies what the layer gives, for fear of views, and adds the adapter's part to it in three more tensors as large.
-Between those that autograd keeps, what is given back leaves holes as large as all that is kept. So would the weight
-that each product makes anew on a CPU, which is therefore made outside the heap, or after what the product gives.
+PEFT copies the layer's output, for fear of views, and adds the adapter's part to it in three more tensors as large.
+These are freed between tensors that autograd keeps, and leave holes in the heap, as large as all that is kept. So would
+the weight that each product makes anew on a CPU. It is therefore made outside the heap, or behind the output:
+
+    heap    [kept] [output, kept] [weight, freed]     the next weight fits where this one was
+            [kept] [weight, freed] [output, kept]     a hole that the next, larger weight does not fit into
 """
 
 from __future__ import annotations

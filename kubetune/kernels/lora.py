@@ -60,8 +60,9 @@ def lora_forward(
 
     Kept for the backward: x, x Aᵀ and which numbers of x dropout has kept in front of Aᵀ, in a byte each.
     """
-    rows = x.reshape(-1, x.shape[-1])
+    rows = x.reshape(-1, x.shape[-1])  # [tokens, in]
     layers = list(_layers(flat, adapters.layers))
+    # 1. The adapters in the dtype of x: the optimizer's copies, or new ones.
     copies = adapters.copies
     if copies is None or copies.down.dtype != x.dtype:
         copies = _copy(layers, x.dtype)
@@ -70,7 +71,11 @@ def lora_forward(
     if adapters.dropout:
         mask, growth = draw(rows, adapters.dropout)
         scale *= growth
+
+    # 2. x Aᵀ of all layers in one product, made lying and turned (see `lora_backward`).
     low = (copies.down @ _masked(rows, mask).t()).t()
+
+    # 3. Of each layer the frozen product, and the adapter's part added to it in place.
     ctx.ranks = []  # columns of `low` of each layer
     outputs = []
     first = 0

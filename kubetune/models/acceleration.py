@@ -96,6 +96,7 @@ def tune(
             logs.MODEL.info(
                 "pointwise kernels are compiled after the first step, which waits for none"
             )
+    # Last: what is compiled are the forwards that were swapped before.
     if training.compile == "layers":
         learner = replace(learner, compiled_layers=_compile_layers(model, fused=fused))
     return learner
@@ -126,6 +127,7 @@ def wants_compile(
 ) -> bool:
     """Return what `training.compile` means for this model, work and device."""
     missing = pointwise.can_compile(device)
+    # `auto` weighs the seconds that compiling takes against what it spares over all tokens ahead.
     if setting == "auto":
         num_parameters = sum(p.numel() for p in model.parameters())
         pays = is_worth_compiling(num_parameters, workload.total_tokens, device.type)

@@ -100,14 +100,12 @@ def name_padding(model: nn.Module, pad_id: int) -> None:
 
 
 def read_at_end(model: nn.Module, end_id: int) -> None:
-    """Let a decoder read its output at `end_id`, the last token of every text, also if that is its padding token.
-
-    transformers looks for the last token that is no padding, here one token too early:
-
-        text                       the answer </s>
-        padding is </s>                ^ read here
-        no padding token                      ^ read here; texts go one by one
-    """
+    """Let a decoder read its output at `end_id`, the last token of every text, also if that is its padding token."""
+    # transformers looks for the last token that is no padding. Here that is one token too early:
+    #
+    #     text                       the answer </s>
+    #     padding is </s>                ^ read here
+    #     no padding token                      ^ read here; texts go one by one
     lm = unwrap(model)
     config = lm.config.get_text_config()
     if pools_last(lm) and getattr(config, "pad_token_id", None) == end_id:
@@ -219,6 +217,10 @@ def self_check(model: nn.Module) -> float:
     The inputs of the head are compared, not its outputs: a new head gives numbers near zero, which half precision
     rounds too much to tell right from wrong.
     """
+    # What each run hands to the head is caught by a hook in front of it:
+    #
+    #     packed    [sequences, 1, hidden], or [sequences, hidden] if it is pooled in front of the head
+    #     lone      [1, tokens, hidden], of which the head has to look at one token only; or [1, hidden]
     lm = unwrap(model)
     if not heads(lm):
         raise CannotRunPaddingFree("nothing stands behind its backbone")
@@ -245,6 +247,7 @@ def self_check(model: nn.Module) -> float:
         if states.dim() == 2:  # [1, hidden], pooled in front of the head
             return states
         row = -1 if pools_last(lm) else 0
+        # A head that means over all tokens gives something else once all but one are zero.
         with _only_row(backbone(lm), row):
             logits_of_row = lone_logits(lm, batch)
         if not (logits_of_row - logits).norm() <= LEAK * logits.norm():

@@ -83,6 +83,7 @@ def logit_rule(lm: Any) -> LogitRule:
 
     A rule under a name that is not known here is noticed by `require_head` and `self_check`.
     """
+    # Granite divides its logits by `logits_scaling`, Gemma 2 bends them to ±30 by `final_logit_softcapping`.
     config = lm.config.get_text_config()
 
     def first_stated(*names: str) -> float:
@@ -120,10 +121,8 @@ def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tens
 
 @lru_cache(maxsize=2)
 def varlen_kwargs(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
-    """Return the arguments by which kernels of others know the sequences of a packed batch.
-
-    Of a a a | b b: `cu_seq_lens_q` is (0, 3, 5), `max_length_q` 3, `seq_idx` [[0, 0, 0, 1, 1]].
-    """
+    """Return the arguments by which kernels of others know the sequences of a packed batch."""
+    # Of a a a | b b: `cu_seq_lens_q` is (0, 3, 5), `max_length_q` 3, `seq_idx` [[0, 0, 0, 1, 1]].
     cu = on_device(cu_seqlens, device)
     number_of_sequences = len(cu_seqlens) - 1
     numbers = np.repeat(np.arange(number_of_sequences, dtype=np.int32), np.diff(cu_seqlens))
@@ -210,14 +209,13 @@ def check_padding_free(
 ) -> float:
     """Run three short sequences in packed batches and one by one; return the largest relative difference.
 
-    With the sequences a, b and c, of 7, 19 and 12 tokens:
-
-        packed     a b c            must give what a, b and c give alone, by the model's own code
-        changed    reversed(a) b c  must give the very same for b and c as before, or they see a
-
     `lay` puts ids end to end; `run_packed` returns an output for each sequence of a packed batch, `run_lone` that of a
     single one, whose dtype is that of the arithmetic. Raise CannotRunPaddingFree for differences, and for NaN.
     """
+    # With the sequences a, b and c, of 7, 19 and 12 tokens:
+    #
+    #     packed     a b c               must give what a, b and c give alone, by the model's own code
+    #     changed    reversed(a) b c     must give the very same for b and c as before, or these see a
     lm = unwrap(model)
     was_training = lm.training
     device = next(lm.parameters()).device

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 def why_not(learner: Learner) -> str:
     """Return the reason why a model, as it trains, cannot compute shared beginnings once; empty where it can."""
+    # From what is known at once to what has to be tried.
     if not learner.route.padding_free:
         return f"it takes one sequence at a time ({learner.route.why_not})"
     if learner.labels is not None and not pools_last(learner.lm):
@@ -95,7 +96,7 @@ def _rows_that_share(vocabulary: int) -> Sequence[Row]:
         row 3   xxxxxxxxxxxxxxxx xxxxxxxxxxxxxxxx x          33, shares 32 with rows 0 and 1
         row 4   xxxxxxxxxxxxxxxx xxx                         19, shares 16 with all
     """
-    first, second, third = examples(vocabulary)
+    first, second, third = examples(vocabulary)  # of 7, 19 and 12 tokens
     trunk = np.concatenate([second, first, third, second, third])
     sequences = [trunk, trunk[:50].copy(), trunk[:40].copy(), trunk[:33], second]
     sequences[1][34:] = sequences[1][34:][::-1].copy()

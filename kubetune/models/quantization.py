@@ -124,14 +124,8 @@ def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
 
     What is compared with what a model says in training must be found as there.
     """
-    layers = [
-        module
-        for module in model.modules()
-        if type(module).__name__ == "Linear8bitLt"
-        and type(module).__module__.startswith("bitsandbytes")
-        and not module.training
-        and module.weight.device.type == "cpu"
-    ]
+    # bitsandbytes rounds inputs on a CPU exactly where a layer is not in training.
+    layers = [module for module in model.modules() if _rounds_inputs(module)]
     for layer in layers:
         layer.training = True
     try:
@@ -139,6 +133,14 @@ def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
     finally:
         for layer in layers:
             layer.training = False
+
+
+def _rounds_inputs(module: Any) -> bool:
+    """True for an 8-bit layer on a CPU that is not in training."""
+    is_of_bitsandbytes = type(module).__module__.startswith("bitsandbytes")
+    if type(module).__name__ != "Linear8bitLt" or not is_of_bitsandbytes:
+        return False
+    return not module.training and module.weight.device.type == "cpu"
 
 
 def require_bitsandbytes(setting: str) -> None:

@@ -45,6 +45,7 @@ def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
     It cannot if the tower makes more or fewer features than the image has tokens, or if hidden states, head and rule do
     not give the logits of the model's own code.
     """
+    # The shortest sequence with an image is enough.
     length = min(EXAMPLES)
     picture = _examples(processor)[length]
     row = _with_image(np.arange(1, length + 1, dtype=np.uint32), picture, processor)
@@ -91,6 +92,7 @@ def _examples(processor: ImageProcessor) -> dict[int, Picture | Upright]:
     """Return images of noise by the length of the sequence that they belong to."""
     from PIL import Image
 
+    # Noise: of an even image all patches give the same features, and their order would not matter.
     pictures = {}
     for length, (width, height) in EXAMPLES.items():
         noise = np.random.default_rng(length).integers(0, 256, (height, width, 3), np.uint8)
@@ -105,6 +107,7 @@ def _with_image(
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """Return ids with the image's placeholders behind the third token, all of them trained."""
     token = processor.placeholder.token
+    # A word that happens to be the placeholder would ask for an image.
     ids = np.where(ids == token, token - 1, ids).astype(np.uint32)
     if picture is not None:
         placeholders = [token] * processor.features(picture)

@@ -48,6 +48,7 @@ def adopt(
         raise errors.ConfigError(
             f"training.fp8: {name} has no 8-bit floats (Ada, Hopper and later do); leave it out"
         )
+    # The check compares the same batch before and after: what rounding does to a model shows only on the model.
     exact = loss_ahead()
     layers = round_layers(model, kernels)
     if not layers:
@@ -157,6 +158,7 @@ class _Products:
         row_scales: Tensor,
         *columns: Tensor,
     ) -> Tensor:
+        # q, k and v get the same rows: rounding them once spares two passes over them.
         if self.rounded is None:
             self.rounded = self.kernels["round_rows"](rows)
         rounded, scales = self.rounded
@@ -173,6 +175,7 @@ def _times_transposed(
     columns: Tensor,
     column_scales: Tensor,
 ) -> Tensor:
+    # dx = dy W: the sum runs over W's outputs, so W is needed by columns, each with a scale of its own.
     rounded, scales = kernels["round_rows"](d_y)
     product = _product(rounded, scales, columns, column_scales, d_y.dtype)
     return product if total is None else total.add_(product)

@@ -109,6 +109,12 @@ class Routing:
         self._logits.clear()
         if not logits:
             return value
+        # Example: 2 routers, 6 tokens in the global batch, 2 of 4 experts for each token. Then rows = 12 = 2 · 6. Of one
+        # micro-batch with 3 tokens, with F known of the whole batch:
+        #
+        #     probability_sums    [2.1, 1.8, 1.2, 0.9]    over its 3 tokens and both routers
+        #     balance             4 · Σ F · probability_sums / 12. Those of all micro-batches add up to the batch's.
+        #
         # A trial before the first step has no rows yet: it counts its own.
         rows = self._rows or float(sum(map(len, logits)))
         if self._frequencies is None:
@@ -212,6 +218,7 @@ def watch(lm: Any, training: TrainingConfig) -> Routing:
         layers=tuple(stacks),
         routers=len(balanced_routers),
     )
+    # The choices of every stack are counted; the logits of routers are kept only if a loss needs them.
     for layer, name in enumerate(stacks):
         lm.get_submodule(name).register_forward_pre_hook(routing._count(layer), with_kwargs=True)
     if routing.balances:
@@ -285,7 +292,7 @@ def summary(counts: list[list[int]]) -> dict[str, float]:
 
     Of the layers [4, 4, 4, 4] and [16, 0, 0, 0] they are 4, (0 + √3) / 2, 3 / 8 and 0.
     """
-    maxima = []
+    maxima = []  # of each layer
     spreads = []
     unused = 0
     number_of_experts = 0
