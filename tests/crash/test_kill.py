@@ -31,7 +31,7 @@ POINTS = [
     pytest.param("commit.weights", 2, 3, id="weights written", marks=slow),
     pytest.param("commit.written", 2, 3, id="all but the manifest written", marks=slow),
     pytest.param("write manifest.json", 2, 3, id="manifest half written"),
-    pytest.param("commit.sealed", 2, 3, id="sealed, not named"),
+    pytest.param("commit.sealed", 2, 3, id="sealed, not named", marks=slow),
     pytest.param("commit.renamed", 2, 6, id="named", marks=slow),
     pytest.param("link", 3, 6, id="before `last` moves", marks=slow),
     pytest.param("link", 4, 6, id="before `best` moves", marks=slow),

@@ -50,10 +50,11 @@ def closed(tmp_path: Path) -> Path:
             errors.ENVIRONMENT,
             "closed/run: Permission denied",
         ),
-        (
+        pytest.param(
             ["train", "run.yaml", "output=closed"],
             errors.ENVIRONMENT,
             "closed/resolved.json: Permission denied",
+            marks=pytest.mark.slow,
         ),
         (
             ["train", "run.yaml", "output=out", "data.train=secret.jsonl"],
@@ -65,7 +66,12 @@ def closed(tmp_path: Path) -> Path:
             errors.ENVIRONMENT,
             "closed/train.jsonl: Perm",
         ),
-        (["report", "closed/run"], errors.ENVIRONMENT, "closed/run: Permission denied"),
+        pytest.param(
+            ["report", "closed/run"],
+            errors.ENVIRONMENT,
+            "closed/run: Permission denied",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_light_verbs(

@@ -79,7 +79,7 @@ def kept_files(run_dir: Path) -> dict[str, Any]:
     [
         (3, True),
         pytest.param(3, False, marks=slow),
-        (14, False),
+        pytest.param(14, False, marks=slow),
         pytest.param(14, True, marks=slow),
     ],
 )

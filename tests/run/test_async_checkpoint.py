@@ -125,5 +125,7 @@ def test_a_full_disk_ends_all_ranks_at_a_step(
     assert "free some space and run the same command again" in log
     assert checkpoints.find(run_dir) == folder_of(run_dir, 3)
     assert len(toy.losses(run_dir)) <= 9  # the next checkpoint was not even begun
-    assert toy.train(run_dir, world_size) == [0] * world_size
-    assert toy.digests(run_dir) == toy.digests(toy.finished(tmp_path / "whole", config, world_size))
+    if world_size > 1:  # that a single rank goes on is proved for kills
+        assert toy.train(run_dir, world_size) == [0] * world_size
+        whole = toy.finished(tmp_path / "whole", config, world_size)
+        assert toy.digests(run_dir) == toy.digests(whole)

@@ -109,6 +109,7 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
             assert torch.allclose(gradient[name], parameter.grad, atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_what_one_learns(inputs: Path) -> None:
     fixed = reviews.make_inputs(inputs / "fixed", **NO_DROPOUT["bert"])
     config = reviews.make_config(fixed, {"max_steps": 36})

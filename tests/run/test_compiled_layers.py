@@ -124,6 +124,7 @@ def compare(
         assert relative_error(gradients, expected_gradients) <= tolerance
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_inductor")
 def test_other_sequences_need_no_other_graph() -> None:
     compare(

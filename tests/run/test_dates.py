@@ -50,6 +50,7 @@ def prepared(run_dir: Path, cache: Path) -> tuple[str, str]:
     return manifest["fingerprint"], json.dumps(rows, sort_keys=True)
 
 
+@pytest.mark.slow
 def test_a_run_keeps_the_date_of_its_first_start(
     config: Config,
     tmp_path: Path,

@@ -107,7 +107,9 @@ def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path
     assert exported.facts["proof"]["origin"] == "held-out rows"
 
 
-@pytest.mark.parametrize("targets", ["all-linear", r".*\.(q_proj|v_proj)"])
+@pytest.mark.parametrize(
+    "targets", ["all-linear", pytest.param(r".*\.(q_proj|v_proj)", marks=pytest.mark.slow)]
+)
 def test_an_adapter_on_a_text_model_is_written_for_the_whole_model_that_sees_too(
     inputs: Path, tmp_path: Path, targets: str
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_run_from_before_there_was_an_identity_goes_on_and_says_so(run_dir: Pa
     assert identity.read(run_dir)["model"].files["model.safetensors"].bytes
 
 
+@pytest.mark.slow
 def test_a_start_that_trained_nothing_binds_to_no_base(
     inputs: Path, other_base: Path, tmp_path: Path
 ) -> None:

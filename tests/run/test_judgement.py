@@ -104,6 +104,7 @@ def test_a_model_cut_over_ranks_answers_as_one_that_is_whole(
     assert len(set(answers[0][0].splitlines())) > 1
 
 
+@pytest.mark.slow
 def test_training_is_the_same_with_and_without_questions(inputs: Path, tmp_path: Path) -> None:
     plain = toy.finished(tmp_path / "plain", toy.make_config(inputs, {"max_steps": 4}))
     asked = toy.finished(

@@ -197,6 +197,7 @@ def read_screen(terminal: int, until: bytes, seconds: float = 60) -> bytes:
     return screen
 
 
+@pytest.mark.slow
 def test_on_a_terminal_ctrl_c_saves_below_the_progress_bar_and_the_run_goes_on_bit_for_bit(
     inputs: Path, tmp_path: Path, finished: tuple[Path, subprocess.CompletedProcess[str]]
 ) -> None:

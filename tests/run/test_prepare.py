@@ -312,7 +312,8 @@ def test_concurrent_starts_prepare_once(model: Path, tmp_path: Path) -> None:
     assert sum(path.is_dir() for path in (tmp_path / "cache" / "prepared").iterdir()) == 1
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [20])
 def test_a_killed_start_leaves_nothing_that_counts(model: Path, tmp_path: Path, kills: int) -> None:
     """SIGKILL at random moments of preparing, of the process alone: its workers must go with it."""
     file = write(tmp_path / "a.jsonl", [record(n) for n in range(20_000)])

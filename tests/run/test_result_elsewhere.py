@@ -51,6 +51,7 @@ def printed(capsys: pytest.CaptureFixture[str], *words: object) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_an_adapter_is_exported_measured_and_asked(
     tmp_path: Path, finished: Callable[[Config], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:

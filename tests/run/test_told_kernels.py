@@ -199,8 +199,8 @@ def learn(model: Any, route: Route, kernels: Kernels, expected: tuple[float, Any
         ("qwen3_5_text", {"causal_conv1d_fn", "chunk_gated_delta_rule"}),
         ("qwen3_next", {"causal_conv1d_fn", "chunk_gated_delta_rule"}),
         ("olmo_hybrid", {"causal_conv1d_fn", "chunk_gated_delta_rule"}),
-        ("kimi_linear", {"causal_conv1d_fn", "chunk_kda"}),
-        ("lfm2", {"causal_conv1d_fn"}),
+        pytest.param("kimi_linear", {"causal_conv1d_fn", "chunk_kda"}, marks=pytest.mark.slow),
+        pytest.param("lfm2", {"causal_conv1d_fn"}, marks=pytest.mark.slow),
         (
             "granitemoehybrid",
             {

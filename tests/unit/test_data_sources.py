@@ -172,6 +172,7 @@ def test_a_folder_of_plain_texts(tmp_path: Path) -> None:
     assert select_rows(SourceConfig(path=f"{tmp_path}#2"), 1) is not None
 
 
+@pytest.mark.slow
 def test_a_missing_file_is_named_before_the_hub_is_asked_for_the_model(
     tmp_path: Path, hub: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -336,13 +336,19 @@ MORE_IS_TAKEN = {
 """What a tool refuses and kubetune takes at its word, with the reason."""
 
 
+QUICK = ("adapters", "rates", "run")
+"""Topics of the default suite: what nearly every file of these tools says."""
+
+
 def recorded() -> list[Any]:
+    """Return each tool with each of its topics."""
     table = json.loads(TABLE.read_text("utf-8"))
-    return [
-        pytest.param(peer, topic, id=f"{peer}-{topic}")
-        for peer in table
-        for topic in sorted({case["topic"] for case in table[peer]["cases"]})
-    ]
+    cases = []
+    for peer in table:
+        for topic in sorted({case["topic"] for case in table[peer]["cases"]}):
+            marks = () if topic in QUICK else pytest.mark.slow
+            cases.append(pytest.param(peer, topic, id=f"{peer}-{topic}", marks=marks))
+    return cases
 
 
 def tiny(folder: Path) -> Path:
