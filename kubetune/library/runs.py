@@ -92,6 +92,7 @@ RunLike = Run | StrPath
 
 def folder_of(run: RunLike) -> Path:
     """Return the run directory that an argument stands for."""
+    # A path is not looked at here: whoever reads it says what is wrong with it.
     if isinstance(run, Run):
         return run.path
     return Path(run).expanduser()

@@ -23,6 +23,7 @@ def points_of(runs: int) -> int:
 
 def column(lines: Lines, key: str, points: int) -> Series | None:
     """Return one key of all lines that have it, or None where none has a value."""
+    # An evaluation has no training loss, and a line of a step no evaluation loss.
     having = [line for line in lines if key in line]
     steps = [line["step"] for line in having]
     values = [line[key] for line in having]
@@ -227,6 +228,7 @@ _LOSS_PER = {"labelled": "a sample", "pair": "a pair", "graded": "a pair", "judg
 
 def loss_axis(runs: Runs) -> str:
     """Return the label of the axis of losses."""
+    # A pair of answers has one loss, and losses of different tasks cannot be compared.
     units = {_LOSS_PER.get(run.config.record_kind, "a token") for run in runs}
     if len(units) == 1:
         return f"loss {units.pop()}"
@@ -257,6 +259,7 @@ def _machine_lines(
 
     The load is sampled by time, so several samples may share a step: a line has their mean.
     """
+    # {"CPU": {1: [0.51, 0.55], 3: [0.53]}, "GPU 0": {1: [0.8], …}}
     samples: dict[str, dict[int, list[float]]] = {}  # by label, then by step
     for sample in run.load:
         values = {label: sample.get(key)}

@@ -86,6 +86,7 @@ class Talker:
 
     async def _next(self) -> dict[str, Any]:
         """Return the next line of the process, or an error if it has ended."""
+        # The process writes lines of JSON. An empty line is the end of the pipe.
         assert self._process is not None
         assert self._process.stdout is not None
         line = await self._process.stdout.readline()

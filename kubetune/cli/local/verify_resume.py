@@ -102,6 +102,7 @@ def describe(verdict: Verdict) -> Iterator[tuple[str, str]]:
     ranks = f"{counted(verdict.world_size, 'rank')} on {verdict.device}"
     runs = f"{verdict.steps} steps, and again with a stop after step {verdict.stopped_at}"
     yield "runs", f"{runs}; {ranks}"
+    # What is equal at each step, and not only at the end: two mistakes could make up for each other.
     yield (
         "compared",
         f"{verdict.facts:,} values: batch ids, learning rate, random state, losses, gradient norm, "

@@ -71,6 +71,7 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
+    # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     cpu.give_back()
     with stoppable():
         from kubetune.result.publishing.export import export_run
@@ -110,6 +111,7 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     if base["revision"]:
         name += f"@{base['revision']}"
     yield "base", name
+    # A large model is written in several files.
     sizes = [size for name, size in export.files.items() if name.endswith(".safetensors")]
     count = counted(len(sizes), "file")
     yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"

@@ -150,6 +150,7 @@ def _write(output: Path, rows: Iterable[dict[str, Any]], count: int) -> None:
     """Write the answers to a file, which appears when it is whole."""
     from kubetune.base.progress_bar import Progress, is_wanted
 
+    # A file shows no answers while they come, so a bar says how far it is.
     bar = Progress(count, enabled=is_wanted(0), label="answers")
     with stoppable(), written_whole(output) as file, bar:
         for number, row in enumerate(rows, 1):
@@ -276,6 +277,7 @@ def classify(args: argparse.Namespace) -> int:
     else:
         rows, verdicts = _classified(args)
 
+    # All verdicts are known at once, since texts of all lengths go in batches together.
     lines = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     if args.output is not None:
         write_atomic(args.output, lines)
@@ -289,6 +291,7 @@ def classify(args: argparse.Namespace) -> int:
 
 def _require_no_sampling(args: argparse.Namespace) -> None:
     """Raise ConfigError for options that a classifier would ignore."""
+    # An option that has another value than its default was typed.
     ignored = []
     for name in ("compare", "image", "max_new_tokens", "temperature", "top_p", "seed"):
         if getattr(args, name) != args.parser.get_default(name):
@@ -496,6 +499,7 @@ def _questions_of_file(file: Path, images: Sequence[str]) -> list[Question]:
 
 def _images(row: dict[str, Any], folder: Path) -> list[str]:
     """Return the paths of a row's images, which are relative to the folder of the file."""
+    # `image` may be one path, as in data sets of one image a row.
     paths = row.get("images") or row.get("image") or []
     if isinstance(paths, str):
         paths = [paths]

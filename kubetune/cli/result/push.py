@@ -49,6 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Upload, and print the address. The run's events say how it ended."""
     cpu.give_back()
+    # Where to, and whether the result is good enough, is known before anything is exported.
     config = read_config(args.run_dir)
     wanted = _wanted(args, config.push, consent.effects_of(config, ["push"]))
     if not args.despite_gate:
@@ -124,6 +125,7 @@ def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[
     """Return the export to send, which is made now unless it exists, with its kind and step."""
     from kubetune.result.publishing.export import export_run, find_export
 
+    # An export of the same checkpoint in the same form is sent as it is.
     export = find_export(
         args.run_dir, args.checkpoint, merged=wanted.merge, dtype=args.dtype, model=args.model
     )

@@ -60,6 +60,8 @@ def run(args: argparse.Namespace) -> Answer:
         if len(runs) > 1:
             default = Path("comparison.html")
         output = write_report(runs, args.output or default)
+
+    # The page is one file, which people send to each other.
     size = output.stat().st_size
 
     def show() -> None:

@@ -101,6 +101,7 @@ def _evaluation(evaluation: dict[str, Any], best_by: str | None) -> str:
         names.append(best_by)
     else:
         names += others[:1]
+    # A run whose best checkpoint is chosen by the loss shows its first other metric.
     texts = []
     for name in names:
         if name in evaluation:

@@ -269,6 +269,7 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
 
 def _newest_export(run_dir: Path, kind: str) -> Path:
     """Return the provenance.json of the newest export. Raise ConfigError where the run has none of this kind."""
+    # Steps have six digits in names of folders, so the last name is that of the newest step.
     exports = sorted((run_dir / "exports").glob(f"step-*-{kind}/provenance.json"))
     if exports:
         return exports[-1]
@@ -286,6 +287,7 @@ def _path_in_pod(name: str, export: Path) -> str:
 
 def _base_of(run_dir: Path, provenance: Path) -> dict[str, Any]:
     """Return what is known of an adapter's base. Raise ConfigError where vLLM may ignore the adapter in silence."""
+    # On some kinds of models vLLM takes an adapter and leaves parts of it out, without an error.
     base: dict[str, Any] = read_json(provenance).get("base", {})
     if not is_known_to_vllm(base):
         kind = base.get("experts_of") or base["text_of"]
@@ -310,6 +312,7 @@ def _beyond_vllm(lora: LoraConfig, *, classifies: bool) -> str:
 
 def _require_servable(targets: Sequence[Target]) -> None:
     """Raise ConfigError for targets that cannot share a server, or that vLLM cannot serve."""
+    # vLLM tells models apart by the names that requests ask for.
     names = {target.name for target in targets}
     if len(names) < len(targets):
         raise ConfigError("two targets have the same name; put NAME= in front of one")
@@ -412,6 +415,7 @@ def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
 
 def _outputs_on_one_node(spec: RunSpec) -> list[str]:
     """Return the problem of several pods that read a claim which only one node can mount."""
+    # The access of a claim that the user made is what the run file says of it.
     kubernetes = spec.config.kubernetes
     if kubernetes is None or kubernetes.storage.outputs.access != "ReadWriteOnce":
         return []

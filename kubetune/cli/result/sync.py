@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Copy, and say how much there is."""
+    # What is there now, asked anew: a copy of an earlier run may have more.
     mirror = _copied(args)
     sizes = mirror.remote_files()
     steps = mirror.remote_steps()

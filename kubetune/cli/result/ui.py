@@ -86,6 +86,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _is_own(host: str) -> bool:
     """True for an address that only this machine reaches."""
+    # A name other than localhost may have any address.
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

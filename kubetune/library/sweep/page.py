@@ -44,6 +44,7 @@ def write_page(folder: Path, output: Path | None = None) -> Path:
 
 def _is_readable(run_dir: Path) -> bool:
     """True if the run is on this machine and not damaged. If not, the page has only its trial."""
+    # Trials of a cluster have no folder here.
     try:
         read_config(run_dir)
     except errors.KubetuneError:
@@ -57,6 +58,8 @@ def _facts(search: Search, record: Record, trials: list[Trial], lines: list[str]
     for searched in search.ranges:
         importance = record.importances.get(searched.key)
         settings.append(Setting(searched.key, searched.log, importance))
+
+    # The first line of a reason is enough; the log of the run has the rest.
     attempts = []
     for trial in trials:
         attempts.append(

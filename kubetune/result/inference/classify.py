@@ -41,6 +41,7 @@ def classify_texts(
 
     `model`: its base, where that lies elsewhere here. Raise DataError naming what is no text.
     """
+    # All texts are checked before the model is loaded.
     result = open_result(run_dir, which, model, trust_code)
     problems = Problems()
     for number, (text, second) in enumerate(texts, 1):
@@ -99,6 +100,7 @@ def answer_record(
 
     `source`, `kind`: of the training data.
     """
+    # The template of a model that was taught conversations puts roles around both.
     if not known(run_dir, source, kind).is_chat:
         return {"prompt": prompt, "completion": answer}
     question = {"role": "user", "content": prompt}
@@ -107,6 +109,7 @@ def answer_record(
 
 def answer_of(record: dict[str, Any]) -> Example:
     """Return the answer of a record that is to be scored, without its verdict. Raise ValueError for two answers."""
+    # A record with a verdict is read as judged, and the verdict dropped.
     example = read(record, kind=likely_kind(record)).example
     if isinstance(example, Preference):
         raise ValueError(

@@ -61,6 +61,7 @@ def write_card(
 
     `pictured`: their curves lie beside the card as `CURVES`. `verdict`: the run's, of this checkpoint.
     """
+    # Paths of this machine say nothing to others: the base has its name on the hub, where it has one.
     base = base_name(config.model.path)
     name = facts["run"]["name"] or model_short_name(config.model.path)
     snippet = _snippet(
@@ -101,6 +102,7 @@ def _front_matter(pipeline: str, kind: str, base: str) -> str:
         f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
         "# license: to be filled in",
     ]
+    # The hub links the base by these.
     if "/" not in base:
         del lines[:2]  # a folder's name means nothing on the hub
     return "\n".join(["---", *lines, "---"])
@@ -245,6 +247,7 @@ def _against_base(verdict: Mapping[str, Any]) -> str:
 
     Metrics of answers, and benchmarks with a test, have an interval, rows gained and lost, and p.
     """
+    # Losses and metrics by name, then benchmarks, which have a line each with both values.
     base = dict(verdict.get("base") or {})
     best = dict(verdict.get("best") or {})
     tested = {f"eval_{line['metric']}": line for line in verdict.get("answers") or ()}

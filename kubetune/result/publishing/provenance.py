@@ -35,6 +35,7 @@ def facts_of(
     notes: dict[str, Any],
 ) -> dict[str, Any]:
     """Return provenance.json, but for the checksums of the files. `notes` are those of `writers.Proof`."""
+    # The config as the run was started with, not with the base as it is on this machine.
     result = job.result
     config = read_config(result.run_dir)
     state = asdict(checkpoints.load_state(result.checkpoint))
