@@ -261,7 +261,7 @@ def _incidents(events: Lines, hang: Mapping[str, Any]) -> list[Incident]:
         if kind == "launch" and of_node_0:
             # Two launches without an exit between them: the machine went down, or the agent was killed.
             if is_running:
-                detail = "the start before was cut off without a word"
+                detail = "the start before was cut off, and wrote no reason"
                 incidents.append(Incident(time, "started again", detail, is_error=True))
                 has_failed = True
             is_running = True

@@ -144,7 +144,7 @@ class _Axis:
 
     @classmethod
     def over(cls, values: Iterable[str], name: str, x: float, *, log: bool) -> _Axis:
-        """Return the axis on which all values have a place. An empty value is none."""
+        """Return the axis on which all values have a place. Empty values are left out."""
         texts = sorted({value for value in values if value})
         numbers = [value for value in map(_number, texts) if value is not None]
         # One text among numbers makes all of them texts.
@@ -200,7 +200,7 @@ def readable(text: str) -> str:
 
 
 def _number(text: str) -> float | None:
-    """Return a text as a finite number, or None if it is none."""
+    """Return a text as a number, or None if it is not a finite one."""
     try:
         value = float(text)
     except ValueError:

@@ -82,7 +82,7 @@ async def say(request: Request) -> Response:
 
 
 def _messages(turns: Any) -> list[dict[str, str]]:
-    """Return the conversation of a question. Raise ConfigError if it is none."""
+    """Return the conversation of a question. Raise ConfigError for anything but a list of turns."""
     if not isinstance(turns, list) or not 1 <= len(turns) <= _MOST_TURNS:
         raise ConfigError(f"messages: expected a list of turns, from 1 to {_MOST_TURNS}")
     if not all(_is_turn(turn) for turn in turns):

@@ -38,7 +38,7 @@ def part(request: Request) -> Response:
 
 
 def _name(request: Request) -> str:
-    """Return the run that the address names, or "". Raise ConfigError for what is no name of a run."""
+    """Return the run that the address names, or "". Raise ConfigError if no run can have this name."""
     # It becomes a word of a command line, so it must not begin with a dash.
     name = request.query_params.get("name", "")
     if name and not re.fullmatch(DNS_LABEL, name):

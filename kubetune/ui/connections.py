@@ -1,7 +1,7 @@
 """Close connections whose requests never come.
 
 uvicorn closes a connection that is idle after a request, but waits forever for a request that is begun
-and not finished. Without a token, anybody could use up the server's open files by that.
+and not finished. Without a token, anybody could use up the server's open files in this way.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Site:
 @cache
 def templates() -> Environment:
     """Return the templates of the site and of reports. The site's come first, such as `base.html`."""
-    # A page of a report that extends `base.html` gets the site's head and links by that.
+    # A page of a report that extends `base.html` gets the site's head and links in this way.
     jinja = environment(PackageLoader("kubetune.ui", "templates"))
     jinja.filters["spans"] = spans
     return jinja

@@ -114,7 +114,7 @@ def _write(
 
 
 def _cases(device: str, shape: str | None) -> list[Case]:
-    """Return the cases to measure. Raise ConfigError for a shape that there is none of."""
+    """Return the cases to measure. Raise ConfigError for a shape without cases."""
     from kubetune.plugins.diagnostics.bench import cases
 
     if shape not in (None, *cases.SHAPES):

@@ -507,7 +507,7 @@ def _images(row: dict[str, Any], folder: Path) -> list[str]:
 
 
 def _row(value: Any) -> dict[str, Any]:
-    """Return a line of a file as a prompt. Raise ValueError for a line that is none."""
+    """Return a line of a file as a prompt. Raise ValueError for a line without a prompt."""
     from kubetune.data.reading.fields import Fields
     from kubetune.data.reading.refusals import require_readable
 

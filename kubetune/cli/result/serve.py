@@ -215,7 +215,7 @@ def _target(word: str, args: argparse.Namespace) -> Target:
 
 
 def _require_no_folder(path: str) -> None:
-    """Raise ConfigError for what looks like a run directory of this machine and is none."""
+    """Raise ConfigError for a path that looks like a run directory of this machine, but is not one."""
     folder = Path(path)
     is_below_a_folder = folder.parent.is_dir() and len(folder.parts) > 1
     if path.startswith("/") or not (folder.is_dir() or is_below_a_folder):

@@ -101,6 +101,6 @@ def _copied(args: argparse.Namespace) -> Mirror:
         if not (run_dir / RESOLVED).is_file():
             raise errors.ConfigError(f"{address} holds no run. Nothing was written.")
     else:
-        read_config(run_dir)  # refuses what is no run
+        read_config(run_dir)  # refuses a folder that is not a run
         persistently(mirror.send, seconds, what=f"{address} cannot be written to")
     return mirror

@@ -144,7 +144,7 @@ class LocalRunner:
         child = self._children[run.name]
         run_dir = self._folder(run)
         status: ExitStatus | None = None
-        # The pipe can be read when the process has answered, or when it has ended without a word.
+        # The pipe can be read when the process has answered, or when it has ended without an answer.
         has_ended, _, _ = select.select([child.answer], [], [], 0)
         if has_ended:
             text = child.answer.read()

@@ -148,7 +148,7 @@ def settings_in(ranges: Sequence[Range]) -> int | None:
 def _range(key: str, text: str) -> Range | None:
     """Return the range that a text stands for; None if it is one value.
 
-    Raise ValueError, saying why, if it tries to be a range and is none.
+    Raise ValueError with the reason for a text that looks like a range, but is not one.
     """
     is_log = text.startswith("log(")
     pattern = _LOG if is_log else _BETWEEN

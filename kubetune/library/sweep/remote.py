@@ -365,7 +365,7 @@ def _status(observed: ObservedRun, *, pauses: bool) -> ExitStatus | None:
 
 
 def _failure(observed: ObservedRun) -> ExitStatus:
-    """Return how a run failed: as the pod that is the cause says, not those that lost it by that."""
+    """Return how a run failed, as the pod says that failed first. The others only lost their peer."""
     culprit = pods.culprit(observed.pods)
     if culprit is not None:
         message = pods.message_of(culprit)

@@ -15,8 +15,8 @@ BASE = "base"
 def compare_runs(run_dir: Path, other: str, which: str = "best") -> list[Measured]:
     """Return every measure that the answers of both have, tested in pairs.
 
-    One is a run's checkpoint, `other` a run directory or `base`. Raise ConfigError where a run is none, or kept no
-    answers, or the two were not asked the same.
+    One is a run's checkpoint, `other` a run directory or `base`. Raise ConfigError for a folder that is not a
+    run, a run that kept no answers, or two that were not asked the same.
     """
     after = _answers(run_dir, which)
     if other == BASE:

@@ -47,7 +47,7 @@ def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[Sourc
     """Return the sources that `data` names: a path, or what a run file may have as `data.train`, as text.
 
     Columns and format that it leaves out are taken from the run's own data, which other data mostly look like.
-    Raise ConfigError for what is no source.
+    Raise ConfigError if it is not a source.
     """
     # A section is YAML, as in a run file. A file may begin with a brace too.
     flags = {"model.path": model_path}

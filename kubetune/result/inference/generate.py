@@ -92,7 +92,7 @@ class LoadedModel:
 
     @property
     def answers_once(self) -> bool:
-        """True for a model that answers one question about images, and knows no conversations: PaliGemma."""
+        """True for a model that answers one question about images, without conversations: PaliGemma."""
         return self.reader is not None and self.reader.processor.reads_prefixes
 
     def encode(

@@ -196,7 +196,7 @@ def open_result(
     """Return the result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
 
     `trust_code`: digest of code of the run that the user allows. Raise ConfigError where there is no such run or
-    checkpoint, EnvironmentFault where the run directory holds what is no file inside it.
+    checkpoint, EnvironmentFault for links that lead out of the run directory, and the like.
     """
     run_dir = Path(run_dir)
     config = read_config(run_dir)

@@ -249,7 +249,7 @@ def _place(result: Result, kind: Kind) -> Path:
 
 
 def _bytes_of(size: str) -> int:
-    """Return `5GB` or `500MB` in bytes, as the hub's libraries count them. Raise ConfigError for what is no size."""
+    """Return `5GB` or `500MB` in bytes, as the hub's libraries count them. Raise ConfigError for other texts."""
     number = 0
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])B", size.strip(), re.IGNORECASE)
     if match is not None:

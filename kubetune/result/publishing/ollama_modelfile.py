@@ -69,7 +69,7 @@ class Pieces:
 
 
 def pieces_of(render: Render) -> Pieces | None:
-    """Return the pieces of a chat template; None where its prompts are not made of such."""
+    """Return the pieces of a chat template, or None if its prompts cannot be put together from pieces."""
     # A ValueError means that a text is missing or stands twice, or that the template refuses these turns.
     try:
         pieces = _read_off(render)

@@ -35,14 +35,14 @@ CONVERTED_BY_OLLAMA: Final = {
 }  # fmt: skip
 
 # Kinds of mixtures (`model_type`) whose adapters on stacked experts vLLM 0.32 holds exactly as PEFT does, if it is
-# told that they are stacked. Mixtral's it leaves out without a word. `python -m tests.peers.vllm_adapters` tries all.
+# told that they are stacked. Mixtral's it leaves out, and prints nothing. `python -m tests.peers.vllm_adapters` tries all.
 EXPERTS_IN_VLLM: Final = {
     "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "olmoe", "phimoe", "qwen3_5_moe",
     "qwen3_5_moe_text", "qwen3_moe", "qwen3_next",
 }  # fmt: skip
 
 # Kinds of models that see, of which transformers trains the text model alone: what its `model.` is called in the whole
-# one, which vLLM loads. An adapter with other names it takes, and leaves out without a word.
+# one, which vLLM loads. It takes an adapter with other names, leaves it out, and prints nothing.
 NAMES_IN_VLLM: Final = {"qwen3_5": "model.language_model.", "qwen3_5_moe": "model.language_model."}
 
 # Folder of an export with such an adapter under vLLM's names.
