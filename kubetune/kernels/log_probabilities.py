@@ -67,11 +67,15 @@ class LinearLogProbabilities(Function):
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
         # What the optimizer has added up is not handed to autograd again.
-        if d_weight is not None:
-            d_weight = d_weight.to(weight.dtype) if head.weight_sum is None else None
-        if d_bias is not None:
-            d_bias = d_bias.to(weight.dtype) if head.bias_sum is None else None
-        return d_hidden, d_weight, d_bias, None, None
+        if d_weight is not None and head.weight_sum is not None:
+            d_weight = None
+        if d_bias is not None and head.bias_sum is not None:
+            d_bias = None
+        return d_hidden, _in(weight.dtype, d_weight), _in(weight.dtype, d_bias), None, None
+
+
+def _in(dtype: torch.dtype, gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.to(dtype)
 
 
 def linear_log_probabilities(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:

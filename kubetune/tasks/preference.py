@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 class Scores(NamedTuple):
-    """The answers of one batch of an evaluation: row ids, and the fields of `Answers` as arrays."""
+    """The answers of one batch of an evaluation, as arrays: they are gathered from all ranks."""
 
     samples: NDArray[np.int64]  # [rows]
     logps: NDArray[np.float64]  # [rows, 2]
@@ -166,6 +166,7 @@ def settings_of(learner: Learner) -> PreferenceConfig:
 
 def log_probabilities(learner: Learner, batch: Batch) -> NDArray[np.float64]:
     """Return summed log-probabilities of the answers of each row, `[rows, 2]`, with the adapter off if there is one."""
+    # A base without its adapter is the reference; a model that is trained whole is so before its first step.
     model: Any = learner.model
     has_adapter = learner.lm is not model
     with model.disable_adapter() if has_adapter else nullcontext():
@@ -265,14 +266,17 @@ def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], Answers]:
     samples = np.concatenate([part.samples for part in parts])
     order = np.argsort(samples, kind="stable")
 
-    def in_order(arrays: list[NDArray[Any]]) -> Tensor:
+    def in_order(name: str) -> Tensor:
+        arrays = [getattr(part, name) for part in parts]
         return torch.from_numpy(np.concatenate(arrays)[order])
 
-    targets = [part.targets for part in parts if part.targets is not None]
     answers = Answers(
-        logps=in_order([part.logps for part in parts]),
-        reference=in_order([part.reference for part in parts]),
-        labels=in_order([part.labels for part in parts]),
-        targets=in_order(targets) if targets else None,
+        logps=in_order("logps"),
+        reference=in_order("reference"),
+        labels=in_order("labels"),
     )
+    # Parts without rows have no targets, also where answers are judged.
+    targets = [part.targets for part in parts if part.targets is not None]
+    if targets:
+        answers = answers._replace(targets=torch.from_numpy(np.concatenate(targets)[order]))
     return samples[order], answers

@@ -148,7 +148,8 @@ def _all_linear(
             modules.append(name)
     tensors: set[str] = set()
     for name, stack in stacks.items():
-        tensors.update(f"{name}.{tensor}" for tensor in _tensors(stack))
+        for tensor in _tensors(stack):
+            tensors.add(f"{name}.{tensor}")
     return modules, tensors
 
 
@@ -173,7 +174,8 @@ def _named(
             )
     tensors: set[str] = set()
     for name, stack in stacks.items():
-        tensors.update(f"{name}.{tensor}" for tensor in _wanted_tensors(name, stack, wanted))
+        for tensor in _wanted_tensors(name, stack, wanted):
+            tensors.add(f"{name}.{tensor}")
     for name in routers:
         if name not in linear and is_target(name, wanted):
             tensors.add(f"{name}.weight")
