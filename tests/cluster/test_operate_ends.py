@@ -55,6 +55,7 @@ while :; do sleep 0.02; done
 """
 
 
+@pytest.mark.slow
 def test_the_log_of_a_worker_that_a_pytorchjob_removes_is_kept(desk: Desk) -> None:
     """When the master has ended well, its operator deletes the workers that still run, and their logs with them."""
     desk.submit_script(LAST_WORDS, kubernetes__kind="pytorchjob")

@@ -122,6 +122,7 @@ def test_a_disk_that_cannot_hold_the_checkpoints_is_refused_at_once(
     assert not (run_dir / "metrics.jsonl").exists()
 
 
+@slow
 def test_a_disk_without_a_single_byte_hides_neither_code_nor_cause(
     toy_inputs: Path, small_disk: Path
 ) -> None:

@@ -119,6 +119,7 @@ def test_steps_above_the_threshold_are_counted_over_a_stop(
     assert max(checkpoints.steps(run_dir)) == stopped
 
 
+@pytest.mark.slow
 def test_a_run_whose_loss_ran_away_says_so_at_its_end(toy_inputs: Path, tmp_path: Path) -> None:
     tracked = {"lora": None, "data": {"eval": 0}, "tracking": {"tensorboard": True}}
     run_dir = toy.finished(tmp_path / "run", toy.make_config(toy_inputs, RUNAWAY, **tracked))

@@ -35,7 +35,7 @@ POINTS = [
     pytest.param("commit.renamed", 2, 6, id="named", marks=slow),
     pytest.param("link", 3, 6, id="before `last` moves", marks=slow),
     pytest.param("link", 4, 6, id="before `best` moves", marks=slow),
-    pytest.param("remove", 1, 12, id="half deleted"),
+    pytest.param("remove", 1, 12, id="half deleted", marks=slow),
     pytest.param("commit.renamed", 5, 14, id="named, the last one", marks=slow),
 ]
 

@@ -148,6 +148,7 @@ def test_a_kill_that_the_kernel_does_not_count_stays_worth_another_start(
         assert "rank 0 was killed by SIGKILL (not for memory" in verdict(tmp_path).reason
 
 
+@pytest.mark.slow
 def test_where_the_kernel_counts_nothing_two_kills_without_progress_are_enough(
     tmp_path: Path,
 ) -> None:

@@ -204,6 +204,7 @@ def test_a_stopped_rank_is_named_with_its_phase(tmp_path: Path) -> None:
     assert ", last seen in evaluation after step 3" in verdict.reason
 
 
+@pytest.mark.slow
 @every_phase
 def test_a_late_rank_is_waited_for(
     broken: Broken, uninterrupted: Whole, name: str, rank: int

@@ -91,6 +91,7 @@ def test_what_has_no_answers_is_explained(inputs: Path, tmp_path: Path) -> None:
     assert before_after.main([str(run_dir), "3"]) == errors.USER
 
 
+@pytest.mark.slow
 def test_each_kept_checkpoint_answers_and_the_page_shows_them_by_step(
     inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -258,6 +258,7 @@ def logits(model: Any) -> torch.Tensor:
     return model.eval()(input_ids=IDS).logits.float()
 
 
+@slow
 def test_a_trained_adapter_is_loaded_by_peft_alone_and_merged_it_says_the_same(
     inputs: Path, tmp_path: Path
 ) -> None:

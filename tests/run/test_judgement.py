@@ -64,7 +64,7 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inpu
     assert choose_attention(model).padding_free, "and it trains as before"
 
 
-@pytest.mark.parametrize("several", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("several", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
     inputs: Path, tmp_path: Path, several: int
 ) -> None:

@@ -68,7 +68,9 @@ def require_exact_padding_free(model, rows):
 
 
 @pytest.mark.parametrize("name", PROMISED)
-@pytest.mark.parametrize("lora", [True, False], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    "lora", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["lora", "full"]
+)
 def test_gradients_equal_one_by_one(name, lora):
     model = build_model(name, PROMISED[name], lora=lora)
     rows = random_rows()
@@ -282,7 +284,9 @@ def test_flat_mask_cannot_be_computed_with():
         MaskRule(0).to(torch.float32)
 
 
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
+@pytest.mark.parametrize(
+    "fused", [pytest.param(False, marks=pytest.mark.slow), True], ids=["plain", "fused"]
+)
 @pytest.mark.parametrize("name", PROMISED)
 def test_lean_forwards_change_nothing(name, fused):
     """Every swap together, dropped rows included, against plain transformers."""

@@ -229,6 +229,7 @@ def run_of(
 ADAPTERS = {"lora": {"r": 4, "target_parameters": ["mlp.gate.weight"]}}
 
 
+@slow
 @pytest.mark.parametrize(
     ("world", "sections", "training"),
     [

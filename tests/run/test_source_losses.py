@@ -69,6 +69,7 @@ def plain_losses(inputs: Path, config: Config) -> dict[str, float]:
     return {f"eval_loss/{name}": loss / count for name, (loss, count) in sums.items()}
 
 
+@pytest.mark.slow
 def test_each_source_has_the_loss_that_plain_torch_finds_on_any_number_of_ranks(
     inputs: Path,
 ) -> None:
