@@ -91,6 +91,7 @@ def read_run(run_dir: Path) -> dict[str, Any]:
     """Return the metrics of a run's last evaluation, and how much it trained."""
     from kubetune.rundir.metrics import read_metrics
 
+    # The last evaluation, not the best one, which chance has a part in.
     lines = read_metrics(run_dir)
     last = [line for line in lines if "eval_loss" in line][-1]
     plan = json.loads((run_dir / "plan.json").read_text())

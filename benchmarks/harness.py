@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,6 +39,7 @@ def run_jobs(suite: str, jobs: Iterable[Job], results: Results) -> None:
     """Measure what the results do not hold yet, in the order given, with a line for each."""
     end_on_sigterm()
     for job in jobs:
+        # What an interrupted benchmark has measured is not measured again.
         if results.find(suite, job.key) is not None:
             continue
         name = f"{job.case.name} {job.trainer} {job.processes}×{job.threads} #{job.repeat + 1}"
@@ -71,6 +72,7 @@ def run_job(job: Job) -> dict[str, Any]:
     """Carry out one job and return what it reported, or why it could not."""
     trainer = TRAINERS[job.trainer]
     order = order_of(job)
+    # A driver's own failure is in its report. Here only what comes before it can fail.
     try:
         if trainer.home == "ours":
             prepare_run(job, order)
@@ -212,7 +214,8 @@ def launch(
     """Start a driver with one process per rank. Return these and what they print, which is closed with `stack`."""
     log = WORK / "logs" / f"{driver}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    order = Order(**{**asdict(order), "started": time.monotonic()})
+    # The time to the first step counts from here, Python's own start included.
+    order = replace(order, started=time.monotonic())
     command = [python_of(home), "-m", f"benchmarks.peers.{driver}", json.dumps(asdict(order))]
     port = free_port()
     ranks = []
@@ -233,6 +236,7 @@ def launch(
 
 def read_report(output: str, code: int) -> dict[str, Any]:
     """Return the report in a driver's output; without one, its last line as the reason."""
+    # The last one: a library may print what begins like it.
     reports = [line.removeprefix(RESULT) for line in output.splitlines() if line.startswith(RESULT)]
     if reports and (code == 0 or "missing" in json.loads(reports[-1])):
         return json.loads(reports[-1])  # type: ignore[no-any-return]

@@ -136,6 +136,7 @@ def measure(name: str, way: str, width: int, precision: str) -> dict[str, float]
         start = time.process_time()
         loss = learn()
         seconds.append(time.process_time() - start)
+    # Counting products takes memory of its own, so the peak is read before.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     with FlopCounterMode(display=False) as counted:
         learn()
@@ -155,6 +156,7 @@ def bare_flops(width: int, dtype: torch.dtype) -> float:
 
     x = torch.randn(1024, width, dtype=dtype)
     weight = torch.randn(11 * width // 4, width, dtype=dtype)
+    # The best of several: other programs only ever make it slower.
     best = float("inf")
     for _ in range(20):
         start = time.process_time()

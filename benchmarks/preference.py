@@ -79,6 +79,7 @@ def measure_starts(repeat: int, results: Results, trainers: Sequence[str]) -> No
         ]
         if all(results.find(STARTS, key) is not None for key in keys):
             continue
+        # kubetune keeps log-probabilities with prepared rows, TRL with its data sets.
         for folder in ("startup-cache", "datasets"):
             shutil.rmtree(WORK / folder, ignore_errors=True)
         for key in keys:

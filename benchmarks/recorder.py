@@ -51,6 +51,7 @@ class Recorder:
         self._mark()
 
     def _mark(self) -> None:
+        # A GPU is behind what Python has asked of it.
         synchronise()
         self._marks.append((time.perf_counter(), time.process_time()))
 

@@ -72,6 +72,7 @@ def open_results(*, quick: bool, fresh: bool, subject: str = "") -> Results:
                 f"benchmarks/results/{path.name} was measured with other code of kubetune; "
                 "add --fresh to replace it, or move it away. Nothing was written."
             )
+    # It is not written before there is a measurement.
     started = datetime.now(UTC).isoformat(timespec="seconds")
     return Results(
         path, {"started": started, "machine": machine, "source": source, "measurements": []}

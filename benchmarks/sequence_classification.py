@@ -93,6 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args = parser.parse_args(argv)
     results = open_results(quick=args.quick, fresh=args.fresh, subject="classification")
     end_on_sigterm()
+    # Trainers take turns, so that what else runs on the machine hits all of them alike.
     for name in args.cases:
         case = CASES[name]
         model = make_encoder(case.shape, args.tokenizer, WORK / "models" / f"bert-{case.shape}")

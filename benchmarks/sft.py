@@ -83,11 +83,12 @@ def best_batches(
 
     A peer of which no batch could be measured has none.
     """
-    best = {}
+    best = {}  # sequences of a micro-batch
     for case in cases:
         for name in case.trainers:
             if not TRAINERS[name].seeks_batch or (only and name not in only):
                 continue
+            # In a suite of their own, so that the tables leave the slower ones out.
             jobs = [Job(case, name, batch=batch) for batch in BATCHES]
             run_jobs(BATCH_SUITE, jobs, results)
             speeds = {}

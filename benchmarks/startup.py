@@ -97,6 +97,7 @@ def text_data(rows: int) -> Path:
 
 def start_kubetune(model: Path, data: Path) -> dict[str, Any]:
     """Run `kubetune train` until its first step is done; it is stopped then."""
+    # Rows are prepared anew: that is a part of a start.
     shutil.rmtree(WORK / "startup-cache", ignore_errors=True)
     return start_command(model, data, {"training.global_batch_size": 16})
 

@@ -105,6 +105,7 @@ def common_arguments(order: Order, cpu: bool) -> dict[str, Any]:
         "report_to": "none",
         "disable_tqdm": True,
     }
+    # Without a GPU there is nothing to pin memory for, and torch warns of it.
     if cpu:
         arguments |= {"use_cpu": True, "dataloader_pin_memory": False}
         if "WORLD_SIZE" in os.environ:
@@ -191,6 +192,7 @@ def tokens_of(rows: Any) -> int:
 
 def effective(model: Any, arguments: Any, state: Any) -> dict[str, Any]:
     """Return what a trainer really ran with, for the results file."""
+    # With adapters the first frozen weight, else the first matrix: what products are computed with.
     first = next(p for p in model.parameters() if not p.requires_grad or p.dim() > 1)
     recomputes = [getattr(module, "gradient_checkpointing", False) for module in model.modules()]
     return {
