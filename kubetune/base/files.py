@@ -213,16 +213,21 @@ _SHORT_OF_MEMORY = (
 
 def _shortage_of(error: BaseException) -> EnvironmentFault | None:
     """Explain a lack of files, memory or processes, as Python, the loader and torch report it. None for other errors."""
-    number = error.errno if isinstance(error, OSError) else None
+    number = None
+    if isinstance(error, OSError):
+        number = error.errno
     text = str(error)
+    # Open files.
     if number in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return EnvironmentFault(
             f"{error}: this process may have {most:,} files open; allow more (ulimit -n)"
         )
+    # Memory. The loader of libraries and torch say it in words alone.
     tells_of_memory = any(words in text for words in _SHORT_OF_MEMORY)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or tells_of_memory:
         return _out_of_memory(text)
+    # Processes and threads.
     tells_of_processes = any(words in text for words in _SHORT_OF_PROCESSES)
     if number == errno.EAGAIN or (isinstance(error, RuntimeError) and tells_of_processes):
         return _out_of_processes(text, is_thread=isinstance(error, RuntimeError))
@@ -230,8 +235,11 @@ def _shortage_of(error: BaseException) -> EnvironmentFault | None:
 
 
 def _out_of_memory(text: str) -> OutOfMemory:
+    """Explain a lack of memory, with the limit that the shell has set, if any."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    allowed = "" if limit == resource.RLIM_INFINITY else f" ulimit -v allows {limit:,} bytes."
+    allowed = ""
+    if limit != resource.RLIM_INFINITY:
+        allowed = f" ulimit -v allows {limit:,} bytes."
     first_line = (text.splitlines() or ["memory ran out"])[0]
     return OutOfMemory(
         f"out of memory: {first_line}.{allowed} Allow more, or take smaller batches or a smaller model"
@@ -552,6 +560,7 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
         if error.errno not in _WITHOUT_LOCKS:
             raise
         return lockfile.held(path, wait=wait, reason=error.strerror or str(error))
+    # Whoever finds the file locked reads this.
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return contextlib.nullcontext()
@@ -607,6 +616,7 @@ def join_inside(folder: StrPath, relative: str) -> Path:
         raise ValueError(f"path {relative!r} holds a NUL byte")
     if os.path.isabs(relative) or "://" in relative:
         raise ValueError(f"path {relative!r} must be relative to {folder}")
+    # Resolving follows links and `..`, so that what is compared are the real places.
     root = Path(folder).resolve()
     joined = (root / relative).resolve()
     if not joined.is_relative_to(root):

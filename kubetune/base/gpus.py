@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+# Our name → nvidia-smi's name of each value that it is asked for.
 GPU_FIELDS = {
     "index": "index",
     "name": "name",
@@ -20,7 +21,6 @@ GPU_FIELDS = {
     "temperature_celsius": "temperature.gpu",
     "power_watts": "power.draw",
 }
-"""Our name → nvidia-smi's name of each value that it is asked for."""
 GPU_QUERY = [
     "nvidia-smi",
     f"--query-gpu={','.join(GPU_FIELDS.values())}",

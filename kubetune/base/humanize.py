@@ -10,16 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+# Characters that a terminal acts upon (control characters, changes of direction), and those that it cannot show.
 _ACTED_UPON: Final = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Characters that a terminal acts upon (control characters, changes of direction), and those that it cannot show."""
 
 _KEYS_SHOWN: Final = 12
 _BLOCKS: Final = "▁▂▃▄▅▆▇█"
 
+# A curve, with None where no value is known.
 Values = Sequence[float | None]
-"""A curve, with None where no value is known."""
 
 
 def number(value: Any) -> str:

@@ -24,15 +24,15 @@ from kubetune.errors import EnvironmentFault
 
 Line = dict[str, Any]
 IsGood = Callable[[Line], bool]
+# Quick test of many objects at once. True only if `IsGood` is true of every one of them.
 AreGood = Callable[[list[Any]], bool]
-"""Quick test of many objects at once. True only if `IsGood` is true of every one of them."""
 
 _TAIL_BYTES = 64 * 1024
+# Some hundred lines. Their objects stay in the processor's cache.
 _CHUNK_BYTES = 48 * 1024
-"""Some hundred lines. Their objects stay in the processor's cache."""
 _SHOWN_RANGES = 5
+# Bytes at the end of the last line read. A follower compares them to see whether the file was replaced.
 _COMPARED_BYTES = 256
-"""Bytes at the end of the last line read. A follower compares them to see whether the file was replaced."""
 
 _log = logs.family_logger("FILES")
 _warned: set[str] = set()

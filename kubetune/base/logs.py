@@ -36,30 +36,30 @@ def family_logger(family: str) -> logging.Logger:
     return logging.getLogger(f"{_ROOT}.{family}")
 
 
+# What the run does next: load, prepare, train, save.
 STEP = family_logger("STEP")
-"""What the run does next: load, prepare, train, save."""
+# Ranks, devices, backends, process groups.
 DDP = family_logger("DDP")
-"""Ranks, devices, backends, process groups."""
+# Rows, sources, batches.
 DATA = family_logger("DATA")
-"""Rows, sources, batches."""
+# Parameters, adapters, optimizer, schedule.
 MODEL = family_logger("MODEL")
-"""Parameters, adapters, optimizer, schedule."""
+# One line every `logging_steps`. On a terminal the progress bar shows the same numbers instead.
 TRAIN = family_logger("TRAIN")
-"""One line every `logging_steps`. On a terminal the progress bar shows the same numbers instead."""
+# Summary of an epoch.
 EPOCH = family_logger("EPOCH")
-"""Summary of an epoch."""
+# Result of an evaluation.
 EVAL = family_logger("EVAL")
-"""Result of an evaluation."""
+# Results and where they are.
 RESULT = family_logger("RESULT")
-"""Results and where they are."""
+# The last line of a run.
 DONE = family_logger("DONE")
-"""The last line of a run."""
+# Faults that end a run.
 ERROR = family_logger(_ERROR_FAMILY)
-"""Faults that end a run."""
+# Shapes of batches, at DEBUG.
 COLLATE = family_logger("COLLATE")
-"""Shapes of batches, at DEBUG."""
+# Loss and time of single batches, at DEBUG (see `shows_batch`).
 BATCH = family_logger("BATCH")
-"""Loss and time of single batches, at DEBUG (see `shows_batch`)."""
 
 
 def configure(

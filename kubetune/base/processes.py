@@ -21,11 +21,11 @@ from typing import NoReturn
 
 from kubetune.base import cgroup
 
+# Environment variable with the process id of the agent, for every process below it.
 AGENT_PID = "KUBETUNE_AGENT_PID"
-"""Environment variable with the process id of the agent, for every process below it."""
 
+# Environment variable of ranks: the command that started their run.
 COMMAND = "KUBETUNE_COMMAND"
-"""Environment variable of ranks: the command that started their run."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -18,6 +18,7 @@ _NAME = re.compile(
 _NOT_A_SECRET = re.compile(
     r"(^|[_.-])(pad|eos|bos|unk|sep|cls|mask|special|image|stop)_token$", re.IGNORECASE
 )
+# Tokens with a known form: of Hugging Face, GitHub, GitLab, Slack, AWS and OpenAI, and JSON Web Tokens.
 TOKEN = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}"
     r"|xox[abeprs]-[\w-]{10,}|AKIA[0-9A-Z]{16}|eyJ[\w-]{8,}\.eyJ[\w-]{8,}(?:\.[\w-]+)?"
@@ -25,7 +26,6 @@ TOKEN = re.compile(
     # letter or digit before it, except those of an escape in JSON (\n) or of a terminal's color (\x1b[31m).
     r"|(?:(?<![A-Za-z0-9])|(?<=\\[bfnrt])|(?<=[\d\[]m))sk-(?=[A-Za-z_-]*\d)[\w-]{16,}"
 )
-"""Tokens with a known form: of Hugging Face, GitHub, GitLab, Slack, AWS and OpenAI, and JSON Web Tokens."""
 # A token, a private key, an address with a password or token before its @, or with one among its parameters.
 _VALUE = re.compile(
     rf"{TOKEN.pattern}|-----BEGIN [A-Z ]*PRIVATE KEY-----|://[^/\s:@]+:[^/\s@]+@"
@@ -51,8 +51,8 @@ _DIGEST = re.compile(
     r"[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
     re.IGNORECASE,
 )
+# Entropy in bits a character. Random letters and digits have more; words and paths rarely do.
 _RANDOM_BITS = 3.8
-"""Entropy in bits a character. Random letters and digits have more; words and paths rarely do."""
 
 
 def seems_random(value: str) -> bool:

@@ -18,8 +18,8 @@ from typing import Any, Self
 from kubetune.base import processes
 from kubetune.errors import PREEMPTED
 
+# Environment variable of pods that Kubernetes starts again however they end (StatefulSet).
 STAY = "KUBETUNE_STAY"
-"""Environment variable of pods that Kubernetes starts again however they end (StatefulSet)."""
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 

@@ -13,8 +13,8 @@ from typing import Any
 from kubetune.base.provenance import Entry, KeyPath, Problem, dotted
 from kubetune.config.schema import Config, TrainingConfig
 
+# What `bf16: false` means: the dtype is not bfloat16, but the line does not say which one it is.
 SAYS_NOTHING = object()
-"""What `bf16: false` means: the dtype is not bfloat16, but the line does not say which one it is."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,9 @@ _METHOD: dict[Any, Any] = {"lora": {}, "full": None}
 _SWITCH: dict[Any, Any] = {True: {}, False: None}
 _ALL_MODULES: dict[Any, Any] = {"all": "all-linear"}
 
+# The keys of peers that mean what ours do, by our path.
+#
+# A bare name works at the top of the file and inside the section it leads to.
 _SAME_MEANING = {
     # our path: the names of other tools for it
     "model.path": "model_name_or_path model_name model_id base_model",
@@ -96,10 +99,6 @@ _SAME_MEANING = {
     "compute.processes": "nproc_per_node",
     "compute.nodes": "nnodes num_nodes",
 }
-"""The keys of peers that mean what ours do, by our path.
-
-A bare name works at the top of the file and inside the section it leads to.
-"""
 
 ALIASES: dict[str, Alias] = {
     name: Alias(path) for path, names in _SAME_MEANING.items() for name in names.split()
@@ -197,10 +196,10 @@ def _length_of_alias(path: KeyPath, table: Mapping[KeyPath, Alias]) -> int:
     return 0
 
 
+# Sections that every config has, whether the file names them or not.
 _ALWAYS_THERE = {"data"} | {
     name for name, key in Config.model_fields.items() if key.default_factory is not None
 }
-"""Sections that every config has, whether the file names them or not."""
 
 
 def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]]:

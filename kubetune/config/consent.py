@@ -30,14 +30,14 @@ from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 REMOTE_CODE: Final = "model.trust_remote_code"
 METRICS: Final = "evaluation.metrics"
 TASKS: Final = "evaluation.benchmarks.tasks_folder"
+# Keys of a run file, or sections of it, that have code run.
 CODE: Final = ("hooks", METRICS, TASKS, REMOTE_CODE)
-"""Keys of a run file, or sections of it, that have code run."""
 
 CACHE: Final = "data.cache"
+# Keys that have files written outside of the run directory.
 WRITTEN: Final = (CACHE, "logging.report_json")
-"""Keys that have files written outside of the run directory."""
+# Keys that have numbers or weights sent elsewhere.
 SENT: Final = ("mirror", "push", "tracking.mlflow", "tracking.wandb", "tracking.trackio")
-"""Keys that have numbers or weights sent elsewhere."""
 EFFECTS: Final = (*CODE, *WRITTEN, *SENT)
 
 _OF_CHECKPOINTS = ("manifest.json", "state.json")

@@ -19,19 +19,19 @@ READERS: Final = {
     ".parquet": "tables.read_parquet",
     ".txt": "readers.read_txt",
 }
+# Ending that may follow one of READERS. `train.jsonl.gz` is read without unpacking it first.
 GZIP: Final = ".gz"
-"""Ending that may follow one of READERS. `train.jsonl.gz` is read without unpacking it first."""
 
+# Endings of packers that not every Python has. Such files are refused with the advice to unpack them.
 PACKED: Final = (".bz2", ".xz", ".zst", ".zip")
-"""Endings of packers that not every Python has. Such files are refused with the advice to unpack them."""
 
+# Endings of record files that no reader is for. In a folder of data they are refused, not skipped.
 OTHER_RECORDS: Final = (
     ".arrow", ".avro", ".feather", ".jsonlines", ".orc", ".tar", ".tgz", ".xlsx",
 )  # fmt: skip
-"""Endings of record files that no reader is for. In a folder of data they are refused, not skipped."""
 
+# Endings of files without records. A name with one of them is a file, never a data set of the hub.
 OTHER_TEXTS: Final = (".html", ".md", ".yaml", ".yml")
-"""Endings of files without records. A name with one of them is a file, never a data set of the hub."""
 
 _HUB_ID: Final = re.compile(r"(\w[\w.-]*(?:/\w[\w.-]*)?)(?:#\d+)?")
 

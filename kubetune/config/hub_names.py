@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+# Old name without an owner → name on the hub today.
 MOVED = {"glue": "nyu-mll/glue"}
-"""Old name without an owner → name on the hub today."""
 
 _SHORT = re.compile(rf"(?P<name>{'|'.join(MOVED)})(?:/(?P<subset>\w+))?(?P<sample>#\d+)?")
 

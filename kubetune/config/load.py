@@ -47,6 +47,7 @@ log = logging.getLogger(__name__)
 _SHOWN_PROBLEMS = 3
 _MAPPING = Origin("config")
 
+# Keys whose value may be a local file or folder, as text or under `path` of a source.
 LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("model", "path"),
     ("model", "tokenizer"),
@@ -57,7 +58,6 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("evaluation", "forget", "data"),
     ("evaluation", "forget"),
 )
-"""Keys whose value may be a local file or folder, as text or under `path` of a source."""
 
 
 def load_config(

@@ -6,25 +6,25 @@ from typing import Any, Final, Literal
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
+# Metrics that tasks/classification_metrics.py computes, by problem. `f1` exists for two classes only.
 CLASSIFIER_METRICS: Final[dict[ProblemType, str]] = {
     "single_label_classification": "loss accuracy f1_macro matthews_correlation f1 precision recall",
     "multi_label_classification": "loss accuracy f1_macro f1_micro precision recall",
     "regression": "loss mae pearson spearman",
 }
-"""Metrics that tasks/classification_metrics.py computes, by problem. `f1` exists for two classes only."""
 
 LANGUAGE_METRICS: Final = ("eval_loss", "eval_perplexity", "eval_token_accuracy")
 
+# Metrics, besides the loss, of steps and evaluations of `task: reward_model`.
 REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejected")
-"""Metrics, besides the loss, of steps and evaluations of `task: reward_model`."""
 
+# The same for `task: preference`. Only KTO has `kl`.
 PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", "kl")
-"""The same for `task: preference`. Only KTO has `kl`."""
 
+# Metrics of a step of a mixture of experts. The two router losses exist only if routers learn.
 EXPERT_MEASURES: Final = (
     "expert_load_max", "expert_load_cv", "experts_unused", "dropped_tokens", "router_aux_loss", "router_z_loss"
 )  # fmt: skip
-"""Metrics of a step of a mixture of experts. The two router losses exist only if routers learn."""
 
 
 def full_name(metric: Any) -> Any:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from kubetune.config.schema import LoraConfig, TrainingConfig
 
+# File in a run directory with the whole config, defaults included.
 RESOLVED = "resolved.json"
-"""File in a run directory with the whole config, defaults included."""
+# Folders of a run directory that kubetune writes and reads.
 FOLDERS = ("checkpoints", "logs", "answers", "exports")
-"""Folders of a run directory that kubetune writes and reads."""
+# Environment variable with the run directory that the user has started. The supervisor sets it for benchmarks and the
+# other processes after the last step, so that they need not ask for consent again.
 STARTED = "KUBETUNE_STARTED"
-"""Environment variable with the run directory that the user has started. The supervisor sets it for benchmarks and the
-other processes after the last step, so that they need not ask for consent again."""
+# Folders of a run directory that trackers write, with links in them. Kubetune never reads them.
 OF_TRACKERS = ("wandb", "mlruns", "tensorboard")
-"""Folders of a run directory that trackers write, with links in them. Kubetune never reads them."""
 
 
 def method_label(lora: LoraConfig | None) -> str:

@@ -16,10 +16,10 @@ from kubetune.errors import ConfigError
 
 VARIABLE: Final = "KUBETUNE_DEFAULTS"
 
+# Keys that belong to one run, so that no file of defaults may have them.
 _OF_ONE_RUN: Final[tuple[KeyPath, ...]] = (
     ("name",), ("task",), ("model", "path"), ("data", "train"), ("data", "eval"), ("output",), ("mirror",), ("push",),
 )  # fmt: skip
-"""Keys that belong to one run, so that no file of defaults may have them."""
 
 
 def defaults_file(environ: Mapping[str, str]) -> Path | None:

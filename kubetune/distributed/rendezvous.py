@@ -26,8 +26,8 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from kubetune import errors
 from kubetune.base import fault_injection
 
+# Time beyond the timeout, for ranks that wait for rank 0's list of missing ranks.
 MARGIN_SECONDS = 5.0
-"""Time beyond the timeout, for ranks that wait for rank 0's list of missing ranks."""
 
 # With two ranks the other one is lost, unless it says at once that it lives.
 _ONE_PEER_SECONDS = 1.0

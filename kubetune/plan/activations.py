@@ -24,13 +24,15 @@ from kubetune.plan.memory import Shape, activation_bytes_per_token
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.rank_work import RankWork
 
+# Floating-point operations from which compiling pays: some minutes of training on two cores, or on a GPU.
 WORTH_COMPILING = {"cpu": 5e13, "cuda": 5e15}
-"""Floating-point operations from which compiling pays: some minutes of training on two cores, or on a GPU."""
 
 LAYER_NORM = re.compile(r"(norm|layernorm|ln_\w+)\d?\.bias$", re.IGNORECASE)
 NORM_OF_A_LAYER = re.compile(r"\.0\.(\w*(norm|ln_)\w*)\.weight$", re.IGNORECASE)
 FUSED_ATTENTION = re.compile(r"\.(qkv_proj|query_key_value|c_attn|Wqkv)\.")
 GATED = re.compile(r"gate|\.w3\.|\.Wi\.")
+# Copies that autograd keeps of the input and of the steps of an activation of transformers; of others, which are one
+# kernel, it keeps one.
 KEPT_OF_ACTIVATION = {
     **dict.fromkeys(("relu", "sigmoid", "tanh", "linear"), 0),
     **dict.fromkeys(("quick_gelu", "gelu_10"), 2),
@@ -38,8 +40,6 @@ KEPT_OF_ACTIVATION = {
     **dict.fromkeys(("gelu_new", "gelu_accurate", "gelu_python_tanh", "xielu"), 4),
     "gelu_fast": 7,
 }
-"""Copies that autograd keeps of the input and of the steps of an activation of transformers; of others, which are one
-kernel, it keeps one."""
 
 
 @dataclass(frozen=True)

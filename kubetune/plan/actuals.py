@@ -38,6 +38,7 @@ def compare(
     `tokens` are those of all steps planned, `longest` those of the longest row, `step_seconds` the time
     within steps, `until` when the run ended.
     """
+    # The memory forecast needs what the last start saw: its device, and the share of tokens that it computed once.
     weights = read_weights(config.model.path, os.environ)
     starts = [event for event in events if event["event"] in ("start", "resume")]
     last_start: Mapping[str, Any] = starts[-1] if starts else {}
@@ -53,6 +54,7 @@ def compare(
     gpu = _gpu(plan, last_start)
     planned = bill(work, config.compute, plan, weights, tokens, gpu, known)
     assert planned is not None, "tokens are known"
+    # Devices cost money from the launch to the end, not only within steps.
     held_hours = max(step_seconds, held_seconds(events, until)) / 3600
     hours = _hours(planned, step_seconds / 3600, held_hours)
     return {
@@ -63,7 +65,10 @@ def compare(
 
 
 def _memory(planned: Forecast | None, measured_bytes: int) -> dict[str, Any]:
-    forecast_bytes = None if planned is None else planned.allocated_bytes
+    """Return the peak memory of a device, forecast and measured."""
+    forecast_bytes = None
+    if planned is not None:
+        forecast_bytes = planned.allocated_bytes
     return {
         "forecast_bytes": forecast_bytes,
         "measured_bytes": measured_bytes,
@@ -72,6 +77,7 @@ def _memory(planned: Forecast | None, measured_bytes: int) -> dict[str, Any]:
 
 
 def _hours(planned: Bill, step_hours: float, total_hours: float) -> dict[str, Any]:
+    """Return the hours forecast and measured. The forecast is of the steps alone, so its error is too."""
     return {
         "forecast": planned.hours,
         "step_hours": step_hours,
@@ -86,6 +92,7 @@ def _hours(planned: Bill, step_hours: float, total_hours: float) -> dict[str, An
 def _price(
     per_device_hour: float | None, devices: int, planned: Bill, hours: Mapping[str, Any]
 ) -> dict[str, Any] | None:
+    """Return the price forecast and measured; None where the config names no price."""
     if per_device_hour is None:
         return None
     per_hour = per_device_hour * devices
@@ -144,7 +151,10 @@ def remember(
 
 
 def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:
-    return begun.get("device") if plan.device == "cuda" else None
+    """Return the name of the GPU that a `start` event names; None for a run on CPUs."""
+    if plan.device != "cuda":
+        return None
+    return begun.get("device")
 
 
 def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
@@ -175,7 +185,7 @@ def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
 
 
 def tell(actuals: Mapping[str, Any]) -> Iterator[str]:
-    """Yield forecast and actuals as lines of the log."""
+    """Yield forecast and actuals, as `compare` returns them, as lines of the log."""
     memory = actuals["memory"]
     if memory["forecast_bytes"] is not None:
         measured = size(memory["measured_bytes"])
@@ -188,6 +198,7 @@ def tell(actuals: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _time_line(hours: Mapping[str, Any]) -> str:
+    """Return the line on time: measured, forecast, and whether it is within the span of the forecast."""
     line = (
         f"time {_duration(hours['step_hours'])} in steps, {_duration(hours['total_hours'])} in all"
     )
@@ -199,7 +210,8 @@ def _time_line(hours: Mapping[str, Any]) -> str:
         if span["source"] == hours["source"]:
             is_within = span["low_hours"] <= hours["step_hours"] <= span["high_hours"]
             bounds = f"{_duration(span['low_hours'])}–{_duration(span['high_hours'])}"
-            return f"{line}: {'within' if is_within else 'NOT within'} {bounds}"
+            verdict = "within" if is_within else "NOT within"
+            return f"{line}: {verdict} {bounds}"
     return line
 
 
@@ -215,8 +227,12 @@ def _price_line(price: Mapping[str, Any]) -> str:
 
 
 def _relative_error(measured: float, expected: float | None) -> float | None:
-    return measured / expected - 1 if expected else None
+    """Return by how much a measured number exceeds its forecast, such as 0.1 for a tenth; None without a forecast."""
+    if not expected:
+        return None
+    return measured / expected - 1
 
 
 def _moment(time: str) -> float:
+    """Return a time of an event in seconds since 1970."""
     return datetime.fromisoformat(time).timestamp()

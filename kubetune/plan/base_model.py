@@ -18,8 +18,8 @@ from kubetune.plan.model_shapes import Weights, read_config, read_weights
 
 _ENCODERS = ("ForMaskedLM", "ForPreTraining")
 _POSITIONS = re.compile(r"(^|\.)(wpe|embed_positions|position_embeddings)\.weight$")
+# Decoders that look positions up in a table that ends, by their model_type.
 _LEARNED = ("gpt2", "gpt_neo", "gpt_bigcode", "openai-gpt", "opt", "biogpt")
-"""Decoders that look positions up in a table that ends, by their model_type."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,7 @@ def require_kind(task: str, model_path: str, environ: Mapping[str, str]) -> None
 
 
 def _is_encoder(facts: Mapping[str, Any]) -> bool:
+    """True if config.json names only classes of encoders, such as BertForMaskedLM."""
     classes = facts.get("architectures") or []
     if not classes or facts.get("is_decoder"):
         return False
@@ -75,6 +76,7 @@ def positions_of(task: str, model_path: str, environ: Mapping[str, str]) -> Posi
     facts = read_config(model_path, environ)
     if facts is None or task == "sequence_classification":
         return None
+    # A model that sees has the sizes of its language model in a section of their own. GPT-2 says n_positions.
     text = facts.get("text_config") or facts
     limit = text.get("n_positions") or text.get("max_position_embeddings")
     if not isinstance(limit, int) or limit < 1:
@@ -134,6 +136,7 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     Only a built model tells then.
     """
     targets = lora.target_modules
+    # PEFT checks parameters that are named, and what it can do with experts, on the built model.
     if lora.target_parameters:
         return True
     has_experts = any(True for _ in stacks(weights))
@@ -145,6 +148,7 @@ def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
     for name, shape in weights.shapes.items():
         if len(shape) > 1:
             modules.append(name.removesuffix(".weight"))
+    # A named module that may be tied to another, or that a kernel reads, is allowed or refused by the built model.
     out_of_reach = unreached(weights.text_config.get("model_type"))
     for module in modules:
         is_open = _may_be_tied(module) or out_of_reach.fullmatch(module)

@@ -18,9 +18,9 @@ from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
 
+# Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
+# speeds of other trainers (benchmarks/hindcast.py). Narrow models wait for launches and memory.
 WIDE_SHARE, NARROW_HALF = 0.46, 1550
-"""Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
-speeds of other trainers (benchmarks/hindcast.py). Narrow models wait for launches and memory."""
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,14 @@ def cost(
     """
     token = 0.0
     for module in modules:
-        share = visited if is_expert(module.name) else 1.0
+        # A token passes through a few of the experts, and through all of the other modules.
+        share = 1.0
+        if is_expert(module.name):
+            share = visited
         token += _flops(module) * share
-    label = 0.0 if head is None else float(_flops(head))
+    label = 0.0
+    if head is not None:
+        label = float(_flops(head))
     return Cost(token, 12.0 * attention * layers, label)
 
 
@@ -85,6 +90,7 @@ def causal_pairs(length: float) -> float:
 def visited_share(text_config: Mapping[str, Any]) -> float:
     """Return the share of the experts that a token visits, by the model's config. 1 without experts."""
     experts = 1
+    # The names that families of models have for the number of experts.
     for name in ("num_local_experts", "num_experts", "n_routed_experts"):
         if text_config.get(name):
             experts = int(text_config[name])
@@ -99,6 +105,7 @@ def planned_cost(trainable: Trainable, weights: Weights, *, has_vocabulary: bool
         return None
     is_full = trainable.lora is None
     modules = [Linear(name, size, is_full) for name, size in _sizes(weights)]
+    # Adapters are trained modules of their own. Those of experts are visited as rarely as the experts.
     if not is_full:
         adapters = trained_by_part(trainable, weights)
         modules.append(Linear("adapters", adapters.total() - adapters["experts"], True))
@@ -112,6 +119,7 @@ def planned_cost(trainable: Trainable, weights: Weights, *, has_vocabulary: bool
 
 
 def _sizes(weights: Weights) -> Iterator[tuple[str, int]]:
+    """Yield the name and number of weights of each linear module and stack of experts."""
     for name, rows, columns in linears(weights):
         yield name, rows * columns
     for stack in stacks(weights):
@@ -119,5 +127,6 @@ def _sizes(weights: Weights) -> Iterator[tuple[str, int]]:
 
 
 def _flops(module: Linear) -> float:
+    """Return the FLOPs a token for all weights of a module."""
     per_weight = TRAINED if module.is_trained else FROZEN
     return per_weight * module.weights

@@ -36,22 +36,22 @@ from kubetune.plan.rank_work import RankWork
 MIB = 2**20
 GIB = 2**30
 
+# An allowance: no GPU was available to measure it.
 CUDA_CONTEXT_BYTES = 600 * MIB
-"""An allowance: no GPU was available to measure it."""
+# Of weights, state and activations: blocks that the allocator cannot use again. An allowance.
 CUDA_LOST_SHARE = 0.06
-"""Of weights, state and activations: blocks that the allocator cannot use again. An allowance."""
 
 CPU_PROCESS_BYTES = 480 * MIB
+# Peak of a process on a CPU: CPU_PROCESS_BYTES + CPU_FACTOR × the parts. Fitted to 108 of the runs of
+# benchmarks/results/*-memory.json, which it meets within 25 %, half of them within 6 %; docs/forecast.md says which
+# were left out.
 CPU_FACTOR = 1.3
-"""Peak of a process on a CPU: CPU_PROCESS_BYTES + CPU_FACTOR × the parts. Fitted to 108 of the runs of
-benchmarks/results/*-memory.json, which it meets within 25 %, half of them within 6 %; docs/forecast.md says which
-were left out."""
 
 NF4_BITS = 4.127  # of a parameter, with its share of the doubly quantised scales
 
 TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
+# Scores of words, in whose place a classifier has its own head.
 VOCABULARY_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions)\.")
-"""Scores of words, in whose place a classifier has its own head."""
 
 
 @dataclass(frozen=True)

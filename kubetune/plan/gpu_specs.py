@@ -6,6 +6,7 @@ L40S, H100, H200), half of it counts, as its footnote says. The speed of other d
 
 from __future__ import annotations
 
+# Part of a device's name → TFLOP/s. The first part that the name holds counts, so longer parts come first.
 STATED_TFLOPS: dict[str, float] = {
     # https://nvdam.widen.net/s/wwnsxrhm2w/blackwell-datasheet-3384703: GB200 5,000 and HGX B200 4,500, with sparsity
     "GB200": 2500.0,
@@ -31,7 +32,6 @@ STATED_TFLOPS: dict[str, float] = {
     # https://www.nvidia.com/en-us/data-center/tesla-t4/
     "T4": 65.0,
 }
-"""Part of a device's name → TFLOP/s. The first part that the name holds counts, so longer parts come first."""
 
 
 def stated_tflops(device_name: str) -> float | None:

@@ -19,6 +19,7 @@ from kubetune.plan.model_shapes import HEARING, PROJECTORS, TOWERS, Weights
 HEADS = re.compile(r"(^|\.)(lm_head|embed_out|score|classifier|pooler|pre_classifier)(\.|$)")
 EMBEDDINGS = re.compile(r"(embed|wte|wpe|position)", re.IGNORECASE)
 EXPERT = re.compile(r"(?P<stack>(?:.*\.)?experts)\.\d+\.(?P<layer>\w+)\.weight")
+# Names of an expert's layers in files, and of the tensors that transformers stacks them into.
 STACKED_AS = {
     "gate_proj": "gate_up_proj",
     "up_proj": "gate_up_proj",
@@ -26,11 +27,12 @@ STACKED_AS = {
     "w3": "gate_up_proj",
     "w2": "down_proj",
 }
-"""Names of an expert's layers in files, and of the tensors that transformers stacks them into."""
 ROUTER = re.compile(r"\.(gate|router)(\.|$)")
+# Linear modules an adapter of which nothing would reach: indexers choose keys without a gradient (DeepSeek-V3.2,
+# GLM-5), and of the other two only the weight is read (Mamba, Jamba; DeepSeek-V4).
 _UNREACHED = r"(.*\.)?(indexer\..*|(mamba|mixer)\.dt_proj|o_a_proj)"
-"""Linear modules an adapter of which nothing would reach: indexers choose keys without a gradient (DeepSeek-V3.2,
-GLM-5), and of the other two only the weight is read (Mamba, Jamba; DeepSeek-V4)."""
+# Linear modules, by the model_type of the language model, whose weights transformers hands to a fused kernel on a
+# GPU, which never calls the modules: an adapter on them would learn on a CPU alone.
 _READ_BY_KERNELS = {
     **dict.fromkeys(("falcon_mamba", "mamba"), r"(.*\.)?mixer\.(out_proj|x_proj)"),
     **dict.fromkeys(
@@ -38,8 +40,7 @@ _READ_BY_KERNELS = {
         r"(.*\.)?(mamba|mixer)\.out_proj",
     ),
 }
-"""Linear modules, by the model_type of the language model, whose weights transformers hands to a fused kernel on a GPU,
-which never calls the modules: an adapter on them would learn on a CPU alone."""
+# Parts of a model besides its experts, by what the names of their parameters hold.
 PARTS = (
     ("projector", re.compile(rf"(^|\.)({'|'.join(PROJECTORS)})(\.|$)")),
     ("vision tower", re.compile(rf"(^|\.)({'|'.join(TOWERS)})(\.|$)")),
@@ -50,7 +51,6 @@ PARTS = (
     ("attention", re.compile(r"attn|attention|mixer|mamba|\.conv")),
     ("feed-forward", re.compile(r"mlp|ffn|feed_forward|fc\d|shared_expert|moe|dense")),
 )
-"""Parts of a model besides its experts, by what the names of their parameters hold."""
 
 
 def shape_of(weights: Weights) -> Shape | None:
@@ -65,8 +65,8 @@ def shape_of(weights: Weights) -> Shape | None:
     return shape if all(isinstance(size, int) and size > 0 for size in sizes) else None
 
 
+# Reason why the base of a mixture shrinks little.
 UNQUANTISED = "bitsandbytes stores linear layers in fewer bits, and stacked experts are none"
-"""Reason why the base of a mixture shrinks little."""
 
 
 class Linear(NamedTuple):
@@ -108,14 +108,20 @@ def stacks(weights: Weights) -> Iterator[Stack]:
     rows: Counter[str] = Counter()  # of all experts
     columns: dict[str, int] = {}
     for name, shape in weights.shapes.items():
+        # Many files hold the experts of a layer in one tensor already.
         if len(shape) == 3 and is_expert(name):
             yield Stack(name, *shape)
-        elif len(shape) == 2 and (match := EXPERT.fullmatch(name)):
-            stack = f"{match['stack']}.{STACKED_AS.get(match['layer'], match['layer'])}"
-            columns[stack] = shape[1]
-            rows[stack] += shape[0]
-            if match["layer"] not in ("up_proj", "w3"):  # each beside a gate that is counted
-                experts[stack] += 1
+            continue
+        match = EXPERT.fullmatch(name)
+        if match is None or len(shape) != 2:
+            continue
+        layer = match["layer"]
+        stack = f"{match['stack']}.{STACKED_AS.get(layer, layer)}"
+        columns[stack] = shape[1]
+        rows[stack] += shape[0]
+        # The gate and the up projection of an expert share a tensor, so an expert is counted by its gate alone.
+        if layer not in ("up_proj", "w3"):
+            experts[stack] += 1
     for name, width in columns.items():
         yield Stack(name, experts[name], rows[name] // max(1, experts[name]), width)
 
@@ -133,9 +139,11 @@ def frozen_names(vision: VisionConfig, names: Iterable[str]) -> str | None:
     tower = rf"(.*\.)?({'|'.join(TOWERS)})(\..*)?"
     projector = rf"(.*\.)?({'|'.join(PROJECTORS)})(\..*)?"
     frozen = []
-    if vision.freeze_vision_tower:
-        # A projector may lie inside the tower.
-        frozen.append(tower if vision.freeze_projector else f"(?!{projector}$){tower}")
+    if vision.freeze_vision_tower and vision.freeze_projector:
+        frozen.append(tower)
+    elif vision.freeze_vision_tower:
+        # A projector that learns may lie inside the tower.
+        frozen.append(f"(?!{projector}$){tower}")
     if vision.freeze_projector and not words.isdisjoint(PROJECTORS):
         frozen.append(projector)
     if not words.isdisjoint(HEARING):
@@ -152,6 +160,7 @@ class Trainable:
 
     def frozen(self, names: Iterable[str]) -> re.Pattern[str]:
         """Return a pattern for the full names of what does not learn of the parts that see and hear."""
+        # "$^" matches no name.
         return re.compile(frozen_names(self.vision or VisionConfig(), names) or "$^")
 
 
@@ -184,18 +193,23 @@ def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
     """Count the parameters that a run trains of each part of the model; with LoRA those of its adapters."""
     counts: Counter[str] = Counter()
     lora = trainable.lora
+    # Full training: every parameter that is not frozen.
     if lora is None:
         frozen = trainable.frozen(weights.shapes)
         for name, shape in weights.shapes.items():
             if trainable.vision is None or not frozen.fullmatch(name):
                 counts[part_of(name)] += math.prod(shape)
         return counts
+    # LoRA: first the modules that are trained in full beside the adapters.
     for name, shape in weights.shapes.items():
         if any(f".{module}." in f".{name}" for module in lora.modules_to_save):
             counts[part_of(name)] += math.prod(shape)
+    # An adapter is A [r, columns] and B [rows, r]; DoRA adds a magnitude for each row.
     for linear in adapted_linears(trainable, weights):
-        magnitudes = linear.rows if lora.use_dora else 0
-        counts[part_of(linear.name)] += lora.r * (linear.rows + linear.columns) + magnitudes
+        added = lora.r * (linear.rows + linear.columns)
+        if lora.use_dora:
+            added += linear.rows
+        counts[part_of(linear.name)] += added
     for stack in adapted_stacks(lora, weights):
         counts["experts"] += lora.r * stack.experts * (stack.rows + stack.columns)
     return counts
@@ -211,9 +225,11 @@ def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:
     out_of_reach = unreached(weights.text_config.get("model_type"))
     for linear in linears(weights, embeddings=not adapts_all):
         name = linear.name
+        # A weight that is named gets its adapter, whatever the rules below say.
         if lora.target_parameters and is_target(f"{name}.weight", lora.target_parameters):
             yield linear
             continue
+        # `all-linear` leaves out what would not learn, and routers, which decide which expert a token visits.
         if adapts_all and out_of_reach.fullmatch(name):
             continue
         if adapts_all and has_experts and ROUTER.search(name):
@@ -226,6 +242,7 @@ def adapted_stacks(lora: LoraConfig, weights: Weights) -> Iterator[Stack]:
     """Yield the stacked experts that get adapters, by their names or those of the layers that they hold."""
     names_in_files = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}
     for stack in stacks(weights):
+        # PEFT may be given the name of the stack, of all experts, or of the layer as it is in the files.
         parent, _, layer = stack.name.rpartition(".")
         names = [parent, stack.name]
         for name in names_in_files.get(layer, ()):
@@ -247,6 +264,7 @@ def is_target(name: str, targets: str | Iterable[str]) -> bool:
     """True if `lora.target_modules` chooses a module, as PEFT reads it."""
     if targets == "all-linear":
         return True
+    # Any other string is a regular expression, a list holds ends of names.
     if isinstance(targets, str):
         return re.fullmatch(targets, name) is not None
     return any(name == target or name.endswith(f".{target}") for target in targets)

@@ -26,8 +26,9 @@ _MOST_VALUES = 1 << 62
 # A config.json with more is no decoder's, and to list its weights would take for ever.
 MOST_LAYERS = 10_000
 
+# Names of vision towers in models.
 TOWERS = ("visual", "vision_tower", "vision_model", "vision_encoder")
-"""Names of vision towers in models."""
+# Names of the part that turns images into tokens.
 PROJECTORS = (
     "merger",
     "deepstack_merger_list",
@@ -36,11 +37,10 @@ PROJECTORS = (
     "aligner",
     "embed_vision",
 )
-"""Names of the part that turns images into tokens."""
+# Names of parts that only sound goes through. No data here have sound.
 HEARING = ("audio_tower", "embed_audio")
-"""Names of parts that only sound goes through. No data here have sound."""
+# Gemma 4's scales and bounds: they are in its files, but they are buffers and no parameters.
 _SCALARS = re.compile(r"(.*\.)?(layer_scalar|(input|output)_(min|max))")
-"""Gemma 4's scales and bounds: they are in its files, but they are buffers and no parameters."""
 
 
 @dataclass(frozen=True)

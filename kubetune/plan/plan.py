@@ -18,8 +18,8 @@ from kubetune.config.naming import method_label
 from kubetune.config.schema import ComputeConfig, Config, TrainingConfig
 from kubetune.errors import ConfigError
 
+# Time to save after a request to stop, unless the cluster config has another.
 GRACE_SECONDS = 60
-"""Time to save after a request to stop, unless the cluster config has another."""
 
 
 class Plan(BaseModel):

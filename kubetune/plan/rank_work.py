@@ -86,14 +86,17 @@ def _filled_tokens(plan: Plan, row_tokens: int) -> int | None:
         return tokens
     rows = math.ceil(plan.global_batch_size / plan.world_size)
     in_rows = math.ceil(rows * row_tokens * (1 - plan.spared_share))
+    # A micro-batch holds at least one whole row.
     return min(tokens, max(row_tokens, in_rows))
 
 
 def element_bytes(dtype: str, device: str) -> int:
     """Return the bytes of one parameter of the base in products. `dtype`: model.dtype."""
+    is_full_precision = dtype == "float32"
     if dtype == "auto":
-        return 2 if device == "cuda" else 4
-    return 4 if dtype == "float32" else 2
+        # bfloat16 on a GPU, float32 on a CPU.
+        is_full_precision = device != "cuda"
+    return 4 if is_full_precision else 2
 
 
 def quantization_of(setting: str, lora: LoraConfig | None, plan: Plan) -> str:

@@ -64,6 +64,7 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
     final = folder_of(run_dir, state.step)
     with files.explained_writes(final):
         final.parent.mkdir(exist_ok=True)  # and no run directory, which may have been deleted
+    # The folder has a hidden name until all of it is on the disk. The manifest is written last: it names the others.
     with whole_folder.written(final, "commit", set_aside=_make_way) as partial:
         write(partial)
         (partial / STATE).write_text(json.dumps(asdict(state), indent=1) + "\n")
@@ -76,6 +77,7 @@ def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
 
 
 def _former(folder: Path) -> Path:
+    """Return where a checkpoint is while another of its step is written."""
     return folder.with_name(_FORMER + folder.name)
 
 
@@ -250,6 +252,7 @@ def load_state(folder: Path) -> State:
 def link(run_dir: Path, name: str, step: int) -> None:
     """Point `checkpoints/best` or `checkpoints/last` at a step, without a moment in which it is missing."""
     path = run_dir / "checkpoints" / name
+    # A link cannot be changed in place, but a rename replaces it at once.
     temporary = files.temporary_sibling(path)
     with files.explained_writes(path):
         os.symlink(folder_of(run_dir, step).name, temporary)

@@ -95,9 +95,11 @@ def schema() -> dict[str, Any]:
 
 
 def _schema_of(kind: str, text: str, fields: str) -> dict[str, Any]:
+    """Return the part of the schema for events of a kind: "if the event is this one, then it has these fields"."""
     required = []
     properties = {}
     for field in fields.split():
+        # Such as "last_seen?:time".
         name, _, type_name = field.partition(":")
         form: dict[str, Any] = {"type": type_name}
         if type_name == "time":

@@ -59,7 +59,8 @@ def describe() -> dict[str, Any]:
 def gpu_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Return the version of NVIDIA's driver, None where there is none."""
     with suppress(OSError):
-        if match := re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", file.read_text()):
+        match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", file.read_text())
+        if match:
             return match[1]
     return None
 
@@ -72,17 +73,22 @@ def git_commit(folder: Path = _CURRENT_FOLDER) -> str | None:
 def git_is_dirty(folder: Path = _CURRENT_FOLDER) -> bool | None:
     """Return True if files that git knows were changed since that commit, None where git or a repository is missing."""
     changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return None if changes is None else bool(changes)
+    if changes is None:
+        return None
+    return bool(changes)
 
 
 def _git(folder: Path, *words: str) -> str | None:
+    """Return what a git command prints, None where it fails or git is missing."""
     try:
         done = subprocess.run(
             ["git", *words], cwd=folder, capture_output=True, text=True, timeout=5
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    if done.returncode != 0:
+        return None
+    return done.stdout.strip()
 
 
 def versions() -> dict[str, str]:
@@ -95,6 +101,7 @@ def versions() -> dict[str, str]:
 
 
 def _memory_bytes() -> int:
+    """Return the memory of this machine, or of the container if that may use less."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(physical, cgroup.memory_limit() or physical)
 
@@ -134,6 +141,7 @@ class Load:
 
     @staticmethod
     def _counters() -> dict[str, float]:
+        """Return what the system has counted since it started: seconds of its CPUs, and bytes of its disks."""
         import psutil
 
         times = psutil.cpu_times()._asdict()
@@ -150,6 +158,7 @@ class Load:
 
 
 def _load_of(gpu: dict[str, Any]) -> dict[str, Any]:
+    """Return the load of a GPU. Some GPUs do not say all of it: nvidia-smi then prints a word for the number."""
     used = gpu["memory_used_mib"]
     values = {
         "percent": gpu["utilization_percent"],
@@ -187,4 +196,5 @@ def recorded(
 
 
 def _pause(elapsed: float) -> float:
+    """Return the seconds until the next measurement, for a run of this age."""
     return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, elapsed / _MEASUREMENTS))

@@ -100,7 +100,7 @@ def record_event(run_dir: Path, event: str, **facts: Any) -> None:
 
 
 def now() -> str:
-    """This moment in UTC, as in `2026-11-20T10:15:00.123Z`."""
+    """Return this moment in UTC, as in `2026-11-20T10:15:00.123Z`."""
     return written(datetime.now(UTC))
 
 
@@ -120,6 +120,7 @@ def read_benchmarks(run_dir: Path, step: int | None = None) -> dict[str, Any]:
 
 
 def _of_step(path: Path, step: int | None) -> dict[str, Any]:
+    """Return the JSON object of a file, or {} where it is missing or of another step."""
     try:
         results = read_object(path)
     except FileNotFoundError:
@@ -193,6 +194,7 @@ def _is_step(line: Mapping[str, Any]) -> bool:
 
 
 def _are_steps(lines: list[Any]) -> bool:
+    """True if `_is_step` holds for all lines. Curves of long runs are read often, and one check is faster than many."""
     try:
         return set(map(type, map(itemgetter("step"), lines))) == {int}
     except (KeyError, TypeError):
@@ -204,8 +206,10 @@ def _is_timing(line: Mapping[str, Any]) -> bool:
 
 
 def _are_timings(lines: list[Any]) -> bool:
+    """True if `_is_timing` holds for all lines."""
     try:
         seconds = [line["seconds"] for line in lines]
+        # A sum is finite only if all of its numbers are.
         return (
             set(map(type, seconds)) <= {int, float}
             and math.isfinite(math.fsum(seconds))
@@ -223,6 +227,7 @@ def _is_event(line: Mapping[str, Any]) -> bool:
 
 
 def _is_answered(line: Mapping[str, Any]) -> bool:
+    """True for a line of before_after.jsonl: a prompt, its turns, and the answers to it."""
     turns = line.get("messages", [])
     answers = line.get("answers", [])
     if not all(isinstance(values, list) for values in (turns, answers, line.get("tools", []))):
@@ -286,7 +291,10 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
 def _lines_up_to(
     path: Path, step: int, evaluated_step: int
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """Yield the lines that an earlier start wrote before its checkpoint, as bytes and as values."""
     for line, values in jsonl.read_both(path, _LINE_CHECKS[path.name]):
-        last = evaluated_step if "eval_loss" in values else step
+        last = step
+        if "eval_loss" in values:
+            last = evaluated_step
         if values["step"] <= last:
             yield line, values

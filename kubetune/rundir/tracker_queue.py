@@ -95,7 +95,9 @@ class Lack:
 def reason_of(error: Exception) -> str:
     """Return the message of a store's library in one line: some of them quote whole pages."""
     lines = str(error).splitlines()
-    reason = lines[0] if lines else ""
+    reason = ""
+    if lines:
+        reason = lines[0]
     reason = reason or type(error).__name__
     if len(reason) > _LONGEST_REASON:
         reason = reason[:_LONGEST_REASON] + " …"
@@ -123,6 +125,7 @@ class TrackerQueue:
         self._lock = threading.Lock()
         # Unlike an executor's, this thread keeps no process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
+        # The first call of the thread opens the run in the store, which may take long.
         self._opened = time.monotonic()
         self._last_send = self._opened
         self._sending = self._submit(sink.begin)
@@ -154,6 +157,7 @@ class TrackerQueue:
 
     def close(self, status: str) -> None:
         """Send the rest, and end. Raise TimeoutError if an answer takes too long."""
+        # A run that must make way for others does not wait for a store that has not answered yet.
         seconds_to_begin = 0.0
         if status != "KILLED":
             seconds_to_begin = self._opened + SECONDS_TO_BEGIN - time.monotonic()
@@ -181,6 +185,7 @@ class TrackerQueue:
         self.dropped.add(step, len(values))
 
     def _send(self) -> None:
+        """Hand the numbers that wait to the thread. Raise the error of the sending before."""
         self._sending.result()
         with self._lock:
             numbers = self._waiting
@@ -192,11 +197,13 @@ class TrackerQueue:
             self._sending = self._submit(lambda: self._sink.send(numbers))
 
     def _submit(self, do: Callable[[], Any]) -> Future[Any]:
+        """Have the thread do something after all that it was given before."""
         future: Future[Any] = Future()
         self._calls.put((future, do))
         return future
 
     def _work(self) -> None:
+        """Do what is submitted, one after the other, until the process ends."""
         while True:
             future, do = self._calls.get()
             try:

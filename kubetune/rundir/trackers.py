@@ -101,6 +101,7 @@ class Tracker:
         self._lacking.clear()
 
     def _give_up(self, name: str, error: Exception, step: int | None = None) -> None:
+        """Drop a tracker that failed, and count what it lacks from now on."""
         lack = Lack()
         sink = self._sinks.pop(name, None)
         if sink is not None:
@@ -122,12 +123,13 @@ class Tracker:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # The reason of a failure belongs to the run. A preempted run goes on later, so it has not failed.
         if isinstance(error, errors.KubetuneError) and not isinstance(error, errors.Preempted):
             self.tell("ended", str(error))
-        if kind is None:
-            self.close("FINISHED")
-        else:
-            self.close("KILLED" if issubclass(kind, errors.Preempted) else "FAILED")
+        status = "FINISHED"
+        if kind is not None:
+            status = "KILLED" if issubclass(kind, errors.Preempted) else "FAILED"
+        self.close(status)
 
 
 def check_installed(tracking: TrackingConfig) -> None:
@@ -189,7 +191,9 @@ class _TensorBoard(Sink):
 
     def begin(self) -> None:
         """Open the file. Hide what an earlier start wrote after the checkpoint, or curves would run back."""
-        purge = self._step + 1 if self._step else None
+        purge = None
+        if self._step:
+            purge = self._step + 1
         self._writer = self._open(str(self._folder), purge_step=purge, flush_secs=10)
         events = self._writer._get_file_writer().event_writer._async_writer
         self._disk = events._writer = events._worker._record_writer = _Disk(events._writer)
@@ -197,6 +201,7 @@ class _TensorBoard(Sink):
             self._describe()
 
     def _describe(self) -> None:
+        """Write the config as text, and the settings for the hparams tab."""
         from torch.utils.tensorboard.summary import hparams
 
         # In Markdown, lines that are indented by four spaces are code.

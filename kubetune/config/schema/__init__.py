@@ -51,31 +51,30 @@ __all__ = [
     "VisionConfig",
 ]
 
+# Kinds of record that a task learns from.
+#
+# text: texts; labelled: texts with a label; pair: two answers, one of them better; graded: the same, with by how
+# much; judged: answers that are each good or bad.
 RecordKind = Literal["text", "labelled", "pair", "graded", "judged"]
-"""Kinds of record that a task learns from.
 
-text: texts; labelled: texts with a label; pair: two answers, one of them better; graded: the same, with by how much;
-judged: answers that are each good or bad.
-"""
-
+# Sources of each split.
 Sources = dict[Literal["train", "eval", "forget"], tuple[SourceConfig, ...]]
-"""Sources of each split."""
 
 QUANTIZATION_NAMES = {"nf4": "4bit", "int8": "8bit"}
 
+# Task → default learning rates for (adapters, all parameters), from TRL's scripts and LLaMA-Factory's examples.
+#
+# They are lower than those of supervised fine-tuning, since comparing answers pushes a model away from what it writes
+# well.
 LEARNING_RATES = {"preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
-"""Task → default learning rates for (adapters, all parameters), from TRL's scripts and LLaMA-Factory's examples.
 
-They are lower than those of supervised fine-tuning, since comparing answers pushes a model away from what it writes well.
-"""
-
+# Section, or key of a section, → the tasks that read it, for messages.
 READERS = {
     "classification": "`task: sequence_classification`",
     "vision": "`task: vision_language` and `preference.images: true`",
     "preference": "`task: preference`",
     "preference.center_coefficient": "`task: reward_model`",
 }
-"""Section, or key of a section, → the tasks that read it, for messages."""
 
 _RUN_NAME = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
 

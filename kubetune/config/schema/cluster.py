@@ -431,8 +431,8 @@ class PatchConfig(Section):
     )
 
 
+# Kinds of workload, each a module of k8s/manifests/kinds.
 KindName = Literal["job", "statefulset", "jobset", "pytorchjob", "trainjob"]
-"""Kinds of workload, each a module of k8s/manifests/kinds."""
 
 
 class KubernetesConfig(Section):

@@ -19,10 +19,10 @@ DTYPE_NAMES = {
 }
 
 
+# Name of the built-in chat template. Other templates are files.
 BUILT_IN_TEMPLATE = "chatml"
-"""Name of the built-in chat template. Other templates are files."""
+# A module's name, or the end of one. It has no sign of a regular expression except a dot.
 _PLAIN_NAME = re.compile(r"[\w.-]+")
-"""A module's name, or the end of one. It has no sign of a regular expression except a dot."""
 
 
 class ModelConfig(Section):

@@ -13,13 +13,14 @@ LOSS_NAMES: Final = {"sigmoid": "dpo", "slic": "hinge", "cdpo": "dpo", "robust_d
 Loss = Literal["dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo", "kto"]
 
 _WITH_REFERENCE: Final = ("dpo", "ipo", "hinge", "robust")
+# Losses that compare with the reference model. The others take an answer's probability as it is.
 COMPARED: Final = (*_WITH_REFERENCE, "kto")
-"""Losses that compare with the reference model. The others take an answer's probability as it is."""
+# Loss → its own defaults, from its paper.
 _DEFAULTS: Final[dict[Any, dict[str, float]]] = {
     "simpo": {"beta": 2.0, "gamma": 1.0},
     "cpo": {"sft_weight": 1.0},
 }
-"""Loss → its own defaults, from its paper."""
+# Key → the losses that read it.
 ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "label_smoothing": ("dpo", "robust", "cpo", "simpo"),
     "gamma": ("simpo",),
@@ -28,7 +29,6 @@ ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "undesirable_weight": ("kto",),
     "reference_free": _WITH_REFERENCE,
 }
-"""Key → the losses that read it."""
 
 
 class PreferenceConfig(Section):

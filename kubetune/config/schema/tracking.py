@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from kubetune.config.schema.base import AsTuple, Section, section_of, switched
 
+# Key of `tracking` → the module that it needs, which an extra of kubetune brings.
 MODULES = {
     "tensorboard": "tensorboard",
     "mlflow": "mlflow",
@@ -15,7 +16,6 @@ MODULES = {
     "trackio": "trackio",
     "prometheus": "prometheus_client",
 }
-"""Key of `tracking` → the module that it needs, which an extra of kubetune brings."""
 
 
 class MlflowConfig(Section):

@@ -36,13 +36,14 @@ FINISH_SECONDS = 1800.0  # for sending the rest after the end of a run
 RESTORE_SECONDS = 120.0  # for fetching a run on an empty machine
 SECONDS_IF_REFUSED = 5.0  # for a store that answers and refuses
 
+# Environment variable with the resolved config of the run that begins, as JSON. A copy with another config is
+# refused.
 STARTING = "KUBETUNE_STARTING"
-"""Environment variable with the resolved config of the run that begins, as JSON. A copy with another config is refused."""
+# Errors of boto, google.auth and azure.core, by name, since none of these libraries has to be installed.
 REFUSALS = {
     *("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"),
     *("ClientAuthenticationError", "ResourceNotFoundError"),
 }
-"""Errors of boto, google.auth and azure.core, by name, since none of these libraries has to be installed."""
 
 _log = logs.family_logger("MIRROR")
 
@@ -67,7 +68,9 @@ def persistently(
             raise
         except Exception as error:  # every store has errors of its own
             reason = _reason(error)
-            patience = min(seconds, SECONDS_IF_REFUSED) if _is_refused(error) else seconds
+            patience = seconds
+            if _is_refused(error):
+                patience = min(seconds, SECONDS_IF_REFUSED)
             if time.monotonic() + pause > began + patience:
                 raise errors.EnvironmentFault(f"{what}: {reason}") from error
             _log.warning("%s: %s; again in %.0f s", what, reason, pause)
@@ -79,11 +82,13 @@ def _is_refused(error: Exception) -> bool:
     """True if the store has answered and refused. Each library has its own classes for that."""
     if isinstance(error, FileNotFoundError | PermissionError):
         return True
+    # azure.core has `status_code`, gcsfs has `code`. boto's errors arrive as the two classes above.
     status = getattr(error, "status_code", getattr(error, "code", None))
     return status in (401, 403) or bool(REFUSALS & {kind.__name__ for kind in type(error).__mro__})
 
 
 def _reason(error: Exception) -> str:
+    """Return the message of an error in one line, without secrets."""
     # Azure's messages continue with its whole answer as XML.
     text = " ".join(str(error).split()).partition(" RequestId:")[0]
     if isinstance(error, FileNotFoundError) and "://" in text:
@@ -157,6 +162,7 @@ def following(run_dir: Path, address: str, relay: Relay) -> Iterator[None]:
     try:
         yield
     finally:
+        # The end of its input tells the process to send the rest.
         process.stdin.close()
         stop_began = None  # since when a request to stop is known
         while process.poll() is None:
@@ -187,6 +193,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         mirror = Mirror(run_dir, address)
         if verb == "follow":
+            # A signal to the whole group asks the run to save and stop, and this process sends what it saves.
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             stop = threading.Event()
             threading.Thread(target=_stop_at_the_end_of_input, args=(stop,), daemon=True).start()
@@ -220,6 +227,7 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
         mirror.lease.recognise(claims=True)
         return step
 
+    # A run that is here already need not wait for the store.
     seconds = 0.0 if has_run else RESTORE_SECONDS
     try:
         step = persistently(attempt, seconds, what=f"{mirror.address} cannot be read")

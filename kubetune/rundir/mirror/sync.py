@@ -32,13 +32,13 @@ LIBRARIES = {
     "abfss": "adlfs",
 }
 LINKS = ("best", "last")
+# File in a run directory during a fetch, and after a fetch that was cut off: files may be missing here.
 FETCHING = ".fetching"
-"""File in a run directory during a fetch, and after a fetch that was cut off: files may be missing here."""
+# Files that a run needs to continue, besides a checkpoint.
 RUN_FILES = (
     metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, metrics.TRACKING,
     metrics.REPORT, metrics.IDENTITY, metrics.BASE,
 )  # fmt: skip
-"""Files that a run needs to continue, besides a checkpoint."""
 RANK_LOG = re.compile(r"logs/rank-\d+\.log")
 SECONDS_BETWEEN_LOGS = 30.0
 
@@ -134,10 +134,12 @@ class Mirror:
             everything = True
         if everything:
             self._last_logs = time.monotonic()
+        # Then files that are new or have changed since they were sent.
         for name, facts in self._run_files(everything):
             if self._sent.get(name) != facts:
                 self._put(self.run_dir / name, name)
                 self._sent[name] = facts
+        # Checkpoints before the links to them; what was pruned here goes only when its successor is in the store.
         for step in steps:
             self._send_step(step)
         for name in LINKS:
@@ -167,6 +169,7 @@ class Mirror:
         for path in sorted(self.run_dir.rglob("*")):
             name = path.relative_to(self.run_dir)
             folder = name.parts[0]
+            # Hidden names are of files that are being written; links could lead out of the run directory.
             is_hidden = any(part.startswith(".") for part in name.parts)
             if is_hidden or folder == "checkpoints" or path.suffix == ".lock" or path.is_symlink():
                 continue
@@ -241,8 +244,11 @@ class Mirror:
 
     @staticmethod
     def _step_of(folder_name: str) -> int:
+        """Return the step of a checkpoint's folder, such as 120 for step-000120; -1 for another name."""
         match = checkpoints.STEP_FOLDER.fullmatch(folder_name)
-        return int(match[1]) if match else -1
+        if match is None:
+            return -1
+        return int(match[1])
 
     def _forget_pruned(self, steps: Sequence[int]) -> None:
         """Delete steps in the store that were deleted here, but none that is newer than all of `steps`.
@@ -262,6 +268,7 @@ class Mirror:
                 self._delete_step(step)
 
     def _delete_step(self, step: int) -> None:
+        """Delete a checkpoint in the store, its manifest first, so that no half of it looks whole."""
         place = f"{self._root}/checkpoints/{self._folder(step).name}"
         self._fs.rm_file(f"{place}/{checkpoints.MANIFEST}")
         self._fs.rm(place, recursive=True)
@@ -274,7 +281,8 @@ class Mirror:
         )
         steps = []
         for name in self.remote_files():
-            if match := manifest.fullmatch(name):
+            match = manifest.fullmatch(name)
+            if match:
                 steps.append(int(match[1]))
         return sorted(steps)
 
@@ -290,6 +298,7 @@ class Mirror:
         local_steps = checkpoints.steps(self.run_dir)
         mark = self.run_dir / FETCHING
         is_half_here = mark.exists()
+        # An empty store: there is no copy yet, unless a fetch has begun before.
         if not sizes:
             if is_half_here:
                 raise OSError(
