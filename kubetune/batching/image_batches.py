@@ -142,7 +142,9 @@ def _token_grids(images: Sequence[Picture], merge: int) -> list[tuple[int, int]]
 
 
 def _with_processed_images(
-    batch: Batch, images_of: Sequence[Sequence[Any]], processor: ImageProcessor
+    batch: Batch,
+    images_of: Sequence[Sequence[Any]],
+    processor: ImageProcessor,
 ) -> Batch:
     """Return the batch with what the model's own processor makes of each sequence's images."""
     is_image = batch.input_ids == processor.placeholder.token

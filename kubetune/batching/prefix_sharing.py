@@ -117,7 +117,9 @@ def _ends(number: int, segments: Sequence[Segment], cu_seqlens: Numbers) -> Numb
 
 
 def _labels(
-    rows: Sequence[TrainedIds], segments: Sequence[Segment], cu_seqlens: Numbers
+    rows: Sequence[TrainedIds],
+    segments: Sequence[Segment],
+    cu_seqlens: Numbers,
 ) -> tuple[Numbers, Numbers]:
     """Return every label of every row: its row, rising, and its token in the batch. Both `[labels of all rows]`."""
     owners = []

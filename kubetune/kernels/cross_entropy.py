@@ -90,7 +90,10 @@ def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor
 
 
 def _cross_entropy(
-    logits: Tensor, labels: Tensor, scale: float, head: Head
+    logits: Tensor,
+    labels: Tensor,
+    scale: float,
+    head: Head,
 ) -> tuple[Tensor, Tensor]:
     """Return what `pointwise.cross_entropy` does, by the form that takes the least memory here."""
     form = head.kernels["cross_entropy"]
@@ -101,7 +104,10 @@ def _cross_entropy(
 
 
 def cross_entropy_in_place(
-    logits: Tensor, labels: Tensor, scale: float, rule: LogitRule
+    logits: Tensor,
+    labels: Tensor,
+    scale: float,
+    rule: LogitRule,
 ) -> tuple[Tensor, Tensor]:
     """Return what `pointwise.cross_entropy` does, to the last bit, in at most two rooms of fp32."""
     # 1. The rule, cap · tanh(multiplier · logits / cap).
@@ -134,7 +140,10 @@ def cross_entropy_in_place(
 
 
 def chunks(
-    hidden: Tensor, labels: Tensor, head: Head, scale: float
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+    scale: float,
 ) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Yield stretches of rows, the loss of each row, and `scale` × gradient of their raw logits.
 
@@ -219,7 +228,12 @@ class FusedLinearCrossEntropy(Function):
 def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: float = 1.0) -> Tensor:
     """Return `scale` × the summed cross-entropy of rows `[labels, hidden]`, an fp32 scalar."""
     loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, labels, scale, head
+        hidden,
+        head.weight,
+        head.bias,
+        labels,
+        scale,
+        head,
     )
     return cast(Tensor, loss)
 

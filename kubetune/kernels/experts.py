@@ -53,7 +53,9 @@ def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
     """Return the routing by the experts `[tokens, choices]` that each token has chosen."""
     ids, order = torch.sort(chosen.reshape(-1), stable=True)
     ends = torch.searchsorted(
-        ids, torch.arange(experts, device=ids.device, dtype=ids.dtype), right=True
+        ids,
+        torch.arange(experts, device=ids.device, dtype=ids.dtype),
+        right=True,
     )
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)

@@ -100,7 +100,11 @@ def _times_transposed(bits: Bits, total: Tensor | None, d_y: Tensor) -> Tensor:
 class _LoraLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, adapters: Adapters, bits: Bits, *flat: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        adapters: Adapters,
+        bits: Bits,
+        *flat: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.bits = bits
         return lora_forward(ctx, bits.times, x, adapters, *flat)

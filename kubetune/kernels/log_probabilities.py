@@ -84,6 +84,10 @@ def linear_log_probabilities(hidden: Tensor, labels: Tensor, head: Head) -> Tens
     `hidden` `[labels, hidden]` are the rows that predict them.
     """
     log_probabilities = LinearLogProbabilities.apply(  # type: ignore[no-untyped-call]
-        hidden, head.weight, head.bias, labels, head
+        hidden,
+        head.weight,
+        head.bias,
+        labels,
+        head,
     )
     return cast(Tensor, log_probabilities)

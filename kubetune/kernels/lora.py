@@ -54,7 +54,11 @@ class Layer(NamedTuple):
 
 
 def lora_forward(
-    ctx: Any, product: Callable[..., Tensor], x: Tensor, adapters: Adapters, *flat: Tensor | None
+    ctx: Any,
+    product: Callable[..., Tensor],
+    x: Tensor,
+    adapters: Adapters,
+    *flat: Tensor | None,
 ) -> tuple[Tensor, ...]:
     """Return `product(x, bias, *frozen) + s (x Aᵀ) Bᵀ` of each layer.
 
@@ -105,7 +109,9 @@ def _masked(rows: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def lora_backward(
-    ctx: Any, product: Callable[..., Tensor], grads: Sequence[Tensor | None]
+    ctx: Any,
+    product: Callable[..., Tensor],
+    grads: Sequence[Tensor | None],
 ) -> tuple[Any, ...]:
     """Return the gradients of the arguments of `lora_forward`, from x on.
 
@@ -150,7 +156,11 @@ def lora_backward(
 
 
 def _with_adapters(
-    d_x: Tensor, d_low: Tensor, down: Tensor, mask: Tensor | None, scale: float
+    d_x: Tensor,
+    d_low: Tensor,
+    down: Tensor,
+    mask: Tensor | None,
+    scale: float,
 ) -> Tensor:
     """Add to the gradient of x, in place, what comes through the adapters."""
     if mask is None:
@@ -192,7 +202,10 @@ def _times_transposed(total: Tensor | None, d_y: Tensor, w: Tensor) -> Tensor:
 class _LoraLinears(Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, adapters: Adapters, *flat: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        adapters: Adapters,
+        *flat: Tensor | None,
     ) -> tuple[Tensor, ...]:
         return lora_forward(ctx, _times, x, adapters, *flat)
 

@@ -24,7 +24,11 @@ from kubetune.plan import memory
 
 
 def rms_norm_forward(
-    x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float,
+    late_cast: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return `x / rms(x) * (weight + offset)` in fp32, and the reciprocal rms.
 
@@ -39,7 +43,11 @@ def rms_norm_forward(
 
 
 def rms_norm_backward(
-    grad: Tensor, x: Tensor, weight: Tensor, scale: Tensor, offset: float
+    grad: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    offset: float,
 ) -> Tensor:
     """Return the gradient of the input."""
     # y = n · w with n = x / rms(x). So dn = dy · w, and dx = (dn - n · mean(n · dn)) / rms(x).
@@ -86,7 +94,11 @@ def rotary_backward(d_q: Tensor, d_k: Tensor, cos: Tensor, sin: Tensor) -> tuple
 
 
 def cross_entropy(
-    logits: Tensor, labels: Tensor, scale: float, multiplier: float, cap: float
+    logits: Tensor,
+    labels: Tensor,
+    scale: float,
+    multiplier: float,
+    cap: float,
 ) -> tuple[Tensor, Tensor]:
     """Return the loss of each row, and `scale` × the gradient of the raw logits.
 
@@ -301,7 +313,12 @@ class _SwiGlu(Function):
 class _Rotary(Function):
     @staticmethod
     def forward(
-        ctx: Any, kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+        ctx: Any,
+        kernels: Kernels,
+        q: Tensor,
+        k: Tensor,
+        cos: Tensor,
+        sin: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(cos, sin)
         ctx.kernels = kernels
@@ -313,7 +330,12 @@ class _Rotary(Function):
 
 
 def rms_norm(
-    kernels: Kernels, x: Tensor, weight: Tensor, eps: float, offset: float, late_cast: bool
+    kernels: Kernels,
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    offset: float,
+    late_cast: bool,
 ) -> Tensor:
     """Return the RMSNorm (arXiv 1910.07467) of `x`; only inputs are kept for the backward."""
     return cast(Tensor, _RmsNorm.apply(kernels, x, weight, eps, offset, late_cast))  # type: ignore[no-untyped-call]
@@ -325,7 +347,11 @@ def swiglu(kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
 
 
 def rotary(
-    kernels: Kernels, q: Tensor, k: Tensor, cos: Tensor, sin: Tensor
+    kernels: Kernels,
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return `rotary_forward`; nothing of q and k is kept for the backward."""
     return cast(tuple[Tensor, Tensor], _Rotary.apply(kernels, q, k, cos, sin))  # type: ignore[no-untyped-call]

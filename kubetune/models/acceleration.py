@@ -88,7 +88,10 @@ def tune(
         learner.kernels.is_planned = fused
         kernels = learner.kernels if fused else None
         swapped = fused_forwards.swap_forwards(
-            model, kernels, learner.undo, packed=route.padding_free
+            model,
+            kernels,
+            learner.undo,
+            packed=route.padding_free,
         )
         counts = ", ".join(f"{count} × {name}" for name, count in swapped.items())
         logs.MODEL.debug("fused forwards: %s", counts or "none")
@@ -123,7 +126,10 @@ def without_compiler(training: TrainingConfig) -> TrainingConfig:
 
 
 def wants_compile(
-    setting: bool | str, model: nn.Module, workload: Workload, device: torch.device
+    setting: bool | str,
+    model: nn.Module,
+    workload: Workload,
+    device: torch.device,
 ) -> bool:
     """Return what `training.compile` means for this model, work and device."""
     missing = pointwise.can_compile(device)
@@ -163,7 +169,12 @@ def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
 
 
 def recomputed_layers(
-    setting: bool | str, workload: Workload, model_path: str, device_bytes: int, *, compiled: bool
+    setting: bool | str,
+    workload: Workload,
+    model_path: str,
+    device_bytes: int,
+    *,
+    compiled: bool,
 ) -> int | None:
     """Return how many layers recompute by `training.gradient_checkpointing`; None for all.
 

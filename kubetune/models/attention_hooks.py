@@ -293,7 +293,9 @@ def _require_batch(query: Tensor, key: Tensor) -> tuple[int, ...]:
 
 
 def _require_window(
-    attention_mask: MaskRule | None, sliding_window: int | None, cu_seqlens: tuple[int, ...]
+    attention_mask: MaskRule | None,
+    sliding_window: int | None,
+    cu_seqlens: tuple[int, ...],
 ) -> int:
     """Return the window of a layer, 0 for none. Raise CannotRunPaddingFree if its mask is no rule that can be run."""
     if not isinstance(attention_mask, MaskRule):
@@ -309,7 +311,12 @@ def _require_window(
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, cu_seqlens: tuple[int, ...], rule: Rule
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    sinks: Tensor | None,
+    cu_seqlens: tuple[int, ...],
+    rule: Rule,
 ) -> Tensor:
     """Return the attention within each sequence, by the best kernel at hand. It has the shape of q.
 

@@ -100,7 +100,10 @@ def compile_layers(model: nn.Module) -> CompiledLayers | None:
 
 
 def warm_up(
-    compiled: CompiledLayers, learn: Callable[[], tuple[float, float]], *, may_leave: bool = True
+    compiled: CompiledLayers,
+    learn: Callable[[], tuple[float, float]],
+    *,
+    may_leave: bool = True,
 ) -> None:
     """Compile the layers, once, and keep that only if it gives what the plain layers give.
 

@@ -124,7 +124,11 @@ def cutting(cut_by: Callable[[Any], Any], world_size: int) -> Iterator[dict[str,
 
 
 def _cut_for(
-    compute_dtype: torch.dtype, frozen: Callable[[Any], str | None], lm: Any, *, trained: bool
+    compute_dtype: torch.dtype,
+    frozen: Callable[[Any], str | None],
+    lm: Any,
+    *,
+    trained: bool,
 ) -> Any:
     """Shard a model for what learns of it.
 
@@ -133,7 +137,9 @@ def _cut_for(
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if trained and compute_dtype != torch.float32:
         policy = MixedPrecisionPolicy(
-            compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+            compute_dtype,
+            reduce_dtype=torch.float32,
+            cast_forward_inputs=False,
         )
     whole = ADAPTED
     if trained:

@@ -43,7 +43,11 @@ NORM_FORMS = (NormForm(0.0, False), NormForm(0.0, True), NormForm(1.0, True))
 
 
 def swap_forwards(
-    model: nn.Module, kernels: Kernels | None, undo: ExitStack, *, packed: bool = True
+    model: nn.Module,
+    kernels: Kernels | None,
+    undo: ExitStack,
+    *,
+    packed: bool = True,
 ) -> Counter[str]:
     """Swap what can be swapped. Return how many forwards of each kind were.
 

@@ -81,7 +81,10 @@ class Learner:
         return unwrap(self.model)
 
     def begin_step(
-        self, work: Work, world: World, evaluate: Callable[[Learner, Batch], Any]
+        self,
+        work: Work,
+        world: World,
+        evaluate: Callable[[Learner, Batch], Any],
     ) -> None:
         """Begin a step. The balance loss of routers looks at all of its micro-batches first."""
         if self.routing.begin(work, world, partial(evaluate, self)):

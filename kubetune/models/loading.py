@@ -143,7 +143,9 @@ def _warn_of_experts(experts: Iterable[nn.Parameter]) -> None:
     unquantised = sum(expert.numel() for expert in experts if expert.is_floating_point())
     if unquantised:
         logs.MODEL.warning(
-            "%s parameters of experts keep their dtype: %s", f"{unquantised:,}", UNQUANTISED
+            "%s parameters of experts keep their dtype: %s",
+            f"{unquantised:,}",
+            UNQUANTISED,
         )
 
 
@@ -155,7 +157,11 @@ def let_go_of_files(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def load_trained(
-    auto_class: Any, spec: ModelSpec, folder: Path, device: torch.device, **settings: Any
+    auto_class: Any,
+    spec: ModelSpec,
+    folder: Path,
+    device: torch.device,
+    **settings: Any,
 ) -> nn.Module:
     """Return the model of a checkpoint folder: the base with its adapters, or the weights that were trained whole.
 
@@ -288,7 +294,9 @@ def _chooses(key: str) -> bool:
 
 
 def _require_shapes(
-    model: ModelConfig, mismatched: Iterable[tuple[str, Any, Any]], prefix: str
+    model: ModelConfig,
+    mismatched: Iterable[tuple[str, Any, Any]],
+    prefix: str,
 ) -> None:
     """Raise ModelError if weights whose names begin with `prefix` have other shapes than the model.
 
@@ -314,7 +322,9 @@ def _log_new_weights(differences: Mapping[str, Any], *, is_expected: bool) -> se
     if names:
         level = logging.INFO if is_expected else logging.WARNING
         logs.MODEL.log(
-            level, "not in the checkpoint, so new and drawn at random: %s", ", ".join(sorted(names))
+            level,
+            "not in the checkpoint, so new and drawn at random: %s",
+            ", ".join(sorted(names)),
         )
     return names
 

@@ -293,7 +293,9 @@ def implementation(lm: Any) -> str | None:
 
 
 def choose_attention(
-    model: nn.Module, wanted: str = "auto", check: Callable[[nn.Module], float] = self_check
+    model: nn.Module,
+    wanted: str = "auto",
+    check: Callable[[nn.Module], float] = self_check,
 ) -> Route:
     """Set the model's attention: padding-free if `check` proves it exact, else its own.
 

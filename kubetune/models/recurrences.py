@@ -83,7 +83,11 @@ def _restore(before: dict[nn.Module, Forward | None]) -> None:
 
 
 def _try_module(
-    ways: dict[type, Forward | None], stock: Forward, kind: type, *args: Any, **kwargs: Any
+    ways: dict[type, Forward | None],
+    stock: Forward,
+    kind: type,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Run a module in the way that its class needs. Find out that way at the first module of the class."""
     if CURRENT.cu_seqlens is None:

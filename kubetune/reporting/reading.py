@@ -172,7 +172,9 @@ class _Files:
             self.damage.append(f"{name}: {jsonl.describe(line_numbers)} damaged and left out")
 
     def object(
-        self, name: str, read: Callable[[Path], dict[str, Any]] = read_object
+        self,
+        name: str,
+        read: Callable[[Path], dict[str, Any]] = read_object,
     ) -> dict[str, Any]:
         """Return the object of a JSON file."""
         try:

@@ -198,7 +198,12 @@ def _plain_lines(runs: Runs, index: int, key: str, label: str) -> list[Line]:
 
 
 def _smoothed_lines(
-    runs: Runs, index: int, key: str, label: str, number: int, shows_raw: bool
+    runs: Runs,
+    index: int,
+    key: str,
+    label: str,
+    number: int,
+    shows_raw: bool,
 ) -> list[Line]:
     """Return the smoothed line of a run's training, and its evaluations as points.
 
@@ -253,7 +258,11 @@ def machine_charts(runs: Runs) -> list[Chart]:
 
 
 def _machine_lines(
-    run: RunRecord, label: str, key: str, gpu_key: str, scale: float = 1.0
+    run: RunRecord,
+    label: str,
+    key: str,
+    gpu_key: str,
+    scale: float = 1.0,
 ) -> list[Line]:
     """Return one number of a run's machine over the steps, and a line for each of its GPUs.
 

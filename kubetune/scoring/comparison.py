@@ -159,7 +159,10 @@ class _Column:
 
 
 def turned(
-    before: Sequence[Answered], after: Sequence[Answered], name: str, most: int
+    before: Sequence[Answered],
+    after: Sequence[Answered],
+    name: str,
+    most: int,
 ) -> dict[str, list[Any]]:
     """Return the questions whose score a model gained and lost most by, at most `most` of each."""
     changes = []

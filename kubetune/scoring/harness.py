@@ -78,7 +78,10 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
 
 
 def run(
-    learner: Learner, tokenizer: Path, wanted: BenchmarksConfig, manager: Any
+    learner: Learner,
+    tokenizer: Path,
+    wanted: BenchmarksConfig,
+    manager: Any,
 ) -> dict[str, Benchmark]:
     """Return the results of every task that is wanted, and of the parts of those that are groups."""
     from lm_eval.evaluator import simple_evaluate
@@ -127,7 +130,9 @@ def _scores(name: str, value: float, samples: Sequence[Mapping[str, Any]]) -> di
 
 
 def compared(
-    base: Mapping[str, Benchmark], tuned: Mapping[str, Benchmark], tasks: Sequence[str]
+    base: Mapping[str, Benchmark],
+    tuned: Mapping[str, Benchmark],
+    tasks: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Return a line for each metric of the tasks, or of their parts where the tasks have no results themselves.
 
@@ -173,7 +178,9 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
     class Packed(HFLM):  # type: ignore[misc]
         # Names of the harness. Only log-likelihoods are ours; its generation runs transformers' own forward.
         def _loglikelihood_tokens(
-            self, requests: list[Request], **settings: Any
+            self,
+            requests: list[Request],
+            **settings: Any,
         ) -> list[tuple[float, bool]]:
             if not learner.route.padding_free:
                 return super()._loglikelihood_tokens(requests, **settings)  # type: ignore[no-any-return]
@@ -193,7 +200,9 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
 
 @torch.no_grad()
 def log_likelihoods(
-    learner: Learner, pairs: Sequence[tuple[list[int], list[int]]], max_length: int
+    learner: Learner,
+    pairs: Sequence[tuple[list[int], list[int]]],
+    max_length: int,
 ) -> list[tuple[float, bool]]:
     """Return the log-likelihood of each continuation after its context, and whether greedy decoding would say it.
 

@@ -150,7 +150,9 @@ def judge_of(
 
 
 def _remarks_on_references(
-    wanted: GenerateConfig, tokenizer: Tokenizer, asked: Sequence[Question]
+    wanted: GenerateConfig,
+    tokenizer: Tokenizer,
+    asked: Sequence[Question],
 ) -> list[str]:
     """Return a line for each measure that finds nothing to compare with in some references, after logging it.
 
@@ -202,7 +204,10 @@ def rehearse(judge: Judge, learner: Learner, world: World) -> None:
 
 
 def answer(
-    judge: Judge, learner: Learner, world: World, is_stopping: Callable[[], bool]
+    judge: Judge,
+    learner: Learner,
+    world: World,
+    is_stopping: Callable[[], bool],
 ) -> dict[int, str] | None:
     """Return greedy answers by row, of all ranks on all ranks; None if a stop was asked for meanwhile.
 

@@ -181,7 +181,10 @@ _PLAIN: Final[Mapping[str, Measure]] = {
 
 
 def of_all(
-    name: str, scores: Sequence[float], answers: Sequence[str], references: Sequence[str]
+    name: str,
+    scores: Sequence[float],
+    answers: Sequence[str],
+    references: Sequence[str],
 ) -> float:
     """Return one number for all rows: the mean, but for BLEU and chrF, which are measured over the whole corpus."""
     if name in OF_ALL_ROWS:
@@ -190,7 +193,10 @@ def of_all(
 
 
 def bounds(
-    name: str, scores: Sequence[float], answers: Sequence[str], references: Sequence[str]
+    name: str,
+    scores: Sequence[float],
+    answers: Sequence[str],
+    references: Sequence[str],
 ) -> tuple[float, float]:
     """Return the 95 % interval of `of_all`; of BLEU and chrF by sacrebleu's bootstrap of the corpus, the same each time."""
     if name not in OF_ALL_ROWS:
@@ -205,7 +211,10 @@ def bounds(
 
 
 def _corpus_score(
-    name: str, answers: Sequence[str], references: Sequence[str], **settings: Any
+    name: str,
+    answers: Sequence[str],
+    references: Sequence[str],
+    **settings: Any,
 ) -> Any:
     """Return sacrebleu's score of all answers together, without their thoughts."""
     texts = [without_thoughts(answer) for answer in answers]

@@ -54,7 +54,9 @@ def drawn(rows: Rows) -> Iterator[Question]:
 
 
 def records_of(
-    sources: Sequence[SourceConfig], rows: Rows, wanted: list[int]
+    sources: Sequence[SourceConfig],
+    rows: Rows,
+    wanted: list[int],
 ) -> dict[int, dict[str, Any]]:
     """Return the records, as they were read, that these rows of a split were made of. `sources`: of the split."""
     # The row that each wanted record became, by source.

@@ -106,7 +106,10 @@ def warn_of_changed_functions(wanted: EvaluationConfig, run_dir: Path) -> None:
 
 
 def judge_benchmarks(
-    wanted: EvaluationConfig, run_dir: Path, step: int, lines: Sequence[Mapping[str, Any]]
+    wanted: EvaluationConfig,
+    run_dir: Path,
+    step: int,
+    lines: Sequence[Mapping[str, Any]],
 ) -> None:
     """Decide the conditions of the gate on benchmarks, whose `lines` are as `harness.compared` has them.
 

@@ -45,7 +45,11 @@ class CausalLM(Task):
     auto_class = "AutoModelForCausalLM"
 
     def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+        self,
+        spec: ModelSpec,
+        training: TrainingConfig,
+        world: World,
+        workload: Workload,
     ) -> Learner:
         """Load the model, add adapters, choose the attention, and tune it for the work."""
         from transformers import AutoModelForCausalLM
@@ -122,7 +126,9 @@ class CausalLM(Task):
         }
 
     def sample_losses(
-        self, learner: Learner, parts: Sequence[Any]
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return ids of this rank's samples, and the summed loss and the number of labels of each."""
         if not parts:

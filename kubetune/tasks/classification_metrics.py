@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def measure(
-    labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
+    labels: Labels,
+    logits: NDArray[np.float64],
+    targets: NDArray[np.float64],
 ) -> dict[str, float]:
     """Return metrics named `eval_…` from `logits` `[samples, outputs]` and `targets` `[samples, width]`.
 
@@ -38,7 +40,9 @@ def measure(
 
 
 def losses_of(
-    labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
+    labels: Labels,
+    logits: NDArray[np.float64],
+    targets: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """Return the loss of each sample, `[samples]`. Their mean is `eval_loss`."""
     result: NDArray[np.float64]
@@ -54,7 +58,9 @@ def losses_of(
 
 
 def count_confusions(
-    labels: Labels, logits: NDArray[np.float64], targets: NDArray[np.float64]
+    labels: Labels,
+    logits: NDArray[np.float64],
+    targets: NDArray[np.float64],
 ) -> list[list[int]]:
     """Return how often class i (row) was taken for class j (column); for single labels only."""
     from sklearn import metrics

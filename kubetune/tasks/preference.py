@@ -62,7 +62,11 @@ class Preference(CausalLM):
     step_metrics = PREFERENCE_MEASURES
 
     def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+        self,
+        spec: ModelSpec,
+        training: TrainingConfig,
+        world: World,
+        workload: Workload,
     ) -> Learner:
         """Return a language model ready to train, with the settings of its preference."""
         learner = super().build(spec, training, world, workload)
@@ -146,7 +150,9 @@ class Preference(CausalLM):
         return metrics
 
     def sample_losses(
-        self, learner: Learner, parts: Sequence[Scores]
+        self,
+        learner: Learner,
+        parts: Sequence[Scores],
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return ids of this rank's samples and the loss of each, which counts as that of one label."""
         settings = settings_of(learner)
@@ -188,7 +194,9 @@ def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
     sums = [part.sum() for part in logps_of_labels.double().split(batch.label_counts)]
     logps = torch.stack(sums)[:num_answers].view(num_rows, width)
     counts = torch.tensor(
-        batch.label_counts[:num_answers], dtype=logps.dtype, device=logps.device
+        batch.label_counts[:num_answers],
+        dtype=logps.dtype,
+        device=logps.device,
     ).view_as(logps)
     if batch.reference is None:
         reference = torch.zeros_like(counts)

@@ -166,7 +166,11 @@ def _measures_of_pairs(rewards: Tensor, logps: Tensor) -> Tensor:
 
 
 def _measures_of_judged(
-    beta: float, reward: Tensor, logp: Tensor, targets: Tensor, totals: BatchTotals
+    beta: float,
+    reward: Tensor,
+    logp: Tensor,
+    targets: Tensor,
+    totals: BatchTotals,
 ) -> Tensor:
     # Means over the good and over the bad answers have divisors of their own. The caller divides by all rows: of 4 rows,
     # 3 of them good, a good one counts 4 / 3, a bad one 4 / 1.

@@ -54,7 +54,11 @@ class RewardModel(SequenceClassification):
     step_metrics = REWARD_MEASURES
 
     def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+        self,
+        spec: ModelSpec,
+        training: TrainingConfig,
+        world: World,
+        workload: Workload,
     ) -> Learner:
         """Return a classifier with one output, ready to train."""
         learner = super().build(spec, training, world, replace(workload, labels=REWARD))
@@ -112,7 +116,9 @@ class RewardModel(SequenceClassification):
         return metrics
 
     def sample_losses(
-        self, learner: Learner, parts: Sequence[Scores]
+        self,
+        learner: Learner,
+        parts: Sequence[Scores],
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return ids of this rank's pairs and the loss of each, which counts as that of one label."""
         pairs = _joined(parts)

@@ -64,7 +64,11 @@ class SequenceClassification(Task):
     auto_class = "AutoModelForSequenceClassification"
 
     def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+        self,
+        spec: ModelSpec,
+        training: TrainingConfig,
+        world: World,
+        workload: Workload,
     ) -> Learner:
         """Load the model with a head for the labels, add adapters, choose the attention, tune it for the work."""
         labels = workload.labels
@@ -83,7 +87,11 @@ class SequenceClassification(Task):
         name_padding(model, load_tokenizer(spec.model).pad_id)
         if spec.lora is not None:
             model = lora.add_lora(
-                model, spec.lora, task_type="SEQ_CLS", seed=seed, heads=heads(model)
+                model,
+                spec.lora,
+                task_type="SEQ_CLS",
+                seed=seed,
+                heads=heads(model),
             )
         learner = Learner(model.train(), prepare_pooling(model, spec.model.attention), labels)
         if not pools_last(unwrap(model)):
@@ -97,7 +105,11 @@ class SequenceClassification(Task):
         labels = labels_in(folder)
         settings = self.load_settings(spec, folder)
         model = loading.load_trained(
-            AutoModelForSequenceClassification, spec, folder, device, **settings
+            AutoModelForSequenceClassification,
+            spec,
+            folder,
+            device,
+            **settings,
         )
         return Learner(model.eval(), prepare_pooling(model, spec.model.attention), labels)
 
@@ -140,7 +152,9 @@ class SequenceClassification(Task):
         return measure(_labels(learner), outputs.logits, outputs.targets)
 
     def sample_losses(
-        self, learner: Learner, parts: Sequence[Any]
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return ids of this rank's samples and the loss of each, which counts as that of one label."""
         if not parts:
@@ -150,7 +164,10 @@ class SequenceClassification(Task):
         return outputs.samples, losses, np.ones(len(losses))
 
     def predictions(
-        self, learner: Learner, parts: Sequence[Any], rows: Rows
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
+        rows: Rows,
     ) -> Iterator[dict[str, Any]] | None:
         """Return for each row, in order, `source`, `record` (from 0), `label`, and what `verdicts` gives."""
         return _predictions(_labels(learner), join(parts), rows)

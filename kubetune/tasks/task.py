@@ -38,7 +38,11 @@ class Task:
     step_metrics: tuple[str, ...] = ()  # what `backward` measures besides the loss
 
     def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+        self,
+        spec: ModelSpec,
+        training: TrainingConfig,
+        world: World,
+        workload: Workload,
     ) -> Learner:
         """Return a learner ready to train: loaded, adapted, with its attention proved, tuned for the work."""
         raise NotImplementedError
@@ -79,7 +83,9 @@ class Task:
         raise NotImplementedError
 
     def sample_losses(
-        self, learner: Learner, parts: Sequence[Any]
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
     ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
         """Return ids of this rank's samples, and the summed loss and the number of labels of each."""
         raise NotImplementedError
@@ -89,7 +95,10 @@ class Task:
         return None
 
     def predictions(
-        self, learner: Learner, parts: Sequence[Any], rows: Rows
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
+        rows: Rows,
     ) -> Iterator[dict[str, Any]] | None:
         """Return predictions for each row in order, or None for a model that predicts no labels."""
         return None

@@ -103,7 +103,9 @@ def _examples(processor: ImageProcessor) -> dict[int, Picture | Upright]:
 
 
 def _with_image(
-    ids: NDArray[np.uint32], picture: Picture | Upright | None, processor: ImageProcessor
+    ids: NDArray[np.uint32],
+    picture: Picture | Upright | None,
+    processor: ImageProcessor,
 ) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
     """Return ids with the image's placeholders behind the third token, all of them trained."""
     token = processor.placeholder.token

@@ -40,7 +40,11 @@ class VisionLanguage(CausalLM):
     auto_class = "AutoModelForImageTextToText"
 
     def build(
-        self, spec: ModelSpec, training: TrainingConfig, world: World, workload: Workload
+        self,
+        spec: ModelSpec,
+        training: TrainingConfig,
+        world: World,
+        workload: Workload,
     ) -> Learner:
         """Load the model, freeze what is not to learn, add adapters, and choose and prove the attention."""
         from transformers import AutoModelForImageTextToText
@@ -58,7 +62,11 @@ class VisionLanguage(CausalLM):
         frozen = frozen_modules(model, vision)
         if spec.lora is not None:
             model = lora.add_lora(
-                model, spec.lora, task_type="CAUSAL_LM", seed=training.seed, frozen=frozen
+                model,
+                spec.lora,
+                task_type="CAUSAL_LM",
+                seed=training.seed,
+                frozen=frozen,
             )
         elif frozen is not None:
             _freeze(model, frozen)

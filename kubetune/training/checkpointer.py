@@ -185,7 +185,10 @@ class Checkpointer:
             metrics.record_event(self.run_dir, "save", step=step, seconds=seconds)
 
     def _attempt(
-        self, run_dir: Path, state: State, tensors: Tensors
+        self,
+        run_dir: Path,
+        state: State,
+        tensors: Tensors,
     ) -> errors.KubetuneError | None:
         """Write, commit and tidy up. Return the error rather than raise it, for `_require_all`.
 

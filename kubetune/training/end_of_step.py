@@ -28,7 +28,10 @@ from kubetune.training.start import preflight, warm_up
 
 
 def stop(
-    run: Run, state: State, run_log: RunLog, reason: type[errors.Preempted] = errors.Preempted
+    run: Run,
+    state: State,
+    run_log: RunLog,
+    reason: type[errors.Preempted] = errors.Preempted,
 ) -> NoReturn:
     """Save the step if it is not saved, and raise the error that ends the run."""
     logs.STEP.info("asked to stop: saving step %d", state.step)
@@ -97,6 +100,9 @@ def _judged(training: TrainingConfig, state: State, values: dict[str, float]) ->
         is_better = value < best
     if is_better:
         return replace(
-            state, best_step=state.step, best_value=value, evaluations_without_improvement=0
+            state,
+            best_step=state.step,
+            best_value=value,
+            evaluations_without_improvement=0,
         )
     return replace(state, evaluations_without_improvement=state.evaluations_without_improvement + 1)

@@ -37,7 +37,11 @@ def evaluate(
 
 
 def measured(
-    task: Task, learner: Learner, rows: Rows, parts: list[Any], world: World
+    task: Task,
+    learner: Learner,
+    rows: Rows,
+    parts: list[Any],
+    world: World,
 ) -> dict[str, float]:
     """Return the task's metrics of what `collect` returned on each rank, the same on all ranks.
 
@@ -66,7 +70,11 @@ def measured(
 
 
 def rehearse(
-    task: Task, learner: Learner, rows: Rows, plan: Plan, world: World
+    task: Task,
+    learner: Learner,
+    rows: Rows,
+    plan: Plan,
+    world: World,
 ) -> dict[str, float]:
     """Evaluate only each rank's largest batch, to see that it works and how much memory it takes."""
     parts = collect(task, learner, rows, plan, world, only_largest=True)
@@ -88,7 +96,11 @@ def collect(
     # Each forward of a sharded model takes all ranks.
     even = fsdp.is_sharded(learner.model)
     shares = evaluation_batches(
-        rows, plan, world, padding_free=learner.route.padding_free, even=even
+        rows,
+        plan,
+        world,
+        padding_free=learner.route.padding_free,
+        even=even,
     )
     if only_largest:
         for batches in shares:

@@ -44,7 +44,12 @@ class RunLog:
     """Reports on one start of a run. Open it with `open_run_log`. On ranks other than 0 it does nothing."""
 
     def __init__(
-        self, logging_steps: int, plan: Plan, run_dir: Path, world: World, state: State
+        self,
+        logging_steps: int,
+        plan: Plan,
+        run_dir: Path,
+        world: World,
+        state: State,
     ) -> None:
         """`logging_steps`: one of so many steps gets a line in the log."""
         self._logging_steps = logging_steps
@@ -103,7 +108,11 @@ class RunLog:
             self._end_epoch(state)
 
     def _values(
-        self, state: State, work: Work, measured: Mapping[str, float], norm: float
+        self,
+        state: State,
+        work: Work,
+        measured: Mapping[str, float],
+        norm: float,
     ) -> dict[str, float]:
         """Return what depends on the data and the weights alone, and is the same in a resumed run."""
         values = {
@@ -170,7 +179,12 @@ class RunLog:
         if self._numbers is None:
             return
         metrics.record_event(
-            self._run_dir, "evaluation", step=step, best=best, seconds=seconds, metrics=values
+            self._run_dir,
+            "evaluation",
+            step=step,
+            best=best,
+            seconds=seconds,
+            metrics=values,
         )
         self._numbers.write(step, {"epoch": self.epoch(step), **values})
         if self._tracker is not None:
@@ -212,7 +226,11 @@ def _besides_loss(measured: Mapping[str, float]) -> str:
 
 @contextmanager
 def open_run_log(
-    config: Config, plan: Plan, run_dir: Path, world: World, state: State
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    world: World,
+    state: State,
 ) -> Iterator[RunLog]:
     """Yield the log of one start of a run, which continues from `state`."""
     # Other ranks get one too, so that the loop need not ask which rank it is on.
@@ -228,7 +246,10 @@ def open_run_log(
 
         # Each is closed at the end, in the opposite order, also after an error.
         tracker = trackers.open_tracker(
-            config, run_dir, state.step, write_page=partial(_write_page, run_dir)
+            config,
+            run_dir,
+            state.step,
+            write_page=partial(_write_page, run_dir),
         )
         run_log._tracker = stack.enter_context(tracker)
         stack.enter_context(machine.recorded(run_dir, lambda: run_log.last_step, tracker.note_load))
@@ -250,7 +271,12 @@ def _write_page(run_dir: Path, file: Path) -> None:
 
 
 def log_batch(
-    logging: LoggingConfig, micro: int, count: int, batch: Batch, loss: float, began: float
+    logging: LoggingConfig,
+    micro: int,
+    count: int,
+    batch: Batch,
+    loss: float,
+    began: float,
 ) -> None:
     """Log `[COLLATE]` and `[BATCH]` at DEBUG, as often as logging.batches says."""
     if logs.shows_batch(logging.batches, micro, count):
@@ -259,7 +285,10 @@ def log_batch(
             # Shared prefixes are sequences of their own in `cu_seqlens`.
             sequences = len(batch.samples)
         logs.COLLATE.debug(
-            "input_ids [%d], %d sequences, %d labels", batch.num_tokens, sequences, batch.num_labels
+            "input_ids [%d], %d sequences, %d labels",
+            batch.num_tokens,
+            sequences,
+            batch.num_labels,
         )
         logs.BATCH.debug(
             "micro-batch %d/%d: samples %s, loss share %.4f, %.3f s",

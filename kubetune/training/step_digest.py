@@ -23,7 +23,11 @@ FOLDER = "KUBETUNE_STEP_DIGESTS"
 
 
 def record(
-    rank: int, step: int, batches: Sequence[Batch], losses: Sequence[Tensor], optimizer: FlatAdamW
+    rank: int,
+    step: int,
+    batches: Sequence[Batch],
+    losses: Sequence[Tensor],
+    optimizer: FlatAdamW,
 ) -> None:
     """Append the line of the step after `step` completed ones. Call it after its gradient, before its update."""
     if FOLDER not in os.environ:

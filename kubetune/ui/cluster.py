@@ -62,7 +62,11 @@ def _ask(words: Sequence[str]) -> tuple[Any, str]:
     command = processes.module("kubetune", *words)
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return None, f"The cluster has not answered in {_SECONDS:g} s."

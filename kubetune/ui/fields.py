@@ -81,7 +81,9 @@ def form() -> tuple[list[Field], list[Group]]:
 
 
 def _leaves(
-    schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
+    schema: Mapping[str, Any],
+    definitions: Mapping[str, Any],
+    prefix: str,
 ) -> Iterator[Field]:
     """Yield a field for each setting below a section of the schema.
 

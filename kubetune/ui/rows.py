@@ -118,7 +118,10 @@ class PreparedRows:
         )
 
     def _with_text(
-        self, rows: Rows, fitting: NDArray[np.uint32], query: Query
+        self,
+        rows: Rows,
+        fitting: NDArray[np.uint32],
+        query: Query,
     ) -> tuple[list[int], int]:
         """Return the next rows that hold all words, and where to go on."""
         # Without a hit in this time, the page is empty, and its link to the next one goes on from here.

@@ -76,7 +76,11 @@ def site_of(request: Request) -> Site:
 
 
 def page(
-    request: Request, template: str, verb: str, facts: Mapping[str, Any], status: int = 200
+    request: Request,
+    template: str,
+    verb: str,
+    facts: Mapping[str, Any],
+    status: int = 200,
 ) -> Response:
     """Return a page of the site. `verb` is the command line that does the same."""
     # A template that has charts gets their data from its own facts.

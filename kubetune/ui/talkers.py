@@ -138,7 +138,10 @@ class Talkers:
             for run_dir, talker in talkers.items():
                 talker.pages -= 1
                 asyncio.get_running_loop().call_later(
-                    _PATIENCE_SECONDS, self._leave, run_dir, talker
+                    _PATIENCE_SECONDS,
+                    self._leave,
+                    run_dir,
+                    talker,
                 )
 
     def _leave(self, run_dir: Path, talker: Talker) -> None:

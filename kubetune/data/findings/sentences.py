@@ -124,7 +124,9 @@ def find(
 
 
 def _unknown_ids(
-    model: ModelConfig, stats: Mapping[Split, Mapping[str, Any]], tokenizer: Tokenizer | None
+    model: ModelConfig,
+    stats: Mapping[Split, Mapping[str, Any]],
+    tokenizer: Tokenizer | None,
 ) -> Iterator[Finding]:
     """Find ids that the model has no embedding for, in all splits together."""
     embeddings = embeddings_of(model, os.environ)
@@ -151,7 +153,9 @@ def _unknown_ids(
 
 
 def _positions(
-    task: str, model_path: str, stats: Mapping[Split, Mapping[str, Any]]
+    task: str,
+    model_path: str,
+    stats: Mapping[Split, Mapping[str, Any]],
 ) -> Iterator[Finding]:
     """Find rows that are longer than what the model knows positions for."""
     positions = positions_of(task, model_path, os.environ)

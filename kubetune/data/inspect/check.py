@@ -137,10 +137,16 @@ def check(
                 first_rows.append([sequence.ids for sequence in row])
 
     report.spared = saved_share(
-        first_rows[:SHARING_ROWS], config.task, config.data, config.preference, config.training
+        first_rows[:SHARING_ROWS],
+        config.task,
+        config.data,
+        config.preference,
+        config.training,
     )
     report.stats = with_files_not_read(
-        config.sources, data_pass.stats(), images=data_pass.has_images
+        config.sources,
+        data_pass.stats(),
+        images=data_pass.has_images,
     )
     report.findings = data_pass.findings(report.stats)
     # Where records are bad, mending them may change the references.
@@ -150,7 +156,10 @@ def check(
 
 
 def _show(
-    report: Report, tokenizer: Tokenizer, row: Sequence[_Sequence], names: Sequence[str]
+    report: Report,
+    tokenizer: Tokenizer,
+    row: Sequence[_Sequence],
+    names: Sequence[str],
 ) -> None:
     """Put a row to the samples of a report. `names`: its labels, in words."""
     for sequence in row:
@@ -178,7 +187,10 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
         # The task is not known either, so a record is read as what it looks like.
         try:
             reading = read(
-                record.value, source.format, source.columns, kind=likely_kind(record.value)
+                record.value,
+                source.format,
+                source.columns,
+                kind=likely_kind(record.value),
             )
         except ValueError as error:
             shapes.problems.add(record.where, str(error))

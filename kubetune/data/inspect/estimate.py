@@ -56,7 +56,9 @@ def estimate_rows(data: DataConfig, *, made_by_pod: bool = False) -> tuple[int |
 
 
 def _trained(
-    records: Sequence[int | None], weights: Sequence[float], held_out_share: float
+    records: Sequence[int | None],
+    weights: Sequence[float],
+    held_out_share: float,
 ) -> int | None:
     """Return the rows of an epoch, of which a source has at least one."""
     if None in records:

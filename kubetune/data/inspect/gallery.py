@@ -94,7 +94,9 @@ class Gallery:
             begin += length
 
     def rows(
-        self, tokenizer: Tokenizer, sources: Mapping[Split, Sequence[SourceConfig]]
+        self,
+        tokenizer: Tokenizer,
+        sources: Mapping[Split, Sequence[SourceConfig]],
     ) -> list[dict[str, Any]]:
         """Return the picked rows as pages show them (`shown`), each with `why`."""
         paths: dict[tuple[str, int], str] = {}
@@ -170,7 +172,11 @@ def shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, A
 
 
 def _pieces(
-    row: Picked, part: slice, tokenizer: Tokenizer, *, rejected: bool
+    row: Picked,
+    part: slice,
+    tokenizer: Tokenizer,
+    *,
+    rejected: bool,
 ) -> tuple[list[dict[str, Any]], int]:
     """Return one sequence of a row in pieces that are alike, and how many of its tokens these are."""
     special = tokenizer.special_ids
@@ -190,7 +196,9 @@ def _pieces(
 
 
 def _first_tokens(
-    ids: Sequence[int], trained: bytes, special: Collection[int]
+    ids: Sequence[int],
+    trained: bytes,
+    special: Collection[int],
 ) -> list[tuple[int, int]]:
     """Return the tokens that are shown, each with whether it is trained. A run of a special token counts as one."""
     tokens: list[tuple[int, int]] = []

@@ -27,7 +27,9 @@ MOST_BYTES: Final = 4 << 20
 
 
 def known_findings(
-    config: Config, environ: Mapping[str, str], load: Callable[[], Tokenizer]
+    config: Config,
+    environ: Mapping[str, str],
+    load: Callable[[], Tokenizer],
 ) -> tuple[Finding, ...] | None:
     """Return the findings, or None where nobody has looked at all rows and they are too many to do so now.
 

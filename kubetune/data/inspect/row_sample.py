@@ -79,7 +79,10 @@ def _lenient(spec: DataSpec, tokenizer: Tokenizer) -> DataConfig:
 
 
 def _worker(
-    spec: DataSpec, data: DataConfig, sources: tuple[SourceConfig, ...], tokenizer: Tokenizer
+    spec: DataSpec,
+    data: DataConfig,
+    sources: tuple[SourceConfig, ...],
+    tokenizer: Tokenizer,
 ) -> Worker:
     """Return what encodes rows, from files of this machine alone."""
     labels = None
@@ -122,7 +125,10 @@ def _lengths(
 
 
 def _encode_first(
-    most_records: int, sources: Sequence[SourceConfig], worker: Worker, problems: Problems
+    most_records: int,
+    sources: Sequence[SourceConfig],
+    worker: Worker,
+    problems: Problems,
 ) -> list[Result]:
     """Encode the first records, of all sources alike. Raises DataError for those of a kind that no such run takes."""
     results = []

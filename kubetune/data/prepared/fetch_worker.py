@@ -32,7 +32,11 @@ def fetch(model: ModelConfig) -> None:
 
 
 def _fetch(
-    repo: str, revision: str | None, *, allow: Sequence[str] = (), ignore: Sequence[str] = ()
+    repo: str,
+    revision: str | None,
+    *,
+    allow: Sequence[str] = (),
+    ignore: Sequence[str] = (),
 ) -> None:
     from huggingface_hub import constants, snapshot_download
 

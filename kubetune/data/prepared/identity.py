@@ -208,7 +208,9 @@ class Check:
         parts = {name: _as_json(part) for name, part in self.now().items()}
         facts = {"version": 1, "parts": parts}
         files.write_atomic(
-            self.run_dir / IDENTITY, json.dumps(facts, indent=1) + "\n", within=self.run_dir
+            self.run_dir / IDENTITY,
+            json.dumps(facts, indent=1) + "\n",
+            within=self.run_dir,
         )
         self._known = self.now()
 

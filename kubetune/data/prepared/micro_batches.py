@@ -20,7 +20,10 @@ EVEN = 2_000  # stop once the rank with the most has less than 1/EVEN more than 
 
 
 def balance_ranks(
-    ids: Ids, costs: Ids, world_size: int, max_per_rank: int | None = None
+    ids: Ids,
+    costs: Ids,
+    world_size: int,
+    max_per_rank: int | None = None,
 ) -> list[Ids]:
     """Deal a global batch to the ranks so that all have about equally much to do. Each rank's costliest sample is first.
 

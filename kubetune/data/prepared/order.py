@@ -48,7 +48,10 @@ def epoch_size(rows_per_source: Sequence[int], weights: Sequence[float]) -> int:
 
 
 def epoch_order(
-    seed: int, epoch: int, source: NDArray[np.integer], weights: Sequence[float]
+    seed: int,
+    epoch: int,
+    source: NDArray[np.integer],
+    weights: Sequence[float],
 ) -> Ids:
     """Return the samples of one epoch, in order: row ids, `[epoch_size]`.
 

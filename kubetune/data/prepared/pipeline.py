@@ -311,7 +311,9 @@ class Worker:
         tally.count("special_texts", record.index, self._holds_special_tokens(record.example))
         tally.count("bos_twice", record.index, self._begins_twice(encoded))
         tally.count(
-            "plain_prompts", record.index, self._has_template and _is_plain_prompt(record.example)
+            "plain_prompts",
+            record.index,
+            self._has_template and _is_plain_prompt(record.example),
         )
         for note in encoded.image_notes:
             tally.count(note, record.index)
@@ -534,7 +536,10 @@ def located(example: Example, data_file: str, cache: str | None) -> Example:
 
 
 def encode_batches(
-    worker: Worker, batches: Iterator[Batch], problems: Problems, num_proc: int | None = None
+    worker: Worker,
+    batches: Iterator[Batch],
+    problems: Problems,
+    num_proc: int | None = None,
 ) -> Generator[Result]:
     """Yield the results of all batches, in order. Raises EnvironmentFault if a process was killed."""
     # Read ahead, to see whether there is enough work for several processes.
@@ -557,7 +562,9 @@ def encode_batches(
 
 
 def make_batches(
-    records: Iterator[Record], source: int, split_of: Callable[[int], Split | None]
+    records: Iterator[Record],
+    source: int,
+    split_of: Callable[[int], Split | None],
 ) -> Iterator[Batch]:
     """Group the records of one source by split. `split_of(index)` is None for records that are not used."""
     # A batch of each split is filled; a full one goes out, the others at the end.

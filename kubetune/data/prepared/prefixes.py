@@ -171,7 +171,10 @@ class _Group(NamedTuple):
 
 
 def split_by_prefix(
-    ids: Ids, sequences: Callable[[int], Sequence[Tokens]], world_size: int, token_budget: int
+    ids: Ids,
+    sequences: Callable[[int], Sequence[Tokens]],
+    world_size: int,
+    token_budget: int,
 ) -> tuple[list[list[Ids]], int]:
     """Return the micro-batches of every rank as `micro_batches.split_batch` does, and the tokens that all compute.
 

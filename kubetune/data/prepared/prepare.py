@@ -126,7 +126,9 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
     if bytes_read >= _WORTH_LOGGING_BYTES:
         seconds = time.perf_counter() - began
         logs.DATA.info(
-            "%s of prepared data read for their checksums in %.1f s", size_of(bytes_read), seconds
+            "%s of prepared data read for their checksums in %.1f s",
+            size_of(bytes_read),
+            seconds,
         )
     return damage
 
@@ -200,7 +202,10 @@ def _build(
 
 
 def _write_rows(
-    folder: Path, spec: DataSpec, tokenizer: Tokenizer, progress: Callable[[int], None] | None
+    folder: Path,
+    spec: DataSpec,
+    tokenizer: Tokenizer,
+    progress: Callable[[int], None] | None,
 ) -> None:
     """Encode all records, and write their rows, facts, labels and counts."""
     data_pass = DataPass(spec, tokenizer)

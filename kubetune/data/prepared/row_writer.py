@@ -158,7 +158,10 @@ class RowWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        _: BaseException | None,
+        __: TracebackType | None,
     ) -> None:
         for file in self._files.values():
             with file:

@@ -245,7 +245,10 @@ class Rows:
         return ((ids, trained),)
 
     def _with_answer_of(
-        self, other: int, ids: NDArray[np.uint32], trained: NDArray[np.bool_]
+        self,
+        other: int,
+        ids: NDArray[np.uint32],
+        trained: NDArray[np.bool_],
     ) -> TrainedIds:
         """Return a row's prompt with the answer of the row `other`, as far as it fits the longest sequence."""
         #     row    P P a        other    Q b b b        longest 4

@@ -18,7 +18,11 @@ Result = TypeVar("Result")
 
 
 def map_in_processes(
-    function: Callable[[Item], Result], items: Iterable[Item], processes: int, *, if_killed: str
+    function: Callable[[Item], Result],
+    items: Iterable[Item],
+    processes: int,
+    *,
+    if_killed: str,
 ) -> Generator[Result]:
     """Yield the results of `function` for all items, in their order.
 
@@ -27,7 +31,10 @@ def map_in_processes(
     # Forked processes share the memory of what the function holds, such as a tokenizer.
     fork = multiprocessing.get_context("fork")
     pool = ProcessPoolExecutor(
-        processes, mp_context=fork, initializer=_start, initargs=(function, os.getpid())
+        processes,
+        mp_context=fork,
+        initializer=_start,
+        initargs=(function, os.getpid()),
     )
 
     waiting: deque[Future[Result]] = deque()

@@ -35,7 +35,10 @@ _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
 
 
 def convert_source(
-    source: SourceConfig, output: Path, to: str, seed: int = 42
+    source: SourceConfig,
+    output: Path,
+    to: str,
+    seed: int = 42,
 ) -> tuple[Counter[str], Counter[str]]:
     """Write all records of a source to a JSONL file, whole or not at all.
 
@@ -76,7 +79,10 @@ def _converted(
 
         try:
             example, ignored, _ = read(
-                record.value, source.format, source.columns, kind=_kind_of(record.value, to)
+                record.value,
+                source.format,
+                source.columns,
+                kind=_kind_of(record.value, to),
             )
             example = _with_placed_images(example, record.file, output)
             values = [SHAPERS[to](part) for part in _parts(example, to)]

@@ -237,7 +237,9 @@ def _without_obeyed(unused: Sequence[str], value: Value) -> tuple[str, ...]:
 
 
 def _read_preference(
-    value: Value, shape: str, kind: RecordKind
+    value: Value,
+    shape: str,
+    kind: RecordKind,
 ) -> tuple[Preference | Judged, set[str]]:
     """Return answers to be compared or judged, and the keys that hold something and decide nothing."""
     if shape in ("text", "labelled"):
@@ -336,7 +338,9 @@ def _read_any(message: Any, where: str, record: Fields) -> Turn:
 def _from_pair(record: Fields) -> Pair | Chat:
     prompt_key = _key_of(record, ("prompt", "input"), "the prompt, plain text")
     completion_key = _key_of(
-        record, ("completion", "output", "response", "answer"), "its completion"
+        record,
+        ("completion", "output", "response", "answer"),
+        "its completion",
     )
     prompt = required(record, prompt_key)
     completion = required(record, completion_key)

@@ -203,7 +203,9 @@ def _require_read_code(folder: Path, pin: str) -> None:
 
 @contextlib.contextmanager
 def explained_hub_errors(
-    repo: str, revision: str | None = None, kind: str = "model"
+    repo: str,
+    revision: str | None = None,
+    kind: str = "model",
 ) -> Iterator[None]:
     """Turn what `huggingface_hub` raises into errors that say what to do."""
     from huggingface_hub import errors as hub
@@ -288,7 +290,12 @@ def _refused(status: int, what: str) -> KubetuneError:
 
 
 def _unreachable(
-    chain: Sequence[BaseException], what: str, kind: str, repo: str, *, is_wrapped: bool
+    chain: Sequence[BaseException],
+    what: str,
+    kind: str,
+    repo: str,
+    *,
+    is_wrapped: bool,
 ) -> KubetuneError | None:
     """Return the error for a hub that did not answer, or not to the end; None where it was not the connection."""
     from huggingface_hub.errors import LocalEntryNotFoundError

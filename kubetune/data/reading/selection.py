@@ -18,7 +18,9 @@ _HELD_OUT = 2
 
 
 def decide_fates(
-    sources: Sequence[SourceConfig], seed: int, share: float = 0.0
+    sources: Sequence[SourceConfig],
+    seed: int,
+    share: float = 0.0,
 ) -> list[bytes | None]:
     """Return for each source the fate of its records: 0 not taken, 1 taken, 2 held out; None where all are taken.
 
@@ -39,7 +41,9 @@ def decide_fates(
 
 
 def _fates_with_held_out(
-    sources: Sequence[SourceConfig], seed: int, share: float
+    sources: Sequence[SourceConfig],
+    seed: int,
+    share: float,
 ) -> list[bytes | None]:
     taken = []
     for source in sources:

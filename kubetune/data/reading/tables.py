@@ -69,7 +69,10 @@ def _rows(stream: IO[bytes], delimiter: str, quoting: Quoting) -> Any:
     """Return a `csv.reader` of the stream, which also knows the number of the line it has come to."""
     csv.field_size_limit(record.MAX_RECORD_BYTES)
     return csv.reader(
-        map(decode, _lines(stream)), delimiter=delimiter, quoting=quoting, strict=True
+        map(decode, _lines(stream)),
+        delimiter=delimiter,
+        quoting=quoting,
+        strict=True,
     )
 
 
@@ -85,7 +88,10 @@ def _count_rows(file: Path, quoting: Quoting) -> int:
 
 
 def _read_table(
-    file: Path, problems: Problems, delimiter: str, quoting: Quoting
+    file: Path,
+    problems: Problems,
+    delimiter: str,
+    quoting: Quoting,
 ) -> Iterator[Record]:
     line = 1  # the line that a row begins on: quoted values may go on over several
     blank = 0  # blank lines since the last row

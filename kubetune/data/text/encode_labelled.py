@@ -55,7 +55,10 @@ def most_tokens(max_length: int, tokenizer: Tokenizer) -> int:
 
 
 def frame(
-    tokenizer: Tokenizer, text: str, second: str | None, limit: int
+    tokenizer: Tokenizer,
+    text: str,
+    second: str | None,
+    limit: int,
 ) -> tuple[list[int], list[int], bool]:
     """Return ids and token types of a text or a pair, cut to `limit` tokens, and True if something was cut off.
 

@@ -100,13 +100,19 @@ class Tokenizer:
     def special(self) -> dict[str, str]:
         """The special tokens that have a name, such as `eos_token`."""
         return special_tokens(
-            self.files, self._config, self._cache, names_missing=self._names_missing
+            self.files,
+            self._config,
+            self._cache,
+            names_missing=self._names_missing,
         )
 
     @cached_property
     def _loaded(self) -> _Loaded:
         backend = load_backend(
-            self.files, self._config, self._cache, names_missing=self._names_missing
+            self.files,
+            self._config,
+            self._cache,
+            names_missing=self._names_missing,
         )
         backend.no_truncation()
         backend.no_padding()
@@ -315,7 +321,9 @@ class Tokenizer:
         return ids
 
     def encode_prompt(
-        self, prompt: str | Sequence[Message], tools: Sequence[Any] | None = None
+        self,
+        prompt: str | Sequence[Message],
+        tools: Sequence[Any] | None = None,
     ) -> list[int]:
         """Return the ids that a model gets to continue: those that stood before its labels in training.
 
@@ -380,7 +388,10 @@ def joined(named: Mapping[str, str]) -> str:
 
 
 def load_tokenizer(
-    model: ModelConfig, cache: Path | None = None, *, date: str | None = None
+    model: ModelConfig,
+    cache: Path | None = None,
+    *,
+    date: str | None = None,
 ) -> Tokenizer:
     """Return the tokenizer of a model, or of `model.tokenizer` if that is set.
 

@@ -173,7 +173,11 @@ def tokenizer_class(files: Mapping[str, Path], config: Mapping[str, Any]) -> str
 
 
 def special_tokens(
-    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path, *, names_missing: bool
+    files: Mapping[str, Path],
+    config: Mapping[str, Any],
+    cache: Path,
+    *,
+    names_missing: bool,
 ) -> dict[str, str]:
     """Return the special tokens that have a name: name -> text. It is a role (NAMES), or one from the tokenizer's files.
 
@@ -261,7 +265,11 @@ def _texts_in(value: Any) -> Iterator[str]:
 
 
 def load_backend(
-    files: Mapping[str, Path], config: Mapping[str, Any], cache: Path, *, names_missing: bool
+    files: Mapping[str, Path],
+    config: Mapping[str, Any],
+    cache: Path,
+    *,
+    names_missing: bool,
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer with the ids that `AutoTokenizer` gives. `cache` keeps what transformers was asked.
 
@@ -368,7 +376,9 @@ def _load_by_transformers(folder: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
         )
     except Exception as error:
         raise ModelError(

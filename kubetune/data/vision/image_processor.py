@@ -104,7 +104,10 @@ class ImageProcessor:
 
         try:
             return AutoImageProcessor.from_pretrained(
-                self._folder, backend="pil", local_files_only=True, trust_remote_code=False
+                self._folder,
+                backend="pil",
+                local_files_only=True,
+                trust_remote_code=False,
             )
         except Exception as error:
             # Remote code, damaged files, unknown classes: each raises its own kind.
@@ -268,7 +271,10 @@ class ImageProcessor:
             written.append(name)
         # Read back as its user would: a file may have keys that override these.
         loaded = AutoImageProcessor.from_pretrained(
-            folder, backend="pil", local_files_only=True, trust_remote_code=False
+            folder,
+            backend="pil",
+            local_files_only=True,
+            trust_remote_code=False,
         )
         if {name: loaded.size[name] for name in size} != size:
             raise ModelError(
@@ -298,7 +304,11 @@ def _upright(content: bytes) -> Any:
 
 
 def load_image_processor(
-    model: ModelConfig, vision: VisionConfig, tokenizer: Tokenizer, *, compares: bool
+    model: ModelConfig,
+    vision: VisionConfig,
+    tokenizer: Tokenizer,
+    *,
+    compares: bool,
 ) -> ImageProcessor:
     """Return the image processor of a model. `compares`: it is asked for by `preference.images`.
 

@@ -78,7 +78,9 @@ def paths(
 
 
 def _blocks(
-    cu_seqlens: tuple[int, ...], rule: Rule, parents: tuple[int, ...] = ()
+    cu_seqlens: tuple[int, ...],
+    rule: Rule,
+    parents: tuple[int, ...] = (),
 ) -> Iterator[Block]:
     for path in paths(cu_seqlens, parents):
         before = path[:-1]
@@ -274,7 +276,10 @@ def _zeros(x: Tensor) -> Tensor:
 
 
 def _through_softmax(
-    d_prob: Tensor, probabilities: Tensor, block: Block, d_sinks: Tensor | None
+    d_prob: Tensor,
+    probabilities: Tensor,
+    block: Block,
+    d_sinks: Tensor | None,
 ) -> Tensor:
     """Return the gradient of a block's scores, and add its part to that of the sinks."""
     n, m = block.size

@@ -55,7 +55,9 @@ def _longest(ends: tuple[int, ...]) -> int:
 
 @lru_cache(maxsize=4)
 def parts(
-    cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch.device
+    cu_seqlens: tuple[int, ...],
+    parents: tuple[int, ...],
+    device: torch.device,
 ) -> tuple[Part, ...]:
     """Return the parts of a packed batch: each sequence with itself, then the beginnings, those of one depth together."""
     # Sequences 0 = s s, 1 = t (goes on from 0), 2 = b b (from 1) and 3 = a (from 0), with parents -1, 0, 1, 0:
@@ -116,7 +118,12 @@ class Kernel(Protocol):
     """Attention of a part: q `[queries, heads, dim]`, k and v `[keys, kv_heads, dim]`, log-sum-exps `[heads, queries]`."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        part: Part,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         """Return the output, like q, and the log-sum-exps, fp32."""
 
@@ -138,7 +145,12 @@ class OnCPU:
     """torch's flash kernel for CPUs, a stretch at a time; keys are repeated for the heads that share them."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        part: Part,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         heads = q.shape[1]
         out = torch.empty_like(q)
@@ -195,7 +207,12 @@ class OnGPU:
     """torch's varlen kernel."""
 
     def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, part: Part, scale: float
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        part: Part,
+        scale: float,
     ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.varlen import AuxRequest, varlen_attn
 

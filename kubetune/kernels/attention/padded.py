@@ -105,7 +105,10 @@ class _Packed(torch.autograd.Function):
 
 @lru_cache(maxsize=8)
 def _layout(
-    cu_seqlens: tuple[int, ...], heads: int, device: torch.device, dtype: torch.dtype
+    cu_seqlens: tuple[int, ...],
+    heads: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Layout:
     """Return the layout of a packed batch, made once for all layers."""
     classes: dict[int, list[Span]] = {}
@@ -209,7 +212,11 @@ def _hidden(spans: list[Span], filling: Filling, dtype: torch.dtype) -> Tensor |
 
 
 def padded_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[int, ...],
+    rule: Rule,
 ) -> Tensor:
     """Return the attention of each sequence within itself, `[tokens, heads, dim]`.
 
@@ -245,7 +252,10 @@ def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor
     hidden = group.hidden
     if rule.causal:
         future = torch.full(
-            (group.length, group.length), -math.inf, dtype=q.dtype, device=q.device
+            (group.length, group.length),
+            -math.inf,
+            dtype=q.dtype,
+            device=q.device,
         ).triu(1)
         hidden = future if hidden is None else hidden + future
     if q.is_cuda:

@@ -32,7 +32,11 @@ def varlen_fits(q: Tensor, v: Tensor) -> bool:
 
 
 def varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: tuple[int, ...], rule: Rule
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: tuple[int, ...],
+    rule: Rule,
 ) -> Tensor:
     """Return the attention within each sequence. q is `[tokens, heads, dim]`, and so is the result."""
     from torch.nn.attention.varlen import varlen_attn

@@ -37,7 +37,10 @@ LARGEST_LOSS_CHANGE: Final = 0.01  # share by which rounding may change the loss
 
 
 def adopt(
-    model: nn.Module, kernels: Kernels, device: torch.device, loss_ahead: Callable[[], float]
+    model: nn.Module,
+    kernels: Kernels,
+    device: torch.device,
+    loss_ahead: Callable[[], float],
 ) -> None:
     """Compute frozen layers in 8-bit floats from now on, if that leaves the loss of the first batch alone.
 
@@ -121,7 +124,10 @@ def _forward(layer: Any, kernels: Kernels, x: Tensor) -> Tensor:
 
 
 def _compute(
-    kernels: Kernels, layers: Sequence[Any], x: Tensor, copies: lora.AdapterCopies | None
+    kernels: Kernels,
+    layers: Sequence[Any],
+    x: Tensor,
+    copies: lora.AdapterCopies | None,
 ) -> tuple[Tensor, ...]:
     bases = [layer.base_layer for layer in layers]
     frozen = [(base.weight, base.row_scales, base.columns, base.column_scales) for base in bases]
@@ -131,14 +137,22 @@ def _compute(
 
 
 def _product(
-    rounded: Tensor, row_scales: Tensor, columns: Tensor, scales: Tensor, dtype: torch.dtype
+    rounded: Tensor,
+    row_scales: Tensor,
+    columns: Tensor,
+    scales: Tensor,
+    dtype: torch.dtype,
 ) -> Tensor:
     """Return `x @ columnsᵀ` of rounded `x` `[rows, inner]` and `columns` `[outer, inner]`.
 
     `row_scales` and `scales` are those of their rows.
     """
     product = torch._scaled_mm(
-        rounded, columns.t(), row_scales, scales.t(), out_dtype=torch.bfloat16
+        rounded,
+        columns.t(),
+        row_scales,
+        scales.t(),
+        out_dtype=torch.bfloat16,
     )
     return product.to(dtype)
 
@@ -186,7 +200,11 @@ class _Fp8LoraLinears(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, settings: lora.Adapters, kernels: Kernels, *flat: Tensor | None
+        ctx: Any,
+        x: Tensor,
+        settings: lora.Adapters,
+        kernels: Kernels,
+        *flat: Tensor | None,
     ) -> tuple[Tensor, ...]:
         ctx.kernels = kernels
         return lora.lora_forward(ctx, _Products(kernels), x, settings, *flat)
@@ -194,6 +212,8 @@ class _Fp8LoraLinears(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         d_x, d_settings, *others = lora.lora_backward(
-            ctx, partial(_times_transposed, ctx.kernels), grads
+            ctx,
+            partial(_times_transposed, ctx.kernels),
+            grads,
         )
         return d_x, d_settings, None, *others

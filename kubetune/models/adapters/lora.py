@@ -85,7 +85,9 @@ def _expression_of(names: Sequence[str]) -> str:
 
 
 def _require_reached(
-    model: nn.Module, targets: str | Sequence[str], frozen: re.Pattern[str]
+    model: nn.Module,
+    targets: str | Sequence[str],
+    frozen: re.Pattern[str],
 ) -> None:
     """Raise ConfigError for targets whose weights the model reads without calling them: an adapter would learn nothing."""
     if targets == "all-linear":

@@ -41,7 +41,9 @@ def compute(layers: Sequence[Any], x: Tensor, copies: AdapterCopies | None) -> t
 
 
 def arguments(
-    layers: Sequence[Any], frozen: Sequence[tuple[Tensor, ...]], copies: AdapterCopies | None
+    layers: Sequence[Any],
+    frozen: Sequence[tuple[Tensor, ...]],
+    copies: AdapterCopies | None,
 ) -> tuple[list[Layer], Adapters]:
     """Return layers, and what their adapters have in common, as kernels/lora takes them."""
     plain_layers = []

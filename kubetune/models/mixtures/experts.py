@@ -110,7 +110,10 @@ def _first_name(experts: Any) -> str:
 
 
 def _forward(
-    outer: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor
+    outer: Any,
+    hidden_states: Tensor,
+    top_k_index: Tensor,
+    top_k_weights: Tensor,
 ) -> Tensor:
     """Return what transformers' `grouped_mm_experts_forward` does, with adapters beside both of its products.
 
@@ -125,7 +128,11 @@ def _forward(
     def project(x: Tensor, name: str) -> Tensor:
         weight = getattr(experts, name)
         return grouped_linear(
-            x, weight, routing, factors.get(name), transposed=experts.is_transposed
+            x,
+            weight,
+            routing,
+            factors.get(name),
+            transposed=experts.is_transposed,
         )
 
     def bias_of(name: str) -> Tensor:

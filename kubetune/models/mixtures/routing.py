@@ -234,7 +234,11 @@ def _goes_by_ids(router: Any) -> bool:
 
 
 def _coefficients(
-    lm: Any, routers: list[nn.Module], training: TrainingConfig, *, is_known: bool
+    lm: Any,
+    routers: list[nn.Module],
+    training: TrainingConfig,
+    *,
+    is_known: bool,
 ) -> tuple[float, float]:
     """Return the weights of balance and z-loss; zeros if no router learns, or if the family has no balance loss.
 

@@ -94,7 +94,11 @@ def _groups(lengths: Sequence[int], padding_free: bool) -> list[list[int]]:
 
 
 def answer_record(
-    run_dir: Path, source: SourceConfig, kind: RecordKind, prompt: str, answer: str
+    run_dir: Path,
+    source: SourceConfig,
+    kind: RecordKind,
+    prompt: str,
+    answer: str,
 ) -> dict[str, Any]:
     """Return a prompt and its answer as a record like those of the training data: a conversation, or plain texts.
 

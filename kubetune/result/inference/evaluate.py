@@ -203,7 +203,12 @@ def _evaluate(
 
 
 def _check_predictions(
-    predictions: Path, data: str | None, task: str, run_dir: Path, *, has_labels: bool
+    predictions: Path,
+    data: str | None,
+    task: str,
+    run_dir: Path,
+    *,
+    has_labels: bool,
 ) -> None:
     """Raise ConfigError for predictions of a run that is no classifier, or that would replace the data."""
     if not has_labels:

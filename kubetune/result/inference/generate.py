@@ -96,7 +96,10 @@ class LoadedModel:
         return self.reader is not None and self.reader.processor.reads_prefixes
 
     def encode(
-        self, prompt: Prompt, images: Sequence[str] = (), tools: Sequence[Any] = ()
+        self,
+        prompt: Prompt,
+        images: Sequence[str] = (),
+        tools: Sequence[Any] = (),
     ) -> EncodedPrompt:
         """Return the ids of a prompt. Plain text becomes the user's turn where the model was taught conversations.
 
@@ -164,7 +167,10 @@ def load_result(result: Result) -> LoadedModel:
         tokenizer = result.tokenizer
         processor = result.image_processor
         model = loading.load_trained(
-            result.auto_class, result.spec, result.checkpoint, default_device()
+            result.auto_class,
+            result.spec,
+            result.checkpoint,
+            default_device(),
         ).eval()
     # Where nobody knows what it was taught, a model that can chat is taken for one that was taught to.
     is_chat = tokenizer.chat is not None and result.facts.is_chat is not False
@@ -218,7 +224,10 @@ def answers(
 
 
 def _in_order(
-    loaded: LoadedModel, prompts: Sequence[EncodedPrompt], sampling: Sampling, batch_size: int
+    loaded: LoadedModel,
+    prompts: Sequence[EncodedPrompt],
+    sampling: Sampling,
+    batch_size: int,
 ) -> Iterator[str]:
     """Yield the answers of one window. An answer waits for those of the prompts before it.
 

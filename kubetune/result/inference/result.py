@@ -191,7 +191,10 @@ class Result:
 
 
 def open_result(
-    run_dir: StrPath, which: str = "best", model: str | None = None, trust_code: str | None = None
+    run_dir: StrPath,
+    which: str = "best",
+    model: str | None = None,
+    trust_code: str | None = None,
 ) -> Result:
     """Return the result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
 

@@ -124,7 +124,10 @@ def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
 
 
 def compare(
-    what: str, first: Sequence[Tensor], second: Sequence[Tensor], tolerance: float
+    what: str,
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    tolerance: float,
 ) -> Comparison:
     """Return how much two models differ, by what `ask` returned for each."""
     differences = []
@@ -138,7 +141,10 @@ def compare(
 
 
 def check_tokenizer(
-    tokenizer: Tokenizer, folder: Path, sample: Sample, spared: Collection[str] = ()
+    tokenizer: Tokenizer,
+    folder: Path,
+    sample: Sample,
+    spared: Collection[str] = (),
 ) -> list[str]:
     """Return the names of the tokenizer's files in `folder`, after checking them.
 

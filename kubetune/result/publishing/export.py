@@ -206,7 +206,10 @@ def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
     if not converted.isdisjoint(architectures):
         gguf = None
     text = ollama_modelfile.modelfile(
-        render if tokenizer.chat else None, stop=list(filter(None, stop)), base=base, gguf=gguf
+        render if tokenizer.chat else None,
+        stop=list(filter(None, stop)),
+        base=base,
+        gguf=gguf,
     )
     files.write_atomic(folder / ollama_modelfile.MODELFILE, scrub(text))
 
@@ -275,7 +278,9 @@ def _dtype_name(result: Result, wanted: str | None) -> str:
             revision = None
         with loading.explain(config.model):
             facts = transformers.AutoConfig.from_pretrained(
-                path, revision=revision, trust_remote_code=config.model.trust_remote_code
+                path,
+                revision=revision,
+                trust_remote_code=config.model.trust_remote_code,
             )
         name = str(facts.dtype or torch.float32).removeprefix("torch.")
     if name not in loading.DTYPES:

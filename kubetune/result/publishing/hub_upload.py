@@ -36,7 +36,12 @@ class Pushed:
 
 
 def upload(
-    folder: Path, repo: str, *, private: bool, message: str, tell: Callable[[str], None] = print
+    folder: Path,
+    repo: str,
+    *,
+    private: bool,
+    message: str,
+    tell: Callable[[str], None] = print,
 ) -> Pushed:
     """Put the files of `folder` into the model repository `repo`, which is made if it is not there.
 
@@ -66,7 +71,10 @@ def upload(
                 api.create_repo(repo, private=private, exist_ok=True)
                 is_private = bool(api.model_info(repo).private)
                 commit = api.upload_folder(
-                    repo_id=repo, folder_path=folder, commit_message=message, delete_patterns=STALE
+                    repo_id=repo,
+                    folder_path=folder,
+                    commit_message=message,
+                    delete_patterns=STALE,
                 )
             return Pushed(str(commit.commit_url).split("/commit/")[0], commit.oid, is_private)
         except _Interrupted as error:

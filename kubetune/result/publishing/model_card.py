@@ -127,7 +127,13 @@ def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
 
 
 def _snippet(
-    auto: str, kind: str, base: str, revision: str | None, *, sees: bool, classifies: bool
+    auto: str,
+    kind: str,
+    base: str,
+    revision: str | None,
+    *,
+    sees: bool,
+    classifies: bool,
 ) -> str:
     """Return the Python code that loads an export. `auto`: transformers' class; `revision`: of the base."""
     reader = "AutoProcessor" if sees else "AutoTokenizer"

@@ -128,7 +128,11 @@ def _conversations() -> list[Sequence[Turn]]:
 
 
 def modelfile(
-    render: Render | None, *, stop: Sequence[str], base: str | None, gguf: str | None = None
+    render: Render | None,
+    *,
+    stop: Sequence[str],
+    base: str | None,
+    gguf: str | None = None,
 ) -> str:
     """Return the text of a Modelfile. `base`: the model that the folder's adapter is for; None for whole weights.
 

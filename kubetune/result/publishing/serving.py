@@ -50,7 +50,10 @@ FOR_VLLM = "vllm"
 
 
 def served_by(
-    task: str, lora: LoraConfig | None, kind: str, base: Mapping[str, Any]
+    task: str,
+    lora: LoraConfig | None,
+    kind: str,
+    base: Mapping[str, Any],
 ) -> tuple[str, ...]:
     """Return the names of what can serve an export (`adapter`, `merged` or `model`) of a run.
 
@@ -101,7 +104,11 @@ def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[s
 
 
 def commands(
-    task: str, lora: LoraConfig | None, kind: str, name: str, base: Mapping[str, Any]
+    task: str,
+    lora: LoraConfig | None,
+    kind: str,
+    name: str,
+    base: Mapping[str, Any],
 ) -> list[str]:
     """Return a card's part on serving: commands as typed in the export's folder, and which programs cannot load it.
 

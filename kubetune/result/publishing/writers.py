@@ -85,7 +85,11 @@ class Job:
         settings = self.result.task.load_settings(spec, folder)
         with merge.quiet():
             return loading.load_trained(
-                self.result.auto_class, spec, folder, self.device, **settings
+                self.result.auto_class,
+                spec,
+                folder,
+                self.device,
+                **settings,
             )
 
     def ask(self, model: Any, sample: Sample) -> list[Tensor]:
@@ -125,7 +129,10 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
     job.tell("loading the exported adapter")
     reloaded = job.ask(job.load(folder), sample)
     comparison = equivalence.compare(
-        "the trained adapter and the exported one", trained, reloaded, TOLERANCE[job.dtype]
+        "the trained adapter and the exported one",
+        trained,
+        reloaded,
+        TOLERANCE[job.dtype],
     )
 
     base = _kind_of_base(job, tensors, settings)
@@ -136,7 +143,9 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
 
 
 def _kind_of_base(
-    job: Job, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
+    job: Job,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Return what serving.served_by asks about the base of an adapter."""
     described = read_json(job.result.tokenizer.files.get("config.json"))
@@ -157,7 +166,11 @@ def _write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def _write_for_vllm(
-    job: Job, parent: Path, tensors: Mapping[str, Tensor], settings: Mapping[str, Any], kind: str
+    job: Job,
+    parent: Path,
+    tensors: Mapping[str, Tensor],
+    settings: Mapping[str, Any],
+    kind: str,
 ) -> None:
     """Write an adapter once more, under the names that vLLM's model of this kind has.
 
@@ -216,7 +229,10 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
     # Merging rounds the weights once more. Writing and reading changes nothing.
     of_merge = equivalence.compare("adapter and merged model", trained, merged, allowed)
     of_file = equivalence.compare(
-        "merged model and its reloaded export", merged, reloaded, TOLERANCE[torch.float32]
+        "merged model and its reloaded export",
+        merged,
+        reloaded,
+        TOLERANCE[torch.float32],
     )
     return [of_merge, of_file], {"effect": effect}
 
@@ -230,7 +246,10 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> Proof:
     )
     stored = facts.dtype or torch.float32
     model = loading.load_trained(
-        job.result.auto_class, job.spec_in(stored), job.result.checkpoint, job.device
+        job.result.auto_class,
+        job.spec_in(stored),
+        job.result.checkpoint,
+        job.device,
     )
     trained = job.ask(model, sample)
     if stored != job.dtype:
@@ -242,7 +261,10 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> Proof:
     gc.collect()
     reloaded = _ask_reloaded(job, folder, sample)
     comparison = equivalence.compare(
-        "trained model and its reloaded export", trained, reloaded, TOLERANCE[job.dtype]
+        "trained model and its reloaded export",
+        trained,
+        reloaded,
+        TOLERANCE[job.dtype],
     )
     return [comparison], {}
 
@@ -267,7 +289,9 @@ def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:
     job.tell("loading the export with plain transformers")
     trusted = job.config.model.trust_remote_code
     model = job.result.auto_class.from_pretrained(
-        folder, trust_remote_code=trusted, local_files_only=True
+        folder,
+        trust_remote_code=trusted,
+        local_files_only=True,
     )
     return job.ask(model.to(job.device), sample)
 

@@ -73,7 +73,9 @@ class FlatAdamW:
     collected: dict[nn.Parameter, Collected]
 
     def __init__(
-        self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        settings: AdamSettings,
     ) -> None:
         named = []
         for name, parameter in named_parameters:

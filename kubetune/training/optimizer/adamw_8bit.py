@@ -29,7 +29,9 @@ class FlatAdamW8bit(FlatAdamW):
     scale_sq: Tensor  # fp32 [blocks], of the second moment
 
     def __init__(
-        self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
+        self,
+        named_parameters: Iterable[tuple[str, nn.Parameter]],
+        settings: AdamSettings,
     ) -> None:
         """Raise ConfigError if bitsandbytes is missing."""
         require_bitsandbytes("training.optim: adamw_8bit")

@@ -20,7 +20,10 @@ from kubetune.training.optimizer.shards import OptimizerShard
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
     """Return the optimizer of a model's trained parameters that `training.optim` names; over slices if it is sharded."""
     settings = AdamSettings(
-        training.adam_beta1, training.adam_beta2, training.adam_epsilon, training.weight_decay
+        training.adam_beta1,
+        training.adam_beta2,
+        training.adam_epsilon,
+        training.weight_decay,
     )
     # FSDP has cut them already: the optimizer is made last.
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

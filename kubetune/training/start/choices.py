@@ -26,7 +26,12 @@ from kubetune.training.start import cpu_dtype
 
 
 def decide(
-    config: Config, plan: Plan, run_dir: Path, world: World, tokens: float, width: int | None = None
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    world: World,
+    tokens: float,
+    width: int | None = None,
 ) -> Config:
     """Return the config with `auto` replaced by what it means on this machine. All ranks call it and agree.
 
@@ -51,7 +56,11 @@ def as_event(model: ModelConfig, training: TrainingConfig) -> dict[str, Any]:
 
 
 def _choose(
-    config: Config, plan: Plan, tokens: float, run_dir: Path, world: World
+    config: Config,
+    plan: Plan,
+    tokens: float,
+    run_dir: Path,
+    world: World,
 ) -> dict[str, Any]:
     """Return what `as_event` holds, with `auto` decided: by an earlier start, else by what was measured here."""
     asked = as_event(config.model, config.training)
@@ -72,7 +81,12 @@ def _choose(
         weights = read_weights(config.model.path, os.environ)
         if weights is not None:
             compiles = measured.compiles(
-                config.task, config.training, known, weights.parameters, tokens, plan.device
+                config.task,
+                config.training,
+                known,
+                weights.parameters,
+                tokens,
+                plan.device,
             )
             # What cannot be compiled here is left to `auto`, which then does without.
             if not compiles or pointwise.can_compile(world.device) is None:
@@ -103,5 +117,8 @@ def _log(asked: Mapping[str, Any], chosen: Mapping[str, Any], known: measured.Ch
             changed.append(f"{name} auto -> {str(chosen[name]).lower()}")
     if changed:
         logs.MODEL.info(
-            "%s, because %s (measured on %s)", ", ".join(changed), known.why, known.time[:10]
+            "%s, because %s (measured on %s)",
+            ", ".join(changed),
+            known.why,
+            known.time[:10],
         )

@@ -20,7 +20,13 @@ STEPS = 4
 
 
 def make_feed(
-    plan: Plan, seed: int, data: Prepared, world: World, learner: Learner, *, may_share: bool
+    plan: Plan,
+    seed: int,
+    data: Prepared,
+    world: World,
+    learner: Learner,
+    *,
+    may_share: bool,
 ) -> tuple[Feed, Plan]:
     """Return the batches of a run, and its plan with the share of the tokens that shared prefixes save.
 

@@ -35,7 +35,11 @@ class MemoryBudget:
     forecast_bytes: int | None
 
     def __init__(
-        self, config: Config, plan: Plan, device: torch.device, longest: int | None = None
+        self,
+        config: Config,
+        plan: Plan,
+        device: torch.device,
+        longest: int | None = None,
     ) -> None:
         self._config = config
         self._plan = plan

@@ -115,7 +115,12 @@ def rehearse(run: Run, state: State) -> None:
 
 
 def _report(
-    run: Run, trials: _Trials, batch: Batch, peak: int, reserved: int | None, checkpoint_bytes: int
+    run: Run,
+    trials: _Trials,
+    batch: Batch,
+    peak: int,
+    reserved: int | None,
+    checkpoint_bytes: int,
 ) -> None:
     """Log what was measured, and record it as an event."""
     budget = trials.budget

@@ -128,7 +128,9 @@ def attach(
     if is_missing:
         source = f"computed in {seconds:.1f} s"
     logs.MODEL.info(
-        "log-probabilities of %s rows under the model before training: %s", f"{num_rows:,}", source
+        "log-probabilities of %s rows under the model before training: %s",
+        f"{num_rows:,}",
+        source,
     )
     metrics.record_event(run_dir, "reference", rows=num_rows, found=not is_missing, seconds=seconds)
 
@@ -209,7 +211,11 @@ def scores(
     try:
         for start in range(0, len(missing), size):
             answers = _answers(
-                learner, splits, missing[start : start + size], world, share_prefixes
+                learner,
+                splits,
+                missing[start : start + size],
+                world,
+                share_prefixes,
             )
             for answer in answers:
                 _require_finite(answer)
@@ -257,7 +263,10 @@ def _answers(
     for unit in mine:
         heartbeat.beat("reference")
         batch = batch_of(
-            splits[unit.split], unit.ids, readers[unit.split], share_prefixes=share_prefixes
+            splits[unit.split],
+            unit.ids,
+            readers[unit.split],
+            share_prefixes=share_prefixes,
         )
         values = preference.log_probabilities(learner, batch.to(world.device))
         answers.append(Answer(unit.split, unit.ids, values))

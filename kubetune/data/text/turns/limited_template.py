@@ -94,7 +94,9 @@ class LimitedTemplate:
         return str(self._call("render", messages, tools, generation_prompt=generation_prompt))
 
     def left_out(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
     ) -> list[str]:
         """Return in words what the template leaves out of the prompt, as `ChatTemplate.left_out`."""
         return list(self._call("left_out", messages, tools))

@@ -118,7 +118,10 @@ def read_marks(marked: str, parts: Sequence[Part] = ()) -> tuple[str, list[Mark]
 
 
 def mark_texts(
-    messages: Sequence[Message], tools: Sequence[Any], *, calls: bool = True
+    messages: Sequence[Message],
+    tools: Sequence[Any],
+    *,
+    calls: bool = True,
 ) -> MarkedConversation:
     """Mark every text of a conversation.
 

@@ -90,7 +90,10 @@ def require_order(name: str, source: str, messages: Sequence[Message]) -> None:
 
 
 def explained(
-    refusal: Refusal, write: Write, messages: Sequence[Message], tools: Sequence[Any] | None
+    refusal: Refusal,
+    write: Write,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None,
 ) -> ValueError:
     """Return the error for a conversation that a template refused; it names the part that the template does not take."""
 

@@ -69,7 +69,9 @@ def take_generation_marks(marked: str) -> Generated:
 def compile_template(source: str) -> jinja2.Template:
     """Compile a template with the options, filters and functions that transformers gives to chat templates."""
     environment = _Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
     )
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -111,7 +113,11 @@ def to_json(
 ) -> str:
     """Return a value as JSON, with the options that transformers' filter `tojson` has."""
     return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
     )
 
 

@@ -90,7 +90,10 @@ class SpanFinder:
         self._frames: dict[tuple[str, str, str], int] = {}
 
     def locate(
-        self, text: str, messages: Sequence[Message], tools: Sequence[Any] | None
+        self,
+        text: str,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None,
     ) -> Rendering:
         """Find the texts of a conversation in its rendering. Raises HiddenText if marks change what is written."""
         tools = list(tools or ())
@@ -167,7 +170,12 @@ class SpanFinder:
         return before.offset + length
 
     def _prompt_length(
-        self, rendering: Rendering, turn: int, before: Mark, gap: str, space: str
+        self,
+        rendering: Rendering,
+        turn: int,
+        before: Mark,
+        gap: str,
+        space: str,
     ) -> int | None:
         """Return how much of `gap`, the text between mark `before` and a turn, is the generation prompt."""
         conversation = rendering.conversation

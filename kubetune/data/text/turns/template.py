@@ -141,7 +141,9 @@ class ChatTemplate:
         return Rendered(text, spans, frozenset(notes))
 
     def left_out(
-        self, messages: Sequence[Message], tools: Sequence[Any] | None = None
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
     ) -> list[str]:
         """Return in words what the template leaves out of the prompt, except reasoning."""
         prompt = self._writer.write_or_explain(messages, tools, generation_prompt=True)
@@ -170,7 +172,9 @@ class ChatTemplate:
         return span
 
     def _marked_answers(
-        self, rendering: Rendering, trained: Collection[int]
+        self,
+        rendering: Rendering,
+        trained: Collection[int],
     ) -> tuple[str, list[tuple[int, Span]]]:
         """Return a rendering without the marks of its generation blocks, and (turn, span) of each trained block."""
         generated = take_generation_marks(rendering.text)

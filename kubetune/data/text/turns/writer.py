@@ -37,7 +37,11 @@ class TemplateWriter:
     """Writes conversations by one chat template. Making one raises ValueError if the template is no valid Jinja."""
 
     def __init__(
-        self, source: str, special_tokens: Mapping[str, str], name: str, date: str | None
+        self,
+        source: str,
+        special_tokens: Mapping[str, str],
+        name: str,
+        date: str | None,
     ) -> None:
         self._name = name
         try:
@@ -99,7 +103,10 @@ class TemplateWriter:
             raise explained(refusal, self.write, messages, tools) from refusal
 
     def put_images(
-        self, text: str, spans: list[Span], messages: Sequence[Message]
+        self,
+        text: str,
+        spans: list[Span],
+        messages: Sequence[Message],
     ) -> tuple[str, list[Span]]:
         """Replace each image's placeholder by what it becomes, and move the spans. Raises ValueError if images are missing.
 
