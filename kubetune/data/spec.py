@@ -70,4 +70,9 @@ class DataSpec:
         from kubetune.data.vision.image_processor import load_image_processor  # imports tokenizers
 
         compares = self.preference.images
-        return load_image_processor(self.model, self.vision, tokenizer, compares=compares)
+        return load_image_processor(
+            self.model,
+            self.vision,
+            tokenizer,
+            compares=compares,
+        )

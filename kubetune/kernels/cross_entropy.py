@@ -73,7 +73,13 @@ def _logits(x: Tensor, head: Head, room: Tensor) -> Tensor:
     return logits
 
 
-def _room(number: int, like: Tensor, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+def _room(
+    number: int,
+    like: Tensor,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return memory `[rows, width]` on `like`'s device.
 
     On a CPU all calls with the same number and width get the same memory.
@@ -84,7 +90,12 @@ def _room(number: int, like: Tensor, rows: int, width: int, dtype: torch.dtype) 
 
 
 @lru_cache(maxsize=4)
-def _kept_room(number: int, rows: int, width: int, dtype: torch.dtype) -> Tensor:
+def _kept_room(
+    number: int,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+) -> Tensor:
     room = torch.frombuffer(cpu.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
     return room.view(rows, width)
 
@@ -225,7 +236,12 @@ class FusedLinearCrossEntropy(Function):
         return d_hidden * grad.to(d_hidden.dtype), d_weight, d_bias, None, None, None
 
 
-def linear_cross_entropy(hidden: Tensor, labels: Tensor, head: Head, scale: float = 1.0) -> Tensor:
+def linear_cross_entropy(
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+    scale: float = 1.0,
+) -> Tensor:
     """Return `scale` × the summed cross-entropy of rows `[labels, hidden]`, an fp32 scalar."""
     loss = FusedLinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden,

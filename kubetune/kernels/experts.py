@@ -258,7 +258,12 @@ def _stride(rows: int) -> int:
     return STRIDES[-1]
 
 
-def _stacked(a: Tensor, b: Tensor, experts: int, x: Tensor) -> tuple[Tensor, Tensor]:
+def _stacked(
+    a: Tensor,
+    b: Tensor,
+    experts: int,
+    x: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the factors `[experts, rank, in]` and `[experts, out, rank]` in x's dtype.
 
     Ranks are padded by zeros to what `ALIGNED` asks for.

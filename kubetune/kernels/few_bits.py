@@ -70,7 +70,12 @@ class EightBits(NamedTuple):
         return weight.copy_(self.codes).mul_(self.scales.unsqueeze(1).mul(1.0 / 127.0))
 
 
-def _times_weight(bits: Bits, rows: Tensor, bias: Tensor | None, width: int) -> Tensor:
+def _times_weight(
+    bits: Bits,
+    rows: Tensor,
+    bias: Tensor | None,
+    width: int,
+) -> Tensor:
     # Made before the weight: behind it, it would keep the freed weight's memory from being used again.
     y = rows.new_empty(len(rows), width)
     weight = bits.weight(rows.dtype).t()
@@ -115,7 +120,12 @@ class _LoraLinear(Function):
         return d_x, d_adapters, None, *others
 
 
-def lora_linear(x: Tensor, layer: Layer, adapters: Adapters, bits: Bits) -> Tensor:
+def lora_linear(
+    x: Tensor,
+    layer: Layer,
+    adapters: Adapters,
+    bits: Bits,
+) -> Tensor:
     """Return the output of a layer whose weight is `bits`."""
     (y,) = _LoraLinear.apply(x, adapters, bits, *flattened([layer]))  # type: ignore[no-untyped-call]
     return cast(Tensor, y)

@@ -83,12 +83,22 @@ def _turn_back(x: Tensor) -> Tensor:
     return torch.cat([second, -first], -1)
 
 
-def rotary_forward(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_forward(
+    q: Tensor,
+    k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return queries and keys with their rotary position embedding (arXiv 2104.09864)."""
     return q * cos + _turn(q) * sin, k * cos + _turn(k) * sin
 
 
-def rotary_backward(d_q: Tensor, d_k: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+def rotary_backward(
+    d_q: Tensor,
+    d_k: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries and keys before the embedding."""
     return d_q * cos + _turn_back(d_q * sin), d_k * cos + _turn_back(d_k * sin)
 
@@ -292,7 +302,13 @@ class _RmsNorm(Function):
         x, weight, scale = ctx.saved_tensors
         d_x = d_weight = None
         if ctx.needs_input_grad[1]:
-            d_x = ctx.kernels["rms_norm_backward"](grad, x, weight, scale, ctx.offset)
+            d_x = ctx.kernels["rms_norm_backward"](
+                grad,
+                x,
+                weight,
+                scale,
+                ctx.offset,
+            )
         if ctx.needs_input_grad[2]:
             d_weight = ctx.kernels["rms_norm_weight_gradient"](grad, x, scale).to(weight.dtype)
         return None, d_x, d_weight, None, None, None

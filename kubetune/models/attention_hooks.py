@@ -268,7 +268,14 @@ def packed_attention(
     scale = scaling if scaling is not None else q.shape[-1] ** -0.5
     rule = Rule(scale, CURRENT.causal, window, softcap or 0.0, dropout)
     if CURRENT.parents:
-        output = shared_attention(q, k, v, s_aux, (cu_seqlens, CURRENT.parents), rule)
+        output = shared_attention(
+            q,
+            k,
+            v,
+            s_aux,
+            (cu_seqlens, CURRENT.parents),
+            rule,
+        )
     else:
         output = attend(q, k, v, s_aux, cu_seqlens, rule)
     return output[None], None
@@ -391,7 +398,12 @@ def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         yield tuple(run)
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, rule: Rule) -> Tensor:
+def _sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+) -> Tensor:
     """Return torch's attention of one sequence. q, k and v are `[tokens, heads, dim]`."""
     output = F.scaled_dot_product_attention(
         q.transpose(0, 1)[None],

@@ -169,7 +169,14 @@ def _norm_forward(form: NormForm, kernels: Kernels) -> Forward:
     def forward(self: Any, x: Tensor) -> Tensor:
         # The module's own epsilon: vision tower and language model may share the class and differ in it.
         epsilon = _epsilon(self)
-        return pointwise.rms_norm(kernels, x, self.weight, epsilon, form.offset, form.late_cast)
+        return pointwise.rms_norm(
+            kernels,
+            x,
+            self.weight,
+            epsilon,
+            form.offset,
+            form.late_cast,
+        )
 
     return forward
 

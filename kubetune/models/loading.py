@@ -175,7 +175,12 @@ def load_trained(
             if not is_local(model.path):
                 settings["code_from"] = model
         trained = model.model_copy(update={"path": str(folder), "revision": pin})
-        return load_pretrained(auto_class, replace(spec, model=trained), device, **settings)
+        return load_pretrained(
+            auto_class,
+            replace(spec, model=trained),
+            device,
+            **settings,
+        )
     require_plain_adapter(folder)
     base: Any = load_pretrained(auto_class, spec, device, **settings)
     adapted = with_adapter(base, folder)

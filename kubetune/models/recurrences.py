@@ -138,7 +138,12 @@ def _leaks(forward: Forward, args: Any, kwargs: dict[str, Any]) -> bool:
     return _differ(forward(*changed_args, **changed_kwargs), output, first, total)
 
 
-def _differ(output: Any, expected: Any, first: int, total: int) -> bool:
+def _differ(
+    output: Any,
+    expected: Any,
+    first: int,
+    total: int,
+) -> bool:
     """Return True if two outputs differ by more than rounding, for tokens from the `first` on."""
     for theirs, ours in zip(tree_leaves(expected), tree_leaves(output), strict=True):
         if not (_is_stream(theirs, total) and theirs.is_floating_point()):

@@ -29,7 +29,13 @@ class ModelSpec:
     @classmethod
     def of(cls, config: Config) -> ModelSpec:
         """Take it from a run's config."""
-        return cls(config.model, config.lora, config.quantization, config.sight, config.preference)
+        return cls(
+            config.model,
+            config.lora,
+            config.quantization,
+            config.sight,
+            config.preference,
+        )
 
     def decided_for(self, world: World) -> ModelSpec:
         """Return the spec with `quantization: auto` replaced by what that means on these devices."""

@@ -58,4 +58,9 @@ def _layer_load(name: str, tokens: list[int]) -> LayerLoad:
     by_load = sorted(range(len(loads)), key=loads.__getitem__)
     fullest = by_load[-1]
     emptiest = by_load[0]
-    return LayerLoad(name, counts, (fullest, loads[fullest]), (emptiest, loads[emptiest]))
+    return LayerLoad(
+        name,
+        counts,
+        (fullest, loads[fullest]),
+        (emptiest, loads[emptiest]),
+    )

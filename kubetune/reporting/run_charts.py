@@ -173,7 +173,14 @@ def curve_charts(runs: Runs) -> list[Chart]:
                 if curves.smoothed:
                     # Raw values of several lines would hide each other.
                     shows_raw = len(runs) == 1 and len(curves.keys) == 1
-                    lines += _smoothed_lines(runs, index, key, label, number, shows_raw)
+                    lines += _smoothed_lines(
+                        runs,
+                        index,
+                        key,
+                        label,
+                        number,
+                        shows_raw,
+                    )
                 else:
                     lines += _plain_lines(runs, index, key, label)
         if not lines:
@@ -189,7 +196,12 @@ def curve_charts(runs: Runs) -> list[Chart]:
     return charts
 
 
-def _plain_lines(runs: Runs, index: int, key: str, label: str) -> list[Line]:
+def _plain_lines(
+    runs: Runs,
+    index: int,
+    key: str,
+    label: str,
+) -> list[Line]:
     """Return the line of a run, with its band where no other run's would cover it; none without numbers."""
     series = runs[index].numbers.curves.get(key)
     if series is None:

@@ -143,7 +143,14 @@ class _Axis:
     log: bool = False
 
     @classmethod
-    def over(cls, values: Iterable[str], name: str, x: float, *, log: bool) -> _Axis:
+    def over(
+        cls,
+        values: Iterable[str],
+        name: str,
+        x: float,
+        *,
+        log: bool,
+    ) -> _Axis:
         """Return the axis on which all values have a place. Empty values are left out."""
         texts = sorted({value for value in values if value})
         numbers = [value for value in map(_number, texts) if value is not None]

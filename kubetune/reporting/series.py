@@ -108,7 +108,12 @@ class _Bucket:
         if len(finite) == 1:
             self._add_finite(1, finite[0], finite[0], finite[0])  # an int stays an int
         elif finite:
-            self._add_finite(len(finite), math.fsum(finite), min(finite), max(finite))
+            self._add_finite(
+                len(finite),
+                math.fsum(finite),
+                min(finite),
+                max(finite),
+            )
 
     def join(self, later: _Bucket) -> None:
         """Add another bucket's values, which come after those of this one."""
@@ -117,7 +122,13 @@ class _Bucket:
         if later.low is not None and later.high is not None:
             self._add_finite(later.finite, later.total, later.low, later.high)
 
-    def _add_finite(self, count: int, total: float, low: float, high: float) -> None:
+    def _add_finite(
+        self,
+        count: int,
+        total: float,
+        low: float,
+        high: float,
+    ) -> None:
         """Add so many finite values by their sum, lowest and highest."""
         self.finite += count
         self.total += total

@@ -146,7 +146,12 @@ def compared(
     return lines
 
 
-def _compared_metric(task: str, metric: str, base: Benchmark, tuned: Benchmark) -> dict[str, Any]:
+def _compared_metric(
+    task: str,
+    metric: str,
+    base: Benchmark,
+    tuned: Benchmark,
+) -> dict[str, Any]:
     """Return the line of one metric of a task."""
     label = f"{task}/{metric.removesuffix(',none')}"
     before = base.values[metric]

@@ -268,7 +268,14 @@ def _ask(
                 group = groups[min(number, len(groups) - 1)]
                 prompts = [question.ids for question in group]
                 images = [question.images for question in group]
-                new = generate(lm, judge.tokenizer, prompts, settings, judge.reader, images)
+                new = generate(
+                    lm,
+                    judge.tokenizer,
+                    prompts,
+                    settings,
+                    judge.reader,
+                    images,
+                )
                 if number < len(groups):
                     for question, ids in zip(group, new, strict=True):
                         mine[question.row] = judge.tokenizer.decode(ids).strip()

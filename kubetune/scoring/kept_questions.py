@@ -22,7 +22,12 @@ QUESTION_ROWS: Final = "question_rows.safetensors"
 MOST_CHARACTERS: Final = 4000
 
 
-def keep(run_dir: Path, spec: DataSpec, rows: Rows | None, number: int) -> None:
+def keep(
+    run_dir: Path,
+    spec: DataSpec,
+    rows: Rows | None,
+    number: int,
+) -> None:
     """Leave `number` rows of the evaluation data in the run directory, unless they are there.
 
     Raises DataError where an image of them has changed, EnvironmentFault for a full disk or a damaged file.
@@ -58,7 +63,12 @@ def _turns(spec: DataSpec, rows: Rows, indices: list[int]) -> dict[str, dict[str
     turns: dict[str, dict[str, Any]] = {}
     for index, record in records_of(sources, rows, indices).items():
         source = sources[int(rows.source[index])]
-        example = convert(record, source.format, source.columns, kind=spec.record_kind)
+        example = convert(
+            record,
+            source.format,
+            source.columns,
+            kind=spec.record_kind,
+        )
         # A pair of answers is shown by the chosen one; plain prompts are shown as they are.
         if isinstance(example, Preference):
             example = example.chosen

@@ -133,7 +133,12 @@ def _misfit(place: Path | str, name: str, function: Callable[..., Any]) -> str:
 def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
     """Return the function so that what it raises, or returns that is no number, becomes a ConfigError."""
 
-    def call(prompt: str, answer: str, reference: str, record: dict[str, Any]) -> float:
+    def call(
+        prompt: str,
+        answer: str,
+        reference: str,
+        record: dict[str, Any],
+    ) -> float:
         try:
             with _beside(path):
                 value = function(prompt, answer, reference, record)

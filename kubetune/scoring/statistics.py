@@ -92,7 +92,13 @@ def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> C
         signs = 1 - 2.0 * draw.integers(0, 2, (number, rows), dtype=np.int8)
         as_far += int((np.abs(signs @ change) >= distance).sum())
     # One more on both sides: the order that was seen is one of all.
-    return Comparison(mean, gained, lost, (as_far + 1) / (FLIPS + 1), "paired permutation")
+    return Comparison(
+        mean,
+        gained,
+        lost,
+        (as_far + 1) / (FLIPS + 1),
+        "paired permutation",
+    )
 
 
 def _mcnemar(gained: int, lost: int) -> float:

@@ -132,7 +132,12 @@ def judge_benchmarks(
         name = check["metric"]
         if wanted.is_benchmark(name):
             line = measured.get(name, {})
-            check = _check(name, check["wanted"], line.get("after"), line.get("before"))
+            check = _check(
+                name,
+                check["wanted"],
+                line.get("after"),
+                line.get("before"),
+            )
         checks.append(check)
     _decide(run_dir, facts, checks, checks)
 
@@ -196,7 +201,12 @@ def is_met(condition: Condition, value: float, base: float | None) -> bool:
     return bool(_COMPARISONS[condition.comparison](value, limit))
 
 
-def _check(name: str, text: str, value: float | None, base: float | None) -> dict[str, Any]:
+def _check(
+    name: str,
+    text: str,
+    value: float | None,
+    base: float | None,
+) -> dict[str, Any]:
     """Check one condition of the gate. A metric that was not measured fails."""
     condition = Condition.parse(text)
     holds = False

@@ -57,7 +57,12 @@ class CausalLM(Task):
         spec = spec.decided_for(world)
         model = fsdp.load(AutoModelForCausalLM, spec, training, world)
         if spec.lora is not None:
-            model = lora.add_lora(model, spec.lora, task_type="CAUSAL_LM", seed=training.seed)
+            model = lora.add_lora(
+                model,
+                spec.lora,
+                task_type="CAUSAL_LM",
+                seed=training.seed,
+            )
         learner = self.learner_of(model.train(), spec)
         return tune(learner, training, workload, spec.model.path, world.device)
 
@@ -93,7 +98,12 @@ class CausalLM(Task):
     def evaluate(self, learner: Learner, batch: Batch) -> Any:
         """Return the `Sums` over one micro-batch."""
         with packed(batch.cu_seqlens, parents=batch.parents):
-            total, right, losses = fsdp.inside(learner.lm, score_labels, learner, batch)
+            total, right, losses = fsdp.inside(
+                learner.lm,
+                score_labels,
+                learner,
+                batch,
+            )
         # Labels stand sequence after sequence. Of 2 sequences with 3 and 1 labels:
         #
         #     losses      0.5  0.1  0.2  0.9

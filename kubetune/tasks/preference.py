@@ -112,7 +112,12 @@ class Preference(CausalLM):
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
         settings = settings_of(learner)
         with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
-            logps = fsdp.inside(learner.lm, _log_probabilities_of_labels, learner, batch)
+            logps = fsdp.inside(
+                learner.lm,
+                _log_probabilities_of_labels,
+                learner,
+                batch,
+            )
             answers = _answers(batch, logps)
             totals = batch.totals
             if not isinstance(totals, BatchTotals):
@@ -212,7 +217,12 @@ def _totals(settings: PreferenceConfig, answers: Answers) -> BatchTotals:
     kl = 0.0
     if settings.loss == "kto" and len(answers.logps):
         kl = float(gains(settings, answers)[:, 1].mean())
-    return BatchTotals(float(len(answers.logps)), float(answers.labels[:, 0].sum()), good, kl)
+    return BatchTotals(
+        float(len(answers.logps)),
+        float(answers.labels[:, 0].sum()),
+        good,
+        kl,
+    )
 
 
 def _every_second(batch: Batch, first: int) -> Batch:
@@ -231,7 +241,12 @@ def _every_second(batch: Batch, first: int) -> Batch:
     pictures = None
     if batch.pictures is not None:
         pictures = batch.pictures.of(range(first, len(spans), 2), batch.cu_seqlens)
-    return replace(half, targets=batch.targets, reference=reference, pictures=pictures)
+    return replace(
+        half,
+        targets=batch.targets,
+        reference=reference,
+        pictures=pictures,
+    )
 
 
 def _gain_of_unrelated(learner: Learner, batch: Batch) -> float:

@@ -154,7 +154,13 @@ def measures(settings: PreferenceConfig, answers: Answers, totals: BatchTotals) 
         logps = logps / answers.labels.clamp(min=1)
     if answers.targets is None:
         return _measures_of_pairs(rewards, logps)
-    return _measures_of_judged(settings.beta, rewards[:, 0], logps[:, 0], answers.targets, totals)
+    return _measures_of_judged(
+        settings.beta,
+        rewards[:, 0],
+        logps[:, 0],
+        answers.targets,
+        totals,
+    )
 
 
 def _measures_of_pairs(rewards: Tensor, logps: Tensor) -> Tensor:

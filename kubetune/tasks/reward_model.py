@@ -61,7 +61,12 @@ class RewardModel(SequenceClassification):
         workload: Workload,
     ) -> Learner:
         """Return a classifier with one output, ready to train."""
-        learner = super().build(spec, training, world, replace(workload, labels=REWARD))
+        learner = super().build(
+            spec,
+            training,
+            world,
+            replace(workload, labels=REWARD),
+        )
         read_at_end(learner.model, load_tokenizer(spec.model).eos_id)
         return replace(learner, preference=spec.preference)
 

@@ -78,7 +78,13 @@ class SequenceClassification(Task):
         # A new head is drawn at random, alike on every rank.
         torch.manual_seed(seed)
         settings = {"ignore_mismatched_sizes": True, **labels.model_settings()}
-        model = fsdp.load(AutoModelForSequenceClassification, spec, training, world, **settings)
+        model = fsdp.load(
+            AutoModelForSequenceClassification,
+            spec,
+            training,
+            world,
+            **settings,
+        )
         if fsdp.is_wanted(training.parallelism, world) and not pools_last(model):
             raise errors.ConfigError(
                 "training.parallelism: fsdp shards the layers of decoders, and "

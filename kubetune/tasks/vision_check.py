@@ -85,7 +85,12 @@ def check_packed(model: nn.Module, processor: ImageProcessor) -> float:
             pictures_of_rows.append([picture] if picture else [])
         return collate_pictured(rows, pictures_of_rows, processor)
 
-    return check_padding_free(model, collate, run_packed, vision_forward.plain_logits)
+    return check_padding_free(
+        model,
+        collate,
+        run_packed,
+        vision_forward.plain_logits,
+    )
 
 
 def _examples(processor: ImageProcessor) -> dict[int, Picture | Upright]:
@@ -95,7 +100,12 @@ def _examples(processor: ImageProcessor) -> dict[int, Picture | Upright]:
     # Noise: of an even image all patches give the same features, and their order would not matter.
     pictures = {}
     for length, (width, height) in EXAMPLES.items():
-        noise = np.random.default_rng(length).integers(0, 256, (height, width, 3), np.uint8)
+        noise = np.random.default_rng(length).integers(
+            0,
+            256,
+            (height, width, 3),
+            np.uint8,
+        )
         buffer = BytesIO()
         Image.fromarray(noise).save(buffer, "PNG")
         pictures[length] = processor.process(buffer.getvalue())

@@ -114,7 +114,12 @@ class Checkpointer:
 
         tensors = self._tensors()
         if self.background:
-            self._writing = self._thread.submit(self._attempt, self.run_dir, state, tensors)
+            self._writing = self._thread.submit(
+                self._attempt,
+                self.run_dir,
+                state,
+                tensors,
+            )
             self._stall_seconds = time.perf_counter() - began
         else:
             failure = self._attempt(self.run_dir, state, tensors)

@@ -14,7 +14,12 @@ from kubetune import errors
 from kubetune.base import files
 
 
-def require_free(run_dir: Path, checkpoints: int, each_bytes: int, free: int | None = None) -> None:
+def require_free(
+    run_dir: Path,
+    checkpoints: int,
+    each_bytes: int,
+    free: int | None = None,
+) -> None:
     """Raise EnvironmentFault unless so many checkpoints fit. `free`: bytes on the disk; by default, look."""
     if free is None:
         free = files.free_bytes(run_dir)

@@ -53,12 +53,26 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     """
     assert run.data.eval is not None
     # A stop within any of the three leaves no half result: the next start evaluates this step again.
-    values = evaluate(run.task, run.learner, run.data.eval, run.plan, run.world, run.stop)
+    values = evaluate(
+        run.task,
+        run.learner,
+        run.data.eval,
+        run.plan,
+        run.world,
+        run.stop,
+    )
     if values is None:
         return None
 
     if run.data.forget is not None:
-        of_forget = evaluate(run.task, run.learner, run.data.forget, run.plan, run.world, run.stop)
+        of_forget = evaluate(
+            run.task,
+            run.learner,
+            run.data.forget,
+            run.plan,
+            run.world,
+            run.stop,
+        )
         if of_forget is None:
             return None
         values[FORGET_LOSS] = of_forget["eval_loss"]
@@ -73,7 +87,12 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     return values | on_main(score, run.world)
 
 
-def _score(judge: Judge, answers: Mapping[int, str], run_dir: Path, step: int) -> dict[str, float]:
+def _score(
+    judge: Judge,
+    answers: Mapping[int, str],
+    run_dir: Path,
+    step: int,
+) -> dict[str, float]:
     """Return the metrics of the answers. Write the answers, and the questions once for each run."""
     values, lines = judge.score(answers)
     # The questions are the same at every evaluation.
@@ -114,7 +133,12 @@ def measure_base(run: Run, state: State) -> None:
         logs.EVAL.info("before training %s", " ".join(texts))
 
 
-def conclude(wanted: EvaluationConfig, run_dir: Path, state: State, world: World) -> None:
+def conclude(
+    wanted: EvaluationConfig,
+    run_dir: Path,
+    state: State,
+    world: World,
+) -> None:
     """Write the verdict on a run: the best checkpoint against the base model, and the gate.
 
     Raises GateFailed, on every rank, if the best checkpoint misses what `evaluation.gate` asks for.

@@ -94,7 +94,12 @@ class RunLog:
         rate = values["learning_rate"]
         # To the screen, a tracker, and from time to time the log.
         if self._bar is not None:
-            self._bar.update(state.step, loss=loss, learning_rate=rate, tokens_per_second=speed)
+            self._bar.update(
+                state.step,
+                loss=loss,
+                learning_rate=rate,
+                tokens_per_second=speed,
+            )
         if self._tracker is not None:
             self._tracker.log(state.step, {**values, "tokens_per_second": speed})
         if state.step % self._logging_steps == 0 or state.step == self._plan.num_steps:
@@ -174,7 +179,13 @@ class RunLog:
             if begun < line["step"] <= step and "loss" in line:
                 self._epoch_losses.append((line["loss"], line["trained_tokens"]))
 
-    def evaluation(self, step: int, values: dict[str, float], best: bool, seconds: float) -> None:
+    def evaluation(
+        self,
+        step: int,
+        values: dict[str, float],
+        best: bool,
+        seconds: float,
+    ) -> None:
         """Report an evaluation of the weights after `step` steps. `best`: it is the best so far."""
         if self._numbers is None:
             return

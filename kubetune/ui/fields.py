@@ -104,7 +104,12 @@ def _leaves(
             sections = [kind for kind in kinds if "properties" in kind]
         if not sections or not types.isdisjoint({"null", "boolean"}):
             about = node.get("description", "")
-            yield Field(key, about, _hint(key, node.get("default")), _choices(key, kinds))
+            yield Field(
+                key,
+                about,
+                _hint(key, node.get("default")),
+                _choices(key, kinds),
+            )
         if sections:
             yield from _leaves(sections[0], definitions, f"{key}.")
 

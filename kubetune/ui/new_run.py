@@ -245,7 +245,12 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     return {"problems": [], "job": name, "command": _command(site, config.name, verb)}
 
 
-def _write_and_start(site: Site, text: str, name: str, verb: str) -> None:
+def _write_and_start(
+    site: Site,
+    text: str,
+    name: str,
+    verb: str,
+) -> None:
     """Write the run file, and start the job. Without a start, no new run file stays."""
     file = _file(site, name)
     is_new = not file.exists() or site.jobs.has_failed_with(name, file)

@@ -163,7 +163,12 @@ class PreparedRows:
             self._target(rows, index),
             rejected_begins_at,
         )
-        return shown(f"row {index + 1:,}", row, self.tokenizer, self.sources[split][row.source])
+        return shown(
+            f"row {index + 1:,}",
+            row,
+            self.tokenizer,
+            self.sources[split][row.source],
+        )
 
     def _target(self, rows: Rows, index: int) -> Sequence[str] | None:
         """Return the label or the value that a classifier learns for a row, None for other tasks."""
@@ -235,7 +240,12 @@ def _repeated(indexes: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> NDArra
     return indexes[order].compress(repeats)
 
 
-def _fitting_batch(rows: Rows, batch: slice, query: Query, limit: int) -> NDArray[np.uint32]:
+def _fitting_batch(
+    rows: Rows,
+    batch: slice,
+    query: Query,
+    limit: int,
+) -> NDArray[np.uint32]:
     """Return the indexes of the rows of a batch that fit. Memory is taken for the batch alone."""
     # n rows have n + 1 offsets.
     lengths = np.diff(rows.offsets[batch.start : batch.stop + 1])

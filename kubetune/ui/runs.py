@@ -146,7 +146,12 @@ def compare(request: Request) -> Response:
             "chosen": chosen,
             "most": MOST_COMPARED,
         }
-        return page(request, "choose.html", "kubetune report RUN --compare RUN", facts)
+        return page(
+            request,
+            "choose.html",
+            "kubetune report RUN --compare RUN",
+            facts,
+        )
     if len(run_dirs) > MOST_COMPARED:
         raise ConfigError(
             f"found {len(run_dirs)} runs to compare; expected at most {MOST_COMPARED}"

@@ -141,7 +141,13 @@ class Guard:
             # A page, not a redirect: a browser that comes from another site does not send a strict
             # cookie along a redirect.
             answer = HTMLResponse(_ENTRY)
-            answer.set_cookie(cookie, self._token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(
+                cookie,
+                self._token,
+                httponly=True,
+                samesite="strict",
+                path="/",
+            )
             return answer
         if not self._is_token(request.cookies.get(cookie, "")):
             return _refused(401, _NO_TOKEN)

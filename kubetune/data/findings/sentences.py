@@ -66,7 +66,13 @@ class SplitCounts:
                 pairs.append((index, record))
         return self.places(pairs[:MOST_PLACES])
 
-    def error(self, id: str, sentence: str, number: int = 0, advice: str = "") -> Finding:
+    def error(
+        self,
+        id: str,
+        sentence: str,
+        number: int = 0,
+        advice: str = "",
+    ) -> Finding:
         """Return a finding that keeps training from beginning."""
         return Finding(id, "error", self.split, sentence, number, advice=advice)
 
@@ -149,7 +155,13 @@ def _unknown_ids(
     token = str(largest)
     if tokenizer is not None:
         token = tokenizer.decode([largest], skip_special_tokens=False)
-    yield Finding("unknown_ids", "error", "", embeddings.say(largest, token, holding), number)
+    yield Finding(
+        "unknown_ids",
+        "error",
+        "",
+        embeddings.say(largest, token, holding),
+        number,
+    )
 
 
 def _positions(
@@ -232,7 +244,13 @@ def _lost(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counts.records(number)} {fate.format(limit=limit)}"
-            yield counts.warning(what, sentence, number, counts.counted_places(what), advice)
+            yield counts.warning(
+                what,
+                sentence,
+                number,
+                counts.counted_places(what),
+                advice,
+            )
 
 
 # Rows that lack or have something of which their records say nothing: counted under, how they are, what to do.
@@ -273,7 +291,13 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counts.records(number)} {meaning}"
-            yield counts.warning(what, sentence, number, counts.counted_places(what), advice)
+            yield counts.warning(
+                what,
+                sentence,
+                number,
+                counts.counted_places(what),
+                advice,
+            )
     for what, unit, meaning in _IMAGES:
         number = counts.stats[what]
         if number:

@@ -123,7 +123,12 @@ class Gallery:
             yield f"appears {self._times[digest] + 1:,} times", row
 
 
-def _pick(result: Result, number: int, begin: int, labels: Sequence[str] | None) -> Picked:
+def _pick(
+    result: Result,
+    number: int,
+    begin: int,
+    labels: Sequence[str] | None,
+) -> Picked:
     """Return row `number` of a batch, whose tokens begin at `begin`."""
     chunk = result.chunk
     end = begin + chunk.lengths[number]
@@ -144,7 +149,12 @@ def brief(text: str) -> str:
     return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
-def shown(why: str, row: Picked, tokenizer: Tokenizer, path: str) -> dict[str, Any]:
+def shown(
+    why: str,
+    row: Picked,
+    tokenizer: Tokenizer,
+    path: str,
+) -> dict[str, Any]:
     """Return a row as pages show it. `path`: of its source.
 
     `record` counts from 1; `pieces` are texts with what they are; `images` are small copies as addresses of data.

@@ -51,7 +51,12 @@ def saved_share(
     computed = 0
     for begin in range(0, len(rows), rows_per_step):
         ids = np.arange(begin, min(begin + rows_per_step, len(rows)))
-        _, num_tokens = split_by_prefix(ids, arrays.__getitem__, 1, batch * data.max_length)
+        _, num_tokens = split_by_prefix(
+            ids,
+            arrays.__getitem__,
+            1,
+            batch * data.max_length,
+        )
         computed += num_tokens
     share = 1 - computed / total
     return share if share >= LEAST_SHARE else 0.0

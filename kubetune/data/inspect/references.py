@@ -69,4 +69,11 @@ class References:
                 "references of eval, so every answer would count as wrong"
             )
             advice = "Take another metric, or other evaluation data"
-            yield Finding("no_targets", "error", "eval", sentence, self._number, advice=advice)
+            yield Finding(
+                "no_targets",
+                "error",
+                "eval",
+                sentence,
+                self._number,
+                advice=advice,
+            )

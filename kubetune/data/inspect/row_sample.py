@@ -90,7 +90,14 @@ def _worker(
         labels = _AnyLabels("single_label_classification", ())
     model = spec.model.model_copy(update={"local_files_only": True})
     processor = replace(spec, model=model).image_processor(tokenizer)
-    return Worker(tokenizer, data, {"train": sources}, labels, processor, kind=spec.record_kind)
+    return Worker(
+        tokenizer,
+        data,
+        {"train": sources},
+        labels,
+        processor,
+        kind=spec.record_kind,
+    )
 
 
 def _lengths(

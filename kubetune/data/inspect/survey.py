@@ -90,7 +90,12 @@ class _Survey:
         verify = verifier()
         for record in read_taken(self.source, seed, problems):
             try:
-                example = convert(record.value, self.source.format, self.source.columns, kind=kind)
+                example = convert(
+                    record.value,
+                    self.source.format,
+                    self.source.columns,
+                    kind=kind,
+                )
             except ValueError as error:
                 # The check itself says why.
                 self.refused += 1

@@ -214,7 +214,13 @@ class Check:
         )
         self._known = self.now()
 
-    def _difference(self, name: str, known: Part, now: Part, differing: list[str]) -> str:
+    def _difference(
+        self,
+        name: str,
+        known: Part,
+        now: Part,
+        differing: list[str],
+    ) -> str:
         """Return a message about the files in which a part differs."""
         shown = []
         for file in differing[:_SHOWN]:
@@ -320,7 +326,12 @@ def remember(path: Path, sha256: str, cache: Path) -> None:
     _remember(real, sha256, _stamp_of(real.stat()), cache)
 
 
-def _remember(real: Path, sha256: str, stamp: Stamp, cache: Path) -> None:
+def _remember(
+    real: Path,
+    sha256: str,
+    stamp: Stamp,
+    cache: Path,
+) -> None:
     """Keep the checksum that a large file has while it has this stamp."""
     file_size = stamp[0]
     if file_size < _WORTH_KEEPING_BYTES:

@@ -79,7 +79,13 @@ def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
     ids = ids[:longest]
     trained = trained[:longest]
     if rows.is_labelled and rows.targets is not None:
-        return KeptRow(number, ids, trained, rows.targets[number], rows.segments(number))
+        return KeptRow(
+            number,
+            ids,
+            trained,
+            rows.targets[number],
+            rows.segments(number),
+        )
     images: tuple[bytes, ...] = ()
     if rows.processor is not None:
         images = tuple(map(rows.processor.content, rows.images(number)))

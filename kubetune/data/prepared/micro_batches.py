@@ -55,7 +55,12 @@ def balance_ranks(
     return [falling[owner == rank] for rank in range(world_size)]
 
 
-def _exchange(costs: Ids, owner: Ids, world_size: int, cap: int) -> None:
+def _exchange(
+    costs: Ids,
+    owner: Ids,
+    world_size: int,
+    cap: int,
+) -> None:
     """Move samples from the rank with the most to do to ranks with little, while that lowers the most.
 
     Dealing alone leaves ranks with few samples some per cent apart, and all ranks wait for the slowest.
@@ -72,7 +77,13 @@ def _exchange(costs: Ids, owner: Ids, world_size: int, cap: int) -> None:
             return
 
 
-def _relieve(costs: Ids, owner: Ids, loads: Ids, most: int, cap: int) -> bool:
+def _relieve(
+    costs: Ids,
+    owner: Ids,
+    loads: Ids,
+    most: int,
+    cap: int,
+) -> bool:
     """Exchange samples between the rank `most` and the first of the idlest ranks where it helps. True if one was found."""
     # The idlest rank first. It may have no sample that fits, then the next one may.
     for least in np.argsort(loads, kind="stable")[:EXCHANGES].tolist():
@@ -85,7 +96,14 @@ def _relieve(costs: Ids, owner: Ids, loads: Ids, most: int, cap: int) -> bool:
     return False
 
 
-def _best_exchange(costs: Ids, owner: Ids, most: int, least: int, gap: int, cap: int) -> int:
+def _best_exchange(
+    costs: Ids,
+    owner: Ids,
+    most: int,
+    least: int,
+    gap: int,
+    cap: int,
+) -> int:
     """Do the exchange that brings two ranks closest together. Return the cost that it moves, 0 if none helps.
 
     Example: one rank has 9 6 = 15, the other 5 2 = 7, so the gap is 8 and the best is to move half of it.
@@ -163,7 +181,12 @@ def fill(lengths: Ids, token_budget: int, most: int) -> Ids:
     return by_length[fullest].astype(np.int64)
 
 
-def _fill_from(falling: Ids, start: int, token_budget: int, most: int) -> list[int]:
+def _fill_from(
+    falling: Ids,
+    start: int,
+    token_budget: int,
+    most: int,
+) -> list[int]:
     """Return places in `falling`: `start`, then always the next one that still fits."""
     rising = -falling  # searchsorted wants rising numbers
     chosen = [start]

@@ -272,7 +272,13 @@ class Worker:
         _add_digests(result)
         return result
 
-    def _read(self, record: Record, source: SourceConfig, batch: Batch, tally: Tally) -> Example:
+    def _read(
+        self,
+        record: Record,
+        source: SourceConfig,
+        batch: Batch,
+        tally: Tally,
+    ) -> Example:
         """Return the example of a record. Raises ValueError if it is none, Unusable for a pair without a difference."""
         reading = read(record.value, source.format, source.columns, kind=self._kind)
         example = located(reading.example, record.file, self._data.cache)
@@ -550,7 +556,12 @@ def encode_batches(
     if processes == 1 or len(first) <= FEW_BATCHES:
         results = map(worker.encode, everything)
     else:
-        results = map_in_processes(worker.encode, everything, processes, if_killed=_KILLED)
+        results = map_in_processes(
+            worker.encode,
+            everything,
+            processes,
+            if_killed=_KILLED,
+        )
     try:
         for result in results:
             for where, what in result.problems:

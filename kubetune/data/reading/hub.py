@@ -107,7 +107,12 @@ def list_files(model: ModelConfig, path: str) -> list[str]:
         return sorted(HfApi(token=hub_token()).list_repo_files(path, revision=revision))
 
 
-def _download(repo: str, name: str, revision: str | None, local_files_only: bool) -> Path | None:
+def _download(
+    repo: str,
+    name: str,
+    revision: str | None,
+    local_files_only: bool,
+) -> Path | None:
     """Return a file of a hub repository, or None when the repository does not have it."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import LocalEntryNotFoundError, RemoteEntryNotFoundError

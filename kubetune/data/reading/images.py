@@ -193,7 +193,12 @@ def _decode(file: Path, number: int) -> ImageFacts:
         warnings.simplefilter("ignore")
         try:
             with image_module.open(file, formats=FORMATS) as image:
-                facts = ImageFacts(str(image.format), image.width, image.height, number)
+                facts = ImageFacts(
+                    str(image.format),
+                    image.width,
+                    image.height,
+                    number,
+                )
                 # So far only the header was read; this comes before anything is decoded.
                 _require_sane_size(file, facts)
                 image.draft("RGB", (max(1, image.width // 8), max(1, image.height // 8)))

@@ -104,7 +104,13 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
     return _turn({"role": role, "content": content, **rest}, where, record, "value")
 
 
-def _require_one_spelling(message: dict[str, Any], role: str, where: str, *, is_call: bool) -> None:
+def _require_one_spelling(
+    message: dict[str, Any],
+    role: str,
+    where: str,
+    *,
+    is_call: bool,
+) -> None:
     """Raise ValueError for a message of ShareGPT that has OpenAI's keys for the same thing as well."""
     for theirs, ours in (("content", "value"), ("role", "from"), ("tool_calls", "value")):
         if theirs not in message:
@@ -179,7 +185,12 @@ def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
     return {key: item for key, item in value.items() if item is not None}
 
 
-def _turn(message: dict[str, Any], where: str, record: Fields, content_key: str) -> Turn:
+def _turn(
+    message: dict[str, Any],
+    where: str,
+    record: Fields,
+    content_key: str,
+) -> Turn:
     """Return a message whose role is known with its other keys read. `content_key`: what the data call its content."""
     role = message["role"]
     trained = _take_switches(message, role, where, record)
@@ -224,7 +235,12 @@ def _require_one_thought(message: dict[str, Any], where: str) -> None:
         raise ValueError(f"{where} has different texts in {quoted(keys)}; expected one")
 
 
-def _take_switches(message: dict[str, Any], role: str, where: str, record: Fields) -> bool | None:
+def _take_switches(
+    message: dict[str, Any],
+    role: str,
+    where: str,
+    record: Fields,
+) -> bool | None:
     """Take what says whether a message is trained out of it. Return None where nothing says so.
 
     Raises ValueError for a weight that is neither 0 nor 1, for two that differ, and for what cannot be trained.

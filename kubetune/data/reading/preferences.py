@@ -184,7 +184,12 @@ def _stripped(answer: Any) -> Any:
     return answer.strip() if isinstance(answer, str) else answer
 
 
-def _record(rest: dict[str, Any], prompt: Any, answer: Any, shape: str) -> dict[str, Any]:
+def _record(
+    rest: dict[str, Any],
+    prompt: Any,
+    answer: Any,
+    shape: str,
+) -> dict[str, Any]:
     """Return one answer and what it goes on from as a record with `prompt` and `completion`."""
     for key in ("prompt", "completion"):
         if rest.get(key) not in (None, "", [], {}):

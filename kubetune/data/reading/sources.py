@@ -259,7 +259,12 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
         return _load_saved(path, subset, split)
     with explained_hub_errors(path, kind="dataset"):
         try:
-            return datasets.load_dataset(path, subset, split=split, token=hub_token())
+            return datasets.load_dataset(
+                path,
+                subset,
+                split=split,
+                token=hub_token(),
+            )
         except (datasets.exceptions.DatasetNotFoundError, ValueError) as error:
             advice = "" if subset else "; which part of a data set is meant is said by `subset`"
             raise DataError(

@@ -45,7 +45,12 @@ class LabelledEncoder:
     def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
         """Return the row with its texts shortened, the longer one first, still with the special tokens around them."""
         assert isinstance(example, Labelled)
-        ids, segments, _ = frame(self._tokenizer, example.text, example.second, limit)
+        ids, segments, _ = frame(
+            self._tokenizer,
+            example.text,
+            example.second,
+            limit,
+        )
         return Encoded(ids, [False] * len(ids), encoded.target, segments)
 
 

@@ -185,7 +185,12 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
             names = ()
         for record in read_source(source, Problems()):
             try:
-                example = convert(record.value, source.format, source.columns, kind="labelled")
+                example = convert(
+                    record.value,
+                    source.format,
+                    source.columns,
+                    kind="labelled",
+                )
             except ValueError as error:
                 seen.first_bad = seen.first_bad or f"{record.where}: {error}"
                 continue
@@ -234,7 +239,12 @@ def _only_zero_and_one(source: SourceConfig) -> str:
     first = ""
     for record in read_source(source, Problems()):
         try:
-            example = convert(record.value, source.format, source.columns, kind="labelled")
+            example = convert(
+                record.value,
+                source.format,
+                source.columns,
+                kind="labelled",
+            )
         except ValueError:
             continue  # reported when it is encoded
         if not isinstance(example, Labelled):

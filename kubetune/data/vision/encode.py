@@ -211,7 +211,13 @@ class VisionEncoder:
             else:
                 ids.append(id)
                 trained.append(is_label)
-        return replace(row, ids=ids, trained=trained, images=tuple(refs), image_notes=tuple(notes))
+        return replace(
+            row,
+            ids=ids,
+            trained=trained,
+            images=tuple(refs),
+            image_notes=tuple(notes),
+        )
 
 
 def _roles(chat: Chat) -> list[str]:

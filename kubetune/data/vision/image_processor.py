@@ -343,4 +343,10 @@ def load_image_processor(
             )
         text += name
     feature = tokenizer.backend.id_to_token(token) or ""
-    return ImageProcessor(model.path, files, vision, Placeholder(text, token, start), feature)
+    return ImageProcessor(
+        model.path,
+        files,
+        vision,
+        Placeholder(text, token, start),
+        feature,
+    )

@@ -285,7 +285,12 @@ def _through_softmax(
     n, m = block.size
     if d_sinks is not None:
         d_prob = F.pad(d_prob, (0, 1))
-    d_scores = torch._softmax_backward_data(d_prob, probabilities, -1, probabilities.dtype)
+    d_scores = torch._softmax_backward_data(
+        d_prob,
+        probabilities,
+        -1,
+        probabilities.dtype,
+    )
     if d_sinks is not None:
         d_sinks += d_scores[..., m].float().view(d_sinks.numel(), n).sum(1)
     return d_scores[..., :m]

@@ -93,7 +93,13 @@ def parts(
     return tuple(result)
 
 
-def _part(queries: list[Span], keys: list[Span], device: torch.device, *, causal: bool) -> Part:
+def _part(
+    queries: list[Span],
+    keys: list[Span],
+    device: torch.device,
+    *,
+    causal: bool,
+) -> Part:
     cu_queries = _cumulated_lengths(queries)
     cu_keys = _cumulated_lengths(keys)
     return Part(
@@ -313,7 +319,13 @@ class _Joined(Function):
         total = part_out.float()
         for part in all_parts[1:]:
             rows = part.queries
-            part_out, part_lse = kernel.forward(q[rows], k[part.keys], v[part.keys], part, scale)
+            part_out, part_lse = kernel.forward(
+                q[rows],
+                k[part.keys],
+                v[part.keys],
+                part,
+                scale,
+            )
             before = lse[:, rows]
             after = torch.logaddexp(before, part_lse)
             weighted = total[rows] * _weight(before, after)

@@ -248,7 +248,13 @@ def padded_attention(
     return cast(Tensor, _Packed.apply(whole, place)).view(-1, heads, v.shape[-1])  # type: ignore[no-untyped-call]
 
 
-def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def _attend(
+    group: Group,
+    rule: Rule,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+) -> Tensor:
     hidden = group.hidden
     if rule.causal:
         future = torch.full(
@@ -259,7 +265,14 @@ def _attend(group: Group, rule: Rule, q: Tensor, k: Tensor, v: Tensor) -> Tensor
         ).triu(1)
         hidden = future if hidden is None else hidden + future
     if q.is_cuda:
-        return F.scaled_dot_product_attention(q, k, v, hidden, rule.dropout, scale=rule.scale)
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            hidden,
+            rule.dropout,
+            scale=rule.scale,
+        )
     # On a CPU plain products are faster than SDPA for short sequences, and SDPA's own fallback with dropout.
     scores = torch.matmul(q, k.transpose(-1, -2) * rule.scale)
     if hidden is not None:

@@ -51,7 +51,12 @@ def arguments(
         a, b = weights_of(layer)
         plain_layers.append(Layer(a, b, layer.base_layer.bias, weight))
     first = layers[0]
-    return plain_layers, Adapters(scaling_of(first), _dropout(first), len(layers), copies)
+    return plain_layers, Adapters(
+        scaling_of(first),
+        _dropout(first),
+        len(layers),
+        copies,
+    )
 
 
 def weights_of(lora: Any) -> tuple[nn.Parameter, nn.Parameter]:

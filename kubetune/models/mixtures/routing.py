@@ -275,7 +275,13 @@ def _coefficients(
     return balance, z
 
 
-def _refusal(name: str, value: float, routers: list[nn.Module], *, is_known: bool) -> str:
+def _refusal(
+    name: str,
+    value: float,
+    routers: list[nn.Module],
+    *,
+    is_known: bool,
+) -> str:
     """Return why a loss of the routers cannot be had, and what to do."""
     reason = "no router learns here"
     if routers and not is_known:

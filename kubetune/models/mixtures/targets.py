@@ -265,7 +265,12 @@ def _short(names: Sequence[str], all_names: Iterable[str], parts: int = 1) -> li
     return sorted({_shortest_end(name, parts, meant_by, wanted) for name in names})
 
 
-def _shortest_end(name: str, parts: int, meant_by: Mapping[str, set[str]], wanted: set[str]) -> str:
+def _shortest_end(
+    name: str,
+    parts: int,
+    meant_by: Mapping[str, set[str]],
+    wanted: set[str],
+) -> str:
     for end in _ends(name, parts):
         if meant_by.get(end, {name}) <= wanted:
             return end

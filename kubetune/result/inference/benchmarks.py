@@ -38,7 +38,12 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     except errors.KubetuneError as error:
         logs.ERROR.error("%s", error)
-        metrics.record_event(run_dir, "benchmarks", ok=False, reason=logs.scrub(str(error)))
+        metrics.record_event(
+            run_dir,
+            "benchmarks",
+            ok=False,
+            reason=logs.scrub(str(error)),
+        )
         return error.exit_code
     return errors.OK
 
@@ -66,7 +71,12 @@ def _measure(run_dir: Path) -> None:
         known = metrics.read_benchmarks(run_dir, step)
         for line in known["compared"]:
             logs.RESULT.info("%s", verdict.line_in_words(line))
-        metrics.record_event(run_dir, "benchmarks", ok=True, tasks=list(wanted.tasks))
+        metrics.record_event(
+            run_dir,
+            "benchmarks",
+            ok=True,
+            tasks=list(wanted.tasks),
+        )
     verdict.judge_benchmarks(config.evaluation, run_dir, step, known["compared"])
 
 

@@ -220,7 +220,12 @@ def answers(
     # A seed for each window, so that its answers do not depend on how many came before them.
     for start in range(0, len(prompts), WINDOW):
         torch.manual_seed(sampling.seed + start)
-        yield from _in_order(loaded, prompts[start : start + WINDOW], sampling, batch_size)
+        yield from _in_order(
+            loaded,
+            prompts[start : start + WINDOW],
+            sampling,
+            batch_size,
+        )
 
 
 def _in_order(

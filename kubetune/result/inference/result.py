@@ -216,7 +216,13 @@ def open_result(
             "quantization": quantized_as,
         }
     )
-    return Result(run_dir, trained, checkpoints.choose(run_dir, which), model, trust_code)
+    return Result(
+        run_dir,
+        trained,
+        checkpoints.choose(run_dir, which),
+        model,
+        trust_code,
+    )
 
 
 def default_device() -> torch.device:

@@ -65,7 +65,12 @@ def copy(job: Job, folder: Path) -> tuple[list[str], list[str]]:
     return licences, templates
 
 
-def _copy_files(model: ModelConfig, path: str, names: list[str], folder: Path) -> None:
+def _copy_files(
+    model: ModelConfig,
+    path: str,
+    names: list[str],
+    folder: Path,
+) -> None:
     """Copy files of a model, which are on this machine or are fetched, into a folder."""
     if not names:
         return

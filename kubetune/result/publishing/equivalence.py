@@ -84,10 +84,20 @@ def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
 def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
     """Return a row as a batch: of a classifier, of a model that sees, or of plain tokens."""
     if row.target is not None and row.segments is not None:
-        return collate_labelled([row.ids], [row.segments], row.target[None], [row.number])
+        return collate_labelled(
+            [row.ids],
+            [row.segments],
+            row.target[None],
+            [row.number],
+        )
     if processor is not None:
         pictures = [processor.process(image) for image in row.images]
-        return collate_pictured([(row.ids, row.trained)], [pictures], processor, [row.number])
+        return collate_pictured(
+            [(row.ids, row.trained)],
+            [pictures],
+            processor,
+            [row.number],
+        )
     return collate([(row.ids, row.trained)], [row.number])
 
 

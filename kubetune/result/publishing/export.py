@@ -133,7 +133,12 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     if result.image_processor is not None:
         changed = result.image_processor.tell_limits(folder)
     licences, templates = base_files.copy(job, folder)
-    names = equivalence.check_tokenizer(result.tokenizer, folder, sample, spared=changed)
+    names = equivalence.check_tokenizer(
+        result.tokenizer,
+        folder,
+        sample,
+        spared=changed,
+    )
     names = sorted([*names, *templates])
     _require_proof(comparisons)
     fault_injection.reach("export.proved")
@@ -152,7 +157,14 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     verdict = metrics.read_verdict(result.run_dir, step)
     verdict["benchmarks"] = metrics.read_benchmarks(result.run_dir, step).get("compared")
     pictured = picture is not None
-    card = write_card(job.config, job.kind, facts, lines, pictured=pictured, verdict=verdict)
+    card = write_card(
+        job.config,
+        job.kind,
+        facts,
+        lines,
+        pictured=pictured,
+        verdict=verdict,
+    )
     files.write_atomic(folder / "README.md", scrub(card))
 
     # provenance.json comes last, since it has the checksums of all other files.

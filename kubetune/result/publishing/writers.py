@@ -227,7 +227,12 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
     reloaded = _ask_reloaded(job, folder, sample)
 
     # Merging rounds the weights once more. Writing and reading changes nothing.
-    of_merge = equivalence.compare("adapter and merged model", trained, merged, allowed)
+    of_merge = equivalence.compare(
+        "adapter and merged model",
+        trained,
+        merged,
+        allowed,
+    )
     of_file = equivalence.compare(
         "merged model and its reloaded export",
         merged,

@@ -47,7 +47,12 @@ class FlatAdamW8bit(FlatAdamW):
         # The code for zero differs: only the first moment's table is signed.
         zero, zero_sq = (int(code.abs().argmin()) for code in self.codes)
         self.exp_avg = torch.full((size,), zero, dtype=torch.uint8, device=device)
-        self.exp_avg_sq = torch.full((size,), zero_sq, dtype=torch.uint8, device=device)
+        self.exp_avg_sq = torch.full(
+            (size,),
+            zero_sq,
+            dtype=torch.uint8,
+            device=device,
+        )
         # A scale of 0 makes every code mean zero.
         blocks = _num_blocks(self._decayed) + _num_blocks(size - self._decayed)
         self.scale = torch.zeros(blocks, device=device)
@@ -63,12 +68,23 @@ class FlatAdamW8bit(FlatAdamW):
         blocks = _num_blocks(self._decayed)
         decayed = slice(0, self._decayed)
         others = slice(self._decayed, self.master.numel())
-        self._move_span(decayed, slice(0, blocks), learning_rate, self.settings.weight_decay)
+        self._move_span(
+            decayed,
+            slice(0, blocks),
+            learning_rate,
+            self.settings.weight_decay,
+        )
         self._move_span(others, slice(blocks, len(self.scale)), learning_rate, 0.0)
         self.clear_gradient()
         self._refresh()
 
-    def _move_span(self, span: slice, blocks: slice, learning_rate: float, decay: float) -> None:
+    def _move_span(
+        self,
+        span: slice,
+        blocks: slice,
+        learning_rate: float,
+        decay: float,
+    ) -> None:
         from bitsandbytes.functional import optimizer_update_8bit_blockwise
 
         if span.stop == span.start:

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
 
 
-def decide(dtype: str, run_dir: Path, world: World, width: int | None = None) -> str:
+def decide(
+    dtype: str,
+    run_dir: Path,
+    world: World,
+    width: int | None = None,
+) -> str:
     """Return `model.dtype`, with `auto` replaced by what that means on this CPU. All ranks call it and agree.
 
     `width`: the model's hidden size, if it is known.

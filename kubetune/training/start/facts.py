@@ -58,7 +58,12 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
     total = sum(quantization.count(parameter) for parameter in learner.model.parameters())
     trained = optimizer.size
     percent = 100 * trained / total
-    logs.MODEL.info("%s parameters, %s trained (%.3g %%)", f"{total:,}", f"{trained:,}", percent)
+    logs.MODEL.info(
+        "%s parameters, %s trained (%.3g %%)",
+        f"{total:,}",
+        f"{trained:,}",
+        percent,
+    )
 
     # Part of the model -> numbers of parameters, of the base and trained.
     of_base = Counter[str]()
@@ -117,4 +122,10 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
     facts |= choices.as_event(config.model, config.training)
     facts["machine"] = machine.describe()
     event = "resume" if state.step else "start"
-    metrics.record_event(run_dir, event, step=state.step, steps=run.plan.num_steps, **facts)
+    metrics.record_event(
+        run_dir,
+        event,
+        step=state.step,
+        steps=run.plan.num_steps,
+        **facts,
+    )

@@ -104,7 +104,13 @@ class MemoryBudget:
         if peak and self.forecast_bytes:
             wrong_by = max(1.0, peak / self.forecast_bytes)
         usable = int(self.device_bytes / wrong_by)
-        changes = remedies(self._config, self._plan, self._weights, usable, self._longest)
+        changes = remedies(
+            self._config,
+            self._plan,
+            self._weights,
+            usable,
+            self._longest,
+        )
         # Each one alone would be enough, the mildest first.
         if not changes:
             return "no single change would make it fit; several together may, or a larger device"

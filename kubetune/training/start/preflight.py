@@ -144,7 +144,12 @@ def _report(
     )
 
 
-def _learn(run: Run, state: State, batch: Batch, work: Work) -> None:
+def _learn(
+    run: Run,
+    state: State,
+    batch: Batch,
+    work: Work,
+) -> None:
     """Compute the gradient of a batch, twice if steps have several: the second needs memory beside the first's gradient."""
     heartbeat.beat("preflight of a batch")
     times = 2 if run.plan.may_accumulate else 1
@@ -157,7 +162,13 @@ def _evaluate(run: Run, trials: _Trials) -> None:
     """Evaluate one batch, answer the longest questions, and require the metric that chooses the best checkpoint."""
     assert run.data.eval is not None
     with trials.trial("evaluation", "the longest batch of an evaluation"):
-        values = evaluation.rehearse(run.task, run.learner, run.data.eval, run.plan, run.world)
+        values = evaluation.rehearse(
+            run.task,
+            run.learner,
+            run.data.eval,
+            run.plan,
+            run.world,
+        )
     if run.judge is not None:
         num_tokens = run.judge.wanted.max_new_tokens
         with trials.trial("answers", f"{num_tokens} new tokens for each of the longest questions"):

@@ -41,7 +41,12 @@ def compile_planned(run: Run, state: State) -> None:
         compiled_layers.warm_up(layers, learn_ahead, may_leave=may_leave)
     if run.world.is_main:
         seconds = time.perf_counter() - began
-        metrics.record_event(run.checkpointer.run_dir, "compile", step=state.step, seconds=seconds)
+        metrics.record_event(
+            run.checkpointer.run_dir,
+            "compile",
+            step=state.step,
+            seconds=seconds,
+        )
 
 
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
@@ -68,7 +73,12 @@ def largest(run: Run) -> Work:
     return run.task.with_batch_totals(run.learner, work, run.world)
 
 
-def learn(run: Run, state: State, batch: Batch, work: Work) -> Tensor:
+def learn(
+    run: Run,
+    state: State,
+    batch: Batch,
+    work: Work,
+) -> Tensor:
     """Add the gradient of a micro-batch to the parameters'. Return its loss."""
     scale = state.loss_scale / max(work.divisor, 1)
     values = run.task.backward(run.learner, batch, scale)  # the loss, then metrics

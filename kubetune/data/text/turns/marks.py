@@ -130,7 +130,12 @@ def mark_texts(
     marker = _Marker(calls)
     marked_tools = [marker.tool(tool) for tool in tools]
     marked_messages = [marker.message(i, message) for i, message in enumerate(messages)]
-    return MarkedConversation(marked_messages, marked_tools, marker.parts, marker.unmarked)
+    return MarkedConversation(
+        marked_messages,
+        marked_tools,
+        marker.parts,
+        marker.unmarked,
+    )
 
 
 class _Marker:

@@ -163,7 +163,14 @@ class SpanFinder:
         before = rendering.marks[first - 1]
         gap = rendering.text[before.offset : opening.offset]
         length = self._kept(
-            ("begin", gap, space), lambda: self._prompt_length(rendering, turn, before, gap, space)
+            ("begin", gap, space),
+            lambda: self._prompt_length(
+                rendering,
+                turn,
+                before,
+                gap,
+                space,
+            ),
         )
         if length is None:
             return None
@@ -232,20 +239,38 @@ class SpanFinder:
             gap = rendering.text[closing.offset :]
             frame = gap.removeprefix(space)
             length = self._kept(
-                ("last", frame, ""), lambda: self._end_of_last(rendering, turn, closing, frame)
+                ("last", frame, ""),
+                lambda: self._end_of_last(
+                    rendering,
+                    turn,
+                    closing,
+                    frame,
+                ),
             )
         else:
             gap = rendering.text[closing.offset : marks[last + 1].offset]
             frame = gap.removeprefix(space)
             length = self._kept(
-                ("inner", frame, ""), lambda: self._end_of_inner(rendering, turn, closing, frame)
+                ("inner", frame, ""),
+                lambda: self._end_of_inner(
+                    rendering,
+                    turn,
+                    closing,
+                    frame,
+                ),
             )
         if length is None:
             return None
         written_space = len(gap) - len(frame)  # the template may have trimmed it
         return closing.offset + written_space + length
 
-    def _end_of_last(self, rendering: Rendering, turn: int, closing: Mark, gap: str) -> int:
+    def _end_of_last(
+        self,
+        rendering: Rendering,
+        turn: int,
+        closing: Mark,
+        gap: str,
+    ) -> int:
         """Return how much of `gap` ends the last turn: what the template also writes there before another question."""
         conversation = rendering.conversation
         probe_part = len(conversation.parts)
@@ -272,7 +297,13 @@ class SpanFinder:
             return len(gap)
         return tags[-1].end()
 
-    def _end_of_inner(self, rendering: Rendering, turn: int, closing: Mark, gap: str) -> int | None:
+    def _end_of_inner(
+        self,
+        rendering: Rendering,
+        turn: int,
+        closing: Mark,
+        gap: str,
+    ) -> int | None:
         """Return how much of `gap` ends a turn: what the turn also ends with if it is the last one."""
         conversation = rendering.conversation
         written = self._write(conversation.messages[: turn + 1], conversation.tools)
@@ -301,7 +332,12 @@ class SpanFinder:
         return length
 
 
-def _between(text: str, marks: Sequence[Mark], part: int, next_part: int) -> str | None:
+def _between(
+    text: str,
+    marks: Sequence[Mark],
+    part: int,
+    next_part: int,
+) -> str | None:
     """Return the text between a part and the next one, None if they do not follow each other."""
     for before, after in pairwise(marks):
         if after.part == next_part:
