@@ -26,9 +26,8 @@ class Recorder:
     def __init__(self, started: float) -> None:
         # time.monotonic() when the process was started. The clock is that of the whole machine.
         self._started = started
-        self._marks: list[
-            tuple[float, float]
-        ] = []  # by the wall and in CPU time: begin, each epoch
+        # By the wall and in CPU time: the beginning, and the end of each epoch.
+        self._marks: list[tuple[float, float]] = []
         self._first_step: float | None = None
         self._first_step_cpu: float | None = None
         self._rss_before = 0
@@ -93,9 +92,8 @@ def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process and all below it until now, those that have ended too (Linux)."""
     with open(f"/proc/{pid}/stat") as file:
         fields = file.read().rpartition(")")[2].split()  # behind the name, which may hold spaces
-    ticks = sum(
-        map(int, fields[11:15])
-    )  # in user and kernel mode, its own and of children that have ended
+    # In user and kernel mode, its own and of children that have ended.
+    ticks = sum(map(int, fields[11:15]))
     children: set[int] = set()
     for task in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{task}/children") as file:

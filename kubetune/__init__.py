@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# The rooms from the ground up, with what each is for: a room imports only itself and rooms above it in this list.
+#
+# tests/unit/test_rooms.py holds that. `errors`, which every room may import, is no room.
 ROOMS = (
     ("base", "files, locks, logs, processes, signals, and values as people read them"),
     (
@@ -78,13 +81,9 @@ ROOMS = (
     ("ui", "a page to work in: runs, live curves, data, new runs and chat, in a browser"),
     ("cli", "the verbs, a file each"),
 )
-"""The rooms from the ground up, with what each is for: a room imports only itself and rooms above it in this list.
-
-tests/unit/test_rooms.py holds that. `errors`, which every room may import, is no room.
-"""
+# Rooms above the first import no numpy, tokenizers or torch, so that their verbs start at once and pods stay small;
+# those above the second import torch only inside functions.
 NUMPY_BEGINS, TORCH_BEGINS = "data", "distributed"
-"""Rooms above the first import no numpy, tokenizers or torch, so that their verbs start at once and pods stay small;
-those above the second import torch only inside functions."""
 
 _HOMES = {
     "Config": "config.schema",

@@ -17,13 +17,12 @@ _INTERRUPTED = 130
 
 
 def main() -> int:
-    """Run one verb; returns its exit code."""
+    """Run one verb. Return its exit code."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        if (
-            signal.getsignal(number) != signal.SIG_IGN
-        ):  # as nohup has it, and shells for what runs in the background
+        # `nohup` ignores signals on purpose, and so do shells for what runs in the background.
+        if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _leave)
-    furnish_streams()
+    open_missing_streams()
     from kubetune.cli import main as run
 
     try:
@@ -34,11 +33,17 @@ def main() -> int:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os._exit(_INTERRUPTED if number == signal.SIGINT and sys.argv[1:2] != ["train"] else _STOPPED)
+    # `train` was only asked to stop, so its code says that it may be started again.
+    if number == signal.SIGINT and sys.argv[1:2] != ["train"]:
+        os._exit(_INTERRUPTED)
+    os._exit(_STOPPED)
 
 
-def furnish_streams() -> None:
-    """Have all standard streams, so that no file gets the number of a closed one, and none that a character can end."""
+def open_missing_streams() -> None:
+    """Open standard streams that the caller has closed, and let stdout take characters outside of its encoding.
+
+    Otherwise the next file that is opened would get the number of a closed stream, and what is printed would go into it.
+    """
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             os.dup2(os.open(os.devnull, os.O_RDWR), number)

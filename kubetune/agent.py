@@ -5,9 +5,9 @@ if __name__ == "__main__":
 
     # Before imports, which take a while: the kernel drops what process 1 neither blocks nor handles (`Relay` does).
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-    from kubetune.__main__ import furnish_streams
+    from kubetune.__main__ import open_missing_streams
 
-    furnish_streams()
+    open_missing_streams()
     from kubetune.supervisor.agent import run
 
     run()

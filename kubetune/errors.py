@@ -1,9 +1,7 @@
-"""The errors a user can meet, each with the exit code the process ends with.
+"""The errors that a user can meet, each with the exit code that the process ends with.
 
-Exit codes are part of the interface: Kubernetes' podFailurePolicy and the launcher read them.
-0 done · 1 our bug · 2 the user's config or data · 3 the environment · 4 diverged · 5 done, but not good enough ·
-6 out of memory twice at the same place · 143 stopped early with a good checkpoint · 145 lost a peer. Codes of 128 and
-above mean "start me again".
+Exit codes are part of the interface: Kubernetes' podFailurePolicy and the launcher read them. docs/design.md says what
+each one means. Codes of 128 and above mean "start me again".
 """
 
 from __future__ import annotations
@@ -12,17 +10,17 @@ import os
 from collections.abc import Iterator, Sequence
 
 OK = 0
-BUG = 1
-USER = 2
-ENVIRONMENT = 3
+BUG = 1  # ours
+USER = 2  # the user's config or data
+ENVIRONMENT = 3  # disk, device, network, cluster
 DIVERGED = 4
-GATE = 5
-OUT_OF_MEMORY = 6
-PREEMPTED = 143
+GATE = 5  # done, but not good enough
+OUT_OF_MEMORY = 6  # twice after the same step
+PREEMPTED = 143  # stopped early with a good checkpoint
 LOST_PEER = 145
 
+# Failures that another start would only repeat.
 FINAL = (USER, DIVERGED, GATE, OUT_OF_MEMORY)
-"""A failure that another start would only repeat."""
 
 
 class KubetuneError(Exception):
@@ -32,7 +30,7 @@ class KubetuneError(Exception):
 
 
 class _Problems(KubetuneError):
-    """All that is wrong, each a line."""
+    """An error with several problems, one on each line of its message."""
 
     exit_code = USER
 
@@ -46,7 +44,7 @@ class ConfigError(_Problems):
 
 
 class MissingExtra(ConfigError):
-    """What was asked for needs a library that an extra of kubetune brings, and that is not installed."""
+    """A library is missing that one of kubetune's extras installs."""
 
 
 class DataError(_Problems):
@@ -66,33 +64,33 @@ class EnvironmentFault(KubetuneError):
 
 
 class OutOfMemory(EnvironmentFault):
-    """Memory ran out, of a GPU or of the machine, so that a smaller run may do."""
+    """The memory of a GPU or of the machine ran out. A smaller run may fit."""
 
 
 class OutOfMemoryAgain(OutOfMemory):
-    """A rank was killed for memory in two starts after the same step, so that a third could only end so too."""
+    """A rank was killed for memory in two starts after the same step. A third start would end in the same way."""
 
     exit_code = OUT_OF_MEMORY
 
 
 class Diverged(KubetuneError):
-    """Loss or gradient stopped being finite, or the loss stayed too high; the last of them touched no weights."""
+    """Loss or gradient are not finite, or the loss stayed too high. The step that shows it has not changed the weights."""
 
     exit_code = DIVERGED
 
 
 class GateFailed(KubetuneError):
-    """The run is done and saved, and metrics of its best checkpoint miss what `evaluation.gate` asks for."""
+    """The run is done and saved, but its best checkpoint misses a condition of `evaluation.gate`."""
 
     exit_code = GATE
 
 
 class Preempted(KubetuneError):
-    """Asked to stop (SIGTERM, Ctrl-C); a checkpoint of this step was committed, unless it is 0."""
+    """The run was asked to stop (SIGTERM, Ctrl-C). Its last step is in a checkpoint, unless there was no step."""
 
     exit_code = PREEMPTED
+    # The error's name in exit.json, where the exit code alone does not tell.
     kind: str | None = None
-    """Its name in exit.json, where the code alone does not tell."""
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -100,16 +98,15 @@ class Preempted(KubetuneError):
         again = "run the same command again to"
         if "KUBERNETES_SERVICE_HOST" in os.environ:
             again = "the next start, after `kubetune stop` that of `kubetune resume`, will"
-        where = (
-            (f"after step {step}", "continue from there")
-            if step
-            else ("before the first step", "start")
-        )
-        super().__init__(f"stopped {where[0]}; {again} {where[1]}")
+        if step:
+            message = f"stopped after step {step}; {again} continue from there"
+        else:
+            message = f"stopped before the first step; {again} start"
+        super().__init__(message)
 
 
 class Paused(Preempted):
-    """Came to `training.pause_at_step`, as it was meant to: the checkpoint of that step was committed."""
+    """The run reached `training.pause_at_step`, and the checkpoint of that step is committed."""
 
     exit_code = OK
     kind = "Paused"
@@ -122,28 +119,33 @@ class Paused(Preempted):
 
 
 class LostPeer(KubetuneError):
-    """Another rank died or hung; this one could do no more."""
+    """Another rank died or hung, so this one cannot go on."""
 
     exit_code = LOST_PEER
 
 
 class RankDied(LostPeer):
-    """A rank was killed or stood still: the others lost their peer by it."""
+    """A rank was killed or hung. The other ranks end with LostPeer."""
 
 
 def only_followed(code: int, error: str | None) -> bool:
-    """True if an end was brought about by that of another: by its exit code and the name of its error."""
+    """True if a process only ended because another one had, judged by its exit code and the name of its error."""
     return code in (LOST_PEER, PREEMPTED) and error != RankDied.__name__
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error, without the stack of torch's C++ below, say; its kind where it says nothing."""
-    return (str(error).splitlines() or [type(error).__name__])[0]
+    """Return the first line of an error's message, or the name of its class if the message is empty."""
+    # torch's messages go on with the stack of its C++ code.
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def causes(error: BaseException, *, hidden: bool = False) -> Iterator[BaseException]:
-    """An error, what caused it, and so on; `hidden`: also where the raiser would not have it shown."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__ or (seen.__context__ if hidden else None)
+    """Yield an error, its cause, the cause of that, and so on. `hidden`: causes that `raise … from None` hides too."""
+    current: BaseException | None = error
+    while current is not None:
+        yield current
+        following = current.__cause__
+        if following is None and hidden:
+            following = current.__context__
+        current = following

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 
 from kubetune.errors import MissingExtra
 
+# The extra that brings a module, by the module's first name.
 EXTRA_OF = {
     "lightkube": "k8s",
     "httpx2": "k8s",
@@ -35,7 +36,6 @@ EXTRA_OF = {
     "lm_eval": "benchmarks",
     "optuna": "sweep",
 }
-"""The extra that brings a module, by the module's first name."""
 
 
 def is_installed(module: str) -> bool:

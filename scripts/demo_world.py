@@ -151,8 +151,8 @@ INTENTS = (
 )
 
 OPENINGS = ("Sure.", "Of course.", "With pleasure.", "Gladly.", "All right.")
+# The opening that the demo's pairs prefer.
 PREFERRED = "Of course."
-"""The opening that the demo's pairs prefer."""
 
 NOTES = (
     "At {h}:{m} {p} saw that {s} in {ns} was slow. {p} told {q}, and {q} looked at it until {h2}:{m}.",

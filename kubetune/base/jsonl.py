@@ -353,9 +353,8 @@ def parse(line: bytes) -> Line | None:
     """Return the object that a line holds. None if it holds none."""
     try:
         value = from_json(line)
-    except (
-        ValueError
-    ):  # also for bytes that are no UTF-8, and for an object that is nested too deeply
+    # Also for bytes that are no UTF-8, and for an object that is nested too deeply.
+    except ValueError:
         try:
             # Python's parser takes half a surrogate pair, which the name of a file may have.
             value = json.loads(line)

@@ -97,9 +97,8 @@ class PrefixTree:
 
     parents: tuple[int, ...]  # [sequences] the sequence that each one continues, -1 for none
     places: Tensor  # int64 [labels] which of the batch's `rows` predicts each label
-    counts: tuple[
-        tuple[int, int], ...
-    ]  # runs of labels: (number of labels, number of rows that have them)
+    # Runs of labels: (number of labels, number of rows that have them).
+    counts: tuple[tuple[int, int], ...]
     entries: Tensor  # int64 [labels of all rows] index into the batch's labels, row after row
     ends: Tensor  # int64 [rows] the last token of each row
 

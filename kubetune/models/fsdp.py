@@ -159,9 +159,8 @@ def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
         # If it is new, `_draw` gives it its values, and transformers leaves it alone.
         lm.score._is_hf_initialized = True
     layers = _decoder_layers(lm)
-    holders: Counter[nn.Parameter] = (
-        Counter()
-    )  # how many layers have a parameter; Zamba's share some
+    # How many layers have a parameter. Zamba's layers share some.
+    holders: Counter[nn.Parameter] = Counter()
     for layer in layers:
         holders.update(layer.parameters())
     for layer in layers:

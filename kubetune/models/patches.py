@@ -95,8 +95,8 @@ SHARDING_PATCHES = (
 )
 PATCHES = (*SHARDING_PATCHES, ROTARY, LOAD_REPORT, PACKING)
 
+# Finds the sequences of a packed batch by their positions.
 Find = Callable[[Any], Any]
-"""Finds the sequences of a packed batch by their positions."""
 
 
 class Replaced(AbstractContextManager[None]):

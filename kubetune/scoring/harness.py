@@ -36,8 +36,8 @@ if TYPE_CHECKING:
 # Tokens of a packed batch; requests have some hundred.
 BATCH_TOKENS = 4096
 
+# As the harness has it: the texts of context and continuation, then the ids of both.
 Request = tuple[tuple[str, str], list[int], list[int]]
-"""As the harness has it: the texts of context and continuation, then the ids of both."""
 
 
 @dataclass(frozen=True)
@@ -282,9 +282,8 @@ def _batches(sequences: Sequence[NDArray[np.uint32]], wanted: Sequence[int]) -> 
     num_tokens = 0
     for place, num_shared in zip(order.tolist(), shared.tolist(), strict=True):
         number = wanted[place]
-        num_new = (
-            len(sequences[number]) - num_shared
-        )  # tokens that the sequence before it does not have
+        # Tokens that the sequence before it does not have.
+        num_new = len(sequences[number]) - num_shared
         if numbers and num_tokens + num_new > BATCH_TOKENS:
             yield numbers
             numbers = []

@@ -26,10 +26,10 @@ from kubetune.scoring.statistics import interval
 
 Measure = Callable[[str, str], float]
 
+# Packages that measures are computed by: the extra `evaluation`.
 PACKAGES: Final = {"rouge_l": "rouge_score", "bleu": "sacrebleu", "chrf": "sacrebleu"}
-"""Packages that measures are computed by: the extra `evaluation`."""
+# Measures that are no mean of rows.
 OF_ALL_ROWS: Final = ("bleu", "chrf")
-"""Measures that are no mean of rows."""
 
 
 def exact_match(answer: str, reference: str) -> float:
@@ -170,6 +170,7 @@ def _measure(name: str, wanted: GenerateConfig) -> Measure:
     return _PLAIN[name]
 
 
+# Measures without settings.
 _PLAIN: Final[Mapping[str, Measure]] = {
     "exact_match": exact_match,
     "contains": contains,
@@ -177,7 +178,6 @@ _PLAIN: Final[Mapping[str, Measure]] = {
     "json_valid": json_valid,
     "json_equal": json_equal,
 }
-"""Measures without settings."""
 
 
 def of_all(

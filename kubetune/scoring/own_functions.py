@@ -20,8 +20,8 @@ from typing import Any
 from kubetune import errors
 from kubetune.config.schema.evaluation import OwnMetricsConfig
 
+# `function(prompt, answer, reference, record)`.
 Function = Callable[[str, str, str, dict[str, Any]], float]
-"""`function(prompt, answer, reference, record)`."""
 
 _ARGUMENTS = ("prompt", "answer", "reference", "record")
 

@@ -84,9 +84,8 @@ def _end(run_dir: Path, place: Place, relay: Relay, status: ExitStatus) -> int:
     """Write down how the ranks ended, do what follows a good end, and return the exit code of the run."""
     if status.code == errors.OK and place.node == 0:
         status = _benchmarked(run_dir, relay, status)
-    if (
-        status.code == errors.PREEMPTED and status.step is None
-    ):  # stopped before a rank wrote its step
+    # A run may be stopped before a rank has written its step.
+    if status.code == errors.PREEMPTED and status.step is None:
         status = replace(status, step=checkpoints.newest_step(run_dir))
     # A full disk must not hide the exit code it caused.
     with suppress(errors.EnvironmentFault):

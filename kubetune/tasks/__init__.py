@@ -10,6 +10,7 @@ from typing import cast
 
 from kubetune.tasks.task import Task
 
+# The module of each task. Its `TASK` is the task.
 TASKS = {
     "causal_lm": "kubetune.tasks.causal_lm",
     "preference": "kubetune.tasks.preference",
@@ -18,7 +19,6 @@ TASKS = {
     "vision_language": "kubetune.tasks.vision_language",
     "vision_preference": "kubetune.tasks.vision_preference",
 }
-"""The module of each task. Its `TASK` is the task."""
 
 
 def task_of(name: str) -> Task:

@@ -93,9 +93,8 @@ class Preference(CausalLM):
             batches = [_every_second(batch, 0) for batch in batches]
         elif sft_weight(settings):
             for batch in batches:
-                chosen_labels += sum(
-                    batch.label_counts[::2]
-                )  # the chosen answer of a pair comes first
+                # The chosen answer of a pair comes first.
+                chosen_labels += sum(batch.label_counts[::2])
         # Ranks need not meet where no loss needs any of these.
         if settings.loss == "kto" or sft_weight(settings):
             chosen_labels, good, gain = sum_numbers([chosen_labels, good, gain], world)

@@ -206,9 +206,8 @@ class RunLog:
         of_sources = []
         for name, value in values.items():
             text = f"{value:.4f}"
-            if (
-                value >= 1e6
-            ):  # a perplexity of a model that was never trained may have hundreds of digits
+            # The perplexity of a model that was never trained may have hundreds of digits.
+            if value >= 1e6:
                 text = f"{value:.3g}"
             _, slash, source = name.partition("/")
             if slash:

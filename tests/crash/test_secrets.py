@@ -90,7 +90,7 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
         "report": [[run_dir]],
         "evaluate": [[run_dir], [run_dir, "--data", TOKEN]],
         "generate": [[run_dir, "hello", "--max-new-tokens", "2"]],
-        "export": [[run_dir, "--out", f"{run_dir}-exported"]],
+        "export": [[run_dir, "--output", f"{run_dir}-exported"]],
         "render": [[run], [str(RENDERED)], [str(RENDERED), "--kind=jobset"]],
         "smoke": [["--epochs", "1", "--processes", "1"]],
         "verify-resume": [[run, "--steps", "2", "--stop-at", "1", f"output={run_dir}-5"]],

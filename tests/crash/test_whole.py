@@ -49,20 +49,20 @@ def test_exports(run_dir: Path, tmp_path: Path, before: bool) -> None:
     draw = random.Random(int(before))
     out = tmp_path / "exports" / "model"
     whole = tmp_path / "whole"
-    seconds = seconds_of(["export", str(run_dir), "--merge", "--out", str(whole)])
+    seconds = seconds_of(["export", str(run_dir), "--merge", "--output", str(whole)])
     expected = sha256_file(whole / "model.safetensors")
     if before:
         assert not was_killed(
-            ["export", str(run_dir), "--merge", "--dtype", "bf16", "--out", str(out)], 60
+            ["export", str(run_dir), "--merge", "--dtype", "bf16", "--output", str(out)], 60
         )
     kills = 0
     for _ in range(KILLS):
         kills += was_killed(
-            ["export", str(run_dir), "--merge", "--out", str(out)], draw.uniform(0, seconds)
+            ["export", str(run_dir), "--merge", "--output", str(out)], draw.uniform(0, seconds)
         )
         assert is_whole(out, PROVENANCE) if before or out.exists() else not out.exists()
     assert kills > KILLS // 2
-    seconds_of(["export", str(run_dir), "--merge", "--out", str(out)])
+    seconds_of(["export", str(run_dir), "--merge", "--output", str(out)])
     assert is_whole(out, PROVENANCE)
     assert sha256_file(out / "model.safetensors") == expected
     assert [path.name for path in out.parent.iterdir()] == ["model"]

@@ -258,7 +258,7 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
         "4",
         "--file",
         str(tmp_path / "in.jsonl"),
-        "--out",
+        "--output",
         str(out),
     ]
     (tmp_path / "in.jsonl").write_text(
@@ -302,7 +302,7 @@ def test_a_batch_of_prompts_becomes_lines_of_json(run_dir: Path, tmp_path: Path)
     words = [
         "--file",
         str(tmp_path / "in.jsonl"),
-        "--out",
+        "--output",
         str(tmp_path / "out.jsonl"),
         "--compare",
     ]

@@ -315,7 +315,14 @@ def test_classifiers(merged: bool, tmp_path: Path) -> None:
 def test_shards_are_as_small_as_asked_and_load_as_one_model(
     lora_run: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["export", str(lora_run), "--merge", "--out", str(tmp_path / "out"), "--max-shard-size"]
+    words = [
+        "export",
+        str(lora_run),
+        "--merge",
+        "--output",
+        str(tmp_path / "out"),
+        "--max-shard-size",
+    ]
     assert main([*words, "200KB"]) == 0
     assert "files, " in capsys.readouterr().out
     shards = sorted((tmp_path / "out").glob("*.safetensors"))
@@ -461,7 +468,7 @@ def test_a_stop_leaves_the_export_before_as_it_was(
         "--merge",
         "--dtype",
         "bf16",
-        "--out",
+        "--output",
         str(out),
     ]
     ended = subprocess.run(
@@ -482,7 +489,7 @@ def test_what_cannot_be_exported(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     for words, message in (
-        (["--out", str(tmp_path / "mine")], "holds other files"),
+        (["--output", str(tmp_path / "mine")], "holds other files"),
         (["--step", "99"], "there are: best, last, step 7"),
         (["--dtype", "int3"], "expected one of bfloat16, float16, float32"),
     ):

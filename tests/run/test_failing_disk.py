@@ -56,8 +56,8 @@ VERBS = {
     "data convert": ["data", "convert", "rows.csv", "-o", "new/rows.jsonl"],
     "generate": ["generate", "run", "the quick", "--max-new-tokens", "2"],
     "evaluate": ["evaluate", "run"],
-    "export": ["export", "run", "--out", "exported"],
-    "merge": ["export", "run", "--out", "merged", "--merge"],
+    "export": ["export", "run", "--output", "exported"],
+    "merge": ["export", "run", "--output", "merged", "--merge"],
     "chat": ["chat", "run", "--max-new-tokens", "2"],
     "sweep": [
         "sweep",

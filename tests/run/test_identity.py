@@ -149,7 +149,7 @@ def test_a_start_that_trained_nothing_binds_to_no_base(
 VERBS = {
     "generate": ["generate", "RUN", "the quick", "--max-new-tokens", "2"],
     "evaluate": ["evaluate", "RUN"],
-    "export": ["export", "RUN", "--out", "OUT"],
+    "export": ["export", "RUN", "--output", "OUT"],
 }
 
 

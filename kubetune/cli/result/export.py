@@ -23,8 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="default RUN_DIR/exports/STEP-KIND"
     )
-    # The name of the option in earlier versions.
-    parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)
     parser.add_argument(
         "--max-shard-size",
         default="5GB",

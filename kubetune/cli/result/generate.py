@@ -61,8 +61,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write JSONL here instead of printing"
     )
-    # The name of the option in earlier versions.
-    parser.add_argument("--out", type=Path, dest="output", help=argparse.SUPPRESS)
     add_json(parser, "JSON lines")
     parser.add_argument(
         "--compare",

@@ -36,8 +36,8 @@ from kubetune.data.text.tokenizer import Tokenizer
 # So many rows are looked at, to see how many tokens they share.
 SHARING_ROWS: Final = 512
 
+# A rendered sequence in pieces, each with whether it is trained.
 Sample = list[tuple[str, bool]]
-"""A rendered sequence in pieces, each with whether it is trained."""
 
 
 @dataclass

@@ -251,6 +251,7 @@ def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
     return before, after, _beside(answer.tools, answer.images)
 
 
+# The shapes that records can be written in.
 SHAPERS: Final[dict[str, Callable[[Example], dict[str, Any] | None]]] = {
     "messages": _to_messages,
     "prompt_completion": _to_pair,
@@ -258,7 +259,6 @@ SHAPERS: Final[dict[str, Callable[[Example], dict[str, Any] | None]]] = {
     "preference": _to_preference,
     "judged": _to_judged,
 }
-"""The shapes that records can be written in."""
 
 
 def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record]:

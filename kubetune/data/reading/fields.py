@@ -12,8 +12,8 @@ from typing import Any, Final
 from kubetune.base.humanize import visible
 from kubetune.data.reading.strict_json import Flawed, parse
 
+# Values of keys that say nothing.
 NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
-"""Values of keys that say nothing."""
 
 
 class Fields(Mapping[str, Any]):

@@ -307,6 +307,7 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
     )
 
 
+# Each shape with the keys it is known by: one of each group. The first shape that fits is taken.
 _MARKS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
     ("messages", (("messages",),)),
     ("sharegpt", (("conversations",),)),
@@ -317,7 +318,6 @@ _MARKS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
     ("prompt_completion", (("prompt", "input"), ANSWERS)),
     ("labelled", (("label",), ("sentence", "premise"))),
 )
-"""Each shape with the keys it is known by: one of each group. The first shape that fits is taken."""
 
 
 def _from_messages(record: Fields) -> Chat:

@@ -20,10 +20,10 @@ from typing import Any, Final
 
 from kubetune.base.files import explained_writes, join_inside, write_atomic
 
+# Formats that are opened at all; Pillow's parsers of rarer formats stay out of reach of data.
 FORMATS: Final = ("JPEG", "PNG", "WEBP", "GIF", "BMP")
-"""Formats that are opened at all; Pillow's parsers of rarer formats stay out of reach of data."""
+# Suffixes of their files.
 IMAGE_SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
-"""Suffixes of their files."""
 
 MAX_BYTES: Final = 50 * 2**20
 # 64 megapixels, 192 MiB when decoded. A small file that claims more is a decompression bomb or useless.

@@ -41,10 +41,10 @@ _ROLES_TO_WRITE: Final = {
     "tool_call": "assistant, with the call in `tool_calls`",
 }
 
+# Keys that say whether a message, or a whole record, is trained: of OpenAI, axolotl, ms-swift, LLaMA-Factory, others.
 SWITCHES: Final = (
     "weight", "train", "training", "loss", "loss_weight", "loss_scale", "loss_mask", "trainable"
 )  # fmt: skip
-"""Keys that say whether a message, or a whole record, is trained: of OpenAI, axolotl, ms-swift, LLaMA-Factory, others."""
 # Keys that may mean "trained" or "hidden from training", depending on who wrote them.
 _MASKS: Final = ("mask", "masked")
 # Switches that mean nothing at a message of anybody but the assistant, as ms-swift has it.
@@ -55,8 +55,8 @@ _DETAILS: Final = ("train_detail", "training_detail")
 # What a message's thoughts stand under.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))
+# Keys that are used where the chat template names them, as many do.
 OF_TEMPLATES: Final = ("messages[].name", "messages[].tool_call_id")
-"""Keys that are used where the chat template names them, as many do."""
 # What others call the `arguments` of a call; taken for none, they would be lost.
 _LIKE_ARGUMENTS: Final = ("parameters", "args", "kwargs", "params", "input")
 

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
+# A longer line is taken for a mistake (a file without line breaks) and never held in memory.
 MAX_RECORD_BYTES: Final = 32 * 2**20
-"""A longer line is taken for a mistake (a file without line breaks) and never held in memory."""
 
+# Bytes that are read at once where there are no lines.
 BLOCK: Final = 2**20
-"""Bytes that are read at once where there are no lines."""
 
 
 @dataclass(frozen=True, slots=True)

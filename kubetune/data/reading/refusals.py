@@ -29,8 +29,8 @@ _ANSWERED: Final = ("messages", "conversations", "completion", "output", "respon
 _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
 _TALKS: Final = ("messages", "conversations")
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
+# Keys that decide whether a record is trained, and are no part of it.
 DECIDING: Final = frozenset((*_TELLING, *SWITCHES))
-"""Keys that decide whether a record is trained, and are no part of it."""
 _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 

@@ -57,9 +57,8 @@ class Located:
     """Where the data of a source lie."""
 
     path: str  # without `#N`
-    files: tuple[
-        Path, ...
-    ]  # none for a data set of the hub, or one saved by `datasets`, which lies at `path`
+    # None for a data set of the hub, or for one saved by `datasets`, which lies at `path`.
+    files: tuple[Path, ...]
     sample: int | None  # the N of `path#N`
     others: tuple[Path, ...] = ()  # all else that lies in the folder of the files
 

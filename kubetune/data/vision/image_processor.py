@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+# Files of an image processor's settings.
 CONFIGS: Final = ("preprocessor_config.json", "processor_config.json")
-"""Files of an image processor's settings."""
 # The limits of a run file that sets none, by which the user is known to have asked for some.
 _NO_LIMITS: Final = (VisionConfig().image_max_tokens, VisionConfig().image_min_tokens)
 # What older files call the limits on pixels.

@@ -45,9 +45,8 @@ class Recipe:
     splits: tuple[str, ...]
     styles: tuple[str, ...]  # the first is the default
     has_history: bool  # `max_history_rounds` means something
-    keys: Mapping[
-        str, tuple[str, ...]
-    ]  # that rows are made of, each with those of the objects in it
+    # Keys that rows are made of, each with the keys of the objects in it.
+    keys: Mapping[str, tuple[str, ...]]
     # convert(record, has_image, options) raises Skipped
     convert: Callable[[Mapping[str, Any], bool, Options], Converted]
 

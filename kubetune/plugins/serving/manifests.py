@@ -37,9 +37,8 @@ class Adapter:
     name: str  # that requests ask for
     path: str  # in the pod, or a hub id
     rank: int
-    base: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # its base model, as provenance.json has it
+    # Its base model, as provenance.json has it.
+    base: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

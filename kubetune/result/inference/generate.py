@@ -61,9 +61,8 @@ class EncodedPrompt(NamedTuple):
     """A prompt as a model takes it."""
 
     ids: list[int]
-    images: tuple[
-        ImageRef | bytes, ...
-    ] = ()  # where they lie, or their bytes; read when it is their turn
+    # Where they lie, or their bytes. They are read when it is their turn.
+    images: tuple[ImageRef | bytes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -239,9 +238,8 @@ def _in_order(
     lengths     5 7 5 9    groups [0 2] [1] [3]
     answered    0 2 1 3    yielded: 0, then 1 and 2, then 3
     """
-    groups: dict[
-        tuple[int, int], list[int]
-    ] = {}  # by length, and for a prompt with images by its index
+    # By length, and for a prompt with images by its index.
+    groups: dict[tuple[int, int], list[int]] = {}
     for index, (ids, images) in enumerate(prompts):
         key = (len(ids), index if images else -1)
         groups.setdefault(key, []).append(index)

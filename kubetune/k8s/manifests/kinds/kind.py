@@ -30,7 +30,7 @@ class Resource(NamedTuple):
 
     @property
     def group(self) -> str:
-        """API group; empty for the core."""
+        """Return the API group; empty for the core."""
         return self.api_version.rpartition("/")[0]
 
 
@@ -54,13 +54,11 @@ class WorkloadKind(ABC):
     )
     never_ends: ClassVar[bool] = False  # its pods stay when the run has ended
     is_suspended_by_kueue: ClassVar[bool] = True  # Kueue lets it go by its field `suspend`
-    is_grouped_by_operator: ClassVar[bool] = (
-        False  # an operator makes Volcano's PodGroup of its pods
-    )
+    # An operator makes Volcano's PodGroup of its pods.
+    is_grouped_by_operator: ClassVar[bool] = False
     jobset_keys: ClassVar[frozenset[str]] = frozenset()  # keys of kubernetes.jobset that it knows
-    ended_well: ClassVar[tuple[str, ...]] = (
-        "Complete",
-    )  # conditions of an object that has ended well
+    # Conditions of an object that has ended well.
+    ended_well: ClassVar[tuple[str, ...]] = ("Complete",)
     failed_pod: ClassVar[re.Pattern[str]] = _FAILED_POD  # its controller's words about a failed pod
     # Label or annotation of a pod that holds the number of its node.
     node_label: ClassVar[str] = "batch.kubernetes.io/job-completion-index"
