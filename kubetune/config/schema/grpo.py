@@ -1,0 +1,396 @@
+"""Learning by reward, from answers that the model draws itself: `grpo`, and what rewards them: `rewards`."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from kubetune.config.schema.base import AsTuple, Section, renamed, section_of
+
+if TYPE_CHECKING:
+    from kubetune.config.schema.data import DataConfig
+    from kubetune.config.schema.training import TrainingConfig
+
+LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo"]
+
+KlEstimator = Literal["k1", "abs", "k2", "k3"]
+
+Correction = Literal[
+    "none",
+    "token_truncate",
+    "token_mask",
+    "sequence_truncate",
+    "sequence_mask",
+    "geometric_truncate",
+    "geometric_mask",
+]
+
+CLIPPED: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
+"""Loss types whose ratio is clipped on both sides."""
+
+ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
+    "epsilon": CLIPPED,
+    "epsilon_high": (*CLIPPED, "cispo"),
+    "delta": CLIPPED,
+    "sapo_temperature_pos": ("sapo",),
+    "sapo_temperature_neg": ("sapo",),
+}
+"""The loss types that a key means something to."""
+
+NOT_YET: Final = {
+    "vespo": "the loss type vespo",
+}
+"""Values of `loss_type` that other tools have."""
+
+
+def _as_loss_type(value: Any) -> Any:
+    if isinstance(value, str) and value in NOT_YET:
+        raise ValueError(f"{NOT_YET[value]} is not built yet; expected grpo, dapo or another")
+    return value
+
+
+class GrpoConfig(Section):
+    """Sampling of answers, the advantage of each over its group, and the loss. Names and defaults are those of TRL."""
+
+    num_generations: int = Field(
+        8, ge=2, le=1024, description="Answers to each prompt, which are compared with each other."
+    )
+    max_completion_length: int = Field(
+        512, ge=1, le=1_000_000, description="Longest answer in tokens; a longer one is cut off."
+    )
+    temperature: float = Field(
+        1.0,
+        gt=0,
+        le=100,
+        description="Temperature of sampling, and of the training's probabilities.",
+    )
+    top_p: float = Field(
+        1.0, gt=0, le=1, description="Draw from the likeliest tokens that have this share together."
+    )
+    top_k: int = Field(0, ge=0, description="Draw from so many likeliest tokens; 0: from all.")
+    min_p: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="Draw from tokens that have this share of the likeliest one's.",
+    )
+    num_iterations: int = Field(
+        1, ge=1, le=100, description="Times that each set of answers is learnt from."
+    )
+    steps_per_generation: int = Field(
+        1,
+        ge=1,
+        le=1000,
+        description="Optimizer steps whose answers are drawn together, by the weights before the first of them.",
+    )
+    loss_type: Annotated[
+        LossType,
+        BeforeValidator(_as_loss_type, json_schema_input_type=Literal[LossType, "gspo"]),
+    ] = Field(
+        "dapo",
+        description="`dapo` (arXiv 2503.14476) divides by all tokens of the step, `bnpo` does the same here, `grpo` "
+        "(2402.03300) takes the mean of rows, `dr_grpo` (2503.20783) divides by rows × `max_completion_length`, "
+        "`luspo` (2602.05261) adds up the tokens of a row; `cispo` (2506.13585) and `sapo` (2511.20347) bound the "
+        "ratio otherwise. `gspo` (2507.18071): `grpo` with `importance_sampling_level: sequence`.",
+    )
+    importance_sampling_level: Literal["token", "sequence"] = Field(
+        "token", description="One ratio for each token, or for each answer the mean of its tokens'."
+    )
+    epsilon: float = Field(0.2, ge=0, lt=1, description="The ratio is clipped at 1 - this.")
+    epsilon_high: float | None = Field(
+        None,
+        gt=0,
+        description="The ratio is clipped at 1 + this; left out: as `epsilon`. `cispo`: the ratio is bounded by this "
+        "itself; left out: 5.0.",
+    )
+    delta: float | None = Field(
+        None, gt=1, description="Bound of the ratio on the side that `epsilon` does not clip."
+    )
+    sapo_temperature_pos: float = Field(
+        1.0, gt=0, description="Temperature of `sapo` for answers better than their group."
+    )
+    sapo_temperature_neg: float = Field(1.05, gt=0, description="The same for the other answers.")
+    beta: float = Field(
+        0.0, ge=0, description="Weight of the divergence from the model before training."
+    )
+    kl_estimator: KlEstimator = Field(
+        "k3",
+        description="Estimate of that divergence for each token (joschu.net/blog/kl-approx.html).",
+    )
+    use_bias_correction_kl: bool = Field(
+        True, description="Multiply the divergence by the ratio, so that its gradient is unbiased."
+    )
+    scale_rewards: Annotated[
+        Literal["group", "batch", "none"], renamed({"false": "none", "true": "group"})
+    ] = Field(
+        "group",
+        description="Divide what an answer is better than its group by the standard deviation of the group's rewards, "
+        "of all rewards of the step, or by nothing.",
+    )
+    mask_truncated_completions: bool = Field(
+        False, description="Do not learn from answers that were cut off."
+    )
+    importance_sampling_correction: Correction = Field(
+        "none",
+        description="Weight of an answer by how much likelier the training has it than the sampling: the ratio of each "
+        "token, of the whole answer (the product), or its geometric mean; cut at the limits, or dropped beyond them.",
+    )
+    importance_sampling_clip_max: float | None = Field(
+        3.0, gt=0, description="Upper limit of that weight."
+    )
+    importance_sampling_clip_min: float | None = Field(
+        None, ge=0, description="Lower limit of that weight."
+    )
+    generation_batch_size: int = Field(
+        64, ge=1, description="Answers that a rank draws at a time, in whole groups; at least one."
+    )
+    reward_timeout_seconds: float = Field(
+        60.0, gt=0, description="A reward function that takes longer for one group is stopped."
+    )
+    reward_memory_gib: float = Field(
+        4.0, gt=0, description="Memory that the process of the reward functions may take."
+    )
+    on_reward_error: Literal["none", "stop"] = Field(
+        "none",
+        description="A reward function that raises or hangs gives no reward, which is counted; or it ends the run.",
+    )
+
+    @property
+    def high(self) -> float:
+        """Upper clip of the ratio with its default filled in."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        # TRL takes epsilon here too, by which every ratio above 0.2 would be bounded to 0.2.
+        return 5.0 if self.loss_type == "cispo" else self.epsilon
+
+    @property
+    def window(self) -> int:
+        """Optimizer steps that learn from one set of answers."""
+        return self.num_iterations * self.steps_per_generation
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spelled_out(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if isinstance(value.get("scale_rewards"), bool):
+            value = {**value, "scale_rewards": "group" if value["scale_rewards"] else "none"}
+        if value.get("loss_type") == "gspo":
+            level = value.get("importance_sampling_level", "sequence")
+            value = {**value, "loss_type": "grpo", "importance_sampling_level": level}
+        return value
+
+    @model_validator(mode="after")
+    def _keys_fit_the_loss(self) -> GrpoConfig:
+        problems = []
+        for key, types in ONLY_WITH.items():
+            if key in self.changed_keys and self.loss_type not in types:
+                problems.append(
+                    f"{key} means nothing to `loss_type: {self.loss_type}`; leave it out, or take {' or '.join(types)}"
+                )
+        if self.beta == 0.0:
+            for key in ("kl_estimator", "use_bias_correction_kl"):
+                if key in self.changed_keys:
+                    problems.append(f"{key} means nothing without beta; set beta, or leave it out")
+        lower = self.importance_sampling_clip_min
+        upper = self.importance_sampling_clip_max
+        if self.importance_sampling_correction == "none":
+            for key in ("importance_sampling_clip_max", "importance_sampling_clip_min"):
+                if key in self.changed_keys:
+                    problems.append(
+                        f"{key} means nothing without importance_sampling_correction; leave it out"
+                    )
+        elif lower is None and upper is None:
+            problems.append(
+                "importance_sampling_correction: has no limit; set one of clip_max and clip_min"
+            )
+        elif lower is not None and upper is not None and lower > upper:
+            problems.append(
+                f"importance_sampling_clip_min is {lower:g}, importance_sampling_clip_max {upper:g}; expected no more "
+                "than that"
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+BUILT_IN: Final[dict[str, tuple[str, ...]]] = {
+    "exact_match": (),
+    "contains": (),
+    "regex": ("pattern",),
+    "numeric": (),
+    "json_valid": (),
+    "json_equal": (),
+    "format": ("pattern",),
+    "length": ("target", "max_tokens", "min_tokens"),
+    "repetition": ("ngram_size", "max_penalty"),
+    "think_format_reward": (),
+    "get_repetition_penalty_reward": ("ngram_size", "max_penalty"),
+    "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
+}
+"""Rewards that are built in, and the settings of each. The last three are TRL's, under its names."""
+
+NEEDS: Final[dict[str, tuple[str, ...]]] = {
+    "regex": ("pattern",),
+    "format": ("pattern",),
+    "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
+}
+"""Settings that a reward cannot do without."""
+
+COMPARING: Final = ("exact_match", "contains", "regex", "numeric", "json_equal")
+"""Rewards that compare an answer with the right one."""
+
+_TEXTS: Final = ("pattern",)
+
+
+class RewardConfig(Section):
+    """One reward of an answer: built in, by its name, or a function of a Python file of yours."""
+
+    name: str | None = Field(
+        None,
+        description=f"A reward that is built in: {', '.join(BUILT_IN)}. With `file`: its name in metrics, left out "
+        "the function's.",
+    )
+    file: str | None = Field(None, min_length=1, description="Python file of yours.")
+    function: str | None = Field(
+        None,
+        description="Function in it, in the form of TRL (`prompts, completions, **columns`), verl (`data_source, "
+        "solution_str, ground_truth, extra_info`) or OpenRLHF (`queries, prompts, labels`).",
+    )
+    weight: float = Field(1.0, description="Weight in the sum of all rewards.")
+    column: str | None = Field(
+        None,
+        description="Column of the records that holds the right answer; left out: the answer of the record, or its "
+        "`solution`, `ground_truth`, `answer` or `target`.",
+    )
+    settings: dict[str, float | str] = Field(
+        default_factory=dict,
+        description="Settings of a reward that is built in, such as `{pattern: '#### (.*)'}`.",
+    )
+
+    @property
+    def title(self) -> str:
+        """Name of the reward in metrics."""
+        return self.name or self.function or ""
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> RewardConfig:
+        problems = self._problems_of_file() if self.file else self._problems_of_name()
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def _problems_of_file(self) -> list[str]:
+        problems = []
+        if not self.function or not self.function.isidentifier():
+            problems.append(
+                f"function: found {self.function!r}; expected the name of a function of {self.file}"
+            )
+        if self.settings:
+            problems.append("settings: a function of yours has its own; leave them out")
+        if self.name is not None and not re.fullmatch(r"[\w.-]+", self.name):
+            problems.append(f"name: found {self.name!r}; expected letters, digits, dots and dashes")
+        return problems
+
+    def _problems_of_name(self) -> list[str]:
+        if self.name is None:
+            return ["name: missing; expected a reward that is built in, or file and function"]
+        if self.function is not None:
+            return ["function: found it without file; expected the Python file that has it"]
+        if self.name not in BUILT_IN:
+            return [
+                f"name: found {self.name!r}; built in are {', '.join(BUILT_IN)}; expected one of them, or file and "
+                "function of your own"
+            ]
+        problems = []
+        known = BUILT_IN[self.name]
+        for key, value in self.settings.items():
+            if key not in known:
+                problems.append(
+                    f"settings.{key}: unknown key; `{self.name}` has {', '.join(known) or 'none'}"
+                )
+            elif (key in _TEXTS) != isinstance(value, str):
+                kind = "a regular expression" if key in _TEXTS else "a number"
+                problems.append(f"settings.{key}: found {value!r}; expected {kind}")
+        for key in NEEDS.get(self.name, ()):
+            if key not in self.settings:
+                problems.append(f"settings.{key}: missing; `{self.name}` needs it")
+        if self.column is not None and self.name not in COMPARING:
+            problems.append(f"column: means nothing to `{self.name}`, which compares with nothing")
+        return problems
+
+
+def _as_rewards(value: Any) -> Any:
+    """Return rewards as a list of sections: `exact_match` alone is `[{name: exact_match}]`."""
+    if isinstance(value, (str, dict)):
+        value = [value]
+    if not isinstance(value, (list, tuple)):
+        return value
+    return tuple(map(section_of("name"), value))
+
+
+Rewards = Annotated[
+    tuple[RewardConfig, ...],
+    AsTuple,
+    BeforeValidator(
+        _as_rewards, json_schema_input_type=str | RewardConfig | tuple[str | RewardConfig, ...]
+    ),
+]
+
+
+class _Run(Protocol):
+    """As much of a config as rewards and drawn answers depend on."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def grpo(self) -> GrpoConfig: ...
+    @property
+    def rewards(self) -> tuple[RewardConfig, ...]: ...
+    @property
+    def data(self) -> DataConfig: ...
+    @property
+    def training(self) -> TrainingConfig: ...
+
+
+def problems_of_run(run: _Run) -> list[str]:
+    """Return the settings of a run that do not fit its rewards, each as a problem."""
+    if run.task != "grpo":
+        if run.rewards:
+            return [
+                f"rewards: mean nothing to `task: {run.task}`, but to `task: grpo`; leave them out, or change the task"
+            ]
+        return []
+    problems = []
+    if not run.rewards:
+        problems.append(
+            "rewards: missing; expected what rewards an answer, such as `rewards: [exact_match]` or a function of "
+            "yours, `{file: rewards.py, function: solved}`"
+        )
+    titles = [reward.title for reward in run.rewards]
+    for title in sorted({title for title in titles if titles.count(title) > 1}):
+        problems.append(f"rewards: two are called {title}; give one of them another name")
+    if run.rewards and not any(reward.weight for reward in run.rewards):
+        problems.append("rewards: all weights are 0, so no answer is better than another")
+    if run.data.overlong in ("truncate", "split"):
+        problems.append(
+            f"data.overlong: found {run.data.overlong} with `task: grpo`, whose prompts are asked whole; expected drop "
+            "or error"
+        )
+    return problems + _not_built_yet(run)
+
+
+def _not_built_yet(run: _Run) -> list[str]:
+    """Return the settings of a run that `task: grpo` cannot be combined with yet, each as a problem."""
+    refused = {
+        "training.parallelism: fsdp": run.training.parallelism == "fsdp",
+        "training.global_batch_tokens": run.training.global_batch_tokens is not None,
+    }
+    problems = []
+    for setting, is_set in refused.items():
+        if is_set:
+            key = setting.partition(":")[0]
+            problems.append(f"{key}: `task: grpo` does not work with {setting} yet; leave it out")
+    return problems
