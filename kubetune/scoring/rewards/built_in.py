@@ -1,0 +1,103 @@
+"""Rewards that are built in: a number for each answer, of its text, its tokens and the right answer.
+
+Those that compare texts are the measures of evaluations (scoring/metrics), so that a model is trained by what it is
+measured by. Those under TRL's names give TRL's numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from kubetune.scoring import metrics
+from kubetune.scoring.rewards.request import Request
+
+Settings = Mapping[str, float | str]
+Reward = Callable[[Request, str | None], list[float | None]]
+"""Function of a request and the right answer to its prompt."""
+
+_THOUGHT: Final = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
+
+
+def reward_of(name: str, settings: Settings) -> Reward:
+    """Return a built-in reward by its name and settings, which the config has checked."""
+    if name in ("exact_match", "contains", "numeric", "json_equal"):
+        return partial(_compared, getattr(metrics, name))
+    if name == "regex":
+        return partial(_compared, metrics.regex(str(settings["pattern"])))
+    if name == "json_valid":
+        return partial(_of_texts, lambda text: metrics.json_valid(text, ""))
+    if name == "format":
+        pattern = re.compile(str(settings["pattern"]), re.DOTALL)
+        return partial(_of_texts, lambda text: float(pattern.fullmatch(text.strip()) is not None))
+    if name == "think_format_reward":
+        return partial(_of_texts, lambda text: float(_THOUGHT.match(text) is not None))
+    if name == "length":
+        return partial(_of_tokens, partial(length, settings=settings))
+    if name in ("repetition", "get_repetition_penalty_reward"):
+        size = int(settings.get("ngram_size", 3))
+        return partial(
+            _of_tokens,
+            partial(repetition, size=size, most=float(settings.get("max_penalty", -1.0))),
+        )
+    longest = int(settings["max_completion_len"])
+    return partial(
+        _of_tokens, partial(overlong, longest=longest, margin=int(settings["soft_punish_cache"]))
+    )
+
+
+def _compared(
+    measure: metrics.Measure, request: Request, reference: str | None
+) -> list[float | None]:
+    """Return a measure of each answer against the right one; None where the record has none."""
+    if reference is None:
+        return [None] * len(request.texts)
+    return [measure(text, reference) for text in request.texts]
+
+
+def _of_texts(
+    measure: Callable[[str], float], request: Request, _: str | None
+) -> list[float | None]:
+    return [measure(text) for text in request.texts]
+
+
+def _of_tokens(
+    measure: Callable[[Sequence[int]], float], request: Request, _: str | None
+) -> list[float | None]:
+    return [measure(ids) for ids in request.ids]
+
+
+def length(ids: Sequence[int], settings: Settings) -> float:
+    """Return 1 for an answer of a length that is wanted, and less for a shorter or longer one.
+
+    `target`: 1 at so many tokens, 0 at none and at twice as many. `min_tokens`, `max_tokens`: 1 within, 0 outside.
+    """
+    number = len(ids)
+    if "target" in settings:
+        target = max(float(settings["target"]), 1.0)
+        return max(0.0, 1.0 - abs(number - target) / target)
+    least = float(settings.get("min_tokens", 0))
+    most = float(settings.get("max_tokens", number))
+    return float(least <= number <= most)
+
+
+def repetition(ids: Sequence[int], size: int, most: float) -> float:
+    """Return the share of stretches of `size` tokens that came before, times `most`, which is at most 0."""
+    number = len(ids) - size + 1
+    if number < 1:
+        return 0.0
+    different = {tuple(ids[place : place + size]) for place in range(number)}
+    share = 1 - len(different) / number
+    return share * most if share else 0.0
+
+
+def overlong(ids: Sequence[int], longest: int, margin: int) -> float:
+    """Return 0 up to `longest - margin` tokens, from there on falling to -1 at `longest`."""
+    begin = longest - margin
+    if len(ids) <= begin:
+        return 0.0
+    if len(ids) <= longest:
+        return (begin - len(ids)) / margin
+    return -1.0

@@ -1,0 +1,211 @@
+"""The reward process as a rank sees it: asked with a deadline, killed with all its children, and begun again.
+
+A function that raises, hangs, runs out of memory or ends its process gives no reward for the group at hand; the run
+goes on, or ends, as `grpo.on_reward_error` says. What a worker may do is in isolation.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import kubetune
+from kubetune import errors
+from kubetune.base import processes
+from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
+from kubetune.rundir import heartbeat
+from kubetune.scoring.rewards.request import Judgement, Request
+
+START_SECONDS = 120.0
+"""Longest time that a reward process may take to import the files of its functions."""
+_LARGEST_REPLY_BYTES = 64 * 2**20
+
+
+class _Gone(Exception):
+    """The reward process hangs, has ended, or wrote something that is no reply."""
+
+
+class RewardPool:
+    """The reward process of a rank; a context manager, left when no more answers are to be judged."""
+
+    def __init__(self, rewards: Sequence[RewardConfig], settings: GrpoConfig) -> None:
+        """Begin the process. Raises ConfigError where a file or function of the config cannot be loaded."""
+        self._rewards = [with_absolute_file(reward) for reward in rewards]
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+        self.is_separate = False  # it has no network
+        self._folder = ""
+        self._requests = -1  # the pipe to the process
+        self._replies = -1  # the pipe from it
+        self._start()
+
+    def judge(self, request: Request) -> list[Judgement]:
+        """Return what each reward says of the answers, in the order of the config."""
+        judgements = []
+        for number in range(len(self._rewards)):
+            judgements.append(self._judge(number, request))
+        return judgements
+
+    def close(self) -> None:
+        """Kill the process with all that it has started, and remove its folder."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
+        os.close(self._requests)
+        os.close(self._replies)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _judge(self, number: int, request: Request) -> Judgement:
+        reward = self._rewards[number]
+        heartbeat.beat("reward")
+        error = ""
+        reply: Any = None
+        try:
+            if self._process is None:
+                self._start()
+            self._send((number, request))
+            reply = self._receive(self._settings.reward_timeout_seconds, f"reward {reward.title}")
+        except _Gone as gone:
+            # The next request begins another process.
+            self.close()
+            error = str(gone)
+        judgement = _judgement_of(reply, len(request.texts), error)
+        if judgement.error and self._settings.on_reward_error == "stop":
+            raise errors.ConfigError(
+                f"reward {reward.title}: {judgement.error}\ngrpo.on_reward_error is stop, so the run ends"
+            )
+        return judgement
+
+    def _start(self) -> None:
+        """Begin the process, and wait until it has loaded its functions."""
+        self._folder = tempfile.mkdtemp(prefix="kubetune-rewards-")
+        read_requests, self._requests = os.pipe()
+        self._replies, write_replies = os.pipe()
+        command = [
+            sys.executable, "-m", "kubetune.scoring.rewards.worker", str(read_requests), str(write_replies),
+        ]  # fmt: skip
+        self._process = subprocess.Popen(
+            command,
+            cwd=self._folder,
+            env=_environment(self._folder),
+            stdin=subprocess.DEVNULL,
+            stdout=2,  # what functions print goes to the log of the rank
+            pass_fds=(read_requests, write_replies),
+            start_new_session=True,  # so that one signal reaches all that functions have started
+            preexec_fn=processes.die_with_parent,
+        )
+        # The child has these ends now; were they open here too, its end would never be seen.
+        os.close(read_requests)
+        os.close(write_replies)
+        try:
+            memory_bytes = int(self._settings.reward_memory_gib * 2**30)
+            self._send((self._rewards, memory_bytes))
+            reply = self._receive(START_SECONDS, "loading the reward functions")
+        except _Gone as gone:
+            self.close()
+            raise errors.ConfigError(f"rewards: {gone}") from None
+        if reply.get("problems"):
+            self.close()
+            raise errors.ConfigError([f"rewards: {problem}" for problem in reply["problems"]])
+        self.is_separate = bool(reply.get("is_separate"))
+
+    def _send(self, message: Any) -> None:
+        content = pickle.dumps(message)
+        content = len(content).to_bytes(8, "big") + content
+        try:
+            while content:
+                content = content[os.write(self._requests, content) :]
+        except OSError:
+            raise _Gone(f"the reward process has ended ({self._end()})") from None
+
+    def _receive(self, seconds: float, what: str) -> Any:
+        """Return the next reply. Raises _Gone after so many seconds, or when there can be none."""
+        deadline = time.monotonic() + seconds
+        size = int.from_bytes(self._read(8, deadline, seconds, what), "big")
+        if size > _LARGEST_REPLY_BYTES:
+            raise _Gone(f"{what}: the reward process wrote something that is no reply")
+        content = self._read(size, deadline, seconds, what)
+        try:
+            reply = json.loads(content)
+        except ValueError:
+            reply = None
+        if not isinstance(reply, dict):
+            raise _Gone(f"{what}: the reward process wrote something that is no reply")
+        return reply
+
+    def _read(self, size: int, deadline: float, seconds: float, what: str) -> bytes:
+        content = b""
+        while len(content) < size:
+            left = deadline - time.monotonic()
+            is_readable, _, _ = select.select([self._replies], [], [], max(0.0, left))
+            if not is_readable:
+                raise _Gone(f"{what}: took longer than {seconds:g} s and was stopped")
+            part = os.read(self._replies, size - len(content))
+            if not part:
+                raise _Gone(f"{what}: ended the reward process ({self._end()})")
+            content += part
+        return content
+
+    def _end(self) -> str:
+        """Return how the process has ended, in words."""
+        if self._process is None:
+            return "it was not started"
+        try:
+            code = self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            return "it closed its pipe"
+        return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _judgement_of(reply: Any, number: int, error: str) -> Judgement:
+    """Return the judgement in a reply; without one none of the answers has a reward."""
+    nothing: list[float | None] = [None] * number
+    if reply is None:
+        return Judgement(nothing, error)
+    rewards = reply.get("rewards")
+    if not isinstance(rewards, list) or len(rewards) != number:
+        return Judgement(nothing, "the reward process wrote something that is no reply")
+    # The process has run code of others: nothing that it writes is taken for granted.
+    checked: list[float | None] = []
+    for reward in rewards:
+        is_number = isinstance(reward, (int, float)) and abs(reward) < float("inf")
+        checked.append(float(reward) if is_number else None)
+    return Judgement(checked, str(reply.get("error", "")), dict(reply.get("metrics", {})))
+
+
+def _environment(folder: str) -> dict[str, str]:
+    """Return the environment of the reward process: nothing of the run's, and a folder to write to."""
+    package = str(Path(kubetune.__file__).parents[1])
+    return {
+        "PATH": os.environ.get("PATH", os.defpath),
+        "LANG": "C.UTF-8",
+        "HOME": folder,
+        "TMPDIR": folder,
+        "PYTHONPATH": package,
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def with_absolute_file(reward: RewardConfig) -> RewardConfig:
+    """Return a reward with the place of its file. Raises ConfigError unless that is a file."""
+    if reward.file is None:
+        return reward
+    path = Path(reward.file).expanduser().absolute()
+    if not path.is_file():
+        raise errors.ConfigError(f"rewards: {path} is no file. Nothing was written.")
+    return reward.model_copy(update={"file": str(path)})

@@ -1,0 +1,117 @@
+"""The reward process: `python -m kubetune.scoring.rewards.worker READ WRITE`, begun by `pool` and killed by it.
+
+Reads requests and answers them until the pipe ends. The main thread runs the functions, since some (math_verify's) set
+alarms. A message is 8 bytes of length and then: of the rank's, a pickle; of this process's, JSON, since a rank must not
+unpickle what code of others has written.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kubetune.config.schema.grpo import RewardConfig
+from kubetune.scoring.rewards import built_in, functions, isolation
+from kubetune.scoring.rewards.request import Judgement, Request
+
+Judge = Callable[[Request, str | None], Judgement]
+
+_MOST_CHARACTERS = 2000
+
+
+def main() -> None:
+    """Load the functions, say whether that went well, then judge until the pipe ends."""
+    read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    requests = os.fdopen(read_fd, "rb")
+    replies = os.fdopen(write_fd, "wb")
+    rewards, memory_bytes = pickle.loads(_message(requests))
+    is_separate = isolation.separate()
+    if is_separate:
+        child = os.fork()
+        if child:
+            # Process 1 of its own list does the work; this one only waits, and both are killed together.
+            _, status = os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        _die_with_parent()
+    # After the fork, and before anything of the user's is run.
+    isolation.limit(memory_bytes)
+    judges: list[Judge] = []
+    problems = []
+    for reward in rewards:
+        try:
+            judges.append(_judge_of(reward))
+        except (Exception, SystemExit) as error:
+            problems.append(f"{reward.title}: {_trace(error, reward.file)}")
+    _reply(replies, {"problems": problems, "is_separate": is_separate})
+    while content := _message(requests):
+        number, request = pickle.loads(content)
+        _reply(
+            replies, _judged(judges[number], rewards[number], request, request.references[number])
+        )
+
+
+def _judge_of(reward: RewardConfig) -> Judge:
+    """Return what judges answers by one reward of the config."""
+    if reward.file is None:
+        assert reward.name is not None
+        of_built_in = built_in.reward_of(reward.name, reward.settings)
+        return lambda request, reference: Judgement(of_built_in(request, reference))
+    assert reward.function is not None
+    function = functions.load(Path(reward.file), reward.function)
+    return lambda request, reference: functions.judge(function, request, reference)
+
+
+def _judged(
+    judge: Judge, reward: RewardConfig, request: Request, reference: str | None
+) -> dict[str, Any]:
+    try:
+        judgement = judge(request, reference)
+    except (Exception, SystemExit) as error:
+        nothing: list[float | None] = [None] * len(request.texts)
+        judgement = Judgement(nothing, _trace(error, reward.file))
+    return {
+        "rewards": judgement.rewards,
+        "error": judgement.error,
+        "metrics": judgement.metrics,
+    }
+
+
+def _trace(error: BaseException, path: str | None) -> str:
+    """Return an error with the traceback from the user's file on, cut short."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if path is not None and frame.filename == path]
+    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    return "".join(lines).rstrip()[-_MOST_CHARACTERS:]
+
+
+def _die_with_parent() -> None:
+    from kubetune.base import processes
+
+    processes.die_with_parent()
+
+
+def _message(file: Any) -> bytes:
+    """Return the next message, empty at the end of the pipe."""
+    head = file.read(8)
+    if len(head) < 8:
+        return b""
+    content: bytes = file.read(int.from_bytes(head, "big"))
+    return content
+
+
+def _reply(file: Any, values: dict[str, Any]) -> None:
+    content = json.dumps(values).encode()
+    file.write(len(content).to_bytes(8, "big") + content)
+    file.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,319 @@
+"""Rewards of answers: built in, functions of three tools' forms, and code that raises, hangs or does worse."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import errors
+from kubetune.config.schema import GrpoConfig, RewardConfig
+from kubetune.scoring.rewards.pool import RewardPool
+from kubetune.scoring.rewards.request import Judgement, Request
+
+CODE = """
+import os, signal, socket, sys, time
+from beside import DOUBLE
+
+def of_trl(prompts, completions, answer, trainer_state, log_metric, **rest):
+    assert isinstance(completions[0], list) == isinstance(prompts[0], list)
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    log_metric("lengths", sum(map(len, texts)) / len(texts))
+    return [DOUBLE * float(text == right) if text else None for text, right in zip(texts, answer)]
+
+async def of_async(completions, **rest):
+    return [trained(rest["trainer_state"].global_step) for _ in completions]
+
+def trained(step):
+    return step / 10
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None):
+    return {"score": float(solution_str == ground_truth), "source": data_source}
+
+def reward_func(queries, prompts, labels):
+    return [float(query == prompt + label) for query, prompt, label in zip(queries, prompts, labels)]
+
+def alarmed(completions, **rest):
+    signal.signal(signal.SIGALRM, lambda *_: None)
+    signal.alarm(5)
+    signal.alarm(0)
+    return [1.0] * len(completions)
+
+def raises(completions, **rest):
+    raise KeyError("no such column")
+
+def too_few(completions, **rest):
+    return [1.0]
+
+def hangs(completions, **rest):
+    while True:
+        pass
+
+def hangs_in_c(completions, **rest):
+    sum(range(10**15))
+
+def ends(completions, **rest):
+    os._exit(0)
+
+def exits(completions, **rest):
+    sys.exit("enough")
+
+def eats(completions, **rest):
+    return [float(len(bytearray(10 * 2**30)))] * len(completions)
+
+def forks(completions, **rest):
+    for _ in range(20):
+        if os.fork() == 0:
+            time.sleep(1000)
+    time.sleep(1000)
+
+def calls(completions, **rest):
+    socket.create_connection(("127.0.0.1", int(completions[0])), timeout=5)
+    return [1.0] * len(completions)
+
+def prints(completions, **rest):
+    print("a" * 100_000, flush=True)
+    os.write(1, b"b" * 100_000)
+    return [1.0] * len(completions)
+
+def looks(completions, **rest):
+    names = set(os.environ) - {"PATH", "LANG", "HOME", "TMPDIR", "PYTHONPATH", "OMP_NUM_THREADS", "LC_CTYPE"}
+    open("left.txt", "w").write("x")
+    return [float(len(names))] * len(completions)
+
+def other(a, b):
+    return 0
+
+class Scorer:
+    def __call__(self, prompts, completions, **rest):
+        return [0.25] * len(completions)
+"""
+
+
+@pytest.fixture(scope="module")
+def code(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rewards")
+    (folder / "beside.py").write_text("DOUBLE = 2.0\n")
+    path = folder / "rewards.py"
+    path.write_text(CODE)
+    return path
+
+
+Ask = Callable[..., list[Judgement]]
+
+
+@pytest.fixture
+def ask() -> Iterator[Ask]:
+    """Yield a function that asks a reward process of its own, which ends with the test."""
+    pools = []
+
+    def asked(rewards: list[dict[str, Any]], requests: Request, **settings: Any) -> list[Judgement]:
+        configs = [RewardConfig.model_validate(reward) for reward in rewards]
+        pools.append(RewardPool(configs, GrpoConfig(**settings)))
+        return pools[-1].judge(requests)
+
+    yield asked
+    for pool in pools:
+        pool.close()
+
+
+def request_of(
+    texts: list[str], references: list[str | None], prompt: Any = "2 + 2 = ", **record: Any
+) -> Request:
+    ids = [list(map(ord, text)) for text in texts]
+    return Request(prompt, {"prompt": prompt, **record}, references, texts, ids, step=3)
+
+
+def rewards_of(judgements: list[Judgement]) -> list[list[float | None]]:
+    assert not [judgement.error for judgement in judgements if judgement.error]
+    return [judgement.rewards for judgement in judgements]
+
+
+def test_what_is_built_in(ask: Ask) -> None:
+    rewards = [
+        {"name": "exact_match"},
+        {"name": "contains"},
+        {"name": "numeric", "column": "solution"},
+        {"name": "regex", "settings": {"pattern": r"(\d+) apples"}},
+        {"name": "json_valid"},
+        {"name": "json_equal"},
+        {"name": "format", "settings": {"pattern": r"It is .*\."}},
+        {"name": "length", "settings": {"target": 4}},
+        {"name": "repetition", "settings": {"ngram_size": 1}},
+        {"name": "think_format_reward"},
+        {"name": "get_repetition_penalty_reward", "settings": {"ngram_size": 2, "max_penalty": -2}},
+        {
+            "name": "get_soft_overlong_punishment",
+            "settings": {"max_completion_len": 10, "soft_punish_cache": 4},
+        },
+    ]
+    texts = ["4", "It is 4.", "aaaa", "<think>so</think>4 apples"]
+    asked = request_of(texts, ["4"] * len(rewards))
+    assert rewards_of(ask(rewards, asked)) == [
+        [1.0, 0.0, 0.0, 0.0],
+        [1.0, 1.0, 0.0, 1.0],
+        [1.0, 1.0, 0.0, 1.0],
+        [0.0, 0.0, 0.0, 1.0],
+        [1.0, 0.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0, 0.0],
+        [0.0, 1.0, 0.0, 0.0],
+        [0.25, 0.0, 1.0, 0.0],
+        pytest.approx([0.0, -1 / 8, -3 / 4, -9 / 25]),
+        [0.0, 0.0, 0.0, 1.0],
+        pytest.approx([0.0, 0.0, -2 * 2 / 3, -2 * 5 / 24]),
+        [0.0, -0.5, 0.0, -1.0],
+    ]
+
+
+def test_a_record_without_an_answer_is_not_judged_against_it(ask: Ask) -> None:
+    asked = request_of(["4", "5"], [None])
+    assert rewards_of(ask([{"name": "exact_match"}], asked)) == [[None, None]]
+
+
+def test_functions_of_three_tools(ask: Ask, code: Path) -> None:
+    names = ("of_trl", "of_async", "compute_score", "reward_func", "alarmed", "Scorer")
+    rewards = [{"file": str(code), "function": name} for name in names]
+    asked = request_of(["4", "5", ""], ["4"] * len(names), answer="4", data_source="sums")
+    expected = [
+        [2.0, 0.0, None],
+        [0.3, 0.3, 0.3],
+        [1.0, 0.0, 0.0],
+        [1.0, 0.0, 0.0],
+        [1.0, 1.0, 1.0],
+        [0.25, 0.25, 0.25],
+    ]
+    judgements = ask(rewards, asked)
+    assert rewards_of(judgements) == expected
+    assert judgements[0].metrics == {"lengths": pytest.approx(2 / 3)}
+    chat = request_of(
+        ["4", "5", ""], ["4"] * len(names), [{"role": "user", "content": "2 + 2?"}], answer="4"
+    )
+    assert rewards_of(ask(rewards[:3], chat)) == expected[:3]
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raises", "KeyError: 'no such column'"),
+        ("too_few", "returned [1.0]; expected a list of 2 numbers"),
+        ("hangs", "took longer than 1 s and was stopped"),
+        ("hangs_in_c", "took longer than 1 s and was stopped"),
+        ("ends", "ended the reward process (exit code 0)"),
+        ("exits", "SystemExit: enough"),
+        ("eats", "MemoryError"),
+        ("forks", "took longer than 1 s and was stopped"),
+    ],
+)
+def test_code_that_fails_gives_no_reward_and_spoils_none(
+    ask: Ask, code: Path, name: str, reason: str
+) -> None:
+    rewards = [
+        {"file": str(code), "function": name},
+        {"file": str(code), "function": "compute_score"},
+    ]
+    asked = request_of(["4", "5"], ["4", "4"])
+    bad, good = ask(rewards, asked, reward_timeout_seconds=1)
+    assert bad.rewards == [None, None]
+    assert reason in bad.error
+    assert good.rewards == [1.0, 0.0]
+    assert not _left_behind()
+
+
+def _left_behind() -> list[str]:
+    """Return processes that a reward process has started and that outlive it."""
+    lines = subprocess.run(["ps", "-eo", "ppid,args"], capture_output=True, text=True).stdout
+    return [
+        line
+        for line in lines.splitlines()
+        if "kubetune.scoring.rewards.worker" in line and line.split()[0] == "1"
+    ]
+
+
+def test_an_error_ends_the_run_where_that_is_asked_for(ask: Ask, code: Path) -> None:
+    rewards = [{"file": str(code), "function": "raises"}]
+    with pytest.raises(errors.ConfigError, match=r"raises: .*(\n.*)*no such column"):
+        ask(rewards, request_of(["4"], [None]), on_reward_error="stop")
+
+
+def test_what_functions_print_is_no_reply(ask: Ask, code: Path) -> None:
+    rewards = [{"file": str(code), "function": "prints"}]
+    assert rewards_of(ask(rewards, request_of(["4"], [None]))) == [[1.0]]
+
+
+def test_functions_see_nothing_of_the_run(
+    ask: Ask, code: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    rewards = [{"file": str(code), "function": "looks"}]
+    assert rewards_of(ask(rewards, request_of(["4"], [None]))) == [[0.0]]
+    assert not Path("left.txt").exists()
+
+
+def test_functions_reach_no_network_where_the_kernel_allows_that(code: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        reward = RewardConfig(file=str(code), function="calls")
+        pool = RewardPool([reward], GrpoConfig())
+        try:
+            port = str(server.getsockname()[1])
+            [judgement] = pool.judge(request_of([port], [None]))
+        finally:
+            pool.close()
+    assert (judgement.rewards == [None]) == pool.is_separate
+    assert ("unreachable" in judgement.error) == pool.is_separate
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("nowhere", "has no function nowhere"),
+        ("other", "other(a, b) is no reward function; expected f(prompts, completions"),
+    ],
+)
+def test_what_is_no_reward_function_is_refused_at_once(
+    ask: Ask, code: Path, name: str, reason: str
+) -> None:
+    rewards = [{"file": str(code), "function": name}, {"name": "exact_match"}]
+    with pytest.raises(errors.ConfigError) as refusal:
+        ask(rewards, request_of(["4"], [None, None]))
+    assert reason in str(refusal.value)
+
+
+def test_a_file_that_cannot_be_run_is_refused_with_its_traceback(ask: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text("x = 1\ny = x / 0\n")
+    with pytest.raises(errors.ConfigError, match="line 2") as refusal:
+        ask([{"file": str(path), "function": "f"}], request_of(["4"], [None]))
+    assert "ZeroDivisionError" in str(refusal.value)
+    with pytest.raises(errors.ConfigError, match="is no file"):
+        ask([{"file": str(tmp_path / "no.py"), "function": "f"}], request_of(["4"], [None]))
+
+
+def test_the_reward_process_ends_with_the_rank(code: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "from kubetune.config.schema import GrpoConfig, RewardConfig\n"
+        "from kubetune.scoring.rewards.pool import RewardPool\n"
+        "pool = RewardPool([RewardConfig(name='json_valid')], GrpoConfig())\n"
+        "print(pool._process.pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    rank = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
+    )
+    assert rank.stdout is not None
+    pid = int(rank.stdout.readline())
+    assert Path(f"/proc/{pid}").exists()
+    rank.kill()
+    rank.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
+    rank.stdout.close()
