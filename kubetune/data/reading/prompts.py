@@ -1,0 +1,73 @@
+"""Records of `task: grpo`: a prompt, which the model answers itself, and the right answer where the record has one.
+
+A record becomes one that other shapes read, with an answer: the right one, under whatever name it stands, or NO_ANSWER.
+
+    {"prompt": "2 + 2?", "solution": 4}         →  prompt "2 + 2?", completion "4"
+    {"messages": [{"role": "user", …}]}         →  the same with one more message, of the assistant
+    {"question": "2 + 2?", "answer": "4"}       →  as it is
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from kubetune.data.reading.fields import parsed
+
+NO_ANSWER: Final = "\N{WORD JOINER}"
+"""Stands for the answer of a record that has none; a text of one character that nobody writes."""
+
+_COMPLETIONS: Final = ("completion", "output", "response", "answer")
+"""Names of an answer by which records are read (formats.py)."""
+_REFERENCES: Final = ("solution", "ground_truth", "target", "answer")
+_TALKS: Final = ("messages", "conversations")
+_ASSISTANTS: Final = ("assistant", "gpt", "model")
+
+
+def right_answer(value: Mapping[str, Any], column: str | None = None) -> str | None:
+    """Return the right answer of a record as a text, or None where it has none.
+
+    `column` names where it stands. Numbers are written as Python writes them. verl's records have it one level below.
+    """
+    names = _REFERENCES if column is None else (column,)
+    places = [value]
+    below = value.get("reward_model")
+    if isinstance(below, Mapping):
+        places.append(below)
+    for place in places:
+        for name in names:
+            reference = place.get(name)
+            if isinstance(reference, str) and reference.strip():
+                return reference
+            if isinstance(reference, (int, float)) and not isinstance(reference, bool):
+                return str(reference)
+    return None
+
+
+def with_answer(value: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a record that has an answer, as the top of this file shows."""
+    for key in _TALKS:
+        turns = value.get(key)
+        if turns is not None:
+            return _with_last_turn(value, key, turns)
+    if any(value.get(name) not in (None, "") for name in _COMPLETIONS):
+        return value
+    rest = {name: item for name, item in value.items() if name not in _COMPLETIONS}
+    return {**rest, "completion": right_answer(value) or NO_ANSWER}
+
+
+def _with_last_turn(value: Mapping[str, Any], key: str, turns: Any) -> Mapping[str, Any]:
+    """Return a conversation that ends with an answer."""
+    if isinstance(turns, str):
+        turns = parsed(turns, key)
+    if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
+        return value  # whoever reads it says what is wrong with it
+    last = turns[-1]
+    speaker = last.get("role", last.get("from"))
+    if speaker in _ASSISTANTS:
+        return value
+    answer = right_answer(value) or NO_ANSWER
+    turn = {"role": "assistant", "content": answer}
+    if "role" not in last:
+        turn = {"from": "gpt", "value": answer}
+    return {**value, key: [*turns, turn]}

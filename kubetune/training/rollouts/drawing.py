@@ -1,0 +1,284 @@
+"""Draw and reward the answers that some steps learn from, by all ranks, or take them from the file of an earlier start.
+
+The prompts are cut into units, whole groups that are drawn together. Units follow from the prompts alone, so that any
+number of ranks draws the same answers. Two ranks, four units of which the file has one:
+
+    in the file    unit 1
+    round 0        rank 0: unit 0    rank 1: unit 2    all gather, rank 0 appends both to the file
+    round 1        rank 0: unit 3    rank 1: nothing
+    then           rank 0 makes the file durable, and the step begins
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.batching.batch import collate
+from kubetune.distributed import process_group
+from kubetune.distributed.main_rank import on_main
+from kubetune.models.padding_free import own_attention
+from kubetune.rundir import heartbeat
+from kubetune.tasks.grpo.task import log_probabilities
+from kubetune.training.rollouts.records import Answer, Group, RolloutFile
+from kubetune.training.rollouts.sampler import DrawnTokens, draw, uniforms
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import GrpoConfig
+    from kubetune.data.text.tokenizer import Tokenizer
+    from kubetune.distributed.process_group import World
+    from kubetune.models.learner import Learner
+    from kubetune.scoring.rewards.pool import RewardPool
+    from kubetune.scoring.rewards.request import Judgement
+    from kubetune.training.rollouts.questions import RewardedPrompt
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A prompt that is to be answered."""
+
+    number: int  # its place among those that are drawn together
+    row: int  # of the training data
+    ids: list[int]  # of the prompt
+
+
+@dataclass
+class Drawer:
+    """Draws answers with the weights as they are. All ranks call it."""
+
+    run_dir: Path
+    learner: Learner
+    reference: Learner | None  # the model before training; None where nothing is compared with it
+    tokenizer: Tokenizer
+    settings: GrpoConfig
+    rewards: RewardPool
+    names: list[str]  # of the rewards
+    prompts: Mapping[int, RewardedPrompt]  # by row
+    seed: int
+    world: World
+    made_by: str  # digest of what decides the answers
+    max_steps: int
+    is_stopping: Callable[[], bool]
+    _explained: set[str] = field(default_factory=set)  # rewards of which an error was logged
+    # What parts of the last drawing took on this rank, as timings.jsonl has it.
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def groups(self, step: int, slots: Sequence[Slot], *, is_late: bool) -> list[Group] | None:
+        """Return the answers of all slots, in their order; None if a stop was asked for meanwhile.
+
+        `step`: the weights are those after so many steps. `is_late`: the weights that drew the answers are gone, so
+        the file must have them all. Raises EnvironmentFault where it does not.
+        """
+        self.seconds = {"generate_seconds": 0.0, "reward_seconds": 0.0}
+        file = RolloutFile(self.run_dir, step, self.made_by)
+        groups = dict(on_main(file.groups, self.world))
+        missing = []
+        for unit in self._units(slots):
+            # A unit is drawn whole or not at all: fewer rows in a batch would give other bits.
+            if any(slot.number not in groups for slot in unit):
+                missing.append(unit)
+        if missing and is_late:
+            raise errors.EnvironmentFault(
+                f"{file.path}: lacks answers that later steps learnt from, and the weights that drew them are gone; put "
+                "the file back, go on from an earlier checkpoint, or choose another `output`"
+            )
+        try:
+            for first in range(0, len(missing), self.world.size):
+                heartbeat.beat("generation")
+                if process_group.agree(self.is_stopping(), self.world):
+                    return None
+                # Ranks take turns: in the last round some may have nothing to draw.
+                mine: list[Group] = []
+                if first + self.world.rank < len(missing):
+                    mine = self._drawn(step, missing[first + self.world.rank])
+                of_all = []
+                for of_rank in process_group.gather(mine, self.world):
+                    of_all.extend(of_rank)
+                on_main(partial(file.append, of_all), self.world)
+                groups |= {group.slot: group for group in of_all}
+        finally:
+            # From here on a power cut loses nothing that the step has learnt from.
+            file.close()
+
+        answered = [groups[slot.number] for slot in slots]
+        self._explain_errors(step, answered, file)
+        return answered
+
+    def _explain_errors(self, step: int, groups: Sequence[Group], file: RolloutFile) -> None:
+        """Log the first error of each reward. Raises ConfigError for one that could judge nothing from the start on."""
+        for name in self.names:
+            reasons = [group.errors[name] for group in groups if name in group.errors]
+            if not reasons:
+                continue
+            # What fails from the first answer on is a mistake in the function, and the run would learn nothing from it.
+            if step == 0 and len(reasons) == len(groups):
+                # The next start must ask the function again.
+                on_main(file.remove, self.world)
+                raise errors.ConfigError(
+                    f"reward {name} could judge no answer of the first step: {reasons[0]}"
+                )
+            if name not in self._explained:
+                self._explained.add(name)
+                logs.DATA.warning(
+                    "reward %s could not judge the answers to %d of %d prompts, which is counted as reward_errors: %s",
+                    name, len(reasons), len(groups), reasons[0],
+                )  # fmt: skip
+
+    def _units(self, slots: Sequence[Slot]) -> list[list[Slot]]:
+        """Return the slots that are drawn together, longest prompts first.
+
+        A model whose state would run over padding gets prompts of equal length together.
+        """
+        most = max(1, self.settings.generation_batch_size // self.settings.num_generations)
+        units: list[list[Slot]] = []
+        for slot in sorted(slots, key=lambda slot: (-len(slot.ids), slot.number)):
+            last = units[-1] if units else []
+            is_equal = bool(last) and len(last[0].ids) == len(slot.ids)
+            fits = 0 < len(last) < most and (is_equal or self.learner.route.padding_free)
+            if fits:
+                last.append(slot)
+            else:
+                units.append([slot])
+        return units
+
+    def _drawn(self, step: int, unit: Sequence[Slot]) -> list[Group]:
+        """Draw the answers of a unit, and have them rewarded."""
+        began = time.perf_counter()
+        model = self.learner.model
+        # Adapters are on, and nothing is dropped out.
+        model.eval()
+        try:
+            of_slots = self._answers(step, unit)
+            earlier = []
+            for slot, answers in zip(unit, of_slots, strict=True):
+                earlier.append(self._earlier(slot, answers))
+        finally:
+            model.train()
+        process_group.wait_for_device(self.world.device)
+        self.seconds["generate_seconds"] += time.perf_counter() - began
+
+        groups = []
+        for place, slot in enumerate(unit):
+            groups.append(self._rewarded(step, slot, of_slots[place], earlier[place]))
+        return groups
+
+    def _answers(self, step: int, unit: Sequence[Slot]) -> list[list[DrawnTokens]]:
+        """Return the answers that the sampler draws to the prompts of a unit, a list for each prompt."""
+        settings = self.settings
+        number = settings.num_generations
+        numbers = []
+        for slot in unit:
+            for answer in range(number):
+                place = (self.seed, step, slot.number, answer)
+                numbers.append(uniforms(settings.max_completion_length, *place))
+        lm = self.learner.lm
+        # Packed attention knows no cache.
+        with own_attention(lm):
+            drawn = draw(
+                lm,
+                [slot.ids for slot in unit],
+                np.stack(numbers),
+                settings,
+                self.tokenizer.eos_ids,
+                self.tokenizer.pad_id,
+            )
+        return [drawn[first : first + number] for first in range(0, len(drawn), number)]
+
+    def _earlier(self, slot: Slot, answers: Sequence[DrawnTokens]) -> _Earlier:
+        """Return log-probabilities of a group's tokens that are asked for before training: see `_Earlier`."""
+        needs_old = self.settings.window > 1
+        if not needs_old and self.reference is None:
+            return _Earlier()
+        sequences = []
+        for answer in answers:
+            ids = np.array([*slot.ids, *answer.ids], np.uint32)
+            trained = np.arange(len(ids)) >= len(slot.ids)
+            sequences.append((ids, trained))
+        batch = collate(sequences, [slot.row] * len(answers)).to(self.world.device)
+        lengths = [len(answer.ids) for answer in answers]
+        old = None
+        reference = None
+        if needs_old:
+            old = _cut(log_probabilities(self.learner, batch), lengths)
+        if self.reference is not None:
+            # Either the same model with its adapter off, or a second one.
+            is_same = self.reference is self.learner
+            logps = log_probabilities(self.reference, batch, without_adapter=is_same)
+            reference = _cut(logps, lengths)
+        return _Earlier(old, reference)
+
+    def _rewarded(
+        self, step: int, slot: Slot, drawn: Sequence[DrawnTokens], earlier: _Earlier
+    ) -> Group:
+        """Have the answers to a prompt rewarded, and return all that is known of them."""
+        began = time.perf_counter()
+        texts = [self.tokenizer.decode(answer.ids) for answer in drawn]
+        request = self.prompts[slot.row].request(texts, drawn, step, self.max_steps)
+        judgements = self.rewards.judge(request)
+        answers = []
+        for number, answer in enumerate(drawn):
+            rewards = {}
+            for name, judgement in zip(self.names, judgements, strict=True):
+                rewards[name] = judgement.rewards[number]
+            answers.append(
+                Answer(
+                    ids=answer.ids,
+                    text=texts[number],
+                    sampled=answer.logps,
+                    entropy=float(np.mean(answer.entropies)),
+                    is_cut=answer.is_cut,
+                    rewards=rewards,
+                    old=earlier.old[number] if earlier.old else None,
+                    reference=earlier.reference[number] if earlier.reference else None,
+                )
+            )
+        self.seconds["reward_seconds"] += time.perf_counter() - began
+        return Group(
+            slot=slot.number,
+            row=slot.row,
+            prompt=slot.ids,
+            text=self.tokenizer.decode(slot.ids),
+            answers=answers,
+            errors=self._errors(judgements),
+            logged=_logged(judgements),
+        )
+
+    def _errors(self, judgements: Sequence[Judgement]) -> dict[str, str]:
+        """Return why rewards could not judge, by their names."""
+        errors_by_name = {}
+        for name, judgement in zip(self.names, judgements, strict=True):
+            if judgement.error:
+                errors_by_name[name] = judgement.error
+        return errors_by_name
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """Log-probabilities of a group's tokens, a list for each answer; None where the loss does not ask for them."""
+
+    old: list[list[float]] | None = (
+        None  # as training has them, under the weights that drew the answers
+    )
+    reference: list[list[float]] | None = None  # under the model before training
+
+
+def _logged(judgements: Sequence[Judgement]) -> dict[str, float]:
+    """Return the numbers that reward functions logged, by their names."""
+    logged: dict[str, float] = {}
+    for judgement in judgements:
+        logged |= judgement.metrics
+    return logged
+
+
+def _cut(logps: torch.Tensor, lengths: Sequence[int]) -> list[list[float]]:
+    """Return numbers of tokens, a list for each answer."""
+    return [part.tolist() for part in logps.split(list(lengths))]

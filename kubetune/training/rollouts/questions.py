@@ -1,0 +1,85 @@
+"""The prompts of a run as reward functions see them: the records of the training data, read again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kubetune.config.schema.grpo import COMPARING, RewardConfig
+from kubetune.data.reading.formats import Chat, Pair, convert
+from kubetune.data.reading.prompts import NO_ANSWER, right_answer
+from kubetune.errors import DataError
+from kubetune.scoring.questions import records_of
+from kubetune.scoring.rewards.request import Request
+from kubetune.training.rollouts.sampler import DrawnTokens
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import SourceConfig
+    from kubetune.data.prepared.rows import Rows
+
+
+@dataclass(frozen=True)
+class RewardedPrompt:
+    """A record of the training data, as it is given to reward functions."""
+
+    prompt: Any  # a text, or the messages of a conversation
+    record: dict[str, Any]
+    references: list[str | None]  # the right answer for each reward
+
+    def request(
+        self, texts: list[str], drawn: Sequence[DrawnTokens], step: int, max_steps: int
+    ) -> Request:
+        """Return what the reward functions are asked of the answers to this prompt."""
+        ids = [answer.ids for answer in drawn]
+        return Request(self.prompt, self.record, self.references, texts, ids, step, max_steps)
+
+
+def rewarded_prompts(
+    sources: Sequence[SourceConfig],
+    rows: Rows,
+    wanted: Iterable[int],
+    rewards: Sequence[RewardConfig],
+) -> dict[int, RewardedPrompt]:
+    """Return the prompts of these rows. Raises DataError where no record has what a reward compares answers with."""
+    prompts = {}
+    for row, record in records_of(sources, rows, list(wanted)).items():
+        source = sources[int(rows.source[row])]
+        prompts[row] = _prompt_of(record, source, rewards)
+    for number, reward in enumerate(rewards):
+        compares = reward.file is None and reward.name in COMPARING
+        references = [prompt.references[number] for prompt in prompts.values()]
+        # A record without an answer is only left unjudged; a column of a wrong name leaves all of them so.
+        if compares and references and not any(references):
+            where = f"a column {reward.column}" if reward.column else "an answer"
+            raise DataError(
+                f"{sources[0].path}: reward {reward.title} compares with the right answer, and no record has {where}; "
+                "expected `completion`, `solution`, `ground_truth`, `answer` or `target`, or `column` in the reward"
+            )
+    return prompts
+
+
+def _prompt_of(
+    record: dict[str, Any], source: SourceConfig, rewards: Sequence[RewardConfig]
+) -> RewardedPrompt:
+    example = convert(record, source.format, source.columns, kind="prompt")
+    # Functions get the columns by the names that the file has, and by those that `columns` gives them.
+    record = dict(record)
+    for name, column in source.columns.items():
+        record[name] = record.get(column)
+    prompt: Any = ""
+    answer = NO_ANSWER
+    if isinstance(example, Chat):
+        prompt = [dict(message) for message in example.messages[:-1]]
+        answer = example.messages[-1]["content"]
+    elif isinstance(example, Pair):
+        prompt = example.prompt
+        answer = example.completion
+    of_record = None if answer == NO_ANSWER else answer
+    references = []
+    for reward in rewards:
+        if reward.column is None:
+            references.append(of_record)
+        else:
+            references.append(right_answer(record, reward.column))
+    return RewardedPrompt(prompt, record, references)

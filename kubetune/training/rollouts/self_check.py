@@ -1,0 +1,75 @@
+"""Proof on the model at hand, at the start, that what draws answers and what learns from them are the same model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import torch
+
+from kubetune.batching.batch import collate
+from kubetune.errors import ModelError
+from kubetune.models.padding_free import FOREIGN_ERRORS, own_attention
+from kubetune.tasks.grpo.task import log_probabilities, settings_of
+from kubetune.training.rollouts.sampler import draw, uniforms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from kubetune.models.learner import Learner
+
+TOKENS: Final = 4
+"""Tokens that are drawn for each answer."""
+
+TOLERANCE: Final = 1e-3
+NARROW_TOLERANCE: Final = 0.5
+"""Largest difference of two log-probabilities of a token; the second one of arithmetic in 16 bits."""
+
+
+def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int) -> None:
+    """Raise ModelError for a model that cannot draw with a cache, or whose training says otherwise of what it drew.
+
+    `prompts`: of different lengths, so that one is padded.
+    """
+    kind = type(learner.lm).__name__
+    learner.model.eval()
+    try:
+        difference = _difference(learner, prompts, pad_id)
+    except FOREIGN_ERRORS as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ModelError(
+            f"{kind} cannot draw answers with the cache that its code has, which `task: grpo` needs ({reason}); take a "
+            "model of another family"
+        ) from error
+    finally:
+        learner.model.train()
+    is_narrow = next(learner.lm.parameters()).dtype != torch.float32
+    if not difference <= (NARROW_TOLERANCE if is_narrow else TOLERANCE):
+        raise ModelError(
+            f"{kind} says otherwise of its answers in training than when it drew them: log-probabilities differ by "
+            f"{difference:.2g}, so `task: grpo` would learn from wrong ratios; take a model of another family, or set "
+            "model.dtype to float32"
+        )
+
+
+def _difference(learner: Learner, prompts: Sequence[list[int]], pad_id: int) -> float:
+    """Return by how much the log-probabilities of drawn tokens differ at most, NaN if one is NaN."""
+    settings = settings_of(learner)
+    short = settings.model_copy(update={"num_generations": 2, "max_completion_length": TOKENS})
+    numbers = []
+    for place in range(len(prompts)):
+        for answer in range(2):
+            numbers.append(uniforms(TOKENS, "self-check", place, answer))
+    with own_attention(learner.lm):
+        # No token ends an answer, so that rows of all prompts are compared.
+        drawn = draw(learner.lm, prompts, np.stack(numbers), short, (), pad_id)
+    sequences = []
+    sampled: list[float] = []
+    for number, answer_tokens in enumerate(drawn):
+        prompt = prompts[number // 2]
+        ids = np.array([*prompt, *answer_tokens.ids], np.uint32)
+        sequences.append((ids, np.arange(len(ids)) >= len(prompt)))
+        sampled += answer_tokens.logps
+    batch = collate(sequences).to(next(learner.lm.parameters()).device)
+    of_training = log_probabilities(learner, batch).cpu()
+    return float((of_training - torch.tensor(sampled)).abs().max())

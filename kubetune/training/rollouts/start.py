@@ -1,0 +1,177 @@
+"""What `task: grpo` draws and learns from, made at the start of a run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformers import AutoModelForCausalLM
+
+from kubetune import errors
+from kubetune.base import files, logs
+from kubetune.batching.feed import Feed
+from kubetune.data.spec import DataSpec
+from kubetune.distributed import process_group
+from kubetune.models import prefix_sharing
+from kubetune.models.loading import load_pretrained
+from kubetune.models.spec import ModelSpec
+from kubetune.scoring.rewards.pool import RewardPool
+from kubetune.tasks import causal_lm
+from kubetune.training.rollouts.drawing import Drawer
+from kubetune.training.rollouts.feed import RolloutFeed
+from kubetune.training.rollouts.questions import rewarded_prompts
+from kubetune.training.rollouts.self_check import require_sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kubetune.config.schema import Config
+    from kubetune.data.prepared.prepare import Prepared
+    from kubetune.distributed.process_group import World
+    from kubetune.models.learner import Learner
+    from kubetune.plan.plan import Plan
+
+DECIDING = {
+    "num_generations",
+    "max_completion_length",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "num_iterations",
+    "steps_per_generation",
+    "generation_batch_size",
+}
+"""Settings of `grpo` that decide the answers."""
+
+
+def make_rollout_feed(
+    config: Config,
+    plan: Plan,
+    data: Prepared,
+    world: World,
+    learner: Learner,
+    run_dir: Path,
+    is_stopping: Callable[[], bool],
+) -> RolloutFeed:
+    """Return the batches of a run that learns by reward. All ranks call it.
+
+    Raises ConfigError where a reward cannot be loaded, DataError for data that rewards or evaluations find nothing in.
+    """
+    _require_answers(data)
+    padding_free = learner.route.padding_free
+    require_sampling(learner, _two_prompts(data, padding_free), data.tokenizer.pad_id)
+    prompts = Feed(data.train, plan, config.training.seed, world, padding_free=padding_free)
+    sources = DataSpec.of(config).splits["train"]
+    rows = _rows_of_run(prompts, plan, config, len(data.train))
+    by_row = rewarded_prompts(sources, data.train, rows, config.rewards)
+    rewards = RewardPool(config.rewards, config.grpo)
+    learner.undo.callback(rewards.close)
+    if not rewards.is_separate and any(reward.file for reward in config.rewards):
+        logs.DATA.info(
+            "reward functions share the network of this machine, as its kernel allows no other"
+        )
+    drawer = Drawer(
+        run_dir=run_dir,
+        learner=learner,
+        reference=_reference(config, world, learner),
+        tokenizer=data.tokenizer,
+        settings=config.grpo,
+        rewards=rewards,
+        names=[reward.title for reward in config.rewards],
+        prompts=by_row,
+        seed=config.training.seed,
+        world=world,
+        made_by=_digest(config, plan, data),
+        max_steps=plan.num_steps,
+        is_stopping=is_stopping,
+    )
+    return RolloutFeed(
+        prompts,
+        data.train,
+        drawer,
+        config.rewards,
+        plan,
+        world,
+        padding_free=padding_free,
+        share_prefixes=_may_share(config, learner, world),
+    )
+
+
+def _two_prompts(data: Prepared, padding_free: bool) -> list[list[int]]:
+    """Return the shortest and the longest prompt; one alone for a model whose state would run over padding."""
+    lengths = data.train.lengths
+    prompts = []
+    for row in (int(lengths.argmin()), int(lengths.argmax())):
+        ids, trained = data.train.row(row)
+        prompts.append(ids[: int(trained.argmax())].tolist())
+    return prompts if padding_free else prompts[:1]
+
+
+def _reference(config: Config, world: World, learner: Learner) -> Learner | None:
+    """Return the model before training; None where the loss does not compare with it.
+
+    Where every weight is trained it is loaded as a second model, also by a run that goes on.
+    """
+    if not config.grpo.beta:
+        return None
+    if config.lora is not None:
+        return learner
+    spec = ModelSpec.of(config).decided_for(world)
+    model = load_pretrained(AutoModelForCausalLM, spec, world.device).eval()
+    reference = causal_lm.TASK.learner_of(model, spec)
+    return replace(reference, grpo=config.grpo)
+
+
+def _require_answers(data: Prepared) -> None:
+    """Raise DataError where rows of the evaluation data have no right answer, so that there is nothing to measure."""
+    if data.eval is None:
+        return
+    # Such a row has one label, the token that ends an answer.
+    number = int((data.eval.trained_counts <= 1).sum())
+    if number:
+        raise errors.DataError(
+            f"data.eval: {number:,} of {len(data.eval):,} rows have no right answer, and evaluations measure answers "
+            "against it; leave those rows out, or leave out data.eval (evaluation by rewards is not built yet)"
+        )
+
+
+def _rows_of_run(prompts: Feed, plan: Plan, config: Config, number: int) -> list[int]:
+    """Return the rows that any step of the run asks, in order."""
+    data_steps = -(-plan.num_steps // config.grpo.num_iterations) + config.grpo.steps_per_generation
+    rows: set[int] = set()
+    for data_step in range(data_steps):
+        rows.update(prompts.samples(data_step).tolist())
+        if len(rows) == number:
+            break
+    return sorted(rows)
+
+
+def _may_share(config: Config, learner: Learner, world: World) -> bool:
+    """True if answers to the same prompt share it in a batch. All ranks share or none."""
+    if not config.data.packing or config.data.share_prefixes is False:
+        return False
+    reasons = list(filter(None, process_group.gather(prefix_sharing.why_not(learner), world)))
+    if reasons:
+        logs.DATA.info("prompts are computed for each of their answers: %s", reasons[0])
+        return False
+    logs.DATA.info("prompts are computed once for all of their answers")
+    return True
+
+
+def _digest(config: Config, plan: Plan, data: Prepared) -> str:
+    """Return the digest of what decides the answers and their rewards, besides the weights."""
+    facts: dict[str, Any] = {
+        "settings": config.grpo.model_dump(include=DECIDING),
+        "has_reference": config.grpo.beta > 0,
+        "rewards": [reward.model_dump(exclude={"weight"}) for reward in config.rewards],
+        "code": [files.sha256_file(Path(r.file).expanduser()) for r in config.rewards if r.file],
+        "seed": config.training.seed,
+        "batch": plan.global_batch_size,
+        "data": data.fingerprint,
+        "ends": list(data.tokenizer.eos_ids),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

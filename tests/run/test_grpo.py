@@ -1,0 +1,469 @@
+"""`task: grpo`: answers drawn by the model, the same at any time and on any ranks; learnt from; resumed bit for bit."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from kubetune import errors
+from kubetune.batching.batch import collate
+from kubetune.config.schema import Config, GrpoConfig, ModelConfig, RewardConfig
+from kubetune.models.padding_free import own_attention
+from kubetune.models.spec import ModelSpec
+from kubetune.rundir import checkpoints, metrics
+from kubetune.tasks import causal_lm
+from kubetune.tasks.grpo import objective
+from kubetune.tasks.grpo import task as grpo
+from kubetune.training import worker
+from kubetune.training.rollouts import feed, records
+from kubetune.training.rollouts.records import Answer
+from kubetune.training.rollouts.sampler import choose, draw, restricted, uniforms
+from kubetune.training.rollouts.self_check import require_sampling
+from tests import toy
+from tests.architectures import save_model
+from tests.hybrids import HYBRIDS
+from tests.ranks import started, wait_all, wait_until
+from tests.tiny import train_tokenizer
+
+KILLED = -signal.SIGKILL
+
+slow = pytest.mark.slow
+
+CODE = """
+def low(prompts, completions, completion_ids, **columns):
+    assert len(prompts) == len(completions) == len(columns["note"])
+    columns["log_metric"]("answers", len(completions))
+    return [sum(token < 128 for token in ids) / len(ids) for ids in completion_ids]
+"""
+
+
+def config_of(inputs: Path, training: dict[str, Any] | None = None, **settings: Any) -> Config:
+    """Learn to write tokens below 128: 4 prompts with 4 answers of at most 8 tokens, 6 steps."""
+    code = inputs / "rewards.py"
+    code.write_text(CODE)
+    data = inputs / "noted.jsonl"
+    lines = [json.loads(line) for line in (inputs / "train.jsonl").read_text().splitlines()]
+    data.write_text("".join(json.dumps({**line, "note": "x"}) + "\n" for line in lines))
+    return toy.make_config(
+        inputs,
+        {
+            "global_batch_size": 4, "num_train_epochs": 1, "max_steps": 6, "eval_steps": 3, "save_steps": 2,
+            "lr_scheduler_type": "constant", **(training or {}),
+        },
+        task="grpo",
+        data={"train": str(data)},
+        grpo={"num_generations": 4, "max_completion_length": 8, "generation_batch_size": 8, **settings},
+        rewards=[{"file": str(code), "function": "low"}, {"name": "length", "settings": {"target": 8}, "weight": 0.1}],
+    )  # fmt: skip
+
+
+# The sampler.
+
+
+def loaded(inputs: Path) -> Any:
+    return AutoModelForCausalLM.from_pretrained(inputs / "model", attn_implementation="sdpa").eval()
+
+
+MORE = (
+    "mistral",
+    "gpt2",
+    "olmo2",
+    "cohere",
+    "smollm3",
+    "qwen3_moe",
+    "mixtral",
+    "gpt_oss",
+    "deepseek_v3",
+    "bloom",
+    "mpt",
+)
+PROMPTS = [[5, 9, 12, 40, 41, 42], [7, 8], [100, 101, 102]]
+
+
+def drawn(model: Any, prompts: list[list[int]], settings: GrpoConfig) -> list[Any]:
+    numbers = np.stack(
+        [
+            uniforms(settings.max_completion_length, 1, prompt[0], answer)
+            for prompt in prompts
+            for answer in range(settings.num_generations)
+        ]
+    )
+    return draw(model, prompts, numbers, settings, (2, 3), 0)
+
+
+def test_the_sampler_says_of_its_tokens_what_a_plain_forward_says(inputs: Path) -> None:
+    settings = GrpoConfig(num_generations=5, max_completion_length=20, temperature=0.7)
+    model = loaded(inputs)
+    answers = drawn(model, PROMPTS, settings)
+    ended = 0
+    for number, answer in enumerate(answers):
+        prompt = PROMPTS[number // 5]
+        ids = torch.tensor([[*prompt, *answer.ids]])
+        with torch.no_grad():
+            logits = model(ids).logits[0].float() / 0.7
+        logps = logits.log_softmax(1)
+        places = range(len(prompt) - 1, len(prompt) - 1 + len(answer.ids))
+        expected = [float(logps[place, ids[0, place + 1]]) for place in places]
+        assert answer.logps == pytest.approx(expected, abs=2e-6)
+        entropies = [float(-(logps[place].exp() * logps[place]).sum()) for place in places]
+        assert answer.entropies == pytest.approx(entropies, abs=1e-5)
+        assert answer.is_cut == (answer.ids[-1] not in (2, 3))
+        ended += not answer.is_cut
+    assert all(not {2, 3} & set(answer.ids[:-1]) for answer in answers)
+    assert len({tuple(answer.ids) for answer in answers}) == len(answers)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "qwen3", "gemma2", "phi3", "granite", *(pytest.param(n, marks=slow) for n in MORE)],
+)
+def test_sampling_and_training_say_the_same_of_every_token(tmp_path: Path, name: str) -> None:
+    folder = save_model(tmp_path / name, name)
+    settings = GrpoConfig(num_generations=3, max_completion_length=16, temperature=0.9)
+    model = AutoModelForCausalLM.from_pretrained(folder).train()
+    learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(folder))))
+    learner = replace(learner, grpo=settings)
+    # A model that takes one sequence at a time may have a state that would run over padding.
+    prompts = PROMPTS if learner.route.padding_free else [PROMPTS[2]]
+    learner.model.eval()
+    with own_attention(learner.lm):
+        answers = drawn(learner.lm, prompts, settings)
+    for number, answer in enumerate(answers):
+        prompt = prompts[number // 3]
+        ids = np.array([*prompt, *answer.ids], np.uint32)
+        batch = collate([(ids, np.arange(len(ids)) >= len(prompt))], [0])
+        of_training = grpo.log_probabilities(learner, batch)
+        assert float((of_training - torch.tensor(answer.logps)).abs().max()) <= 1e-6
+
+
+def test_answers_do_not_depend_on_the_prompts_beside_them(inputs: Path) -> None:
+    settings = GrpoConfig(num_generations=3, max_completion_length=12)
+    model = loaded(inputs)
+    together = [answer.ids for answer in drawn(model, PROMPTS, settings)]
+    alone = []
+    for prompt in PROMPTS:
+        alone += [answer.ids for answer in drawn(model, [prompt], settings)]
+    assert together == alone
+
+
+def test_tokens_are_drawn_as_often_as_their_probability_says() -> None:
+    probabilities = torch.tensor([[0.5, 0.0, 0.2, 0.3]])
+    numbers = torch.from_numpy(uniforms(20_000, 3))
+    tokens = choose(probabilities.expand(len(numbers), 4), numbers)
+    shares = torch.bincount(tokens, minlength=4) / len(numbers)
+    assert shares.tolist() == pytest.approx([0.5, 0.0, 0.2, 0.3], abs=0.02)
+    assert shares[1] == 0.0
+    edges = torch.tensor([0.0, 1.0 - 2.0**-53], dtype=torch.float64)
+    assert choose(probabilities.expand(2, 4), edges).tolist() == [0, 3]
+
+
+def test_only_likely_tokens_are_drawn_where_the_settings_say_so() -> None:
+    logps = torch.tensor([[0.5, 0.25, 0.15, 0.1]]).log()
+
+    def kept(**settings: Any) -> list[bool]:
+        return (restricted(logps, GrpoConfig(**settings)) > 0)[0].tolist()
+
+    assert kept() == [True] * 4
+    assert kept(top_k=2) == [True, True, False, False]
+    assert kept(top_p=0.45) == [True, False, False, False]
+    assert kept(top_p=0.6) == [True, True, False, False]
+    assert kept(top_p=1e-9) == [True, False, False, False]
+    assert kept(min_p=0.25) == [True, True, True, False]
+
+
+# The gradient.
+
+
+def learner_of(inputs: Path, settings: GrpoConfig) -> Any:
+    spec = ModelSpec(ModelConfig(path=str(inputs / "model")))
+    model = AutoModelForCausalLM.from_pretrained(inputs / "model", attn_implementation="eager")
+    learner = causal_lm.TASK.learner_of(model.train(), spec)
+    assert learner.route.padding_free
+    return replace(learner, grpo=settings)
+
+
+def rows_of(settings: GrpoConfig, seed: int = 0) -> list[feed._Row]:
+    """Draw prompts of 20 tokens with 3 answers each, and what is known of them."""
+    generator = np.random.default_rng(seed)
+    rows = []
+    for number in range(3):
+        prompt = generator.integers(5, 500, 20).tolist()
+        for _ in range(3):
+            length = int(generator.integers(1, 9))
+            logps = (-6.2 + 0.3 * generator.standard_normal((3, length))).tolist()
+            answer = Answer(
+                ids=generator.integers(5, 500, length).tolist(),
+                text="",
+                sampled=logps[0],
+                entropy=0.0,
+                is_cut=False,
+                rewards={},
+                old=logps[1] if settings.window > 1 else None,
+                reference=logps[2] if settings.beta else None,
+            )
+            rows.append(feed._Row(number, prompt, answer, float(generator.standard_normal())))
+    return rows
+
+
+def plain_loss(model: Any, settings: GrpoConfig, rows: list[feed._Row]) -> torch.Tensor:
+    total = torch.zeros(())
+    tokens = 0
+    for row in rows:
+        ids = torch.tensor([[*row.prompt, *row.answer.ids]])
+        logps = (model(ids).logits[0].float() / settings.temperature).log_softmax(1)
+        first = len(row.prompt)
+        of_labels = logps[first - 1 : -1].gather(1, ids[0, first:, None])[:, 0]
+        answers = objective.Answers(
+            of_labels,
+            torch.tensor([len(row.answer.ids)]),
+            torch.tensor([row.advantage]),
+            None if row.answer.old is None else torch.tensor(row.answer.old),
+            torch.tensor(row.answer.sampled),
+            None if row.answer.reference is None else torch.tensor(row.answer.reference),
+        )
+        total = total + objective.losses(settings, answers).sum()
+        tokens += len(row.answer.ids)
+    return total / objective.divisor(settings, len(rows), tokens)
+
+
+def gradient_of(model: Any) -> torch.Tensor:
+    return torch.cat([p.grad.flatten().double() for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"loss_type": "dapo"},
+        {"loss_type": "grpo", "beta": 0.1, "temperature": 0.8},
+        {"loss_type": "gspo", "num_iterations": 2},
+        {"loss_type": "dr_grpo", "importance_sampling_correction": "sequence_truncate"},
+        {"loss_type": "cispo", "num_iterations": 2},
+        {"loss_type": "sapo", "num_iterations": 2},
+    ],
+    ids=lambda settings: "-".join(map(str, settings.values())),
+)
+def test_the_gradient_is_that_of_plain_torch_under_any_split_and_with_shared_prompts(
+    inputs: Path, settings: dict[str, Any]
+) -> None:
+    of_run = GrpoConfig.model_validate(settings)
+    rows = rows_of(of_run)
+    model = AutoModelForCausalLM.from_pretrained(
+        inputs / "model", attn_implementation="eager"
+    ).train()
+    expected = plain_loss(model, of_run, rows)
+    expected.backward()
+    gradient = gradient_of(model)
+    labels = sum(len(row.answer.ids) for row in rows)
+    number = objective.divisor(of_run, len(rows), labels)
+    for size, shares in ((9, False), (9, True), (4, False), (4, True), (1, False)):
+        learner = learner_of(inputs, of_run)
+        values = []
+        for first in range(0, len(rows), size):
+            batch = feed._batch_of(
+                rows[first : first + size], labels, number, share_prefixes=shares
+            )
+            assert (batch.tree is not None) == (shares and size > 1 and first < 8)
+            values.append(grpo.TASK.backward(learner, batch, 1 / number))
+        loss, kl, _, _, difference = torch.stack(values).sum(0).tolist()
+        assert loss == pytest.approx(expected.item(), abs=1e-6)
+        assert math.isnan(kl) == (of_run.beta == 0)
+        assert difference > 0
+        actual = gradient_of(learner.model)
+        assert float((actual - gradient).norm()) <= 2e-6 * float(gradient.norm())
+
+
+# Whole runs.
+
+
+def rewards_of(run_dir: Path) -> list[float]:
+    return [line["reward"] for line in metrics.read_metrics(run_dir) if "reward" in line]
+
+
+def test_a_run_learns_what_is_rewarded(inputs: Path, tmp_path: Path) -> None:
+    training = {"max_steps": 25, "eval_steps": 25, "save_steps": 25}
+    config = config_of(inputs, training, num_generations=8).model_copy(update={"lora": None})
+    run_dir = toy.finished(tmp_path / "run", config)
+    rewards = rewards_of(run_dir)
+    assert sum(rewards[:3]) / 3 < 0.45
+    assert sum(rewards[-3:]) / 3 > 0.75
+    lines = [line for line in metrics.read_metrics(run_dir) if "reward" in line]
+    for line in lines:
+        assert line["sampling_difference"] < 1e-5
+        assert line["clip_low"] == line["clip_high"] == 0.0
+        assert line["completion_length"] <= 8
+        assert line["samples"] in (2, 4)  # the last step of an epoch has fewer
+        assert line["logged/answers"] == 8
+        assert 0 < line["entropy"] < math.log(512)
+        assert line["reward/low"] + 0.1 * line["reward/length"] == pytest.approx(
+            line["reward"], abs=1e-5
+        )
+    timings = [json.loads(line) for line in (run_dir / "timings.jsonl").read_text().splitlines()]
+    assert all(line["generate_seconds"] > 0 and line["reward_seconds"] > 0 for line in timings)
+    assert records.steps_of(run_dir) == list(range(25))
+    (first, *_) = records.read_groups(run_dir, 0)
+    assert len(first.answers) == 8
+
+
+@pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["lora", "full"])
+def test_a_divergence_is_from_the_model_before_training(
+    inputs: Path, tmp_path: Path, lora: dict[str, int] | None
+) -> None:
+    config = config_of(inputs, beta=0.05)
+    if lora is None:
+        config = config.model_copy(update={"lora": None})
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:5"}) == [KILLED]
+    assert toy.train(run_dir) == [0]
+    divergences = [line["kl"] for line in metrics.read_metrics(run_dir) if "kl" in line]
+    assert abs(divergences[0]) < 1e-6
+    assert divergences[1] > 1e-6
+    assert divergences[-1] > divergences[1]
+
+
+@pytest.fixture(scope="module")
+def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return what runs that nobody disturbs leave, by the name of their settings."""
+    digests = {}
+    for name, settings in WINDOWS.items():
+        run_dir = tmp_path_factory.mktemp("whole") / "run"
+        digests[name] = toy.digests(toy.finished(run_dir, config_of(inputs, **settings)))
+    return digests
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "one": {},
+    "several": {"num_iterations": 2, "steps_per_generation": 2, "beta": 0.05},
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "point", "nth"),
+    [
+        ("one", "generation", 5),
+        ("one", "reward", 13),
+        ("one", "micro-batch", 4),
+        ("one", "commit.sealed", 2),
+        pytest.param("one", "generation", 60, marks=slow),
+        pytest.param("one", "reward", 30, marks=slow),
+        pytest.param("several", "reward", 4, marks=slow),
+        ("several", "micro-batch", 6),
+    ],
+)
+def test_a_killed_run_ends_as_one_that_was_never_killed(
+    inputs: Path, tmp_path: Path, whole: dict[str, Any], name: str, point: str, nth: int
+) -> None:
+    run_dir = toy.make_run(tmp_path / "run", config_of(inputs, **WINDOWS[name]))
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}"}) == [KILLED]
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == whole[name]
+
+
+def test_groups_that_are_whole_are_not_drawn_again(inputs: Path, tmp_path: Path) -> None:
+    run_dir = toy.make_run(tmp_path / "run", config_of(inputs))
+    # Two groups of two prompts go together; the process dies while the third of four is rewarded.
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:reward:5"}) == [KILLED]
+    path = records.file_of(run_dir, 0)
+    lines = path.read_text().splitlines()
+    assert len(lines) == 2
+    marked = [line.replace('[{"text": "', '[{"text": "kept ', 1) for line in lines]
+    path.write_text("\n".join(marked) + "\n" + '{"made_by": "torn')
+    assert toy.train(run_dir) == [0]
+    groups = records.read_groups(run_dir, 0)
+    assert [group.slot for group in groups] == [0, 1, 2, 3]
+    assert sum(group.answers[0].text.startswith("kept ") for group in groups) == 2
+
+
+def test_any_number_of_ranks_draws_the_same_answers(inputs: Path, tmp_path: Path) -> None:
+    config = config_of(inputs, {"max_steps": 2, "eval_steps": 2})
+    one = toy.finished(tmp_path / "1", config, 1)
+    two = toy.finished(tmp_path / "2", config, 2)
+    three = toy.finished(tmp_path / "3", config, 3)
+    for other in (two, three):
+        assert records.read_groups(one, 0) == records.read_groups(other, 0)
+        toy.require_like(one, other)
+
+
+def test_a_stop_while_answers_are_drawn_loses_and_repeats_nothing(
+    inputs: Path, tmp_path: Path, whole: dict[str, Any]
+) -> None:
+    run_dir = toy.make_run(tmp_path / "run", config_of(inputs))
+    with started(worker.main, 1, [str(run_dir)]) as [process]:
+        wait_until(lambda: records.file_of(run_dir, 2).exists())
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGTERM)
+        assert wait_all([process]) == [errors.PREEMPTED]
+    newest = checkpoints.newest_step(run_dir)
+    assert newest >= 2
+    assert toy.train(run_dir) == [0]
+    assert toy.digests(run_dir) == whole["one"]
+
+
+def test_answers_of_gone_weights_must_be_in_the_file(inputs: Path, tmp_path: Path) -> None:
+    config = config_of(inputs, **WINDOWS["several"])
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:4"}) == [KILLED]
+    assert checkpoints.newest_step(run_dir) == 3  # of the window of steps 0 to 3
+    records.file_of(run_dir, 0).unlink()
+    assert toy.train(run_dir) == [errors.ENVIRONMENT]
+    assert "the weights that drew them are gone" in toy.log_of(run_dir)
+
+
+def test_a_function_that_always_fails_ends_the_run_and_is_asked_again(
+    inputs: Path, tmp_path: Path
+) -> None:
+    code = tmp_path / "rewards.py"
+    (tmp_path / "beside.py").write_text("VALUE = 1 / 0\n")
+    code.write_text(
+        "def f(completions, **rest):\n    from beside import VALUE\n    return [VALUE] * len(completions)\n"
+    )
+    config = config_of(inputs, {"max_steps": 1})
+    reward = RewardConfig(file=str(code), function="f")
+    run_dir = toy.make_run(tmp_path / "run", config.model_copy(update={"rewards": (reward,)}))
+    assert toy.train(run_dir) == [errors.USER]
+    assert "reward f could judge no answer of the first step" in toy.log_of(run_dir)
+    assert "ZeroDivisionError" in toy.log_of(run_dir)
+    (tmp_path / "beside.py").write_text("VALUE = 1\n")
+    assert toy.train(run_dir) == [0]
+
+
+def test_a_model_that_cannot_draw_with_a_cache_is_refused_by_name(tmp_path: Path) -> None:
+    train_tokenizer(tmp_path / "mamba")
+    config = AutoConfig.for_model("mamba", **HYBRIDS["mamba"])
+    model = AutoModelForCausalLM.from_config(config)
+    learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(tmp_path / "mamba"))))
+    with pytest.raises(
+        errors.ModelError, match="MambaForCausalLM cannot draw answers with the cache"
+    ):
+        require_sampling(replace(learner, grpo=GrpoConfig()), PROMPTS[:1], 0)
+
+
+def test_data_of_an_evaluation_need_the_right_answers(inputs: Path, tmp_path: Path) -> None:
+    asked = tmp_path / "asked.jsonl"
+    asked.write_text('{"prompt": "one two"}\n{"prompt": "three", "solution": 4}\n')
+    config = config_of(inputs)
+    data = config.data.model_copy(
+        update={
+            "eval": Config.model_validate({"model": "x", "data": {"train": str(asked)}}).data.train
+        }
+    )
+    run_dir = toy.make_run(tmp_path / "run", config.model_copy(update={"data": data}))
+    assert toy.train(run_dir) == [errors.USER]
+    assert "1 of 2 rows have no right answer" in toy.log_of(run_dir)
+
+
+def test_own_attention_is_given_back(inputs: Path) -> None:
+    learner = learner_of(inputs, GrpoConfig())
+    before = learner.lm.config._attn_implementation
+    with own_attention(learner.lm):
+        assert learner.lm.config._attn_implementation != before
+    assert learner.lm.config._attn_implementation == before
