@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kubetune.batching.drawn_answers import DrawnAnswers
 from kubetune.batching.extra_inputs import Pictures, PrefixTree, moved_tensors
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Batch:
 
     totals: object = None  # what a task needs to know about the whole global batch
     tree: PrefixTree | None = None  # set if rows share prefixes, which are sequences of their own
+    drawn: DrawnAnswers | None = None  # of answers that the model drew itself
 
     @property
     def parents(self) -> tuple[int, ...]:
@@ -76,6 +78,8 @@ class Batch:
             moved["pictures"] = self.pictures.to(device)
         if self.tree is not None:
             moved["tree"] = self.tree.to(device)
+        if self.drawn is not None:
+            moved["drawn"] = self.drawn.to(device)
         return replace(self, **moved)
 
 

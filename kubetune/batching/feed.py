@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,10 @@ class Work:
     tokens: int
     samples: int  # rows of data
     computed: int = 0  # tokens that go through the model, shared prefixes once; 0 if not counted
+
+    # Of drawn answers: numbers of theirs to be logged, and how long parts of the drawing took.
+    measured: dict[str, float] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
 
 
 class Feed:

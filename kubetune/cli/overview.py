@@ -24,6 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Use the result": {
         "runs": "list the runs below a folder",
+        "rollouts": "show what a run by reward answered, and how that was rewarded",
         "ui": "open a page to work in: runs, curves, data, new runs, chat",
         "report": "write an HTML page on one run, or on several side by side",
         "evaluate": "evaluate a run on its own data or on other data",
@@ -90,6 +91,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "smoke": ("smoke", "smoke --processes 2"),
     "verify-resume": ("verify-resume run.yaml --steps 10 --stop-at 4",),
     "runs": ("runs", "runs outputs --sort eval_loss"),
+    "rollouts": ("rollouts outputs/first", "rollouts outputs/first --step 20 --row 3"),
     "ui": ("ui", "ui outputs --port 8700"),
     "report": (
         "report outputs/first",

@@ -23,15 +23,16 @@ from typing import Any, Final
 from kubetune.base import files
 from kubetune.config.load import load_config, resolved
 from kubetune.config.naming import STARTED
-from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig
+from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig, RewardConfig
 from kubetune.config.schema.tracking import HooksConfig, PushConfig, TrackingConfig
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 
 REMOTE_CODE: Final = "model.trust_remote_code"
 METRICS: Final = "evaluation.metrics"
 TASKS: Final = "evaluation.benchmarks.tasks_folder"
+REWARDS: Final = "rewards"
 # Keys of a run file, or sections of it, that have code run.
-CODE: Final = ("hooks", METRICS, TASKS, REMOTE_CODE)
+CODE: Final = ("hooks", METRICS, TASKS, REWARDS, REMOTE_CODE)
 
 CACHE: Final = "data.cache"
 # Keys that have files written outside of the run directory.
@@ -59,6 +60,7 @@ def effects_of(config: Config, keys: Collection[str] = EFFECTS) -> list[Effect]:
     """Return what a config does outside of its run directory, of these keys."""
     named = {
         **_code_in(config.hooks, config.evaluation, config.model),
+        **_code_of_rewards(config.rewards),
         **_written(config.data.cache, config.logging.report_json),
         **_sent(config.mirror, config.push, config.tracking),
     }
@@ -200,6 +202,16 @@ def _code_in(
     if model.trust_remote_code:
         named[REMOTE_CODE] = _remote_code(str(model.revision), model.path)
     return named
+
+
+def _code_of_rewards(rewards: Sequence[RewardConfig]) -> dict[str, Effect]:
+    """Return the files of functions that reward answers, as one effect; none where all rewards are built in."""
+    paths = sorted({_absolute(reward.file) for reward in rewards if reward.file is not None})
+    if not paths:
+        return {}
+    content = [*paths, *_contents([Path(path) for path in paths])]
+    what = f"the file {paths[0]}" if len(paths) == 1 else f"the files {', '.join(paths)}"
+    return {REWARDS: _code(REWARDS, what, content)}
 
 
 def _written(cache: str | None, report: str | None) -> dict[str, Effect]:

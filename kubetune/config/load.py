@@ -477,8 +477,19 @@ def _absolute(entries: Iterable[Entry], folders: Sequence[Path]) -> Iterator[Ent
         is_local = any(entry.path in (known, (*known, "path")) for known in LOCAL_PATHS)
         if is_local:
             yield replace(entry, value=_find(entry.value, folders))
+        elif entry.path == ("rewards",):
+            yield replace(entry, value=_with_absolute_files(entry.value, folders))
         else:
             yield entry
+
+
+def _with_absolute_files(rewards: Any, folders: Sequence[Path]) -> Any:
+    """Return rewards, of which those with a `file` have its absolute path if it exists; names of others stay."""
+    if isinstance(rewards, list):
+        return [_with_absolute_files(reward, folders) for reward in rewards]
+    if isinstance(rewards, dict) and isinstance(rewards.get("file"), str):
+        return {**rewards, "file": _find(rewards["file"], folders)}
+    return rewards
 
 
 def _find(value: Any, folders: Sequence[Path]) -> Any:

@@ -21,6 +21,12 @@ REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejecte
 # The same for `task: preference`. Only KTO has `kl`.
 PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", "kl")
 
+# Metrics of a step of `task: grpo`, means over tokens: divergence, shares of clipped ratios, sampler against training.
+GRPO_MEASURES: Final = ("kl", "clip_low", "clip_high", "sampling_difference")
+
+# Metrics of the answers that a step of `task: grpo` learns from, which do not depend on the loss.
+DRAWN_MEASURES: Final = ("reward", "zero_variance", "completion_length", "truncated", "entropy")
+
 # Metrics of a step of a mixture of experts. The two router losses exist only if routers learn.
 EXPERT_MEASURES: Final = (
     "expert_load_max", "expert_load_cv", "experts_unused", "dropped_tokens", "router_aux_loss", "router_z_loss"

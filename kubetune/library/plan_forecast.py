@@ -45,6 +45,7 @@ from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork, quantization_of
 from kubetune.rundir.starts import day_of
 from kubetune.scoring.own_functions import require_file
+from kubetune.scoring.rewards.pool import with_absolute_file
 
 # A label and a text for each line. A line with an empty label belongs to the one above it.
 LabelledLines = Iterator[tuple[str, str]]
@@ -110,6 +111,8 @@ def forecast_run(
     """
     if config.evaluation.metrics is not None:
         require_file(config.evaluation.metrics)
+    for reward in config.rewards:
+        with_absolute_file(reward)
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
     data = measure_data(config, environ, load_tokenizer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from kubetune.config.schema import PreferenceConfig
+from kubetune.config.schema import GrpoConfig, PreferenceConfig
 from kubetune.models import quantization
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class ModelSpec:
     quantization: str = "none"  # of the base; `auto` until `decided_for` has chosen
     vision: VisionConfig | None = None  # None for a model that reads text alone
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
+    grpo: GrpoConfig = field(default_factory=GrpoConfig)
 
     @classmethod
     def of(cls, config: Config) -> ModelSpec:
@@ -35,6 +36,7 @@ class ModelSpec:
             config.quantization,
             config.sight,
             config.preference,
+            config.grpo,
         )
 
     def decided_for(self, world: World) -> ModelSpec:

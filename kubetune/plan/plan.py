@@ -169,6 +169,7 @@ def make_plan(
 
     # If a step is a number of tokens, its samples follow.
     steps_per_epoch = _steps_per_epoch(rows, tokens, global_batch_size, batch_tokens)
+    steps_per_epoch *= config.uses_of_row
     if batch_tokens is not None and rows and steps_per_epoch:
         global_batch_size = math.ceil(rows / steps_per_epoch)
     num_steps = training.max_steps or math.ceil(training.num_train_epochs * steps_per_epoch)

@@ -14,7 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.metric_names import EXPERT_MEASURES, PREFERENCE_MEASURES
+from kubetune.config.metric_names import (
+    DRAWN_MEASURES,
+    EXPERT_MEASURES,
+    GRPO_MEASURES,
+    PREFERENCE_MEASURES,
+)
 from kubetune.reporting.series import Number, Series, Thinner
 from kubetune.rundir import metrics
 from kubetune.rundir.totals import Totals
@@ -122,7 +127,8 @@ class _Collected:
     """The numbers of a run as far as it was read."""
 
     def __init__(self, points: int) -> None:
-        keys = (*OF_STEPS, *PREFERENCE_MEASURES, *EXPERT_MEASURES, *OF_TIMINGS, SKEW)
+        of_tasks = (*PREFERENCE_MEASURES, *GRPO_MEASURES, *DRAWN_MEASURES, *EXPERT_MEASURES)
+        keys = (*OF_STEPS, *of_tasks, *OF_TIMINGS, SKEW)
         self._thinners = {key: Thinner(points) for key in keys}
         self._totals = Totals()
         self._evaluations = Lines()
@@ -149,6 +155,8 @@ class _Collected:
         keys = [*OF_STEPS]
         if "accuracy" in steps[0]:
             keys += PREFERENCE_MEASURES
+        if "reward" in steps[0]:
+            keys += (*GRPO_MEASURES, *DRAWN_MEASURES)
         if "expert_load_max" in steps[0]:
             keys += EXPERT_MEASURES
 

@@ -104,6 +104,38 @@ CURVES = (
         ("logp_chosen", "logp_rejected"),
         smoothed=True,
     ),
+    Curves("reward", "Reward", ("reward",), "Mean over the answers of a step.", smoothed=True),
+    Curves(
+        "groups",
+        "Shares of answers",
+        ("zero_variance", "truncated"),
+        "Groups whose rewards are all alike, from which nothing is learnt, and answers that were cut off.",
+        smoothed=True,
+    ),
+    Curves(
+        "length",
+        "Length of answers",
+        ("completion_length",),
+        "Mean number of tokens.",
+        smoothed=True,
+    ),
+    Curves(
+        "entropy", "Entropy", ("entropy",), "In nats, of what tokens are drawn from.", smoothed=True
+    ),
+    Curves(
+        "clipped",
+        "Clipped tokens",
+        ("clip_low", "clip_high"),
+        "Shares of the tokens of bad and of good answers.",
+        smoothed=True,
+    ),
+    Curves(
+        "sampling",
+        "Sampling against training",
+        ("sampling_difference",),
+        "Mean absolute difference between their log-probabilities.",
+        unit="exponent",
+    ),
     Curves(
         "experts",
         "Load of the experts",
@@ -129,7 +161,7 @@ CURVES = (
         "kl",
         "KL",
         ("kl",),
-        "How far the model has moved from what it was, by answers to other questions.",
+        "How far the model has moved from what it was.",
         smoothed=True,
     ),
     Curves("rate", "Learning rate", ("learning_rate",), unit="exponent"),

@@ -15,7 +15,7 @@ from typing import Any
 from kubetune.base import files, jsonl
 from kubetune.base.files import IrregularFileError
 from kubetune.base.gpus import gpu_use
-from kubetune.config.metric_names import EXPERT_MEASURES, PREFERENCE_MEASURES
+from kubetune.config.metric_names import DRAWN_MEASURES, EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.errors import EnvironmentFault, only_followed
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.rundir.checkpoints import STATE
@@ -155,7 +155,7 @@ def progress(
         "step": step,
         "steps": steps,
         "loss": training.get("loss"),
-        "measures": _present(training, PREFERENCE_MEASURES),
+        "measures": _present(training, (*PREFERENCE_MEASURES, *DRAWN_MEASURES)),
         "experts": _present(training, EXPERT_MEASURES),
         "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
         "seconds_left": _seconds_left(step, steps, timings),

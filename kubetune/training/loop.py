@@ -76,7 +76,10 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     began = time.perf_counter()
 
     # This rank's part of the gradient.
-    work = run.task.with_batch_totals(run.learner, run.feed.step(state.step), run.world)
+    work = run.feed.step(state.step)
+    if work is None:  # a stop was asked for while answers were drawn
+        end_of_step.stop(run, state, run_log)
+    work = run.task.with_batch_totals(run.learner, work, run.world)
     run.learner.begin_step(work, run.world, run.task.evaluate)
     values = [_backward(run, state, micro, work) for micro in range(len(work.batches))]
     losses = [value[0] for value in values]
@@ -97,7 +100,7 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     state = _counted(state, work, seconds, steps_above)
 
     # What is due after it.
-    measured = agreement.measured | run.learner.routing.measured(run.world)
+    measured = agreement.measured | work.measured | run.learner.routing.measured(run.world)
     ranks = agreement.rank_seconds
     run_log.step(state, work, measured, norm=norm, seconds=seconds, ranks=ranks)
     if agreement.has_failed_save:

@@ -14,6 +14,7 @@ from kubetune.scoring.judge import Judge
 from kubetune.tasks.task import Task
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.optimizer.adamw import FlatAdamW
+from kubetune.training.rollouts.feed import RolloutFeed
 from kubetune.training.stop import StopRequest
 
 
@@ -28,7 +29,7 @@ class Run:
     task: Task
     learner: Learner
     optimizer: FlatAdamW
-    feed: Feed
+    feed: Feed | RolloutFeed
     data: Prepared
     checkpointer: Checkpointer
     judge: Judge | None = None

@@ -142,6 +142,7 @@ class RunLog:
             "trained_tokens_per_second": work.labels / seconds,
             "peak_memory_bytes": peak_memory_bytes(self._world.device),
             "rank_seconds": list(ranks),
+            **work.seconds,
         }
         if 0 < work.computed < work.tokens:  # rows share prefixes
             timing["computed_tokens"] = work.computed
@@ -228,7 +229,7 @@ class RunLog:
 def _besides_loss(measured: Mapping[str, float]) -> str:
     """Return what a step's log line shows besides the loss."""
     text = ""
-    for name in ("accuracy", "margin", "expert_load_max"):
+    for name in ("reward", "completion_length", "accuracy", "margin", "expert_load_max"):
         if name in measured:
             text += f" {name} {measured[name]:.3g}"
     return text

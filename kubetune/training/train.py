@@ -11,6 +11,7 @@ import torch
 import transformers
 
 from kubetune.base import logs
+from kubetune.batching.feed import Feed
 from kubetune.config.schema import Config, TrainingConfig
 from kubetune.data.prepared.identity import Check
 from kubetune.data.prepared.prefix_rules import may_share_prefixes
@@ -36,6 +37,8 @@ from kubetune.training.judgement import measure_base, open_judge
 from kubetune.training.loop import loop
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.optimizer.adamw_sharded import make_optimizer
+from kubetune.training.rollouts.feed import RolloutFeed
+from kubetune.training.rollouts.start import make_rollout_feed
 from kubetune.training.run import Run
 from kubetune.training.run_log import open_run_log
 from kubetune.training.start import preflight, reference, warm_up
@@ -111,8 +114,7 @@ def _build(
     learner = task.build(ModelSpec.of(config), config.training, world, workload)
     check_positions(learner.lm, data.longest)
 
-    may_share = may_share_prefixes(config.task, config.data, config.preference)
-    feed, plan = make_feed(plan, config.training.seed, data, world, learner, may_share=may_share)
+    feed, plan = _feed(config, plan, run_dir, data, world, learner, stop)
     if config.needs_reference:
         # By the model before training, so before a checkpoint is loaded into it.
         dtype = config.model.dtype
@@ -151,6 +153,27 @@ def _require_metric(
     if data.labels is not None:
         of_task = data.labels.metrics  # a classifier's metrics follow from its labels
     preflight.require_metric(name, [*of_task, *of_evaluation])
+
+
+def _feed(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    world: World,
+    learner: Learner,
+    stop: StopRequest,
+) -> tuple[Feed | RolloutFeed, Plan]:
+    """Return the batches of the run: rows of the data, or answers that the model draws to their prompts."""
+    if config.task == "grpo":
+        # Answers go on behind their prompts.
+        check_positions(learner.lm, data.longest + config.grpo.max_completion_length)
+        drawn = make_rollout_feed(
+            config, plan, data, world, learner, run_dir, lambda: stop.requested
+        )
+        return drawn, plan
+    may_share = may_share_prefixes(config.task, config.data, config.preference)
+    return make_feed(plan, config.training.seed, data, world, learner, may_share=may_share)
 
 
 def _workload(work: RankWork, plan: Plan, data: Prepared) -> Workload:

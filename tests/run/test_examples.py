@@ -66,7 +66,7 @@ def substitutes(example, models):
     config = load_config(example)
     if config.preference.images:
         return [f"model={models['qwen2_5_vl']}"]
-    if config.task in ("causal_lm", "preference", "reward_model"):
+    if config.task in ("causal_lm", "grpo", "preference", "reward_model"):
         return [f"model={models['causal_lm']}"]
     if config.task == "vision_language":
         name = "qwen3_vl" if "Qwen3" in config.model.path else "qwen2_5_vl"

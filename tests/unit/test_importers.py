@@ -742,7 +742,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
     [
         (
             "rl: grpo\nbase_model: x\ndatasets: [{path: y}]\n",
-            ":1: rl is grpo; kubetune does supervised fine-tuning",
+            ":1: rl is grpo; kubetune import converts supervised fine-tuning",
         ),
         ("stage: ppo\nfinetuning_type: lora\n", ":1: stage is ppo"),
         (
@@ -763,7 +763,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),
         (
             "model_name_or_path: x\ndataset_name: y\nreward_funcs: [z]\n",
-            ":3: reward_funcs is [z]; kubetune does",
+            ":3: reward_funcs is [z]; kubetune import converts",
         ),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
         (

@@ -19,6 +19,7 @@ from kubetune.config.schema.base import Section, renamed, switched
 from kubetune.config.schema.cluster import ComputeConfig, KubernetesConfig
 from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, data_of_task
 from kubetune.config.schema.evaluation import EvaluationConfig
+from kubetune.config.schema.grpo import GrpoConfig, RewardConfig, Rewards, problems_of_run
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
 from kubetune.config.schema.preference import PreferenceConfig
 from kubetune.config.schema.tracking import (
@@ -36,6 +37,7 @@ __all__ = [
     "Config",
     "DataConfig",
     "EvaluationConfig",
+    "GrpoConfig",
     "KubernetesConfig",
     "LoggingConfig",
     "LoraConfig",
@@ -43,6 +45,7 @@ __all__ = [
     "PreferenceConfig",
     "PushConfig",
     "RecordKind",
+    "RewardConfig",
     "Section",
     "SourceConfig",
     "Sources",
@@ -54,8 +57,8 @@ __all__ = [
 # Kinds of record that a task learns from.
 #
 # text: texts; labelled: texts with a label; pair: two answers, one of them better; graded: the same, with by how
-# much; judged: answers that are each good or bad.
-RecordKind = Literal["text", "labelled", "pair", "graded", "judged"]
+# much; judged: answers that are each good or bad; prompt: prompts that the model itself answers.
+RecordKind = Literal["text", "labelled", "pair", "graded", "judged", "prompt"]
 
 # Sources of each split.
 Sources = dict[Literal["train", "eval", "forget"], tuple[SourceConfig, ...]]
@@ -66,7 +69,11 @@ QUANTIZATION_NAMES = {"nf4": "4bit", "int8": "8bit"}
 #
 # They are lower than those of supervised fine-tuning, since comparing answers pushes a model away from what it writes
 # well.
-LEARNING_RATES = {"preference": (5e-6, 5e-7), "reward_model": (1e-4, 1e-5)}
+LEARNING_RATES = {
+    "preference": (5e-6, 5e-7),
+    "reward_model": (1e-4, 1e-5),
+    "grpo": (1e-5, 1e-6),
+}
 
 # Section, or key of a section, → the tasks that read it, for messages.
 READERS = {
@@ -74,6 +81,7 @@ READERS = {
     "vision": "`task: vision_language` and `preference.images: true`",
     "preference": "`task: preference`",
     "preference.center_coefficient": "`task: reward_model`",
+    "grpo": "`task: grpo`",
 }
 
 _RUN_NAME = r"^[a-z0-9]([-a-z0-9]{0,38}[a-z0-9])?$"
@@ -100,11 +108,16 @@ class Config(Section):
         None, description="Name of the run: at most 40 lower case letters, digits and dashes."
     )
     task: Literal[
-        "causal_lm", "sequence_classification", "vision_language", "preference", "reward_model"
+        "causal_lm",
+        "sequence_classification",
+        "vision_language",
+        "preference",
+        "reward_model",
+        "grpo",
     ] = Field(
         "causal_lm",
         description="What the model learns: to write, to classify, to write about images, to prefer one answer to "
-        "another, or to score answers.",
+        "another, to score answers, or to write what is rewarded.",
     )
     model: Annotated[
         ModelConfig, BeforeValidator(as_source, json_schema_input_type=str | ModelConfig)
@@ -134,6 +147,11 @@ class Config(Section):
         default_factory=PreferenceConfig,
         description="How `task: preference` learns which answer is better, and `task: reward_model` to score them.",
     )
+    grpo: GrpoConfig = Field(
+        default_factory=GrpoConfig,
+        description="How `task: grpo` draws answers, and learns from their rewards.",
+    )
+    rewards: Rewards = Field((), description="What rewards the answers of `task: grpo`.")
     training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
     evaluation: EvaluationConfig = Field(
         default_factory=EvaluationConfig,
@@ -212,6 +230,7 @@ class Config(Section):
         kinds: dict[str, RecordKind] = {
             "sequence_classification": "labelled",
             "reward_model": "graded",
+            "grpo": "prompt",
         }
         return kinds.get(self.task, "text")
 
@@ -223,8 +242,15 @@ class Config(Section):
     @property
     def longest_row(self) -> int:
         """Return the tokens of the longest row that is allowed. A pair of answers is one row of two sequences."""
+        if self.task == "grpo":
+            return self.data.max_length + self.grpo.max_completion_length
         sequences = 2 if self.record_kind in ("pair", "graded") else 1
         return sequences * self.data.max_length
+
+    @property
+    def uses_of_row(self) -> int:
+        """Return how many steps of an epoch learn from each row: answers to a prompt may serve several."""
+        return self.grpo.num_iterations if self.task == "grpo" else 1
 
     @property
     def sources(self) -> Sources:
@@ -259,6 +285,7 @@ class Config(Section):
             ]
         # Settings of another task, or of another kind of record.
         problems += self._of_other_tasks()
+        problems += problems_of_run(self)
         if self.record_kind not in ("pair", "graded") and self.data.unusable_pairs != "error":
             problems.append(
                 "data.unusable_pairs: means nothing to a run that compares no pairs; leave it out"
@@ -291,9 +318,10 @@ class Config(Section):
             "vision": self.sees,
             "preference": self.task == "preference",
             "preference.center_coefficient": self.task == "reward_model",
+            "grpo": self.task == "grpo",
         }
         problems = []
-        for section in ("classification", "vision", "preference"):
+        for section in ("classification", "vision", "preference", "grpo"):
             for key in getattr(self, section).changed_keys:
                 name = f"{section}.{key}"
                 place = name if name in is_read else section

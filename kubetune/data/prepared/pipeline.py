@@ -41,6 +41,7 @@ from kubetune.data.reading.record import Record
 from kubetune.data.text.encode import Encoded, Encoder, pieces
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
+from kubetune.data.text.encode_prompts import PromptEncoder
 from kubetune.data.text.find_labels import names_of_numbers
 from kubetune.data.text.labels import Labels, with_names
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder
@@ -393,10 +394,12 @@ def _encoder_for(
     labels: Labels | None,
     processor: ImageProcessor | None,
     kind: RecordKind,
-) -> Encoder | LabelledEncoder | PreferenceEncoder | VisionEncoder:
+) -> Encoder | LabelledEncoder | PreferenceEncoder | PromptEncoder | VisionEncoder:
     """Return what encodes records of a kind; encoders for images and for pairs are wrapped around that for texts."""
     if labels is not None:
         return LabelledEncoder(tokenizer, labels)
+    if kind == "prompt":
+        return PromptEncoder(tokenizer, add_special_tokens=data.add_special_tokens)
     compares_answers = kind not in ("text", "labelled")
     text_encoder = Encoder(
         tokenizer,

@@ -55,6 +55,7 @@ FILES_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
     "pair": ("splits",),
     "graded": ("splits", "targets"),
     "judged": ("targets",),
+    "prompt": (),
 }
 PICTURED_FILES: Final = {
     "images": "images.i64",

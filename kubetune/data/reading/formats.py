@@ -35,6 +35,7 @@ from kubetune.data.reading.messages import (
     require_known_calls,
 )
 from kubetune.data.reading.preferences import Side, Unusable, judged_side_of, sides_of
+from kubetune.data.reading.prompts import with_answer
 from kubetune.data.reading.refusals import (
     DECIDING,
     is_obeyed,
@@ -179,7 +180,9 @@ def read(
 
     # What must be refused is looked for before the texts are read.
     require_trained(value)
-    if kind not in ("text", "labelled"):
+    if kind == "prompt":
+        value = with_answer(value)
+    elif kind not in ("text", "labelled"):
         answers, unused = _read_preference(value, shape, kind)
         return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
 
@@ -194,6 +197,10 @@ def read(
         require_readable(record)
     example = SHAPES[shape](record)
     _require_used_columns(record, columns, shape)
+    if kind == "prompt":
+        return Reading(
+            example, (), record.taken
+        )  # functions that reward answers are given all columns
     return Reading(example, _without_obeyed(record.unused, value), record.taken)
 
 

@@ -263,6 +263,8 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
         files["model.chat_template"] = model.chat_template
     if config.evaluation.metrics is not None:
         files["evaluation.metrics.file"] = config.evaluation.metrics.file
+    for index, reward in enumerate(config.rewards):
+        files[f"rewards[{index}].file"] = reward.file
     if config.evaluation.benchmarks is not None:
         files["evaluation.benchmarks.tasks_folder"] = config.evaluation.benchmarks.tasks_folder
     for key, path in (paths | files).items():

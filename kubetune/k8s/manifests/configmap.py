@@ -19,14 +19,18 @@ MAX_CARRIED_BYTES = 256 * 1024
 def local_files(config: Config) -> dict[str, str]:
     """Return the text of the local files that can travel with the manifests, by absolute path.
 
-    These are data files, the chat template and the metrics. This reads files, so `render` does not call it. Files that
-    are not UTF-8, or that would make more than MAX_CARRIED_BYTES together, are left out, and lint names them.
+    These are data files, the chat template, the metrics and the rewards. This reads files, so `render` does not call
+    it. Files that are not UTF-8, or that would make more than MAX_CARRIED_BYTES together, are left out, and lint names
+    them.
     """
     names = [path for _, path in source_paths(config.sources)]
     if config.model.chat_template:
         names.append(config.model.chat_template)
     if config.evaluation.metrics:
         names.append(config.evaluation.metrics.file)
+    for reward in config.rewards:
+        if reward.file:
+            names.append(reward.file)
     files: dict[str, str] = {}
     bytes_left = MAX_CARRIED_BYTES
     for name in dict.fromkeys(names):
@@ -82,6 +86,9 @@ def pod_config(spec: RunSpec) -> dict[str, Any]:
     metrics = evaluation.get("metrics")
     if metrics:
         metrics["file"] = carried.get(metrics["file"], metrics["file"])
+    for reward in config.get("rewards") or ():
+        if reward.get("file"):
+            reward["file"] = carried.get(reward["file"], reward["file"])
     template = config["model"].get("chat_template")
     if template:
         config["model"]["chat_template"] = carried.get(template, template)

@@ -52,7 +52,10 @@ _KINDS_OF_LEARNING: dict[str, tuple[Any, ...]] = {
     "reward_funcs": (),
 }
 _COMMANDS = ("sft", "pt", "train", "rlhf", *preferences.METHODS)
-_DOES = "kubetune does supervised fine-tuning, preference tuning and reward models only"
+_DOES = (
+    "kubetune import converts supervised fine-tuning, preference tuning and reward models only; learning by reward is "
+    "`task: grpo` of a run file, see docs/grpo.md"
+)
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ TABLE: Final = (
         "log_completions multi_turn_scheduler max_turns async_generate completion_length_limit_scope "
         "gym_env use_gym_env nemo_gym_* ebft move_model_batches sleep_level wandb_log_unique_prompts "
         "router_replay_mode use_vllm structured_outputs_regex num_generation_samples",
-        "reinforcement learning is not there; kubetune tunes on examples and on preferences",
+        "a setting of learning by reward, which kubetune import does not convert yet (`task: grpo`)",
     ),
     Missing(
         "kd_* teacher_* offload_teacher_model gkd_* lmbda seq_kd logprobs top_logprobs",

@@ -19,6 +19,7 @@ from kubetune.tasks import task_of
 # The hub's name of what a model is for, by task.
 PIPELINES = {
     "causal_lm": "text-generation",
+    "grpo": "text-generation",
     "preference": "text-generation",
     "reward_model": "text-classification",
     "sequence_classification": "text-classification",

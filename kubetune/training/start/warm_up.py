@@ -88,6 +88,7 @@ def learn(
 def loss_ahead(run: Run, state: State) -> float:
     """Return the model's loss on the first micro-batches of the next step."""
     work = run.feed.step(min(state.step, run.plan.num_steps - 1))
+    assert work is not None, "only where answers are drawn a stop may come meanwhile"
     parts = []
     for batch in work.batches[:1]:
         parts.append(run.task.evaluate(run.learner, batch.to(run.world.device)))
