@@ -27,9 +27,10 @@ Correction = Literal[
     "geometric_mask",
 ]
 
+# Loss types whose ratio is clipped on both sides.
 CLIPPED: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "luspo")
-"""Loss types whose ratio is clipped on both sides."""
 
+# The loss types that a key means something to.
 ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "epsilon": CLIPPED,
     "epsilon_high": (*CLIPPED, "cispo"),
@@ -37,12 +38,11 @@ ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "sapo_temperature_pos": ("sapo",),
     "sapo_temperature_neg": ("sapo",),
 }
-"""The loss types that a key means something to."""
 
+# Values of `loss_type` that other tools have.
 NOT_YET: Final = {
     "vespo": "the loss type vespo",
 }
-"""Values of `loss_type` that other tools have."""
 
 
 def _as_loss_type(value: Any) -> Any:
@@ -216,6 +216,7 @@ class GrpoConfig(Section):
         return self
 
 
+# Rewards that are built in, and the settings of each. The last three are TRL's, under its names.
 BUILT_IN: Final[dict[str, tuple[str, ...]]] = {
     "exact_match": (),
     "contains": (),
@@ -230,17 +231,16 @@ BUILT_IN: Final[dict[str, tuple[str, ...]]] = {
     "get_repetition_penalty_reward": ("ngram_size", "max_penalty"),
     "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
 }
-"""Rewards that are built in, and the settings of each. The last three are TRL's, under its names."""
 
+# Settings that a reward cannot do without.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "regex": ("pattern",),
     "format": ("pattern",),
     "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
 }
-"""Settings that a reward cannot do without."""
 
+# Rewards that compare an answer with the right one.
 COMPARING: Final = ("exact_match", "contains", "regex", "numeric", "json_equal")
-"""Rewards that compare an answer with the right one."""
 
 _TEXTS: Final = ("pattern",)
 

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from kubetune.data.reading.fields import parsed
 
+# Stands for the answer of a record that has none; a text of one character that nobody writes.
 NO_ANSWER: Final = "\N{WORD JOINER}"
-"""Stands for the answer of a record that has none; a text of one character that nobody writes."""
 
+# Names of an answer by which records are read (formats.py).
 _COMPLETIONS: Final = ("completion", "output", "response", "answer")
-"""Names of an answer by which records are read (formats.py)."""
 _REFERENCES: Final = ("solution", "ground_truth", "target", "answer")
 _TALKS: Final = ("messages", "conversations")
 _ASSISTANTS: Final = ("assistant", "gpt", "model")

@@ -15,8 +15,8 @@ from kubetune.scoring import metrics
 from kubetune.scoring.rewards.request import Request
 
 Settings = Mapping[str, float | str]
+# Function of a request and the right answer to its prompt.
 Reward = Callable[[Request, str | None], list[float | None]]
-"""Function of a request and the right answer to its prompt."""
 
 _THOUGHT: Final = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
 

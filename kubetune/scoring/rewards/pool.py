@@ -28,8 +28,8 @@ from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
 from kubetune.rundir import heartbeat
 from kubetune.scoring.rewards.request import Judgement, Request
 
+# Longest time that a reward process may take to import the files of its functions.
 START_SECONDS = 120.0
-"""Longest time that a reward process may take to import the files of its functions."""
 _LARGEST_REPLY_BYTES = 64 * 2**20
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 if TYPE_CHECKING:
     from kubetune.config.schema.grpo import GrpoConfig
 
+# Added to a standard deviation before it divides, as TRL has it.
 EPSILON: Final = 1e-4
-"""Added to a standard deviation before it divides, as TRL has it."""
 
 
 def summed_rewards(rewards: Tensor, weights: Tensor) -> Tensor:

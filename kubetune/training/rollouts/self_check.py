@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
     from kubetune.models.learner import Learner
 
+# Tokens that are drawn for each answer.
 TOKENS: Final = 4
-"""Tokens that are drawn for each answer."""
 
+# Largest difference of two log-probabilities of a token; the second one of arithmetic in 16 bits.
 TOLERANCE: Final = 1e-3
 NARROW_TOLERANCE: Final = 0.5
-"""Largest difference of two log-probabilities of a token; the second one of arithmetic in 16 bits."""
 
 
 def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from kubetune.models.learner import Learner
     from kubetune.plan.plan import Plan
 
+# Settings of `grpo` that decide the answers.
 DECIDING = {
     "num_generations",
     "max_completion_length",
@@ -45,7 +46,6 @@ DECIDING = {
     "steps_per_generation",
     "generation_batch_size",
 }
-"""Settings of `grpo` that decide the answers."""
 
 
 def make_rollout_feed(
