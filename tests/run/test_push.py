@@ -1,4 +1,4 @@
-"""Uploads by the real client of the hub to a hub on this machine: whole or not at all, and gone on with."""
+"""Uploads to a hub and to a registry on this machine: whole or not at all, and gone on with."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.rundir import exit_status, metrics
+from tests import registry as registries
 from tests import toy
 from tests.push_hub import TOKEN, Hub, serving
 
@@ -171,3 +172,35 @@ def test_the_last_stage_of_a_run_is_never_its_failure(
         hub.refusing = None
         assert push(str(made), environ=environment(hub)).returncode == 0
         assert hub.files("org/bot").keys() >= WHOLE
+
+
+@pytest.mark.slow
+def test_a_push_to_a_registry_is_of_the_same_export(run_dir: Path) -> None:
+    with registries.serving() as registry:
+        address = f"oci://{registry.host}/team/bot:1"
+        known = dict(os.environ)
+        pushed = push(str(run_dir), address, "--json", environ=known)
+        assert pushed.returncode == 0, pushed.stderr
+        facts = json.loads(pushed.stdout)
+        assert facts["url"] == address
+        assert facts["digest"] in registry.manifests
+        assert (facts["kind"], facts["step"]) == ("adapter", 7)
+        event = [event for event in metrics.read_events(run_dir) if event["event"] == "push"][-1]
+        assert (event["ok"], event["repo"], event["commit"]) == (True, address, facts["digest"])
+        again = push(str(run_dir), address, environ=known)
+        assert f"pushed to {address}, {facts['digest']}" in again.stdout
+
+        registry.manifests.clear()
+        registry.unknown.add("team/bot")
+        registry.blobs.clear()
+        for words, code, message in (
+            ([address], errors.ENVIRONMENT, "has no repository team/bot"),
+            ([address, "--public"], errors.USER, "a registry's own settings say who sees an image"),
+            (["oci://bot"], errors.USER, "expected oci://registry/name:tag"),
+            (["org/bot", "--modelpack"], errors.USER, "--modelpack is of oci:// addresses alone"),
+        ):
+            ended = push(str(run_dir), *words, environ=known)
+            assert ended.returncode == code, ended.stderr
+            assert message in ended.stderr
+            assert "Traceback" not in ended.stderr
+        assert registry.manifests == {}

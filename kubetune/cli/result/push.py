@@ -1,16 +1,20 @@
-"""`kubetune push`: export the result of a run, unless that is done, and upload it to the Hugging Face hub."""
+"""`kubetune push`: export the result of a run, unless that is done, and send it to the Hugging Face hub or a registry."""
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kubetune import errors
 from kubetune.base import cpu
+from kubetune.base.humanize import size
 from kubetune.base.logs import scrub
+from kubetune.base.registry import address as registry_address
+from kubetune.base.registry.address import Address
 from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_export_options, tell
@@ -19,6 +23,8 @@ from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.schema.tracking import PushConfig
 from kubetune.rundir import metrics
+
+Show = Callable[[], None]
 
 # Environment variable that names the repository.
 REPOSITORY = "RESULT_MODEL_ID"
@@ -30,8 +36,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "repo",
         nargs="?",
-        metavar="ORG/NAME",
-        help=f"left out: ${REPOSITORY}, or `push` of the run's config",
+        metavar="ORG/NAME|oci://REGISTRY/NAME:TAG",
+        help=f"repository on the hub, or image in a registry; left out: ${REPOSITORY}, or `push` of the run's config",
     )
     add_export_options(parser)
     parser.add_argument(
@@ -42,7 +48,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="upload also what misses the run's evaluation.gate",
     )
+    parser.add_argument(
+        "--modelpack",
+        action="store_true",
+        help="oci://: send an artifact as ModelPack wants it, which CRI-O mounts; left out: an image, which every "
+        "runtime mounts",
+    )
+    parser.add_argument(
+        "--plain-http",
+        action="store_true",
+        help="oci://: ask the registry without encryption; one on this machine always is",
+    )
     add_json(parser, "where it is as JSON")
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where to, and what."""
+
+    place: str  # ORG/NAME, or the address of an image
+    merge: bool  # send merged weights instead of the adapter
+    private: bool  # of a new repository on the hub
+    image: Address | None  # None: the hub
 
 
 @prints_json
@@ -51,31 +78,68 @@ def run(args: argparse.Namespace) -> Answer:
     cpu.give_back()
     # Where to, and whether the result is good enough, is known before anything is exported.
     config = read_config(args.run_dir)
-    wanted = _wanted(args, config.push, consent.effects_of(config, ["push"]))
+    target = _target(args, config.push, consent.effects_of(config, ["push"]))
     if not args.despite_gate:
         _require_gate(args.run_dir)
+    title = config.name or args.run_dir.name
     try:
         with stoppable():
-            folder, facts = _exported(args, wanted)
-            from kubetune.result.publishing.hub_upload import upload
-
-            tell(f"uploading {folder} to {wanted.repo}")
-            message = f"{facts['kind'].capitalize()} of {config.name or args.run_dir.name}, step {facts['step']}"
-            pushed = upload(folder, wanted.repo, private=wanted.private, message=message, tell=tell)
+            folder, facts = _exported(args, target)
+            tell(f"uploading {folder} to {target.place}")
+            if target.image is None:
+                place, show = _to_hub(folder, target, title, facts)
+            else:
+                place, show = _to_registry(folder, target.image, title, as_modelpack=args.modelpack)
     except errors.KubetuneError as error:
         reason = scrub(str(error))
-        metrics.record_event(args.run_dir, "push", repo=wanted.repo, ok=False, reason=reason)
+        metrics.record_event(args.run_dir, "push", repo=target.place, ok=False, reason=reason)
         raise
 
-    place = {"repo": wanted.repo, "url": pushed.url, "commit": pushed.commit}
-    metrics.record_event(args.run_dir, "push", ok=True, **place, **facts)
+    metrics.record_event(
+        args.run_dir,
+        "push",
+        ok=True,
+        repo=target.place,
+        url=place["url"],
+        commit=place.get("commit") or place["digest"],
+        **facts,
+    )
+    return Answer(place | facts, show)
+
+
+def _to_hub(
+    folder: Path, target: Target, title: str, facts: dict[str, Any]
+) -> tuple[dict[str, Any], Show]:
+    """Upload an export to the hub. Return where it is, and what prints that."""
+    from kubetune.result.publishing.hub_upload import upload
+
+    message = f"{facts['kind'].capitalize()} of {title}, step {facts['step']}"
+    pushed = upload(folder, target.place, private=target.private, message=message, tell=tell)
 
     def show() -> None:
         who_sees = "private" if pushed.private else "public"
         print(f"pushed to {pushed.url} ({who_sees}), commit {pushed.commit[:12]}")
 
-    address = {"url": pushed.url, "commit": pushed.commit, "private": pushed.private}
-    return Answer(address | facts, show)
+    return {"url": pushed.url, "commit": pushed.commit, "private": pushed.private}, show
+
+
+def _to_registry(
+    folder: Path, address: Address, title: str, *, as_modelpack: bool
+) -> tuple[dict[str, Any], Show]:
+    """Send an export to a registry. Return where it is, and what prints that."""
+    from kubetune.result.publishing.oci_image import push
+
+    pushed = push(folder, address, title, as_modelpack=as_modelpack, tell=tell)
+
+    def show() -> None:
+        print(
+            f"pushed to {address}, {pushed.digest}\n"
+            f"{pushed.layers} layers of {size(pushed.size)}, {pushed.sent} sent now; "
+            "what the registry gives back is the same"
+        )
+
+    place = {"url": str(address), "digest": pushed.digest, "layers": pushed.layers}
+    return place | {"sent": pushed.sent, "bytes": pushed.size}, show
 
 
 def _require_gate(run_dir: Path) -> None:
@@ -89,51 +153,66 @@ def _require_gate(run_dir: Path) -> None:
         )
 
 
-def _wanted(
-    args: argparse.Namespace, of_run: PushConfig | None, address: Sequence[consent.Effect]
-) -> PushConfig:
-    """Return the settings: the command line's, else the environment's, else the run's.
+def _target(
+    args: argparse.Namespace, of_run: PushConfig | None, effects: Sequence[consent.Effect]
+) -> Target:
+    """Return where to: what the command line says, else the environment, else the run.
 
-    `address`: what the run's settings name, which the user may not have allowed. Raise ConfigError if nothing names a
-    repository.
+    `effects`: what the run's settings name, which the user may not have allowed. Raise ConfigError if nothing names a
+    place.
     """
     # What the command says comes first; options can only add to what the run asks for.
-    repo = args.repo or os.environ.get(REPOSITORY, "").strip()
+    place = args.repo or os.environ.get(REPOSITORY, "").strip()
     merge = args.merge
     private = not args.public
     if of_run is not None:
-        if not repo:
-            consent.require(address, args.run_dir, instead="give ORG/NAME in the command")
-            repo = of_run.repo
+        if not place:
+            consent.require(effects, args.run_dir, instead="give ORG/NAME in the command")
+            place = of_run.repo
         merge = merge or of_run.merge
         # A run directory of somebody else does not make the user's repository public.
-        if all(consent.is_allowed(effect) for effect in address):
+        if all(consent.is_allowed(effect) for effect in effects):
             private = private and of_run.private
-    if not repo:
+    if not place:
         raise errors.ConfigError(
             f"where to? give ORG/NAME, set {REPOSITORY}, or set `push: ORG/NAME` in the run's config. Nothing was sent."
         )
+
+    if place.startswith(registry_address.SCHEME):
+        if args.public:
+            raise errors.ConfigError(
+                "--public is of the hub alone: a registry's own settings say who sees an image. Nothing was sent."
+            )
+        image = registry_address.parse(place, plain=args.plain_http)
+        return Target(place, merge, private, image)
+    for option in ("modelpack", "plain_http"):
+        if getattr(args, option):
+            name = option.replace("_", "-")
+            raise errors.ConfigError(
+                f"--{name} is of oci:// addresses alone, and {place} is on the hub. Nothing was sent."
+            )
     try:
-        return PushConfig(repo=repo, merge=merge, private=private)
+        PushConfig(repo=place)
     except ValueError:
         raise errors.ConfigError(
-            f"{repo!r} is no name of a repository; expected ORG/NAME. Nothing was sent."
+            f"{place!r} is no name of a repository; expected ORG/NAME. Nothing was sent."
         ) from None
+    return Target(place, merge, private, None)
 
 
-def _exported(args: argparse.Namespace, wanted: PushConfig) -> tuple[Path, dict[str, Any]]:
+def _exported(args: argparse.Namespace, target: Target) -> tuple[Path, dict[str, Any]]:
     """Return the export to send, which is made now unless it exists, with its kind and step."""
     from kubetune.result.publishing.export import export_run, find_export
 
     # An export of the same checkpoint in the same form is sent as it is.
     export = find_export(
-        args.run_dir, args.checkpoint, merged=wanted.merge, dtype=args.dtype, model=args.model
+        args.run_dir, args.checkpoint, merged=target.merge, dtype=args.dtype, model=args.model
     )
     if export is None:
         export = export_run(
             args.run_dir,
             args.checkpoint,
-            merged=wanted.merge,
+            merged=target.merge,
             dtype=args.dtype,
             device=args.device,
             model=args.model,

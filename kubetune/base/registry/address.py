@@ -1,0 +1,64 @@
+"""Addresses of images: `oci://registry/name:tag`."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from kubetune.errors import ConfigError
+
+SCHEME: Final = "oci://"
+# Names and tags as the distribution spec has them.
+_NAME: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
+_ADDRESS: Final = re.compile(
+    rf"oci://(?P<host>\[[0-9a-fA-F:.]+\](?::\d+)?|[\w.-]+(?::\d+)?)/(?P<name>{_NAME}):(?P<tag>\w[\w.-]{{0,127}})",
+    re.ASCII,
+)
+DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where an image is, or is to be."""
+
+    host: str  # of the registry, with the port if the address names one
+    name: str  # of the repository
+    tag: str
+    is_plain: bool  # asked by http, without encryption
+
+    def __str__(self) -> str:
+        return f"{SCHEME}{self.host}/{self.name}:{self.tag}"
+
+    @property
+    def url(self) -> str:
+        """Return the address of the repository in the registry's API."""
+        # Docker's hub answers at another host than the one in its images' names.
+        host = "registry-1.docker.io" if self.host in DOCKER_HUB else self.host
+        scheme = "http" if self.is_plain else "https"
+        return f"{scheme}://{host}/v2/{self.name}"
+
+
+def parse(text: str, *, plain: bool = False) -> Address:
+    """Return the parts of an address. `plain`: the registry is asked by http, as those of this machine always are.
+
+    Raise ConfigError for what is no address.
+    """
+    match = _ADDRESS.fullmatch(text)
+    if match is None:
+        raise ConfigError(
+            f"{text!r} is no address of an image; expected oci://registry/name:tag, the name in lower case. "
+            "Nothing was sent."
+        )
+    host = match["host"]
+    return Address(host, match["name"], match["tag"], is_plain=plain or is_loopback(host))
+
+
+def is_loopback(host: str) -> bool:
+    """True if a host, with its port or without, is this machine."""
+    bare = re.sub(r":\d+$", "", host).strip("[]")
+    try:
+        return ipaddress.ip_address(bare).is_loopback
+    except ValueError:
+        return bare == "localhost"
