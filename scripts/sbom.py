@@ -14,9 +14,8 @@ import json
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from importlib.metadata import Distribution, distributions
-from itertools import chain
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,58 +24,59 @@ Component = dict[str, Any]
 
 
 def python_packages(folder: Path) -> Iterator[Component]:
-    """Every package installed for some Python below a folder, such as a virtual environment or its `lib`."""
-    for site in sorted(
-        {*folder.glob("python3*/*-packages"), *folder.glob("lib/python3*/*-packages")}
-    ):
-        for found in distributions(path=[str(site)]):
-            name = re.sub(r"[-_.]+", "-", found.name).lower()
-            yield component(
-                name,
-                found.version,
-                f"pkg:pypi/{name}@{quote(found.version)}",
-                python_licence(found),
-            )
+    """Yield the packages installed for a Python below a folder, such as a virtual environment or its `lib`."""
+    sites = {*folder.glob("python3*/*-packages"), *folder.glob("lib/python3*/*-packages")}
+    for site in sorted(sites):
+        for package in distributions(path=[str(site)]):
+            name = re.sub(r"[-_.]+", "-", package.name).lower()
+            purl = f"pkg:pypi/{name}@{quote(package.version)}"
+            yield component(name, package.version, purl, python_licence(package))
 
 
-def python_licence(found: Distribution) -> Component:
-    """An SPDX expression where the package gives one, else what it says in words; a licence's full text is not one."""
-    facts = found.metadata
-    if expression := facts.get("License-Expression"):
+def python_licence(package: Distribution) -> Component:
+    """Return the licence as an SPDX expression if the package has one, else in the package's words."""
+    facts = package.metadata
+    expression = facts.get("License-Expression")
+    if expression:
         return {"licenses": [{"expression": expression}]}
-    classifiers = [
-        text.rpartition(" :: ")[2]
-        for text in facts.get_all("Classifier") or ()
-        if "License ::" in text
-    ]
-    words = next(iter((facts.get("License") or "").strip().splitlines()), "")
-    name = words or ", ".join(classifiers)
+
+    # Some packages have the full text of their licence here. Its first line is the name.
+    lines = (facts.get("License") or "").strip().splitlines()
+    if lines:
+        name = lines[0]
+    else:
+        classifiers = facts.get_all("Classifier") or ()
+        licences = [text.rpartition(" :: ")[2] for text in classifiers if "License ::" in text]
+        name = ", ".join(licences)
     return {"licenses": [{"license": {"name": name}}]} if name else {}
 
 
 def debian_packages(folder: Path, distribution: str) -> Iterator[Component]:
-    """Every package that dpkg has installed, by its status file, and those beside it in status.d."""
-    files = [folder / "status", *sorted((folder / "status.d").glob("*"))]
-    for paragraph in (
-        part for path in files if path.is_file() for part in path.read_text("utf-8").split("\n\n")
-    ):
-        facts = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
-        # What is in status.d was unpacked over what the base had of it.
-        is_gone = "Status" in facts and (folder / "status.d" / facts["Package"]).is_file()
-        if (
-            "Package" in facts
-            and not is_gone
-            and facts.get("Status", "ok installed").endswith(" installed")
-        ):
-            name, version, architecture = facts["Package"], facts["Version"], facts["Architecture"]
-            facts_of_it = f"arch={architecture}&distro={distribution}"
-            yield component(
-                name, version, f"pkg:deb/debian/{quote(name)}@{quote(version)}?{facts_of_it}"
-            )
+    """Yield the packages in dpkg's status file, and those in the folder status.d beside it."""
+    for path in (folder / "status", *sorted((folder / "status.d").glob("*"))):
+        if not path.is_file():
+            continue
+        for paragraph in path.read_text("utf-8").split("\n\n"):
+            facts = dict(re.findall(r"^([A-Za-z-]+): *(.*)$", paragraph, re.MULTILINE))
+            if "Package" not in facts:
+                continue
+            # What is in status.d was unpacked over the base's package of that name.
+            is_replaced = "Status" in facts and (folder / "status.d" / facts["Package"]).is_file()
+            is_installed = facts.get("Status", "ok installed").endswith(" installed")
+            if is_installed and not is_replaced:
+                yield _debian_component(facts, distribution)
+
+
+def _debian_component(facts: dict[str, str], distribution: str) -> Component:
+    name = facts["Package"]
+    version = facts["Version"]
+    qualifiers = f"arch={facts['Architecture']}&distro={distribution}"
+    purl = f"pkg:deb/debian/{quote(name)}@{quote(version)}?{qualifiers}"
+    return component(name, version, purl)
 
 
 def component(name: str, version: str, purl: str, licences: Component | None = None) -> Component:
-    """One entry; `purl` is its identity."""
+    """Return an entry of the bill. `purl` is the identity of the package."""
     return {
         "type": "library",
         "bom-ref": purl,
@@ -88,28 +88,26 @@ def component(name: str, version: str, purl: str, licences: Component | None = N
 
 
 def distribution_of(root: Path) -> str:
-    """`debian-13` from os-release; `debian` where it does not say."""
+    """Return `debian-13`, by os-release; `debian` if that has no version."""
     file = root / "etc" / "os-release"
-    found = (
-        re.search(r'^VERSION_ID="?([\d.]+)', file.read_text(), re.MULTILINE)
-        if file.is_file()
-        else None
-    )
-    return f"debian-{found[1]}" if found else "debian"
+    version = None
+    if file.is_file():
+        version = re.search(r'^VERSION_ID="?([\d.]+)', file.read_text(), re.MULTILINE)
+    return f"debian-{version[1]}" if version else "debian"
 
 
-def bill(name: str, version: str, components: Iterator[Component]) -> Component:
-    """The whole document; what is found twice is listed once."""
+def bill(name: str, version: str, components: Iterable[Component]) -> Component:
+    """Return the whole document. A component that occurs twice is listed once."""
     version_here = platform.python_version()
     python = component("python", version_here, f"pkg:generic/python@{version_here}")
-    everything = {found["purl"]: found for found in (python, *components)}
+    by_purl = {entry["purl"]: entry for entry in (python, *components)}
     image = {"type": "container", "bom-ref": "image", "name": name, "version": version}
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"component": image},
-        "components": [everything[purl] for purl in sorted(everything)],
+        "components": [by_purl[purl] for purl in sorted(by_purl)],
     }
 
 
@@ -122,19 +120,20 @@ def main(words: list[str]) -> None:
     parser.add_argument("--dpkg", type=Path, nargs="*", default=[])
     args = parser.parse_args(words)
     distribution = distribution_of(Path("/"))
-    places = [(folder, [*python_packages(folder)]) for folder in args.python]
-    places += [(folder, [*debian_packages(folder, distribution)]) for folder in args.dpkg]
-    for folder, found in places:
-        if not found:
+    packages_of: list[tuple[Path, list[Component]]] = []
+    for folder in args.python:
+        packages_of.append((folder, list(python_packages(folder))))
+    for folder in args.dpkg:
+        packages_of.append((folder, list(debian_packages(folder, distribution))))
+    components: list[Component] = []
+    for folder, packages in packages_of:
+        components += packages
+        if not packages:
             print(
                 f"sbom.py: no package is installed in {folder}: the bill has none of it",
                 file=sys.stderr,
             )
-    json.dump(
-        bill(args.name, args.version, chain.from_iterable(found for _, found in places)),
-        sys.stdout,
-        indent=1,
-    )
+    json.dump(bill(args.name, args.version, components), sys.stdout, indent=1)
     print()
 
 

@@ -35,6 +35,7 @@ GPT_TOKENS = {"bos_token_id": 1, "eos_token_id": 2}
 MIXTURE = {**COMMON, "num_local_experts": 4}
 SMALL_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2}
 
+# Architectures that run padding-free and are checked in every test run.
 PROMISED: dict[str, dict[str, Any]] = {
     "llama": COMMON,
     "qwen2": COMMON,
@@ -46,8 +47,8 @@ PROMISED: dict[str, dict[str, Any]] = {
     "phi": COMMON,
     "phi3": SLIDING,
 }
-"""Architectures that run padding-free and are checked in every test run."""
 
+# More architectures that run padding-free.
 PADDING_FREE: dict[str, dict[str, Any]] = {
     "qwen2+window": {**SLIDING, "use_sliding_window": True, "max_window_layers": 1},
     "gemma3_text": {**SLIDING, "query_pre_attn_scalar": 16},
@@ -106,8 +107,8 @@ PADDING_FREE: dict[str, dict[str, Any]] = {
         "first_k_dense_replace": 1,
     },
 }
-"""More architectures that run padding-free."""
 
+# Architectures whose sequences would see each other, or that refuse: each sequence is run alone.
 ONE_BY_ONE: dict[str, dict[str, Any]] = {
     "gptj": {**GPT, "rotary_dim": 8},
     "gpt_neo": {
@@ -143,7 +144,6 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
     },
     "doge": COMMON,
 }
-"""Architectures whose sequences would see each other, or that refuse: each sequence is run alone."""
 
 LORA_TARGETS = {
     "llama4_text": ["q_proj", "k_proj", "v_proj", "o_proj"],

@@ -12,6 +12,8 @@ from http.server import ThreadingHTTPServer
 
 from tests import hub
 
+# `cut` and `stalled`: all is well until half of a file has been sent; `swapped`: until a page comes in place of each
+# file; `well`: all is well, with the files of `held`. `refused` is no way: serve nothing.
 WAYS = (
     "reset",
     "500",
@@ -28,8 +30,6 @@ WAYS = (
     "403",
     "404",
 )
-"""`cut` and `stalled`: all is well until half of a file has been sent; `swapped`: until a
-page comes in place of each file; `well`: all is well, with the files of `held`. `refused` is no way: serve nothing."""
 
 
 class BrokenHub(ThreadingHTTPServer):

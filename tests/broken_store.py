@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+# `slow`: a byte of the head every tenth of a second, for ever. `429` asks to be left alone for an hour.
 WAYS = ("refused", "reset", "cut", "silent", "slow", "garbage", "401", "403", "404", "429", "500")
-"""`slow`: a byte of the head every tenth of a second, for ever. `429` asks to be left alone for an hour."""
 
+# The right answer, whose content comes a byte every tenth of a second.
 DRIP = "drip"
-"""The right answer, whose content comes a byte every tenth of a second."""
 
 
 class BrokenStore(ThreadingHTTPServer):

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 _CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
+# For which anything is waited for: a shared machine is slow at times.
 _SECONDS = 900.0
-"""For which anything is waited for: a shared machine is slow at times."""
 
 needed = pytest.mark.skipif(
     _CHROMIUM is None or find_spec("playwright") is None, reason="needs Chromium, Playwright"

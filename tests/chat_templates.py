@@ -6,6 +6,7 @@ from typing import Final
 
 TOKENS: Final = {"bos_token": "<s>", "eos_token": "</s>"}
 
+# Ends every rendering with EOS, and knows no tools.
 _PHI = """\
 {%- for message in messages %}
     {%- if message.role in ('system', 'user', 'assistant') and message.content %}
@@ -14,8 +15,8 @@ _PHI = """\
 {%- endfor %}
 {{- '<|assistant|>\\n' if add_generation_prompt else eos_token }}
 """
-"""Ends every rendering with EOS, and knows no tools."""
 
+# Knows no generation prompt, and puts the system's text into the first question.
 _LLAMA2 = """\
 {%- set head = messages[0].content if messages[0].role == 'system' else none %}
 {%- for message in (messages[1:] if head else messages) %}
@@ -25,8 +26,8 @@ _LLAMA2 = """\
     {{- ' ' + content.strip() + ' ' + eos_token if message.role == 'assistant' }}
 {%- endfor %}
 """
-"""Knows no generation prompt, and puts the system's text into the first question."""
 
+# Puts the system's text into the last question, so that no earlier prompt is a prefix of the whole.
 _MISTRAL = """\
 {%- set head = messages[0].content if messages[0].role == 'system' else '' %}
 {%- set rest = messages[1:] if head else messages %}
@@ -38,7 +39,6 @@ _MISTRAL = """\
     {%- elif message.role == 'assistant' %}{{- ' ' + message.content + eos_token }}{% endif %}
 {%- endfor %}
 """
-"""Puts the system's text into the last question, so that no earlier prompt is a prefix of the whole."""
 
 _GEMMA = """\
 {%- if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}
@@ -50,6 +50,7 @@ _GEMMA = """\
 {{- '<start_of_turn>model\\n' if add_generation_prompt else '' }}
 """
 
+# Opens the thought in the prompt and never writes one; wants calls beside null, with arguments as text.
 _R1 = """\
 {{- bos_token }}
 {%- for message in messages %}
@@ -67,8 +68,8 @@ _R1 = """\
 {%- endfor %}
 {{- '<|Assistant|><think>\\n' if add_generation_prompt else '' }}
 """
-"""Opens the thought in the prompt and never writes one; wants calls beside null, with arguments as text."""
 
+# Opens the thought in the prompt, and keeps thoughts only behind the last question.
 _PROMPTED = """\
 {%- set ns = namespace(last=-1) %}
 {%- for message in messages %}{% if message.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
@@ -87,15 +88,15 @@ _PROMPTED = """\
 {%- endfor %}
 {{- '<|im_start|>assistant\\n<think>\\n' if add_generation_prompt else '' }}
 """
-"""Opens the thought in the prompt, and keeps thoughts only behind the last question."""
 
+# Ends no turn: the next one's token does.
 _GLM = """\
 {{- '[gMASK]<sop>' }}
 {%- for message in messages %}{{- '<|' + message.role + '|>\\n' + message.content }}{% endfor %}
 {{- '<|assistant|>' if add_generation_prompt else '' }}
 """
-"""Ends no turn: the next one's token does."""
 
+# Ends the last turn unlike others, and writes the name of a tool again with its result.
 _CHANNELS = """\
 {%- if tools %}{{- '<|start|>developer<|message|>' + tools | tojson + '<|end|>' }}{% endif %}
 {%- set ns = namespace(called='') %}
@@ -118,8 +119,8 @@ _CHANNELS = """\
 {%- endfor %}
 {{- '<|start|>assistant' if add_generation_prompt else '' }}
 """
-"""Ends the last turn unlike others, and writes the name of a tool again with its result."""
 
+# Says itself what is generated, but for the end of the turn.
 _MARKED = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -135,8 +136,8 @@ _MARKED = """\
 {%- endfor %}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt else '' }}
 """
-"""Says itself what is generated, but for the end of the turn."""
 
+# Adds to a question what depends on where it stands.
 _MODES = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' + message.content }}
@@ -145,7 +146,6 @@ _MODES = """\
 {%- endfor %}
 {{- '<|im_start|>assistant\\n' if add_generation_prompt else '' }}
 """
-"""Adds to a question what depends on where it stands."""
 
 _COMPLETE = """\
 {%- for message in messages %}

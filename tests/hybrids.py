@@ -67,6 +67,7 @@ INKLING = {
     "layer_types": ["hybrid_sliding", "hybrid", "hybrid_sliding"],
     "unpadded_vocab_size": 320,
 }
+# Recurrent models that run on packed batches.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_next": DELTA_EXPERTS,
     "qwen3_5_text": DELTA,
@@ -167,8 +168,8 @@ HYBRIDS: dict[str, dict[str, Any]] = {
         "autocast_kernel_dtype": "float32",
     },
 }
-"""Recurrent models that run on packed batches."""
 
+# Recurrent models whose attention is of a kind of its own, so that each sequence is run alone.
 BIASED: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": {
         **DELTA_EXPERTS,
@@ -187,4 +188,3 @@ BIASED: dict[str, dict[str, Any]] = {
     },
     "inkling2_text": {**INKLING, "n_layers_per_attn_res_block": 2},
 }
-"""Recurrent models whose attention is of a kind of its own, so that each sequence is run alone."""

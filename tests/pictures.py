@@ -54,6 +54,7 @@ _HYBRID: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 
+# Size of a patch, and what a text and a vision config hold besides.
 ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
     "qwen2_5_vl": (14, {"rope_parameters": _ROPE}, {"fullatt_block_indexes": [1]}),
     "qwen3_vl": (
@@ -79,7 +80,6 @@ ARCHITECTURES: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
         {"image_size": 112},
     ),
 }
-"""Size of a patch, and what a text and a vision config hold besides."""
 
 
 def save_seeing_model(

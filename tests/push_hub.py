@@ -20,8 +20,8 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 TOKEN = "hf_" + "t" * 34
+# Larger objects are sent in parts of this size.
 PART_BYTES = 64 * 1024
-"""Larger objects are sent in parts of this size."""
 
 
 class Hub(ThreadingHTTPServer):
@@ -35,8 +35,8 @@ class Hub(ThreadingHTTPServer):
         self.objects: dict[str, bytes] = {}
         self.parts: dict[str, dict[int, bytes]] = {}
         self.requests: list[str] = []
+        # How many connections still to cut half-way through the body: `PUT`, `POST`, and of those `commit`.
         self.breaks: Counter[str] = Counter()
-        """How many connections still to cut half-way through the body: `PUT`, `POST`, and of those `commit`."""
         self.refusing: int | None = None
 
     @property

@@ -28,8 +28,8 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, NoReturn
 from unittest.mock import patch
 
+# Longer than anything started here takes, even on a crowded machine.
 SECONDS = 120.0
-"""Longer than anything started here takes, even on a crowded machine."""
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 

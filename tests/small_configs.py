@@ -10,6 +10,7 @@ from transformers import CONFIG_MAPPING
 from tests.architectures import COMMON, SMALL_EXPERTS
 from tests.hybrids import KIMI
 
+# Sizes by all their names; a family gets those that its configuration has.
 GENERAL: dict[str, Any] = {
     **KIMI,
     **COMMON,
@@ -35,7 +36,6 @@ GENERAL: dict[str, Any] = {
     "n_positions": 512,
     "dff": 96,
 }
-"""Sizes by all their names; a family gets those that its configuration has."""
 ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
 LATENT = {"num_key_value_heads": 4}
 _PLAIN = (
@@ -50,6 +50,7 @@ _WITH_LATENT = (
     "axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4",
     "minicpm3", "youtu",
 )  # fmt: skip
+# Families, with what they want beside or otherwise.
 OTHERS: dict[str, dict[str, Any]] = {
     **{name: {} for name in _PLAIN},
     **dict.fromkeys(_WITH_LATENT, LATENT),
@@ -66,7 +67,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "longcat_flash": {**LATENT, "head_dim": 8},
     "qwen2_moe": {"sliding_window": None},
 }
-"""Families, with what they want beside or otherwise."""
 
 
 def settings(name: str) -> dict[str, Any]:
@@ -78,6 +78,7 @@ def settings(name: str) -> dict[str, Any]:
     return {key: value for key, value in GENERAL.items() if key in known} | OTHERS[name]
 
 
+# Families with a causal language model in transformers that nobody has tried here, by why.
 UNTRIED: dict[str, tuple[str, ...]] = {
     "encoders, or decoders made from one": (
         "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert",
@@ -102,4 +103,3 @@ UNTRIED: dict[str, tuple[str, ...]] = {
     "refused when a run starts, as its logits are made by a rule that is not known here": ("modernbert-decoder",),
     "old, and hardly trained any more": ("cpmant", "gpt-sw3", "gpt_neox_japanese"),
 }  # fmt: skip
-"""Families with a causal language model in transformers that nobody has tried here, by why."""

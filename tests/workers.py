@@ -24,6 +24,7 @@ from typing import Any
 
 import pytest
 
+# Program that waits for the end of the copy that has its pipes.
 HAND_OVER = """
 import socket, sys
 to = socket.socket(socket.AF_UNIX)
@@ -31,7 +32,6 @@ to.connect(sys.argv[1])
 socket.send_fds(to, [b"."], [0, 1, 2])
 to.recv(1)
 """
-"""Program that waits for the end of the copy that has its pipes."""
 
 
 def fork(config: pytest.Config, specs: list[Any]) -> None:

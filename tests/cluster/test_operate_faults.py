@@ -66,8 +66,8 @@ VERBS: dict[str, list[str]] = {
     "port-forward": ["port-forward", "fit", "tensorboard"],
     "following logs of an end": ["logs", "-f", "fit"],
 }
+# Verbs which between them get, list, watch, apply, delete, read logs and run commands.
 OF_EACH_KIND = ("submit", "status", "logs", "exec", "stop", "delete")
-"""Verbs which between them get, list, watch, apply, delete, read logs and run commands."""
 ENDED = ("following logs of an end",)
 STOPPED = ("resume",)
 CHANGING = ("submit, replaced", "stop", "stop, not waiting", "resume", "delete")

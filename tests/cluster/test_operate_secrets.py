@@ -18,7 +18,7 @@ from standin.state.resources import BY_KIND
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk
 from tests.cluster.test_operate_training import furnish, model  # noqa: F401 - a fixture
-from tests.crash.test_secrets import ENVIRON, TOKEN, found
+from tests.crash.test_secrets import ENVIRON, TOKEN, leaks_in
 
 pytestmark = pytest.mark.slow
 
@@ -47,7 +47,7 @@ class Listener:
             f"{argv}: {done.returncode}\n{output.decode()}"
         )
         assert b"Traceback" not in output, f"{argv}: {output.decode()}"
-        self.leaks += found(f"kubetune {' '.join(argv)}", output)
+        self.leaks += leaks_in(f"kubetune {' '.join(argv)}", output)
         return done.stdout.decode()
 
     def search_cluster(self, moment: str) -> None:
@@ -55,14 +55,14 @@ class Listener:
         for kind, resource in BY_KIND.items():
             if resource.namespaced and kind != "Secret":
                 text = json.dumps(self.desk.cluster.find(kind))
-                self.leaks += found(f"{moment}: objects of kind {kind}", text.encode())
+                self.leaks += leaks_in(f"{moment}: objects of kind {kind}", text.encode())
         for pod in map(name_of, self.desk.cluster.find("Pod")):
-            self.leaks += found(f"{moment}: log of {pod}", self.desk.cluster.log(pod).encode())
+            self.leaks += leaks_in(f"{moment}: log of {pod}", self.desk.cluster.log(pod).encode())
 
     def search_files(self, folder: Path) -> None:
         for path in files(folder):
             if path.name != ".env":
-                self.leaks += found(str(path), path.read_bytes())
+                self.leaks += leaks_in(str(path), path.read_bytes())
 
 
 def files(folder: Path) -> Iterator[Path]:
@@ -188,5 +188,5 @@ def test_pods_to_work_in(listener: Listener) -> None:
 def test_the_guard_itself_would_notice(listener: Listener) -> None:
     """Secrets as Kubernetes keeps them are found: in base64, in the objects that are left out elsewhere."""
     text = json.dumps(listener.desk.cluster.find("Secret"))
-    assert len(found("Secrets", text.encode())) >= len(ENVIRON)
+    assert len(leaks_in("Secrets", text.encode())) >= len(ENVIRON)
     assert os.environ.get("HF_TOKEN") != TOKEN

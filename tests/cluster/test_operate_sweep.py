@@ -104,7 +104,7 @@ def drive(desk: Desk, *more: str) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def said(desk: Desk) -> str:
+def output_of(desk: Desk) -> str:
     return (desk.folder / "out").read_text()
 
 
@@ -146,8 +146,8 @@ def test_a_sweep_in_a_queue_is_stopped_with_and_without_its_driver_and_goes_on(d
     (job,) = desk.cluster.find("Job", "kubetune/sweep=fit")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert "was asked to stop" in desk.quick("sweep", "stop", "found").stdout
-    assert driver.wait(SECONDS) == errors.PREEMPTED, said(desk)
-    assert "asked to stop by SIGTERM; the same command goes on" in said(desk)
+    assert driver.wait(SECONDS) == errors.PREEMPTED, output_of(desk)
+    assert "asked to stop by SIGTERM; the same command goes on" in output_of(desk)
     assert not active()
     wait_until(lambda: not trainers(desk), SECONDS)
 
@@ -169,7 +169,7 @@ def test_a_sweep_in_a_queue_is_stopped_with_and_without_its_driver_and_goes_on(d
     driver = goes_on()  # it takes up a run that never stopped, and counts no second of it twice
     assert first().earlier_seconds == held.earlier_seconds > 0
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(SECONDS) == errors.PREEMPTED, said(desk)
+    assert driver.wait(SECONDS) == errors.PREEMPTED, output_of(desk)
     assert not active()
 
 
@@ -180,6 +180,6 @@ def test_the_driver_heeds_a_stop_while_a_trial_is_prepared(desk: Desk) -> None:
     driver = drive(desk, "--parallel", "2")
     desk.cluster.wait_pods("app.kubernetes.io/component=preprocess,kubetune/sweep=fit", 2, SECONDS)
     driver.send_signal(signal.SIGINT)
-    assert driver.wait(SECONDS) == errors.PREEMPTED, said(desk)
+    assert driver.wait(SECONDS) == errors.PREEMPTED, output_of(desk)
     assert {run.state for run in read_record(desk.folder / "found").runs} == {"waiting"}
     assert trainers(desk) == []

@@ -50,8 +50,8 @@ class Kind(NamedTuple):
     victim: Victim
 
 
+# What the time until a blow is counted from: the start of the processes, or the model being loaded.
 Moment = Literal["start", "model"]
-"""What the time until a blow is counted from: the start of the processes, or the model being loaded."""
 
 EARLY_SHARE = 0.2
 
@@ -65,7 +65,7 @@ KINDS = [
 ]
 
 
-class Whole(NamedTuple):
+class Undisturbed(NamedTuple):
     """What a run that nobody disturbs leaves, and the seconds until its model is loaded, and from there to its end."""
 
     digests: dict[str, str]
@@ -112,7 +112,7 @@ class Chaos:
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._draw = folder, random.Random(seed)
         self._inputs = toy.make_inputs(folder / "inputs")
-        self._whole: dict[tuple[str, int, str], Whole] = {}
+        self._whole: dict[tuple[str, int, str], Undisturbed] = {}
 
     def kills(self, number: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Kill]:
         """Yield so many kills that met a run still going, over these kinds in an order that the seed gives."""
@@ -147,7 +147,7 @@ class Chaos:
         training = {"save_steps": 1, "parallelism": kind.parallelism, "async_save": kind.async_save}
         return toy.make_config(self._inputs, training, **METHODS[kind.method])
 
-    def _undisturbed(self, kind: Kind) -> Whole:
+    def _undisturbed(self, kind: Kind) -> Undisturbed:
         """Return a run of this kind that waits for its checkpoints, made once."""
         key = kind[:3]
         if key not in self._whole:
@@ -165,7 +165,7 @@ class Chaos:
                 loaded = time.monotonic()
                 codes = wait_all(ranks)
             assert codes == [0] * kind.world_size, toy.log_of(run_dir)
-            self._whole[key] = Whole(
+            self._whole[key] = Undisturbed(
                 toy.digests(run_dir), loaded - began, time.monotonic() - loaded
             )
         return self._whole[key]

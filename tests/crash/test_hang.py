@@ -19,11 +19,11 @@ from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all
 
+# Longer than loading the toy takes on a crowded machine, which is no hang.
 TIMEOUT = 20.0
-"""Longer than loading the toy takes on a crowded machine, which is no hang."""
 
+# For ranks that load nothing.
 IMPATIENCE = 0.5
-"""For ranks that load nothing."""
 
 
 @pytest.fixture

@@ -39,12 +39,12 @@ POINTS = [
     pytest.param("commit.renamed", 5, 14, id="named, the last one", marks=slow),
 ]
 
+# Settings with which several ranks write a checkpoint together, or one is written beside the loop.
 ELSEWHERE: dict[str, dict[str, Any]] = {
     "fsdp": {"parallelism": "fsdp"},
     "async": {"async_save": True},
     "fsdp async": {"parallelism": "fsdp", "async_save": True},
 }
-"""Settings with which several ranks write a checkpoint together, or one is written beside the loop."""
 
 
 def kill_at(run_dir: Path, world_size: int, point: str, nth: int, rank: int = 0) -> list[int]:

@@ -21,14 +21,14 @@ from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
+# `training.timeout_seconds`; before the ranks have met nothing else ends those who wait for one that died.
 PATIENCE, IMPATIENCE = 60.0, 5.0
-"""`training.timeout_seconds`; before the ranks have met nothing else ends those who wait for one that died."""
 NOTICED_SECONDS = 30.0
+# `training.timeout_seconds` of runs with a stopped rank: longer than loading takes on a crowded machine.
 STOPPED_TIMEOUT = 20.0
-"""`training.timeout_seconds` of runs with a stopped rank: longer than loading takes on a crowded machine."""
 
+# What torchrun gives a rank to leave before it kills it.
 TORCHRUN_SECONDS = 30.0
-"""What torchrun gives a rank to leave before it kills it."""
 
 Whole = Callable[[Config, int], dict[str, str]]
 

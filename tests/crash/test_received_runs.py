@@ -48,19 +48,19 @@ from tests.crash.poisons import (
     tasks_of_its_own,
 )  # fmt: skip
 
+# In which a verb must be done with a poisoned run; a pipe would keep it for ever.
 SECONDS = 60
-"""In which a verb must be done with a poisoned run; a pipe would keep it for ever."""
+# Verbs that show a run, and load no model of it.
 READING = ("report", "compare", "runs", "watch", "serve", "plan", "check", "render", "resume")
-"""Verbs that show a run, and load no model of it."""
 LOADING = ("generate", "chat", "evaluate", "export", "push")
+# Verbs that start what a run file says, which allows what it names: code, and places to write and send to.
 STARTING = ("train", "verify-resume", "sweep")
-"""Verbs that start what a run file says, which allows what it names: code, and places to write and send to."""
 ALLOWED_BY_NAME = {hooks, metrics_of_its_own, tasks_of_its_own, places_outside}
+# Poisons that leave the weights whole: a verb that loads may refuse the run, or do what it is for.
 HARMLESS_TO_MODELS = {
     hooks, metrics_of_its_own, tasks_of_its_own, pipes_for_numbers, a_pipe_for_a_lock, links_to_a_secret,
     code_for_generation, code_of_tokenizer_and_processor, places_outside, data_from_outside,
 }  # fmt: skip
-"""Poisons that leave the weights whole: a verb that loads may refuse the run, or do what it is for."""
 HARMLESS_CODES = (errors.OK, errors.USER, errors.ENVIRONMENT)
 
 
@@ -98,11 +98,12 @@ def vision_language(folder: Path) -> Config:
 
 
 STEP = {"max_steps": 1}
+# For each task the config of a small run of full fine-tuning, with the inputs that it needs in a folder.
 RUNS = {
     make.__name__: make
     for make in (causal_lm, preference, reward_model, sequence_classification, vision_language)
 }
-"""For each task the config of a small run of full fine-tuning, with the inputs that it needs in a folder."""
+# What config.json of a trained head says.
 HEADS = {
     "reward_model": {"id2label": {0: "reward"}, "problem_type": "regression"},
     "sequence_classification": {
@@ -110,7 +111,6 @@ HEADS = {
         "problem_type": "single_label_classification",
     },
 }
-"""What config.json of a trained head says."""
 
 
 def write_whole(task: str, folder: Path) -> Path:

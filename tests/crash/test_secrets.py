@@ -41,7 +41,7 @@ def forms(secret: str) -> list[bytes]:
 NEEDLES = [needle for secret in (TOKEN, TOKEN[::-1], PASSWORD) for needle in forms(secret)]
 
 
-def found(where: str, content: bytes) -> list[str]:
+def leaks_in(where: str, content: bytes) -> list[str]:
     return [f"{where}: {needle!r}" for needle in NEEDLES if needle in content]
 
 
@@ -106,7 +106,7 @@ def test_no_verb_tells_a_secret(toy_inputs: Path, tmp_path: Path) -> None:
     inputs = {file, tmp_path / "env", tmp_path / "bad.jsonl"}
     for path in sorted(tmp_path.rglob("*")):
         if path.is_file() and path not in inputs:
-            leaks += found(str(path), path.read_bytes())
+            leaks += leaks_in(str(path), path.read_bytes())
     assert leaks == []
     assert (tmp_path / "run" / "checkpoints" / "last").exists()
 
@@ -120,7 +120,7 @@ def told_by(verb: str, arguments: list[str], folder: Path) -> list[str]:
     output = done.stdout + done.stderr
     where = f"{verb} {' '.join(arguments)} (exit code {done.returncode})"
     trace = [f"{where}: {done.stderr.decode()[-2000:]}"] if b"Traceback" in output else []
-    return trace + found(where, output)
+    return trace + leaks_in(where, output)
 
 
 def told_by_pages(folder: Path) -> list[str]:
@@ -153,7 +153,7 @@ def told_by_pages(folder: Path) -> list[str]:
         return [
             leak
             for page in (*pages, (line + server.stdout.read()).encode())
-            for leak in found("ui", page)
+            for leak in leaks_in("ui", page)
         ]
 
 

@@ -84,6 +84,7 @@ CASES: dict[str, list[str]] = {
 }
 
 
+# Cases that are kept as their difference from another, which may be one itself; the others are kept whole.
 BESIDE = {
     "statefulset": "job",
     "jobset": "job",
@@ -96,7 +97,6 @@ BESIDE = {
     "shared-cache": "minimal",
     "volcano-job": "minimal",
 }
-"""Cases that are kept as their difference from another, which may be one itself; the others are kept whole."""
 
 
 @cache

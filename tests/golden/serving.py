@@ -17,8 +17,8 @@ from kubetune.config.load import load_config, resolved
 from tests.golden.differences import difference
 
 FOLDER = Path(__file__).parent
+# Stands for the run directory of full.yaml, with an adapter that was exported.
 RUN = "RUN"
-"""Stands for the run directory of full.yaml, with an adapter that was exported."""
 
 CASES: dict[str, list[str]] = {
     "whole": [

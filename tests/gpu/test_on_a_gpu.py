@@ -48,8 +48,8 @@ pytestmark = [
 
 DEVICE = torch.device("cuda")
 EXACT = 1e-5
+# bf16 keeps eight bits; over three layers the gradient of plain transformers in bf16 is off by about 2 %.
 HALF = 0.05
-"""bf16 keeps eight bits; over three layers the gradient of plain transformers in bf16 is off by about 2 %."""
 CU_SEQLENS = (0, 3, 300, 340, 1500)
 
 

@@ -331,6 +331,7 @@ def _targets(*words: Any) -> tuple[Any, ...]:
     return (NO, ["q_proj"], ["q_proj", "v_proj"], *words)
 
 
+# Of each tool: what reads its settings, what each case begins with, the packages, and the grids by topic.
 PEERS: dict[str, tuple[Callable[[Settings, str], Settings], Settings, str, dict[str, list[Grid]]]] = {
     "axolotl": (
         _axolotl,
@@ -530,7 +531,6 @@ PEERS: dict[str, tuple[Callable[[Settings, str], Settings], Settings, str, dict[
         },
     ),
 }  # fmt: skip
-"""Of each tool: what reads its settings, what each case begins with, the packages, and the grids by topic."""
 
 
 def cases_of(peer: str) -> Iterator[tuple[str, Settings]]:

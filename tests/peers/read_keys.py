@@ -19,6 +19,7 @@ from typing import Any
 TABLE = Path(__file__).with_name("keys.json")
 _HUGGING_FACE = "transformers/training_args.py:TrainingArguments"
 _SEQUENCES = "transformers/training_args_seq2seq.py:Seq2SeqTrainingArguments"
+# Under each name: the distribution, and the classes, as FILE:CLASS with patterns.
 PEERS = {
     "axolotl": (
         "axolotl",
@@ -61,7 +62,6 @@ PEERS = {
         ],
     ),
 }
-"""Under each name: the distribution, and the classes, as FILE:CLASS with patterns."""
 
 
 def main(folder: Path) -> None:

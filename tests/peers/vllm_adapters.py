@@ -28,14 +28,14 @@ FAMILIES = (
     "qwen3_moe", "gpt_oss", "mixtral", "olmoe", "deepseek_v3", "glm4_moe", "granitemoe", "phimoe", "minimax_m2",
     "ernie4_5_moe", "qwen3_next", "qwen3_5_moe_text", "lfm2_moe",
 )  # fmt: skip
+# Of a size that vLLM's attention takes on a CPU; nothing is as wide as something else.
 WIDTHS: dict[str, Any] = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 96}
-"""Of a size that vLLM's attention takes on a CPU; nothing is as wide as something else."""
+# What published configs of these have and vLLM reads.
 OWN: dict[str, dict[str, Any]] = {
     "gpt_oss": {"intermediate_size": 160},
     "deepseek_v3": {"topk_method": "noaux_tc"},
     "minimax_m2": {"rotary_dim": 64, "scoring_func": "sigmoid", "intermediate_size": 160},
 }
-"""What published configs of these have and vLLM reads."""
 
 
 def main() -> None:

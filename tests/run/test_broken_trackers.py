@@ -27,17 +27,17 @@ pytestmark = [
 ]
 
 STEPS, NUMBERS = 3, 2
+# What a healthy server says to what a run begins with; {} to everything else.
 ANSWERS: dict[str, dict[str, Any]] = {
     "experiments/get-by-name": {"experiment": {"experiment_id": "1", "name": "kubetune"}},
     "runs/create": {
         "run": {"info": {"run_id": "r", "experiment_id": "1", "status": "RUNNING"}, "data": {}}
     },
 }
-"""What a healthy server says to what a run begins with; {} to everything else."""
 REQUESTS_TO_BEGIN = 4
 
+# Threads that have sent something by HTTP.
 SENDERS: list[int] = []
-"""Threads that have sent something by HTTP."""
 sys.addaudithook(
     lambda event, _: SENDERS.append(threading.get_ident()) if event == "http.client.send" else None
 )

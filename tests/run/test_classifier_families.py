@@ -63,6 +63,7 @@ DEBERTA = {
     "pooler_dropout": 0.0,
 }
 
+# Families whose texts run in one packed batch.
 PADDING_FREE: dict[str, dict[str, Any]] = {
     "bert": BERT,
     "electra": {**BERT, "embedding_size": 16},
@@ -85,8 +86,8 @@ PADDING_FREE: dict[str, dict[str, Any]] = {
         "classifier_pooling": "cls",
     },
 }
-"""Families whose texts run in one packed batch."""
 
+# Families that pool or attend otherwise: each text is run alone.
 ONE_BY_ONE: dict[str, dict[str, Any]] = {
     "eurobert": {**BARE, "num_key_value_heads": 2},
     "deberta": DEBERTA,
@@ -188,7 +189,6 @@ ONE_BY_ONE: dict[str, dict[str, Any]] = {
         "decoder_start_token_id": 0,
     },
 }
-"""Families that pool or attend otherwise: each text is run alone."""
 
 QUICK = ("roberta", "eurobert", "xlnet", "ctrl", "modernbert")
 FAMILIES = [

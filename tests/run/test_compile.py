@@ -27,7 +27,7 @@ from tests import reviews, toy
 from tests.pictures import save_seeing_model, write_questions
 
 
-def given() -> tuple[Tensor, Tensor, float, float, float]:
+def example() -> tuple[Tensor, Tensor, float, float, float]:
     """Return what a cross-entropy over 5 rows and 11 words gets."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(5, 11, generator=generator), torch.arange(5), 0.5, 1.0, 0.0
@@ -39,12 +39,12 @@ def compile_to(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) ->
 
 def test_a_compiled_function_takes_over_where_it_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
     compile_to(monkeypatch, compiled := lambda *args: pointwise.cross_entropy(*args))
-    expected = pointwise.cross_entropy(*given())
+    expected = pointwise.cross_entropy(*example())
     kernels = Kernels()
     others = Kernels()
     assert kernels["cross_entropy"] is pointwise.cross_entropy
     kernels.compile()
-    for ours, plain in zip(kernels["cross_entropy"](*given()), expected, strict=True):
+    for ours, plain in zip(kernels["cross_entropy"](*example()), expected, strict=True):
         assert torch.equal(ours, plain)
     assert kernels["cross_entropy"] is compiled
     assert others["cross_entropy"] is pointwise.cross_entropy  # of another run in the same process
@@ -71,7 +71,7 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
     made = list[str]()
     stop.defer()
 
-    def told(graph: Any, inputs: Any) -> Any:
+    def signalling_backend(graph: Any, inputs: Any) -> Any:
         made.append("begun")
         signal.raise_signal(signal.SIGTERM)
         made.append("done")
@@ -79,7 +79,9 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
 
     plain = torch.compile
     monkeypatch.setattr(
-        torch, "compile", lambda function, **options: plain(function, **options, backend=told)
+        torch,
+        "compile",
+        lambda function, **options: plain(function, **options, backend=signalling_backend),
     )
     monkeypatch.setitem(pointwise._PLAIN, "sum", lambda x: x + x)
     monkeypatch.setitem(pointwise._PLAIN, "product", lambda x: x * x)
@@ -94,7 +96,8 @@ def test_a_stop_leaves_the_compiler_and_the_run_goes_on_without(
             signal.signal(number, handler)
     assert stop.requested
     assert made == ["begun"]
-    message = "<lambda> runs without torch.compile: backend='told' raised: CompilingStopped: the run is to stop"
+    reason = "backend='signalling_backend' raised: CompilingStopped: the run is to stop"
+    message = f"<lambda> runs without torch.compile: {reason}"
     assert [
         record.getMessage() for record in caplog.records if record.name == "kubetune.MODEL"
     ] == [message]
@@ -112,8 +115,8 @@ def test_one_that_differs_or_cannot_be_compiled_stays_plain(
     compile_to(monkeypatch, function)
     kernels = Kernels()
     kernels.compile()
-    expected = pointwise.cross_entropy(*given())
-    for ours, plain in zip(kernels["cross_entropy"](*given()), expected, strict=True):
+    expected = pointwise.cross_entropy(*example())
+    for ours, plain in zip(kernels["cross_entropy"](*example()), expected, strict=True):
         assert torch.equal(ours, plain)
     assert kernels["cross_entropy"] is pointwise.cross_entropy
     assert f"cross_entropy runs without torch.compile: {reason}" in caplog.text
@@ -141,8 +144,8 @@ def test_a_run_without_a_compiler_says_that_kernels_stay_plain(
     assert "Python.h" in str(can_compile(torch.device("cuda")))
 
 
+# For a run that compiles kernels on a machine that does much else.
 PATIENCE = 600.0
-"""For a run that compiles kernels on a machine that does much else."""
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 EXACT = 1e-5
+# Lengths of sequences: others, and other numbers of tokens in each, one sequence alone in the third.
 PACKED_BATCHES = [(37, 5, 64), (21, 100), (50,), (7, 8, 9, 10), (33, 31, 2, 40), (64, 3)]
-"""Lengths of sequences: others, and other numbers of tokens in each, one sequence alone in the third."""
 
 SHAPES = PROMISED | {
     "gemma3_text": {
@@ -270,8 +270,8 @@ def test_where_it_cannot_work_it_is_refused_or_said(
         )
 
 
+# Seconds for a run that compiles: on a crowded machine the C++ compiler alone takes minutes.
 PATIENCE = 900.0
-"""Seconds for a run that compiles: on a crowded machine the C++ compiler alone takes minutes."""
 
 
 @pytest.mark.slow

@@ -369,9 +369,9 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path) -> None:
     assert int(process.stdout.split()[-1]) < 150 * 1024
 
 
+# Small itself: what a process holds when it starts another counts for that one too.
 WATCHED = """
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True)
 print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 """
-"""Small itself: what a process holds when it starts another counts for that one too."""

@@ -19,8 +19,8 @@ from tests.hub import serving
 Image = pytest.importorskip("PIL.Image")
 datasets = pytest.importorskip("datasets")
 
+# An image that the hub does not have.
 LOST = 8
-"""An image that the hub does not have."""
 
 
 def trajectory(number: int) -> dict[str, Any]:

@@ -45,11 +45,11 @@ from tests.pictures import save_seeing_model
 from tests.tiny import CHATML
 
 ONE_EPOCH = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
+# What the base has besides model and tokenizer.
 BESIDE = {
     "LICENSE": "Ours", "USE_POLICY.md": "Be good", "chat_template.jinja": CHATML,
     "additional_chat_templates/rag.jinja": "{{ 'x' }}",
 }  # fmt: skip
-"""What the base has besides model and tokenizer."""
 IDS = torch.tensor([[5, 9, 200, 31, 77, 8, 300, 12]])
 
 

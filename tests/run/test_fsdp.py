@@ -131,6 +131,7 @@ def differing(world: World, config: Config) -> list[str]:
     return [name for name, tensor in theirs.items() if not torch.equal(held[name], tensor)]
 
 
+# Families with weights that are joined or parted when they are read, or with values that no file has.
 READ_OTHERWISE = (
     "kimi_linear",
     "olmo_hybrid",
@@ -141,7 +142,6 @@ READ_OTHERWISE = (
     "hy_v4",
     "gpt_oss",
 )
-"""Families with weights that are joined or parted when they are read, or with values that no file has."""
 
 
 @pytest.mark.parametrize(

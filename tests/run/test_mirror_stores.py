@@ -35,8 +35,8 @@ from tests.ranks import free_port, wait_until
 pytestmark = pytest.mark.slow
 
 ACCOUNT = "devstoreaccount1"
+# Not a secret: Azurite knows this account alone, and its documentation says so.
 KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
-"""Not a secret: Azurite knows this account alone, and its documentation says so."""
 
 
 def google(port: int) -> tuple[list[str], dict[str, str]]:

@@ -19,13 +19,14 @@ from tests import toy
 
 ROOT = Path(__file__).parents[2]
 OFFLINE = (ROOT / "tests" / "offline" / "sitecustomize.py").read_text()
+# Run at the start of every process: transformers says that it is of a release which is in no patch's range.
 NEWER = """
 import importlib.metadata
 
 _version = importlib.metadata.version
 importlib.metadata.version = lambda name: "5.99.0" if name == "transformers" else _version(name)
 """
-"""Run at the start of every process: transformers says that it is of a release which is in no patch's range."""
+# And takes no masks of others any more.
 WITHOUT_MASKS = """
 import sys
 from importlib.machinery import PathFinder
@@ -49,7 +50,6 @@ class Finder:
 
 sys.meta_path.insert(0, Finder)
 """
-"""And takes no masks of others any more."""
 LORA: dict[str, Any] = {"lora": {"r": 4}}
 FULL: dict[str, Any] = {"lora": None}
 FSDP = {"parallelism": "fsdp"}

@@ -32,8 +32,8 @@ from tests import toy
 from tests.pictures import FAMILIES, save_family_model, save_seeing_model, write_colour_pairs
 from tests.preferences import LOSSES, Row, logp, plain_loss
 
+# Two families whose images are grids, which are packed, and two that are run one sequence at a time.
 NAMES = ("qwen2_5_vl", "qwen3_vl", "llava", "gemma3")
-"""Two families whose images are grids, which are packed, and two that are run one sequence at a time."""
 QUICK = {
     ("qwen2_5_vl", "dpo+sft"),
     ("qwen2_5_vl", "orpo"),

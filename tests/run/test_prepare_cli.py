@@ -88,6 +88,7 @@ def test_check_names_bad_records_and_writes_nothing(
 REVIEW = b'{"sentence": "fine", "label": "good"}'
 REVIEWS = ("task=sequence_classification", "classification.labels=[bad, good]")
 
+# The kinds of bad records: (a good one beside it, the bad one, how it is told, what the run file says for it).
 KINDS = {
     **{kind: (GOOD, line, message, ()) for kind, (line, message) in BAD_LINES.items()},
     "label unknown": (REVIEW, b'{"sentence": "fine", "label": "dull"}', "label is 'dull'", REVIEWS),
@@ -98,7 +99,6 @@ KINDS = {
         ("data.max_length=32", "data.overlong=error"),
     ),
 }
-"""The kinds of bad records: (a good one beside it, the bad one, how it is told, what the run file says for it)."""
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -64,8 +64,8 @@ CUT_VIDEOS_TOO: dict[str, Any] = {
     "internvl": InternVLProcessor,
     "llava_onevision": LlavaOnevisionProcessor,
 }
+# Models whose own processor loads only with torchvision or what hears, and is transformers' all the same.
 WANT_LIBRARIES = ("pixtral", "mistral3", "gemma4")
-"""Models whose own processor loads only with torchvision or what hears, and is transformers' all the same."""
 CONVERSATION = [
     {"role": "user", "content": f"{IMAGE_TAG}\nwhat is it"},
     {"role": "assistant", "content": "a list"},
@@ -178,8 +178,8 @@ OLD_ARRAYS = pytest.mark.filterwarnings(
     "ignore:__array__ implementation:DeprecationWarning"
 )  # PaliGemma's processor
 QUICK = ("paligemma",)
+# Bound in float32 of a model that amplifies rounding; calculated in float64, its gradients are 1e-7 apart.
 ROUNDED = {"gemma4": 1e-4}
-"""Bound in float32 of a model that amplifies rounding; calculated in float64, its gradients are 1e-7 apart."""
 SEE_BOTH_WAYS = ("gemma3", "gemma4", "paligemma")
 
 

@@ -59,7 +59,7 @@ def test_devices_are_held_from_each_launch_to_its_end(
     assert actuals.held_seconds(events, "2026-11-20T10:30:00.000Z") == minutes * 60
 
 
-def found(model: str, *overrides: str) -> dict[str, Any]:
+def plan_facts(model: str, *overrides: str) -> dict[str, Any]:
     words = [
         f"model={model}",
         "data.train=org/d",
@@ -82,7 +82,7 @@ def found(model: str, *overrides: str) -> dict[str, Any]:
 def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     stated = ["compute.tokens_per_second=1000", "compute.price_per_gpu_hour=2"]
-    rated = found(str(tmp_path), *stated)
+    rated = plan_facts(str(tmp_path), *stated)
     hours = rated["hours"]
     price = rated["price"]
     keys = ("forecast", "step_hours", "total_hours", "relative_error")
@@ -108,7 +108,7 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
 
 
 def test_what_nobody_could_forecast_is_not_made_up() -> None:
-    unknown = found("org/not-here")
+    unknown = plan_facts("org/not-here")
     assert unknown["memory"] == {
         "forecast_bytes": None,
         "measured_bytes": 10**9,

@@ -196,6 +196,7 @@ def test_targets_that_a_mamba_can_have_are_told_and_work(
     assert cli.main(["plan", "run.yaml", "lora.target_modules=[in_proj]"]) == errors.OK
 
 
+# Linear modules whose weights a fused kernel reads, besides `dt_proj`; none in the last three.
 READ_BY_KERNELS = {
     "bamba": {"out_proj"},
     "falcon_h1": {"out_proj"},
@@ -209,7 +210,6 @@ READ_BY_KERNELS = {
     "zamba": set[str](),
     "lfm2": set[str](),
 }
-"""Linear modules whose weights a fused kernel reads, besides `dt_proj`; none in the last three."""
 
 
 @pytest.mark.parametrize("kind", READ_BY_KERNELS)

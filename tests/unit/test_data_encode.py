@@ -18,6 +18,7 @@ from tests.tiny import train_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 
+# Says itself what is generated, but leaves the end of the turn out.
 MARKED = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -27,8 +28,8 @@ MARKED = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
-"""Says itself what is generated, but leaves the end of the turn out."""
 
+# Drops the thoughts of earlier turns, so no earlier turn reads as it did when it was the last.
 FORGETFUL = """\
 {%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\\n' }}
@@ -37,18 +38,17 @@ FORGETFUL = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
-"""Drops the thoughts of earlier turns, so no earlier turn reads as it did when it was the last."""
 
+# Writes other texts than it is given.
 SHOUTING = """\
 {%- for message in messages %}{{- message.role + message.content | upper + '<|im_end|>' }}{%- endfor %}
 """
-"""Writes other texts than it is given."""
 
+# Knows no special tokens, and its turns end with a line break only.
 SPEECHLESS = (
     "{%- for message in messages %}{{- message.role + ': ' + message.content + '\\n' }}{%- endfor %}"
     + ("{%- if add_generation_prompt %}{{- 'assistant: ' }}{% endif %}")
 )
-"""Knows no special tokens, and its turns end with a line break only."""
 
 
 def make(folder: Path, template: str | None, **settings: Any) -> Encoder:

@@ -163,8 +163,8 @@ def test_tokens_that_tokenizer_json_lacks_are_added_as_transformers_does(
 
 MAPPING = {"image_token": "<image>", "video_token": "<video>"}
 STRIPPED = {"content": "<image>", "lstrip": True, "rstrip": True, "normalized": False}
+# A token as `save_pretrained` writes it into tokenizer_config.json.
 SAVED = {**STRIPPED, "__type": "AddedToken"}
-"""A token as `save_pretrained` writes it into tokenizer_config.json."""
 
 
 @pytest.mark.parametrize(

@@ -30,32 +30,32 @@ KILLED = -signal.SIGKILL
 TERMINATED = -signal.SIGTERM
 
 
-def said(**codes: int) -> dict[int, ExitStatus]:
+def statuses_of(**codes: int) -> dict[int, ExitStatus]:
     return {int(rank[1:]): ExitStatus(code, f"said {code}", 5) for rank, code in codes.items()}
 
 
 @pytest.mark.parametrize(
     ("statuses", "deaths", "code", "reason"),
     [
-        (said(r0=0, r1=0), [], 0, "said 0"),
+        (statuses_of(r0=0, r1=0), [], 0, "said 0"),
         # A crash while the interpreter shuts down comes after all the work.
-        (said(r0=0, r1=0), [Death(1, -signal.SIGSEGV, 0)], 0, "said 0"),
-        (said(r0=0), [], 1, "rank 1 ended without saying how; its log is logs/rank-1.log"),
-        (said(r0=145, r1=2), [Death(0, 145, 0), Death(1, 2, 0)], 2, "rank 1: said 2"),
-        (said(r0=143, r1=3), [Death(0, 143, 0), Death(1, 3, 0)], 3, "rank 1: said 3"),
-        (said(r0=4, r1=4), [Death(0, 4, 0), Death(1, 4, 0)], 4, "said 4"),
+        (statuses_of(r0=0, r1=0), [Death(1, -signal.SIGSEGV, 0)], 0, "said 0"),
+        (statuses_of(r0=0), [], 1, "rank 1 ended without saying how; its log is logs/rank-1.log"),
+        (statuses_of(r0=145, r1=2), [Death(0, 145, 0), Death(1, 2, 0)], 2, "rank 1: said 2"),
+        (statuses_of(r0=143, r1=3), [Death(0, 143, 0), Death(1, 3, 0)], 3, "rank 1: said 3"),
+        (statuses_of(r0=4, r1=4), [Death(0, 4, 0), Death(1, 4, 0)], 4, "said 4"),
         # Lost its peer first, because the peer with the bug took longer to end.
-        (said(r0=145, r1=1), [Death(0, 145, 0), Death(1, 1, 0)], 1, "rank 1: said 1"),
+        (statuses_of(r0=145, r1=1), [Death(0, 145, 0), Death(1, 1, 0)], 1, "rank 1: said 1"),
         # torchrun asks the others to stop once one has failed: their 143 is no cause.
-        (said(r0=1, r1=143), [Death(0, 1, 0), Death(1, 143, 0)], 1, "rank 0: said 1"),
-        (said(r0=1), [Death(0, 1, 0), Death(1, TERMINATED, 0)], 1, "rank 0: said 1"),
+        (statuses_of(r0=1, r1=143), [Death(0, 1, 0), Death(1, 143, 0)], 1, "rank 0: said 1"),
+        (statuses_of(r0=1), [Death(0, 1, 0), Death(1, TERMINATED, 0)], 1, "rank 0: said 1"),
         ({}, [Death(0, -signal.SIGXCPU, 0)], 145, "rank 0 was killed by SIGXCPU (its CPU time is used up: "),
-        (said(r0=145), [Death(0, 145, 0), Death(1, KILLED, 0)], 145, "rank 1 was killed by SIGKILL"),
+        (statuses_of(r0=145), [Death(0, 145, 0), Death(1, KILLED, 0)], 145, "rank 1 was killed by SIGKILL"),
         # The same, though the survivor did not understand what happened to it.
-        (said(r0=1), [Death(0, 1, 0), Death(1, KILLED, 1)], 145, "rank 1 was killed by SIGKILL"),
+        (statuses_of(r0=1), [Death(0, 1, 0), Death(1, KILLED, 1)], 145, "rank 1 was killed by SIGKILL"),
         # Killed by torchrun, half a minute after the bug.
-        (said(r0=1), [Death(0, 1, 0), Death(1, KILLED, 30)], 1, "rank 0: said 1"),
-        (said(r0=143, r1=143), [Death(0, 143, 0), Death(1, 143, 0)], 143, "said 143"),
+        (statuses_of(r0=1), [Death(0, 1, 0), Death(1, KILLED, 30)], 1, "rank 0: said 1"),
+        (statuses_of(r0=143, r1=143), [Death(0, 143, 0), Death(1, 143, 0)], 143, "said 143"),
         ({}, [Death(0, TERMINATED, 0), Death(1, TERMINATED, 0)], 143, "stopped before the first step"),
         ({}, [Death(0, 145, 0), Death(1, 145, 0)], 145, "rank 0 ended with exit code 145"),
         ({}, [Death(0, 77, 0)], 1, "rank 0 ended with exit code 77"),
@@ -73,8 +73,8 @@ def test_the_cause_is_named(
 def test_a_rank_that_stood_still_was_not_killed_by_chance() -> None:
     deaths = [Death(0, 145, 0), Death(1, KILLED, 0)]
     still = ExitStatus(145, "rank 1 stood still", 7)
-    assert judge(range(2), said(r0=145), deaths, frozen={1: still}) == still
-    assert judge(range(2), said(r0=4), deaths, frozen={1: still}).code == 4
+    assert judge(range(2), statuses_of(r0=145), deaths, frozen={1: still}) == still
+    assert judge(range(2), statuses_of(r0=4), deaths, frozen={1: still}).code == 4
     assert judge(range(2), {}, deaths, stopping="asked", frozen={1: still}) == ExitStatus(
         143, "asked", 7
     )
@@ -82,7 +82,9 @@ def test_a_rank_that_stood_still_was_not_killed_by_chance() -> None:
 
 def test_a_report_from_another_node_tells_the_cause() -> None:
     verdict = judge(
-        range(2), {**said(r0=145, r1=145), **said(r3=2)}, [Death(0, 145, 0), Death(1, 145, 0)]
+        range(2),
+        {**statuses_of(r0=145, r1=145), **statuses_of(r3=2)},
+        [Death(0, 145, 0), Death(1, 145, 0)],
     )
     assert verdict == ExitStatus(2, "rank 3: said 2", 5)
 
@@ -90,10 +92,10 @@ def test_a_report_from_another_node_tells_the_cause() -> None:
 @pytest.mark.parametrize(
     ("statuses", "deaths", "reason"),
     [
-        (said(r0=143, r1=143), [Death(0, 143, 0), Death(1, 143, 0)], "said 143"),
-        (said(r0=143), [Death(0, 143, 0), Death(1, KILLED, 0)], "said 143"),
+        (statuses_of(r0=143, r1=143), [Death(0, 143, 0), Death(1, 143, 0)], "said 143"),
+        (statuses_of(r0=143), [Death(0, 143, 0), Death(1, KILLED, 0)], "said 143"),
         # What breaks while everybody leaves is not held against the run.
-        (said(r0=145, r1=1), [Death(0, 145, 0), Death(1, 1, 0)], "asked"),
+        (statuses_of(r0=145, r1=1), [Death(0, 145, 0), Death(1, 1, 0)], "asked"),
         ({}, [Death(0, KILLED, 0)], "asked"),
         ({}, [], "asked"),
     ],
@@ -106,7 +108,7 @@ def test_a_stop_that_was_asked_for_is_retryable(
 
 
 def test_a_config_error_stays_one_while_stopping() -> None:
-    assert judge([0], said(r0=2), [Death(0, 2, 0)], stopping="asked").code == errors.USER
+    assert judge([0], statuses_of(r0=2), [Death(0, 2, 0)], stopping="asked").code == errors.USER
 
 
 @pytest.mark.parametrize(

@@ -21,16 +21,16 @@ from kubetune.supervisor.observers import traces
 from tests import toy
 
 ROOT = Path(__file__).parents[2]
+# Extras that bring programs and notebooks, which no module of kubetune imports.
 OF_NO_MODULE = {"dev", "jupyter", "notebooks"}
-"""Extras that bring programs and notebooks, which no module of kubetune imports."""
+# Modules that are called otherwise than what is installed for them.
 MODULE_OF = {"pillow": "PIL", "opentelemetry-sdk": "opentelemetry"}
-"""Modules that are called otherwise than what is installed for them."""
+# Run at the start of every process: the modules that it names cannot be imported, or found.
 WITHOUT = """
 import os, sys
 for name in os.environ["WITHOUT"].split():
     sys.modules[name] = None
 """
-"""Run at the start of every process: the modules that it names cannot be imported, or found."""
 RUN = """
 name: small
 model: {path: nowhere/model}
@@ -154,6 +154,7 @@ OTHERS = [
     ("az", ("train", "run.yaml", "output=az://bucket/run")),
     ("sweep", ("sweep", "run.yaml", "training.learning_rate=1e-4,1e-3")),
 ]
+# What is missed only once a rank has imported torch, which takes seconds.
 LATE = [
     ("quantization", ("train", "run.yaml", "quantization=4bit")),
     ("quantization", ("train", "run.yaml", "training.optim=adamw_8bit")),
@@ -162,7 +163,6 @@ LATE = [
     ("evaluation", ("train", "run.yaml", GENERATED % "bleu")),
     ("benchmarks", ("train", "run.yaml", "evaluation.benchmarks=[arc_easy]")),
 ]
-"""What is missed only once a rank has imported torch, which takes seconds."""
 
 
 @pytest.mark.parametrize(

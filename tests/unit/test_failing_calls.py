@@ -49,6 +49,7 @@ CALLS: dict[str, Callable[[Cluster], object]] = {
     ),
 }
 ASKS_NOTHING = {"tell_once"}
+# Answers to 404 that are no errors.
 NOT_THERE = {
     "get": None,
     "list": [],
@@ -56,9 +57,8 @@ NOT_THERE = {
     "delete": False,
     "serves": False,
 }
-"""Answers to 404 that are no errors."""
+# What has no time is no line of a log; the user is told of it.
 UNKNOWING: dict[str, dict[str, object]] = {"garbage": {"log": []}}
-"""What has no time is no line of a log; the user is told of it."""
 MAY_NOT_KNOW = {"403": {"require_namespace": None}}
 
 
@@ -205,12 +205,12 @@ def test_a_rank_that_does_not_come_is_lost_in_every_collective(tmp_path: Path, n
 
 
 # -- what there is, by the code itself
+# Names by which the hub, or any other web server, is asked.
 ASKED = {
     "hf_hub_download", "snapshot_download", "load_dataset", "get_dataset_split_names", "list_repo_files", "create_repo",
     "model_info", "upload_folder", "urlopen", "load_dataset_builder", "dataset_info", "upload_file", "create_commit",
     "get_dataset_config_names", "whoami", "auth_check", "repo_info", "list_repo_tree", "hf_hub_url",
 }  # fmt: skip
-"""Names by which the hub, or any other web server, is asked."""
 HUB_CASES = {
     "cli/installation/doctor.py": "unit/test_failing_calls.py",
     "data/prepared/fetch_worker.py": "run/test_broken_hub.py",
@@ -286,8 +286,8 @@ REFUSED_IN = {
     "training": "crash/test_disk.py",
     "ui": "unit/test_ui_new.py",
 }
+# Rooms whose errors go up to the command, which says what the system refused (files.fault_of).
 EXPLAINED_AT_THE_END = {"library", "scoring", "supervisor"}
-"""Rooms whose errors go up to the command, which says what the system refused (files.fault_of)."""
 
 
 def changes_disk(node: ast.Call, name: str) -> bool:

@@ -198,7 +198,7 @@ def test_llama_factory_with_its_registry_of_data(tmp_path: Path) -> None:
 
 
 def test_trl(tmp_path: Path) -> None:
-    _found, config = imported(tmp_path, TRL)
+    _, config = imported(tmp_path, TRL)
     (source,), evaluated = config.data.train, config.data.eval
     assert (source.path, source.subset, source.split) == ("some-lab/chats", "en", "train")
     assert isinstance(evaluated, tuple)
@@ -233,7 +233,7 @@ WANDB = "wandb_entity: we\nwandb_project: mine\nwandb_mode: offline\nwandb_log_m
 def test_what_is_said_of_a_tracker_counts_where_the_tracker_is_on(
     tmp_path: Path, text: str, tracker: str, expected: dict[str, Any] | None
 ) -> None:
-    _found, config = imported(tmp_path, text, "train.sh" if "swift" in text else "theirs.yaml")
+    _, config = imported(tmp_path, text, "train.sh" if "swift" in text else "theirs.yaml")
     section = getattr(config.tracking, tracker)
     assert (section and section.model_dump(exclude_unset=True)) == expected
 
@@ -809,13 +809,13 @@ def test_the_command_writes_a_file_that_can_be_planned(
     assert "names no model" in capsys.readouterr().err
 
 
+# For each tool the settings beside which more keys say something.
 _SAME_SETTING: dict[str, dict[str, Any]] = {
     "axolotl": {"adapter": "lora", "lora_target_linear": True, "val_set_size": 0.1},
     "LLaMA-Factory": {"finetuning_type": "lora", "val_size": 0.1, "quantization_bit": 4},
     "TRL": {"use_peft": True, "lora_target_modules": "all-linear", "eval_strategy": "steps"},
     "ms-swift": {"tuner_type": "lora", "split_dataset_ratio": 0.1, "quant_method": "bnb", "quant_bits": 4},
 }  # fmt: skip
-"""For each tool the settings beside which more keys say something."""
 _VALUES = (True, False, 4, 8, 0.5, 3, "epoch", "fp4", "linear", "a", "b", "keep_start", "bfd_split")
 
 

@@ -324,8 +324,9 @@ def test_all_that_axolotl_trains_of_a_conversation(shape: str, kind: str, tmp_pa
 OVERLONG = {"delete": "drop", "right": "truncate", "left": "truncate", "raise": "error"}
 LOSSES = {"sigmoid": "dpo"}
 NEAR = ("approximated", "dropped")
+# Keys whose being near excuses a difference; of other topics all that differ from case to case.
 ABOUT = {"preference": {"loss_type", "pref_loss"}}
-"""Keys whose being near excuses a difference; of other topics all that differ from case to case."""
+# What a tool refuses and kubetune takes at its word, with the reason.
 MORE_IS_TAKEN = {
     "LLaMA-Factory": {
         "eval_strategy": "without data to evaluate it stops; here nothing is evaluated"
@@ -333,11 +334,10 @@ MORE_IS_TAKEN = {
     "axolotl": {"eval_strategy": "without data to evaluate it stops; here nothing is evaluated"},
     "TRL": {"lora_target_modules": "it reads one name as an expression for whole names"},
 }
-"""What a tool refuses and kubetune takes at its word, with the reason."""
 
 
+# Topics of the default suite: what nearly every file of these tools says.
 QUICK = ("adapters", "rates", "run")
-"""Topics of the default suite: what nearly every file of these tools says."""
 
 
 def recorded() -> list[Any]:

@@ -105,6 +105,7 @@ def test_every_key_of_a_peers_schema_is_known_by_its_purpose(peer: str, tmp_path
     assert not unknown
 
 
+# Keys whose default is none, which the tools' code takes for off.
 OFF_WHERE_LEFT_OUT = {
     "axolotl": "auto_find_batch_size bfloat16 cosine_constant_lr_ratio cosine_min_lr_ratio dataloader_drop_last "
     "dataset_exact_deduplication float16 float32 fp16 fp8 gptq neftune_noise_alpha noisy_embedding_alpha peft_use_dora "
@@ -114,7 +115,6 @@ OFF_WHERE_LEFT_OUT = {
     "TRL": "neftune_noise_alpha",
     "ms-swift": "neftune_noise_alpha fp16",
 }
-"""Keys whose default is none, which the tools' code takes for off."""
 
 
 @pytest.mark.parametrize("peer", SMALLEST)

@@ -30,7 +30,7 @@ def rendered(*patches: dict[str, Any], kind: str = "job") -> list[Manifest]:
     return [{**obj, "data": {}} if obj["kind"] == "ConfigMap" else obj for obj in objects]
 
 
-def one(objects: list[Manifest], kind: str, name: str = "support-bot") -> Manifest:
+def find_object(objects: list[Manifest], kind: str, name: str = "support-bot") -> Manifest:
     (match,) = [obj for obj in objects if (obj["kind"], obj["metadata"]["name"]) == (kind, name)]
     return match
 
@@ -46,7 +46,7 @@ TRAINER = "trainer"
 
 
 def test_lists_of_a_pod_merge_by_their_keys() -> None:
-    plain = one(rendered(), "Job")["spec"]["template"]["spec"]
+    plain = find_object(rendered(), "Job")["spec"]["template"]["spec"]
     patch = pod_patch(
         dnsPolicy="None",
         containers=[
@@ -56,7 +56,7 @@ def test_lists_of_a_pod_merge_by_their_keys() -> None:
         volumes=[{"name": "extra", "emptyDir": {}}],
         tolerations=[],
     )  # fmt: skip
-    pod = one(rendered(patch), "Job")["spec"]["template"]["spec"]
+    pod = find_object(rendered(patch), "Job")["spec"]["template"]["spec"]
     assert pod["dnsPolicy"] == "None"
     assert [container["name"] for container in pod["containers"]] == [TRAINER, "sidecar"]
     env = {entry["name"] for entry in pod["containers"][0]["env"]}
@@ -75,7 +75,7 @@ def test_things_are_removed_and_replaced() -> None:
         ],
         nodeSelector={"$patch": "replace", "only": "this"},
     )
-    pod = one(rendered(patch), "Job")["spec"]["template"]["spec"]
+    pod = find_object(rendered(patch), "Job")["spec"]["template"]["spec"]
     assert "priorityClassName" not in pod
     assert pod["nodeSelector"] == {"only": "this"}
     assert {"name": "tmp", "emptyDir": {"medium": "Memory"}} in pod["volumes"]
@@ -90,7 +90,7 @@ def test_operations_reach_every_kind(kind: str) -> None:
             "target": {"kind": obj["kind"], "name": obj["metadata"]["name"]},
             "patch": [{"op": "add", "path": path, "value": "x"}],
         }
-        changed = one(rendered(patch, kind=kind), obj["kind"], obj["metadata"]["name"])
+        changed = find_object(rendered(patch, kind=kind), obj["kind"], obj["metadata"]["name"])
         assert changed["metadata"]["annotations"].pop("example.com/note") == "x"
         assert changed == obj
 
@@ -234,7 +234,7 @@ def test_kustomize_merges_alike(tmp_path: Path) -> None:
         volumes=[{"name": "extra", "emptyDir": {}}, {"name": "tmp", "$patch": "delete"}],
         tolerations=[{"operator": "Exists"}],
     )  # fmt: skip
-    job = one(rendered(), "Job")
+    job = find_object(rendered(), "Job")
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     wanted = {
         "apiVersion": "batch/v1",
@@ -259,5 +259,5 @@ def test_kustomize_merges_alike(tmp_path: Path) -> None:
         return value
 
     assert in_order(yaml.load(done.stdout, yaml.CSafeLoader)) == in_order(
-        one(rendered(patch), "Job")
+        find_object(rendered(patch), "Job")
     )

@@ -27,6 +27,7 @@ PAGES = {
     for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
     if page.name != "CHANGELOG.md"  # which speaks of what was
 }
+# Files, and a method of transformers, that begin like a key.
 NO_KEYS = {
     "data.json",
     "evaluation.json",
@@ -35,9 +36,8 @@ NO_KEYS = {
     "mirror.json",
     "tracking.json",
 }
-"""Files, and a method of transformers, that begin like a key."""
+# Options of programs that pages speak of besides.
 OF_OTHERS = {"--isolation", "--lora-adapters", "--model-id", "--summary"}
-"""Options of programs that pages speak of besides."""
 KEY = re.compile(rf"`((?:{'|'.join(Config.model_fields)})(?:\.[a-z0-9_]+)+)\b")
 
 

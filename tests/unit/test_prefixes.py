@@ -23,6 +23,7 @@ PIECES = [
     np.random.default_rng(number).integers(0, 50, 5 + 9 * number).astype(np.uint32)
     for number in range(8)
 ]
+# Rows made of a few pieces, so that many begin alike, some are equal, and some are the beginning of another.
 ROWS = st.lists(
     st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=4).map(
         lambda chosen: np.concatenate([PIECES[piece] for piece in chosen])
@@ -30,7 +31,6 @@ ROWS = st.lists(
     min_size=1,
     max_size=24,
 )
-"""Rows made of a few pieces, so that many begin alike, some are equal, and some are the beginning of another."""
 
 
 def read_back(rows: list[Tokens]) -> dict[int, list[int]]:

@@ -10,8 +10,8 @@ import kubetune
 
 ROOT = Path(kubetune.__file__).parent
 LOADERS = {"from_pretrained", "from_config"}
+# Classes whose loaders know no code of models.
 WITHOUT_CODE = {"PeftModel"}
-"""Classes whose loaders know no code of models."""
 
 
 def _loading_calls() -> Iterator[tuple[str, ast.Call]]:

@@ -20,31 +20,31 @@ ORDER = [name for name, _ in kubetune.ROOMS]
 LIGHT = set(ORDER[: ORDER.index(kubetune.NUMPY_BEGINS)])
 TORCHLESS = set(ORDER[: ORDER.index(kubetune.TORCH_BEGINS)]) - LIGHT
 CLUSTER = {"k8s"}
+# Files of the package's root. They import rooms, and no room imports them.
 DOORS = {"", "__main__", "agent", "worker"}
-"""Files of the root; they lead into rooms."""
 
 TORCH = {"torch", "transformers", "peft", "accelerate"}
 HEAVY = TORCH | {"numpy", "tokenizers", "pyarrow", "datasets"}
+# These light files may import heavy libraries inside functions that only training calls.
 LATE = {"rundir.trackers", "rundir.mlflow_tracker"}
-"""Light, and yet they may import what is heavy inside functions: training alone calls those."""
 
 MOST_FILES_OF_A_FOLDER = 20
 MOST_LINES_OF_A_FUNCTION = 60
 MOST_SYNTAX_NODES_OF_A_FUNCTION = 450
+# Functions that are longer than the limits allow. The list may only shrink.
 STILL_TOO_LONG: set[str] = set()
-"""Functions that are longer than the limits allow. The list may only shrink."""
 
+# What every verb has (cli), and every operation of autograd (its class says what it is).
 SELF_EXPLAINING = {"add_arguments", "run", "forward", "backward"}
-"""What every verb has (cli), and every operation of autograd (its class says what it is)."""
+# Names that modules of a model have in the rooms that change them.
 MODULES_OF_OTHERS = {"base", "head", "last", "layer", "lm", "model", "module", "table"}
-"""Names that modules of a model have in the rooms that change them."""
-SET_THERE = {
+# Attributes of modules of other libraries that our code sets.
+REPLACED_ATTRIBUTES = {
     "chunk_size", "feed_forward_chunk", "forward", "gradient_checkpointing", "sparse", "support_avx512bf16_for_cpu",
     "training", "weight",
 }  # fmt: skip
-"""Attributes of theirs that are set on them."""
-HUNG_THERE = {"call_inside", "shared_input"}
-"""All of ours that hangs on them; docs/design.md says why."""
+# Attributes of ours on such modules. docs/design.md says why.
+OUR_ATTRIBUTES = {"call_inside", "shared_input"}
 
 
 class Import(NamedTuple):
@@ -69,7 +69,7 @@ def nodes(path: Path) -> tuple[ast.AST, ...]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _forget_the_trees() -> Iterator[None]:
-    """Let the process that goes on with other tests be rid of them."""
+    """Free the memory for the tests that follow in this process."""
     yield
     tree.cache_clear()
     nodes.cache_clear()
@@ -114,13 +114,15 @@ def room(module: str) -> str:
 
 
 @cache
-def found_in(module: str) -> list[Import]:
+def imports_of(module: str) -> list[Import]:
+    """Return the imports of a module of the package."""
     return list(imports(MODULES[module]))
 
 
 def of_house(module: str) -> Iterator[Import]:
+    """Yield its imports of other modules of the package."""
     return (
-        imported for imported in found_in(module) if imported.module.split(".")[0] == "kubetune"
+        imported for imported in imports_of(module) if imported.module.split(".")[0] == "kubetune"
     )
 
 
@@ -176,7 +178,7 @@ def test_what_is_light_imports_nothing_heavy() -> None:
     for module in MODULES:
         name = room(module)
         short = module.removeprefix("kubetune.")
-        for imported in found_in(module):
+        for imported in imports_of(module):
             library = imported.module.split(".")[0]
             if name in LIGHT and library in HEAVY and (imported.when == "now" or short not in LATE):
                 wrong.append(f"{module}:{imported.line} imports {imported.module}")
@@ -281,9 +283,9 @@ def test_nothing_hangs_on_modules_of_others_but_what_the_page_on_design_names() 
         if isinstance(target, ast.Attribute)
         and getattr(target.value, "id", "") in MODULES_OF_OTHERS
     }
-    assert set_there == SET_THERE | HUNG_THERE
+    assert set_there == REPLACED_ATTRIBUTES | OUR_ATTRIBUTES
     page = (PACKAGE.parent / "docs" / "design.md").read_text("utf-8")
-    assert all(f"`{name}`" in page for name in HUNG_THERE)
+    assert all(f"`{name}`" in page for name in OUR_ATTRIBUTES)
 
 
 def test_what_other_files_use_says_what_it_is() -> None:

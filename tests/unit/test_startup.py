@@ -26,6 +26,7 @@ CONFIG = {
 }
 TOKENIZER = {"jinja2", "markupsafe", "tokenizers"}
 
+# Runs a verb; its last line on standard error says what that took, in numbers that no machine changes.
 PROBE = """
 import json, sys
 outside, loads = [], 0
@@ -56,7 +57,6 @@ told = {
 print(json.dumps(told), file=sys.stderr)
 sys.exit(code)
 """
-"""Runs a verb; its last line on standard error says what that took, in numbers that no machine changes."""
 
 
 def run_verb(folder: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -172,6 +172,7 @@ def test_an_unset_variable_changes_nothing_and_a_set_one_is_told(
     assert "BATCH" not in done.stderr
 
 
+# What a rank imports, and then what transformers and PEFT take along wherever it is installed.
 RANK_IMPORTS = """
 import gc, inspect, sys
 from importlib.util import find_spec
@@ -189,7 +190,6 @@ assert not [name for name, module in sys.modules.items() if module is None]
 assert inspect.getmodule is getmodule
 assert gc.isenabled()
 """
-"""What a rank imports, and then what transformers and PEFT take along wherever it is installed."""
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ SHARED = Path(__file__).parents[2].parent / "shared" / "data"
 ROLES = ("system", "user", "assistant")
 TAGS = (*(f"<|{role}|>" for role in ROLES), "<|end|>")
 STRIPPING = {"rstrip": True}
+# Settings that an added token may have.
 SETTINGS: dict[str, dict[str, bool]] = {
     "plain": {},
     "rstrip": STRIPPING,
@@ -34,7 +35,6 @@ SETTINGS: dict[str, dict[str, bool]] = {
     "single_word": {"single_word": True},
     "normalized": {"normalized": True},
 }
-"""Settings that an added token may have."""
 
 
 @dataclass(frozen=True)

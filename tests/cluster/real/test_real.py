@@ -23,8 +23,8 @@ import pytest
 import yaml
 
 IMAGE = os.environ.get("KUBETUNE_REAL_IMAGE", "")
+# How long anything may take; a first pull of the image is a part of it.
 SECONDS = float(os.environ.get("KUBETUNE_REAL_SECONDS", "600"))
-"""How long anything may take; a first pull of the image is a part of it."""
 
 pytestmark = [
     pytest.mark.slow,
