@@ -26,8 +26,8 @@ Scene = dict[str, Any]
 GROUPS = 3
 GENERATIONS = 3
 LONGEST = 5
+# Id of the token that ends an answer; an answer without it was cut off.
 END = 2
-"""Id of the token that ends an answer; an answer without it was cut off."""
 
 
 def scene(seed: int) -> Scene:
