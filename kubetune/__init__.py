@@ -17,9 +17,8 @@ if _IS_PROGRAM and not sys.flags.safe_path:
 
 from importlib import import_module  # noqa: E402
 
-TYPE_CHECKING = (
-    False  # typing takes longer to import than all else here, and until then nobody hears Ctrl-C
-)
+# Typing takes longer to import than all else here, and until then nobody hears Ctrl-C.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from kubetune import errors as errors
     from kubetune.config.schema import Config as Config

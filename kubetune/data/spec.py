@@ -27,11 +27,13 @@ class DataSpec:
     It says nothing of what is done with the rows, so runs that differ in their training alone share prepared data.
     """
 
+    # What a record is taken for, and how its texts become ids.
     task: str
     record_kind: RecordKind
     model: ModelConfig  # whose tokenizer, image processor and embeddings the rows are made for
     data: DataConfig
     sources: Sources  # those that are named; none for a share held out of training
+    # What rows of some tasks also depend on.
     classification: ClassificationConfig
     preference: PreferenceConfig
     vision: VisionConfig | None  # None where rows have no images
@@ -55,6 +57,7 @@ class DataSpec:
     @property
     def splits(self) -> Sources:
         """Sources of each split that has some; a share held out comes from the sources of training."""
+        # A share has no sources of its own: its rows are drawn from those of training.
         splits = dict(self.sources)
         if isinstance(self.data.eval, float) and self.data.eval:
             splits["eval"] = self.data.train

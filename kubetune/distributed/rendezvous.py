@@ -47,9 +47,8 @@ class Rendezvous:
     timeout_seconds: float
     address: str  # HOST:PORT of the store, for messages
     store: Store
-    who: str = (
-        "rank"  # what meets, for messages: "rank", or "node" for the first processes of nodes
-    )
+    # what meets, for messages: "rank", or "node" for the first processes of nodes
+    who: str = "rank"
 
     def begin(self, phase: str) -> None:
         """Say on the board that this rank is about to do `phase`."""

@@ -96,6 +96,7 @@ def _kept_room(
     width: int,
     dtype: torch.dtype,
 ) -> Tensor:
+    # Outside the heap, where memory as large as this would leave holes between what is kept.
     room = torch.frombuffer(cpu.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
     return room.view(rows, width)
 
@@ -206,10 +207,12 @@ class FusedLinearCrossEntropy(Function):
     ) -> Tensor:
         # Chunk by chunk, the gradient of logits takes their place and is used up at once: dX = dL W, dW += dLᵀ X.
         # Nothing is computed twice; the price is that gradients are made unasked, with `scale` known here.
-        weight_sum, bias_sum = head.weight_sum, head.bias_sum
+        weight_sum = head.weight_sum
+        bias_sum = head.bias_sum
         d_hidden = torch.empty_like(hidden)
         d_weight = opened(weight, weight_sum) if ctx.needs_input_grad[1] else None
         d_bias = opened(bias, bias_sum) if bias is not None and ctx.needs_input_grad[2] else None
+
         loss = torch.zeros((), device=hidden.device)
         for span, losses, d_logits in chunks(hidden, labels, head, scale):
             loss += losses.sum()
@@ -218,6 +221,8 @@ class FusedLinearCrossEntropy(Function):
                 add_product(d_weight, d_logits, hidden[span])
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
+
+        # What is in the optimizer's sums already is no gradient that autograd should add again.
         ctx.save_for_backward(
             d_hidden,
             d_weight if weight_sum is None else None,
@@ -228,6 +233,7 @@ class FusedLinearCrossEntropy(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        # The gradients are made: only what follows the loss, a factor, is still to come.
         d_hidden, d_weight, d_bias = ctx.saved_tensors
         if d_weight is not None:
             d_weight = (d_weight * grad).to(ctx.dtype)

@@ -57,6 +57,8 @@ def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
         torch.arange(experts, device=ids.device, dtype=ids.dtype),
         right=True,
     )
+
+    # The inverse of a permutation: what stands at place i came from row order[i].
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return Routing(order, back, ends.to(torch.int32), ids, chosen.shape[-1])
@@ -183,6 +185,8 @@ class _GroupedLora(Function):
         rows = _exact(x)
         down, up = _stacked(a, b, len(weight), rows)
         y = _grouped(x, weight if transposed else weight.mT, ends)
+
+        # The scale goes to the narrow product, which has the fewest numbers.
         low = F.grouped_mm(rows, down.mT, offs=ends).mul_(scaling)
         y.add_(F.grouped_mm(low, up.mT, offs=ends))
         ctx.save_for_backward(x, low, weight, a, b, ends)
@@ -198,12 +202,14 @@ class _GroupedLora(Function):
         rank = len(a) // experts
         rows = _exact(grad)
         down, up = _stacked(a, b, experts, rows)
+
         d_low = F.grouped_mm(rows, up, offs=ends).mul_(ctx.scaling)
         d_x = None
         if ctx.needs_input_grad[0]:
             d_x = _grouped(grad, weight.mT if ctx.transposed else weight, ends)
             d_x.add_(F.grouped_mm(d_low, down, offs=ends))
         # Ranks beyond `rank` are the padding of `_stacked`.
+
         d_down = F.grouped_mm(d_low.t(), _exact(x), offs=ends)[:, :rank].float()
         d_a = d_down.reshape(a.shape)
         d_up = F.grouped_mm(rows.t(), low, offs=ends)[..., :rank].float()
@@ -220,7 +226,9 @@ def _is_compiled_by_size(x: Tensor) -> bool:
 
 
 def _exact(x: Tensor) -> Tensor:
-    return x.float() if _is_compiled_by_size(x) else x
+    if _is_compiled_by_size(x):
+        return x.float()
+    return x
 
 
 def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
@@ -271,6 +279,7 @@ def _stacked(
     down = a.to(x.dtype).view(experts, -1, a.shape[-1])
     # As a matrix it is transposed in blocks, seven times as fast as a permutation of three dimensions.
     up = b.to(x.dtype).view(-1, experts).t().contiguous().view(experts, len(b), -1)
+
     missing = -down.shape[1] % (ALIGNED // x.element_size())
     if missing:
         down = F.pad(down, (0, 0, 0, missing))

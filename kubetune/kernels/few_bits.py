@@ -39,10 +39,12 @@ class FourBits(NamedTuple):
 
     def times(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply; on a GPU by a kernel that never makes the weight."""
+        # A CPU has to make the weight: it is made where it leaves no hole in the heap.
         if rows.device.type == "cpu":
             return _times_weight(self, rows, bias, self.state.shape[0])
         from bitsandbytes.autograd._functions import matmul_4bit
 
+        # As bitsandbytes' own layer does.
         if bias is not None:
             bias = bias.to(rows.dtype)
         return cast(Tensor, matmul_4bit(rows, self.codes, quant_state=self.state, bias=bias))
@@ -90,12 +92,14 @@ _ROOMS: dict[torch.dtype, Tensor] = {}
 
 def _room(size: int, dtype: torch.dtype) -> Tensor:
     """Return memory for `size` numbers; all weights of a dtype use the same, one after the other."""
+    # The room grows with the largest weight, and then stays: layers of a model repeat their sizes.
     if dtype not in _ROOMS or len(_ROOMS[dtype]) < size:
         _ROOMS[dtype] = torch.frombuffer(cpu.outside_heap(size * dtype.itemsize), dtype=dtype)
     return _ROOMS[dtype][:size]
 
 
 def _times_transposed(bits: Bits, total: Tensor | None, d_y: Tensor) -> Tensor:
+    # Made anew: to keep it since the forward would take the memory that few bits save.
     weight = bits.weight(d_y.dtype)
     if total is None:
         return d_y @ weight
@@ -116,6 +120,7 @@ class _LoraLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        # `bits` is the third argument of the forward; its codes are frozen.
         d_x, d_adapters, *others = lora_backward(ctx, partial(_times_transposed, ctx.bits), grads)
         return d_x, d_adapters, None, *others
 

@@ -37,7 +37,8 @@ class LinearLogProbabilities(Function):
         learns = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
         slopes = None if learns else torch.empty_like(hidden)
         log_probabilities = torch.empty(len(hidden), device=hidden.device)
-        # `chunks` gives losses, -log p, and their gradients times the scale.
+
+        # `chunks` gives losses, -log p, and their gradients times the scale: by -1 they are those of log p.
         for span, losses, d_logits in chunks(hidden, labels, head, -1.0):
             torch.neg(losses, out=log_probabilities[span])
             if slopes is not None:
@@ -45,6 +46,7 @@ class LinearLogProbabilities(Function):
         if slopes is not None:
             ctx.save_for_backward(slopes)
         else:
+            # The weight's gradient takes g too, so logits are made again when it is known.
             ctx.save_for_backward(hidden, weight, bias, labels)
         ctx.head = head
         return log_probabilities
@@ -54,11 +56,14 @@ class LinearLogProbabilities(Function):
         if len(ctx.saved_tensors) == 1:  # the head is frozen
             (slopes,) = ctx.saved_tensors
             return (slopes * grad[:, None]).to(slopes.dtype), *(None,) * 4
+
         hidden, weight, bias, labels = ctx.saved_tensors
         head = ctx.head
         d_hidden = torch.empty_like(hidden)
         d_weight = opened(weight, head.weight_sum) if ctx.needs_input_grad[1] else None
         d_bias = opened(bias, head.bias_sum) if ctx.needs_input_grad[2] else None
+
+        # As in cross_entropy.py, dX = dL W and dW += dLᵀ X, with each row of dL times its g.
         for span, _, d_logits in chunks(hidden, labels, head, -1.0):
             d_logits.mul_(grad[span, None])
             torch.mm(d_logits, weight, out=d_hidden[span])
@@ -66,6 +71,7 @@ class LinearLogProbabilities(Function):
                 add_product(d_weight, d_logits, hidden[span])
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
+
         # What the optimizer has added up is not handed to autograd again.
         if d_weight is not None and head.weight_sum is not None:
             d_weight = None
@@ -75,7 +81,9 @@ class LinearLogProbabilities(Function):
 
 
 def _in(dtype: torch.dtype, gradient: Tensor | None) -> Tensor | None:
-    return None if gradient is None else gradient.to(dtype)
+    if gradient is None:
+        return None
+    return gradient.to(dtype)
 
 
 def linear_log_probabilities(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:

@@ -66,10 +66,13 @@ def lora_forward(
     """
     rows = x.reshape(-1, x.shape[-1])  # [tokens, in]
     layers = list(_layers(flat, adapters.layers))
+
     # 1. The adapters in the dtype of x: the optimizer's copies, or new ones.
     copies = adapters.copies
     if copies is None or copies.down.dtype != x.dtype:
         copies = _copy(layers, x.dtype)
+
+    # Dropout's 1 / (1 - p) is a number for all, so it goes into the scale and not into each input.
     scale = adapters.scaling
     mask = None
     if adapters.dropout:
@@ -89,6 +92,8 @@ def lora_forward(
         ctx.ranks.append(ranks)
         y = product(rows, layer.bias, *layer.frozen).addmm_(low[:, ranks], up.t(), alpha=scale)
         outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
+
+    # 4. What the backward needs. An output that nobody uses gets no gradient of zeros (`grad is None` there).
     frozen = [tensor for layer in layers for tensor in layer.frozen]
     ctx.save_for_backward(rows, low, copies.down, mask, *copies.ups, *frozen)
     ctx.scale = scale
@@ -100,12 +105,19 @@ def lora_forward(
 
 def _copy(layers: Sequence[Layer], dtype: torch.dtype) -> AdapterCopies:
     """Return copies for one forward, of adapters that no optimizer copies."""
-    down = layers[0].a if len(layers) == 1 else torch.cat([layer.a for layer in layers])
-    return AdapterCopies(down.to(dtype), tuple(layer.b.to(dtype) for layer in layers))
+    # One layer needs no stacking, which would be a copy.
+    if len(layers) == 1:
+        down = layers[0].a
+    else:
+        down = torch.cat([layer.a for layer in layers])
+    ups = tuple(layer.b.to(dtype) for layer in layers)
+    return AdapterCopies(down.to(dtype), ups)
 
 
 def _masked(rows: Tensor, mask: Tensor | None) -> Tensor:
-    return rows if mask is None else rows * numbers(mask, rows.dtype)
+    if mask is None:
+        return rows
+    return rows * numbers(mask, rows.dtype)
 
 
 def lora_backward(
@@ -124,10 +136,14 @@ def lora_backward(
     # W is frozen. dx is left out where nothing below is trained, as in a first layer. Sums over tokens are rounded to
     # the dtype of the arithmetic: matrix units add up in fp32 anyway.
     rows, low, down, mask, *others = ctx.saved_tensors
+
+    # The rest is [B of each layer | frozen tensors of the first layer, of the second, …], as the forward saved them.
     number_of_layers = len(ctx.ranks)
     ups = others[:number_of_layers]
     frozen = others[number_of_layers:]
     width = len(frozen) // number_of_layers  # tensors of each frozen weight
+
+    # 1. Of each layer, `dy B` and dB, and its frozen part of dx.
     d_x = None
     d_lows = []
     d_bs: list[Tensor | None] = []
@@ -142,10 +158,14 @@ def lora_backward(
         d_bs.append((low[:, ranks].t() @ d_y).t())
         if ctx.needs_input_grad[0]:
             d_x = product(d_x, d_y, *frozen[number * width : (number + 1) * width])
+
+    # 2. Of all layers together, the adapters' part of dx, and dA.
     d_low = d_lows[0] if number_of_layers == 1 else torch.cat(d_lows)
     if d_x is not None:
         d_x = _with_adapters(d_x, d_low, down, mask, ctx.scale).view(ctx.shape)
     d_down = d_low @ _masked(rows, mask)
+
+    # 3. In the order of the arguments: a, b, bias and the frozen tensors of each layer.
     no_gradients = [None] * (1 + width)  # of bias and frozen weight
     gradients = []
     for number, ranks in enumerate(ctx.ranks):
@@ -165,7 +185,9 @@ def _with_adapters(
     """Add to the gradient of x, in place, what comes through the adapters."""
     if mask is None:
         return d_x.addmm_(d_low.t(), down, alpha=scale)
-    return d_x.add_((d_low.t() @ down).mul_(numbers(mask, d_low.dtype)), alpha=scale)
+    # The same numbers that the forward dropped get no gradient.
+    of_adapters = (d_low.t() @ down).mul_(numbers(mask, d_low.dtype))
+    return d_x.add_(of_adapters, alpha=scale)
 
 
 def _summed(ctx: Any, number: int, gradient: Tensor | None) -> Tensor | None:
@@ -174,12 +196,14 @@ def _summed(ctx: Any, number: int, gradient: Tensor | None) -> Tensor | None:
         return None
     if not ctx.sums:
         return gradient.float().mul_(ctx.scale)
+    # Added where the optimizer keeps it: autograd would make a tensor for each micro-batch, and add that.
     ctx.sums[number].opened().add_(gradient, alpha=ctx.scale)
     return None
 
 
 def _layers(flat: Sequence[Any], number: int) -> Iterator[Layer]:
     width = len(flat) // number
+    # All layers of one call have as many tensors, since they are of one kind.
     for start in range(0, len(flat), width):
         a, b, bias, *frozen = flat[start : start + width]
         yield Layer(a, b, bias, tuple(frozen))
@@ -192,11 +216,15 @@ def flattened(layers: Sequence[Layer]) -> Iterator[Tensor | None]:
 
 
 def _times(rows: Tensor, bias: Tensor | None, w: Tensor) -> Tensor:
-    return rows @ w if bias is None else torch.addmm(bias, rows, w)
+    if bias is None:
+        return rows @ w
+    return torch.addmm(bias, rows, w)
 
 
 def _times_transposed(total: Tensor | None, d_y: Tensor, w: Tensor) -> Tensor:
-    return d_y @ w.t() if total is None else total.addmm_(d_y, w.t())
+    if total is None:
+        return d_y @ w.t()
+    return total.addmm_(d_y, w.t())
 
 
 class _LoraLinears(Function):

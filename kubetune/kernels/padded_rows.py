@@ -37,11 +37,14 @@ def rows_of(cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch
 
     A sequence that others go on from has no row: it stands in theirs.
     """
+    # 1. Where the tokens of each row stand in the packed batch, shared beginnings included.
     sequences = []
     for number, path in enumerate(paths(cu_seqlens, parents)):
         if number not in parents:
             sequences.append(torch.cat([torch.arange(span.start, span.stop) for span in path]))
     sequences.sort(key=len, reverse=True)
+
+    # 2. Rows of like length go together. A token of a shared beginning is looked up in any of its rows.
     batches: list[Tensor] = []
     places = torch.empty(cu_seqlens[-1], dtype=torch.long)
     offset = 0
@@ -65,6 +68,7 @@ def batches_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
     costs = [0]
     starts = [0]
     for stop in range(1, len(lengths) + 1):
+        # The last batch of the first `stop` rows may begin at any of them.
         choices = []
         for start in range(stop):
             padded = lengths[start] * (stop - start)
@@ -72,6 +76,8 @@ def batches_of(lengths: Sequence[int]) -> list[tuple[int, int]]:
         cost, start = min(choices)
         costs.append(cost)
         starts.append(start)
+
+    # Back from the end, batch by batch.
     boundaries = []
     stop = len(lengths)
     while stop:

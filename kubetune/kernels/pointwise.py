@@ -39,6 +39,7 @@ def rms_norm_forward(
     normed = wide * scale
     if late_cast:
         return (normed * (weight.float() + offset)).to(x.dtype), scale
+    # As Llama does: rounded before the product with the weight, and once more by it.
     return weight * normed.to(x.dtype), scale
 
 
@@ -53,12 +54,14 @@ def rms_norm_backward(
     # y = n · w with n = x / rms(x). So dn = dy · w, and dx = (dn - n · mean(n · dn)) / rms(x).
     normed = x.float() * scale
     wide = grad.float() * (weight.float() + offset)
+    # What is taken off is the part along n, which would only lengthen x.
     return ((wide - normed * (wide * normed).mean(-1, keepdim=True)) * scale).to(x.dtype)
 
 
 def rms_norm_weight_gradient(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
     """Return the gradient of the weight, summed in fp32."""
-    return (grad.float() * (x.float() * scale)).reshape(-1, x.shape[-1]).sum(0)
+    of_tokens = grad.float() * (x.float() * scale)
+    return of_tokens.reshape(-1, x.shape[-1]).sum(0)
 
 
 def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
@@ -68,7 +71,10 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
 
 def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of gate and up."""
-    return torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)
+    # y = silu(gate) · up
+    d_gate = torch.ops.aten.silu_backward(grad * up, gate)
+    d_up = grad * F.silu(gate)
+    return d_gate, d_up
 
 
 def _turn(x: Tensor) -> Tensor:
@@ -90,7 +96,12 @@ def rotary_forward(
     sin: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return queries and keys with their rotary position embedding (arXiv 2104.09864)."""
-    return q * cos + _turn(q) * sin, k * cos + _turn(k) * sin
+    # Of a head with the numbers (x₁, x₂) and the angle θ of a position:
+    #
+    #     (x₁, x₂) cos θ + (-x₂, x₁) sin θ      90° turn (1, 0) into (0, 1)
+    rotated_q = q * cos + _turn(q) * sin
+    rotated_k = k * cos + _turn(k) * sin
+    return rotated_q, rotated_k
 
 
 def rotary_backward(
@@ -100,7 +111,10 @@ def rotary_backward(
     sin: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries and keys before the embedding."""
-    return d_q * cos + _turn_back(d_q * sin), d_k * cos + _turn_back(d_k * sin)
+    # The transpose of the rotation, not its inverse: cos and sin may be scaled, as YaRN scales them.
+    before_q = d_q * cos + _turn_back(d_q * sin)
+    before_k = d_k * cos + _turn_back(d_k * sin)
+    return before_q, before_k
 
 
 def cross_entropy(
@@ -114,11 +128,14 @@ def cross_entropy(
 
     `logits` `[rows, vocabulary]` are overwritten by the gradient.
     """
+    # 1. What the model does to its raw logits: cap · tanh(multiplier · logits / cap).
     bent = logits
     if multiplier != 1.0:
         bent = bent.float() * multiplier
     if cap:
         bent = torch.tanh(bent.float() / cap) * cap
+
+    # 2. The loss, and the gradient of the bent logits: softmax minus 1 at the label.
     log_probabilities = F.log_softmax(bent, -1, dtype=torch.float32)
     column = labels[:, None]
     loss = -log_probabilities.gather(1, column)[:, 0]
@@ -131,6 +148,7 @@ def cross_entropy(
         gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
     if cap:
         gradient = gradient * (1 - (bent / cap) ** 2)
+
     return loss, logits.copy_(gradient * (scale * multiplier))
 
 
@@ -140,6 +158,7 @@ def round_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     Their product is about `x`.
     """
     wide = x.float()
+    # 448 is the largest e4m3 number. A row of zeros would divide by 0.
     scales = wide.abs().amax(-1, keepdim=True).clamp_min(1e-12) / 448.0
     return (wide / scales).to(torch.float8_e4m3fn), scales
 
@@ -220,6 +239,7 @@ class _Untried:
         #   3. Both are compared by the norm of the difference, as fused sums add up in another order.
         # The form that is kept goes into `forms`, so that later calls do not come here. Only errors of
         # the compiler are caught: an error of the run itself is raised by the plain form.
+
         expected = self.plain(*(a.clone() if isinstance(a, Tensor) else a for a in args))
         compiled = torch.compile(self.plain, dynamic=True)
         try:
@@ -235,6 +255,7 @@ class _Untried:
 
     def _give_up(self, expected: Any, reason: str) -> Any:
         logs.MODEL.warning("%s runs without torch.compile: %s", self.plain.__name__, reason)
+        # Said once: later calls find the plain form.
         self.forms[self.plain.__name__] = self.plain
         return expected
 
@@ -272,11 +293,13 @@ def _agree(result: Any, expected: Any) -> bool:
         return all(_agree(*pair) for pair in zip(result, expected, strict=True))
     difference = result.new_zeros((), dtype=torch.float32)
     size = difference.clone()
+
     # In pieces: all logits in fp32 would take more memory than the step itself.
     pieces = zip(result.flatten().split(2**20), expected.flatten().split(2**20), strict=True)
     for piece, expected_piece in pieces:
         difference += (piece.float() - expected_piece.float()).square().sum()
         size += expected_piece.float().square().sum()
+
     return bool(difference.sqrt() <= _TOLERANCE[result.dtype] * size.sqrt())
 
 
@@ -311,6 +334,8 @@ class _RmsNorm(Function):
             )
         if ctx.needs_input_grad[2]:
             d_weight = ctx.kernels["rms_norm_weight_gradient"](grad, x, scale).to(weight.dtype)
+
+        # One for each argument of the forward.
         return None, d_x, d_weight, None, None, None
 
 

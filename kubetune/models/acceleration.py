@@ -84,6 +84,7 @@ def tune(
         logs.MODEL.info("activations of %s layers are recomputed in the backward", some)
         recompute_activations(model, layers)
 
+    # The kernels themselves are compiled later, when the first step has shown that the run works.
     if training.fused_forwards:
         learner.kernels.is_planned = fused
         kernels = learner.kernels if fused else None
@@ -140,6 +141,7 @@ def wants_compile(
         if pays and missing is not None:
             logs.MODEL.warning("kernels stay plain, which is slower: %s (docs/image.md)", missing)
         return pays and missing is None
+    # Asked for by name, so it is no warning.
     if setting and missing is not None:
         raise errors.ConfigError(
             f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
@@ -156,6 +158,7 @@ def device_bytes(device: torch.device) -> int:
 
 def whole_gradient_bytes(model: nn.Module) -> int:
     """Return the bytes of the whole gradients of all sharded weights that are trained."""
+    # In fp32, so 4 bytes a number.
     total = 0
     for parameter in model.parameters():
         if parameter.requires_grad and isinstance(parameter, DTensor):
@@ -183,10 +186,12 @@ def recomputed_layers(
     """
     if setting != "auto":
         return None if setting else 0
+
     work = workload.rank
     if work is None or work.device != "cuda":
         return 0
     weights = read_weights(model_path, os.environ)
+    # Without the shapes nothing can be forecast, as in the plan.
     if weights is None:
         return 0
     memory = forecast(work, weights, device_bytes, compiled=compiled)

@@ -51,9 +51,8 @@ class CannotRunPaddingFree(RuntimeError):
 class Packing:
     """The packed batch that is being run."""
 
-    cu_seqlens: tuple[int, ...] | None = (
-        None  # where its sequences begin and end; None: no batch is run
-    )
+    # where its sequences begin and end; None: no batch is run
+    cu_seqlens: tuple[int, ...] | None = None
     rows: Tensor | None = None  # int64 [rows] the tokens whose output is wanted, None: all
     causal: bool = True  # False for an encoder
     parents: tuple[int, ...] = ()  # which sequences go on from which others (PrefixTree)

@@ -76,6 +76,8 @@ def load(
     """
     if not is_wanted(training.parallelism, world):
         return loading.load_pretrained(auto_class, spec, world.device, **labels)
+
+    # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
     arithmetic = loading.choose_dtype(spec.model.dtype, world.device)
     trained = spec.lora is None
     read = partial(
@@ -88,6 +90,7 @@ def load(
         draw=partial(_draw, training.seed),
     )
     cut_by = partial(_cut_for, arithmetic, frozen, trained=trained)
+
     model: Any
     if patches.can_shard_while_loading():
         with cutting(cut_by, world.size) as settings:
@@ -158,6 +161,7 @@ def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
     if hasattr(lm, SCORE):
         # If it is new, `_draw` gives it its values, and transformers leaves it alone.
         lm.score._is_hf_initialized = True
+
     layers = _decoder_layers(lm)
     # How many layers have a parameter. Zamba's layers share some.
     holders: Counter[nn.Parameter] = Counter()
@@ -166,6 +170,8 @@ def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
     for layer in layers:
         if all(holders[parameter] == 1 for parameter in layer.parameters()):
             fully_shard(layer, mp_policy=policy)
+
+    # Inner groups first: the group around the layers takes what none of them has.
     whole_parameters = set()
     for name, parameter in lm.named_parameters():
         if re.fullmatch(whole, name) or not parameter.requires_grad:

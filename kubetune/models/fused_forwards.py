@@ -83,6 +83,8 @@ def _quantized_lora_forward(module: Any) -> Forward | None:
     peft_layers = sys.modules.get("peft.tuners.lora.bnb")
     if peft_layers is None:
         return None
+
+    # By its very class: a subclass may compute in another way.
     is_four_bit = type(module) is getattr(peft_layers, "Linear4bit", None)
     is_eight_bit = type(module) is getattr(peft_layers, "Linear8bitLt", None)
     if not (is_four_bit or is_eight_bit) or not shared_input.is_simple(module):
@@ -143,6 +145,7 @@ def _swap_norms(model: nn.Module, kernels: Kernels) -> int:
 def _is_rms_norm(module: nn.Module) -> bool:
     if not type(module).__name__.endswith("RMSNorm"):
         return False
+    # One weight for each number: a norm of a matrix is something else.
     weight = getattr(module, "weight", None)
     return isinstance(weight, nn.Parameter) and weight.dim() == 1
 
@@ -203,6 +206,7 @@ def _is_swiglu(module: nn.Module) -> bool:
     children = dict(module.named_children())
     if not {"gate_proj", "up_proj", "down_proj", "act_fn"} <= children.keys():
         return False
+    # What stands in for a linear layer may have no size, which the trial needs.
     is_linear = isinstance(getattr(children["gate_proj"], "in_features", None), int)
     return is_linear and "silu" in type(children["act_fn"]).__name__.lower()
 
@@ -210,6 +214,7 @@ def _is_swiglu(module: nn.Module) -> bool:
 @torch.no_grad()
 def _gives_the_same(module: Any, forward: Forward, features: int) -> bool:
     """True if `forward` gives what the module does, up to rounding, for random input."""
+    # Norms divide sums and MLPs add up thousands of products, so results are compared as a whole, not number by number.
     parameter = next(module.parameters())
     x = torch.randn(1, 6, features, generator=torch.Generator().manual_seed(0)).to(parameter)
     expected = module(x).float()
@@ -267,6 +272,8 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
     last: Any = layers[-1]
     if routers_of(last):
         return 0  # a router balances over all rows that it sees
+
+    # The wrapped modules keep their parameters and names: only which rows they see changes.
     modules = [getattr(last, name, None) for name in ("mlp", "ffn")]
     modules.append(_output_projection(last))
     number = 0
@@ -299,6 +306,7 @@ def _of_labelled_rows(stock: Forward) -> Forward:
         # The self-check of padding-free attention runs without rows.
         if rows is None or x.dim() != 3:
             return stock(x)
+        # [1, tokens, dim] again, as the residual beside it has.
         y = stock(x[:, rows])
         return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, rows, y)
 

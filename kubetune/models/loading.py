@@ -107,6 +107,7 @@ def load_pretrained(
         settings |= {"quantization_config": quantised, "device_map": {"": str(device)}}
     # Told to ignore them, transformers hands over which shapes differ, instead of pointing to a table that it prints.
     settings = {"dtype": arithmetic, **settings, "ignore_mismatched_sizes": True}
+
     transformers_logging.disable_progress_bar()
     with explain(model), patches.without_load_report():
         loaded, differences = auto_class.from_pretrained(
@@ -140,6 +141,7 @@ def load_pretrained(
 
 
 def _warn_of_experts(experts: Iterable[nn.Parameter]) -> None:
+    # bitsandbytes quantises linear layers, and experts are stacks of matrices.
     unquantised = sum(expert.numel() for expert in experts if expert.is_floating_point())
     if unquantised:
         logs.MODEL.warning(
@@ -174,6 +176,8 @@ def load_trained(
             pin = consent.folder_digest(folder)
             if not is_local(model.path):
                 settings["code_from"] = model
+
+        # The folder is loaded like any model, by its own path.
         trained = model.model_copy(update={"path": str(folder), "revision": pin})
         return load_pretrained(
             auto_class,
@@ -234,18 +238,23 @@ def _require_plain(model: ModelConfig) -> None:
         return  # transformers says what is missing
     model_shapes.files_of(files["config.json"].parent)
     facts = read_json(files["config.json"])
+
+    # Each layer is built before its weights are looked for, so a huge number would fill the memory.
     layers = facts.get("num_hidden_layers")
     if isinstance(layers, int) and not 0 < layers <= model_shapes.MOST_LAYERS:
         raise errors.ModelError(
             f"model {model.path}: its config.json has num_hidden_layers: {layers}; expected 1 to "
             f"{model_shapes.MOST_LAYERS}; put the file back as it was published. Nothing was loaded."
         )
+
+    # A path would lead out of the model's folder.
     weights_file = facts.get("transformers_weights")
     if weights_file is not None and "/" in str(weights_file).replace("\\", "/"):
         raise errors.ModelError(
             f"model {model.path}: its config.json has transformers_weights: {weights_file!r}; expected the name of a file "
             "beside it. Nothing was loaded."
         )
+
     for key, value in _implementations(facts):
         # transformers takes `owner/name` for a kernel of the hub, and runs it.
         if not value.replace("_", "").isalnum():
@@ -324,6 +333,8 @@ def _log_new_weights(differences: Mapping[str, Any], *, is_expected: bool) -> se
     """Log the weights that the checkpoint lacks or has in another shape: a head, or a mistake. Return their names."""
     names = set(differences["missing_keys"])
     names.update(name for name, *_ in differences["mismatched_keys"])
+
+    # A new head is what a classifier asks for; anywhere else it is mostly a mistake.
     if names:
         level = logging.INFO if is_expected else logging.WARNING
         logs.MODEL.log(
@@ -404,9 +415,11 @@ def check_rows(auto_class: Any, model: ModelConfig, data: Prepared) -> None:
             trust_remote_code=False,
         )
     _require_whole_groups(facts.get_text_config(), model)
+
     vocabulary = getattr(facts.get_text_config(), "vocab_size", None)
     if vocabulary:
         _require_known_ids(vocabulary, model, data)
+
     if _stated_positions(facts) < data.longest:
         # Whether its positions are a table that ends there only its modules tell. A model that cannot be built without
         # weights is checked once it is loaded.
@@ -420,6 +433,7 @@ def _require_known_ids(vocabulary: int, model: ModelConfig, data: Prepared) -> N
     for rows in (data.train, data.eval, data.forget):
         if not rows or rows.largest_id < vocabulary:
             continue
+        # The largest id shows which token it is, mostly an added one.
         token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
         holding = f"{rows.count_holding(vocabulary):,} of {counted(len(rows), 'row')}"
         embeddings = Embeddings(vocabulary, model.path, model.tokenizer)
@@ -481,10 +495,12 @@ def check_positions(lm: Any, longest: int, *, warn: bool = True) -> None:
     for module in lm.modules():
         if not isinstance(module, nn.Embedding) or module is token_table:
             continue
+        # A table of as many rows as there are positions; OPT's has two more.
         if stated <= module.num_embeddings <= stated + 2:
             is_learned = True
             if module.padding_idx is not None:
                 skipped = max(skipped, module.padding_idx + 1)
+
     limit = stated - skipped
     if longest <= limit:
         return

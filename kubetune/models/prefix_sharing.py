@@ -70,11 +70,14 @@ def _require_same(learner: Learner) -> None:
     ends = {}  # where each row ends in the plain batch, by its ids
     for (row_ids, _), stop in zip(rows, plain.cu_seqlens[1:], strict=True):
         ends[tuple(row_ids.tolist())] = stop
+
+    # A path is a row: the spans of its beginning, of what goes on from that, and of its own end.
     for path in paths(shared.cu_seqlens, shared.parents):
         ids = torch.cat([shared.input_ids[span] for span in path])
         end = ends.get(tuple(ids.tolist()))
         if end is None:
             continue  # a beginning, and no row
+
         ours = torch.cat([shared_hidden[span] for span in path])
         theirs = plain_hidden[end - len(ids) : end]
         most = TOLERANCE.get(theirs.dtype, TOLERANCE[torch.bfloat16])
@@ -99,6 +102,7 @@ def _rows_that_share(vocabulary: int) -> Sequence[Row]:
     first, second, third = examples(vocabulary)  # of 7, 19 and 12 tokens
     trunk = np.concatenate([second, first, third, second, third])
     sequences = [trunk, trunk[:50].copy(), trunk[:40].copy(), trunk[:33], second]
+    # Turned round, the rest of a row is other tokens of the same vocabulary.
     sequences[1][34:] = sequences[1][34:][::-1].copy()
     sequences[2][17:] = sequences[2][17:][::-1].copy()
     return [(ids, ids > 0) for ids in sequences]

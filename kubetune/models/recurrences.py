@@ -53,6 +53,7 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
     for layer in layers:
         for module in layer.modules():
             before[module] = vars(module).get("forward")
+
     ways: dict[type, Forward | None] = {}
     for module in before:
         module.forward = partial(_try_module, ways, module.forward, type(module))
@@ -76,6 +77,7 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
 
 def _restore(before: dict[nn.Module, Forward | None]) -> None:
     for module, forward in before.items():
+        # The class's own forward is seen again once nothing hides it.
         if forward is None:
             vars(module).pop("forward", None)
         else:
@@ -134,6 +136,8 @@ def _leaks(forward: Forward, args: Any, kwargs: dict[str, Any]) -> bool:
     output = forward(*args, **kwargs)
     if not any(_is_stream(leaf, total) for leaf in tree_leaves((args, kwargs))):
         return False
+
+    # Sequence 0 is turned round: a b c | d e becomes c b a | d e. What comes out for d and e must stay.
     changed_args, changed_kwargs = tree_map(reverse_first, (args, kwargs))
     return _differ(forward(*changed_args, **changed_kwargs), output, first, total)
 
@@ -191,6 +195,7 @@ def by_rows(stock: Forward, *args: Any, **kwargs: Any) -> Any:
     kwargs = {name: value for name, value in kwargs.items() if name not in VARLEN_KWARGS}
     if len(cu_seqlens) == 2:
         return stock(*args, **kwargs)
+
     total = cu_seqlens[-1]
     device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if _is_stream(leaf, total))
     rows = rows_of(cu_seqlens, CURRENT.parents, device)
@@ -236,11 +241,15 @@ def _padded(places: Tensor, total: int, value: Any) -> Any:
 
 def _packed(outputs: Sequence[Any], rows: Rows) -> Any:
     """Return the outputs of padded batches as one of the packed batch, without final states, which caches alone want."""
+    # Outputs of all padded batches are of one shape of tuples, since one module made them.
     first = outputs[0]
     if isinstance(first, tuple):
         return tuple(_packed(parts, rows) for parts in zip(*outputs, strict=True))
     if not isinstance(first, Tensor):
         return first
+    # Not one vector for each token, so a state.
     if first.shape[:2] != rows.batches[0].shape:
         return None
+
+    # `places` says for each token of the packed batch where it stands in the batches laid end to end.
     return torch.cat([part.flatten(0, 1) for part in outputs]).index_select(0, rows.places)[None]

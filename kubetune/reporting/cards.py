@@ -29,6 +29,8 @@ def status(run: RunRecord) -> tuple[str, str]:
         return "done", ""  # started without an agent, so nobody wrote exit.json
     if run.exit_status is None:
         return "unfinished", "it still runs, or was cut off before it could say why"
+
+    # The reason of a run that is "done, but …" is "but …": its state says the rest.
     reason = run.exit_status.reason.removeprefix(exit_status.DONE).removeprefix(", ")
     return run.exit_status.state, reason
 
@@ -40,6 +42,7 @@ def best_evaluation(run: RunRecord) -> dict[str, Any] | None:
     measured = [line for line in run.evaluations if isinstance(line.get(name), int | float)]
     if not measured:
         return None
+
     if prefers_greater(run.config.training):
         return max(measured, key=lambda line: line[name])
     return min(measured, key=lambda line: line[name])
@@ -49,6 +52,8 @@ def last_step(run: RunRecord) -> int:
     """Return the last step that anything in the run directory knows of, though its numbers may be lost."""
     steps = [run.report.get("steps") or 0, int(run.numbers.totals.last.get("step", 0))]
     steps += [checkpoint.step for checkpoint in run.checkpoints]
+
+    # Checkpoints are kept when lines of metrics are lost, and the other way round.
     return max(steps)
 
 
@@ -75,6 +80,7 @@ def _progress(run: RunRecord) -> list[Card]:
     planned = ""
     if run.plan and run.plan.num_steps:
         planned = f"of {run.plan.num_steps:,} planned"
+
     loss = totals.last.get("loss")
     first_loss = ""
     if totals.steps:
@@ -112,6 +118,7 @@ def _work(run: RunRecord) -> list[Card]:
     trained_share = ""
     if tokens and run.config.task != "sequence_classification":
         trained_share = f"{share(trained / tokens)} of them trained"
+
     speed = tokens / seconds if seconds else None
     return [
         Card("Tokens", short(tokens), trained_share, tokens),
@@ -146,6 +153,7 @@ def judged_cards(run: RunRecord) -> list[Card]:
         if "after_interval" not in row:
             continue
         label = row["name"].removeprefix("eval_").replace("_", " ")
+
         low, high = row["after_interval"]
         about = f"95 %: {low:.3g}–{high:.3g}"
         shown.append(Card(label, number(row["best"]), about, row["best"]))

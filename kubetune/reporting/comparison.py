@@ -78,6 +78,8 @@ def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
             fingerprints.add(fingerprint)
         else:
             unknown.append(name)
+
+    # Different fingerprints settle it, whatever the others have.
     if len(fingerprints) > 1:
         return "The prepared data differ, so losses are not of the same rows."
     if unknown:
@@ -99,5 +101,6 @@ def _answers(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
             if prompt not in by_prompt:
                 by_prompt[prompt] = {"request": line, "answers": [None] * len(runs)}
             by_prompt[prompt]["answers"][index] = line["after"]
+
     entries = sorted(by_prompt.values(), key=lambda entry: entry["answers"].count(None))
     return entries[:MOST_ANSWERS]

@@ -85,6 +85,7 @@ def _survey(survey: Mapping[str, Any]) -> dict[str, Any]:
         for code, count in counts:
             shares = languages.setdefault(role, [])
             shares.append((LANGUAGES.get(code, code), count / max(1, total)))
+
     # A source without images has no sizes.
     sizes = survey["image_sizes"]
     return {

@@ -25,9 +25,8 @@ class ExpertLoad(NamedTuple):
 
     steps: tuple[int, int]
     rows: list[LayerLoad]
-    dropped: int | None = (
-        None  # tokens of all layers that an expert had no room for; None: not counted
-    )
+    # tokens of all layers that an expert had no room for; None: not counted
+    dropped: int | None = None
     headings: tuple[str, ...] = HEADINGS
 
 

@@ -53,11 +53,13 @@ def page_of(
         "charts": [chart.to_json() for chart in charts],
         "axes": [run.numbers.axes for run in runs],  # of each run, by name
     }
+
     # Runs laid over each other need the axis of all of them.
     axes = {}
     for name, title in AXES.items():
         if all(name in run.numbers.axes for run in runs):
             axes[name] = title
+
     # Inside of a script element, "</script>" in a label would end it.
     text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     common = {
@@ -66,6 +68,8 @@ def page_of(
         "data": Markup(text),
         "has_charts": bool(charts),
     }
+
+    # A search of which nothing can be compared yet has a page of its own.
     if search is not None and len(runs) < 2:
         title = f"Search of {search.name}"
         return "search.html", {**common, "title": title, "search": search}
@@ -80,6 +84,7 @@ def _chart_facts(chart: Chart) -> dict[str, Any]:
     writers: dict[str, Writer] = {"bytes": size, "percent": share}
     write = writers.get(chart.unit, number)
     rows = []
+    # The first column counts steps, the others are values of the chart's unit.
     for step, *values in table:
         rows.append([number(step), *(write(value) for value in values)])
     return {

@@ -106,6 +106,7 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
     shown = lines
     if len(lines) > MOST_EVALUATIONS:
         best = cards.best_evaluation(run)
+        # Of 60 evaluations every third is shown.
         every = math.ceil(len(lines) / MOST_EVALUATIONS)
         shown = []
         for index, line in enumerate(lines):
@@ -258,6 +259,7 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
     gpus = ", ".join(f"{count} × {name}" for name, count in gpu_counts.items())
     cores = counted(machine.get("cores") or 0, "usable core")
     packages = (machine.get("versions") or {}).items()
+
     commit = machine.get("git_commit")
     if commit and machine.get("git_dirty"):
         commit += ", with changes that are not committed"
@@ -273,6 +275,7 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
         ("git commit", commit),
         ("started by", machine.get("command")),
     ]
+    # What a machine does not tell has no row.
     return [(label, str(value)) for label, value in rows if value]
 
 

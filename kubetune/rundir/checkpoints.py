@@ -23,9 +23,8 @@ from kubetune.rundir import metrics
 STEP_FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
 STATE = "state.json"
-_FORMER = (
-    ".former-"  # begins the name of a whole checkpoint while another of its step takes its place
-)
+# Begins the name of a whole checkpoint while another of its step takes its place.
+_FORMER = ".former-"
 
 
 @dataclass(frozen=True)

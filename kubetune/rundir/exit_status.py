@@ -26,9 +26,8 @@ DONE = "done"  # the reason of a run that ended well
 # Kubernetes keeps what a container writes here in the pod's status when the container is gone.
 TERMINATION_LOG = Path("/dev/termination-log")
 
-_MESSAGE_CHARACTERS = (
-    1000  # of a reason, the only long part of the 4,096 bytes that Kubernetes keeps
-)
+# Of a reason, the only long part of the 4,096 bytes that Kubernetes keeps.
+_MESSAGE_CHARACTERS = 1000
 # torchrun kills the other ranks 30 seconds after the first death, so it did not cause deaths within this time.
 _SAME_CAUSE_SECONDS = 10.0
 _REQUESTS_TO_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

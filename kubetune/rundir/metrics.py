@@ -30,21 +30,18 @@ REPORT = "report.json"
 IDENTITY = "identity.json"  # size and SHA-256 of the files that the run is made from (data/prepared/identity)
 TRACKING = "tracking.json"  # the MLflow run that a resumed run continues
 LOAD = "load.jsonl"  # how busy the machine of rank 0 is
-EXPERTS = (
-    "experts.json"  # how many tokens each expert got, by layer, in the steps of the last start
-)
+# How many tokens each expert got, by layer, in the steps of the last start.
+EXPERTS = "experts.json"
 DATA = "data.json"  # statistics and lengths of the prepared rows that the run was trained on
 BASE = "base_evaluation.json"  # metrics of the model before training, where `evaluation` compares with it
 VERDICT = "verdict.json"  # the best checkpoint against the base model, and what the gate asked for
 BENCHMARKS = "benchmarks.json"  # the last benchmarks of the run, and of its base model where both were asked for
 ANSWERS = "answers"  # folder of the questions and answers of each evaluation
 EVALUATION = "evaluation.json"  # result of the last `kubetune evaluate`
-PREDICTIONS = (
-    "predictions.jsonl"  # the label of each row by a classifier, from the last `kubetune evaluate`
-)
-BEFORE_AFTER = (
-    "before_after.jsonl"  # prompts, expected answers, and the model's answers before and after
-)
+# The label of each row by a classifier, from the last `kubetune evaluate`.
+PREDICTIONS = "predictions.jsonl"
+# Prompts, expected answers, and the model's answers before and after.
+BEFORE_AFTER = "before_after.jsonl"
 
 
 class MetricsLog:

@@ -52,6 +52,7 @@ class Measured:
 
     def facts(self) -> dict[str, Any]:
         """Return the line of verdict.json."""
+        # The test stands beside the measures, not within them.
         facts = dict(vars(self))
         del facts["paired"]
         return facts | self.paired._asdict()
@@ -106,6 +107,7 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
         raise errors.ConfigError(
             "the two were not asked the same: no question with its reference is in both"
         )
+
     # All questions of an evaluation have the same metrics.
     before_first, after_first = pairs[0]
     names = [name for name in after_first.scores if name in before_first.scores]

@@ -59,6 +59,7 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
         raise errors.ConfigError(
             f"benchmarks: tasks_folder {folder} is no folder. Nothing was written."
         )
+
     require("evaluation.benchmarks", "lm_eval")
     from lm_eval.tasks import TaskManager
 
@@ -67,6 +68,7 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
         manager = TaskManager(include_path=str(folder), include_defaults=False)
         if set(wanted.tasks) <= set(manager.all_subtasks):
             return manager
+
     manager = TaskManager(include_path=str(folder) if folder else None)
     unknown = [task for task in wanted.tasks if task not in manager.all_tasks]
     if unknown:
@@ -87,6 +89,8 @@ def run(
     from lm_eval.evaluator import simple_evaluate
 
     learner.model.eval()
+
+    # `bootstrap_iters` 0: intervals are ours, by rows and paired, so the harness need not draw its own.
     results: Any = simple_evaluate(
         harness_model(learner, tokenizer),
         tasks=list(wanted.tasks),
@@ -124,6 +128,8 @@ def _scores(name: str, value: float, samples: Sequence[Mapping[str, Any]]) -> di
         scores[line["doc_id"]] = float(line[metric])
     if not scores:
         return {}
+
+    # A metric such as perplexity or F1 is no mean of rows, and has no interval or test by rows.
     mean = math.fsum(scores.values()) / len(scores)
     is_mean = math.isclose(mean, value, rel_tol=1e-9, abs_tol=1e-12)
     return scores if is_mean else {}
@@ -160,6 +166,8 @@ def _compared_metric(
     of_tuned = tuned.scores.get(metric)
     if of_base is None or of_tuned is None:
         return {"metric": label, "before": before, "after": after}
+
+    # Paired: both models answered the same rows.
     rows = sorted(of_base.keys() & of_tuned.keys())
     first = [of_base[row] for row in rows]
     second = [of_tuned[row] for row in rows]
@@ -230,12 +238,15 @@ def log_likelihoods(
         else:
             (results[number],) = _results(learner, _longest(ids, is_label))
 
+    # Proved on this model: some cannot go on from a beginning that they computed once.
     shares_prefixes = not prefix_sharing.why_not(learner)
     lay_out = collate_shared if shares_prefixes else collate
     for numbers in _batches([ids for ids, _ in rows], fitting):
         batch = lay_out([rows[number] for number in numbers])
         for number, result in zip(numbers, _results(learner, batch), strict=True):
             results[number] = result
+
+    # In the order of the harness's requests.
     return [results[number] for number in range(len(pairs))]
 
 
@@ -278,6 +289,7 @@ def _longest(ids: NDArray[np.uint32], is_label: NDArray[np.bool_]) -> Batch:
 def _batches(sequences: Sequence[NDArray[np.uint32]], wanted: Sequence[int]) -> Iterator[list[int]]:
     """Yield numbers of sequences that go together: like beginnings, up to BATCH_TOKENS of what is not shared."""
     order, shared = sort_by_prefix([sequences[number] for number in wanted])
+
     numbers: list[int] = []
     num_tokens = 0
     for place, num_shared in zip(order.tolist(), shared.tolist(), strict=True):

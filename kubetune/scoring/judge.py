@@ -88,6 +88,7 @@ class Judge:
         scores = {name: measure(answer, reference) for name, measure in self.measures.items()}
         if not self.functions:
             return scores
+        # Functions of the user's see texts and the record as it was read, not ids.
         prompt = self.tokenizer.decode(question.ids)
         record = self.records[question.row]
         try:
@@ -125,6 +126,7 @@ def judge_of(
             "evaluation.generate: no row of the evaluation data has a prompt and an answer; expected conversations, or "
             "prompts with completions"
         )
+
     judge = Judge(wanted, tokenizer, asked, picture_reader(rows))
 
     def load() -> None:
@@ -167,6 +169,7 @@ def _remarks_on_references(
         rows = [row for row, text in texts.items() if lacks_target(name, text, wanted.labels)]
         if not rows:
             continue
+
         first = f"the first is row {rows[0]}, {shortened(texts[rows[0]])!r}"
         if len(rows) == len(texts):
             raise errors.ConfigError(
@@ -198,6 +201,7 @@ def shortened(text: str) -> str:
 
 def rehearse(judge: Judge, learner: Learner, world: World) -> None:
     """Let every rank answer the longest questions at full length, to see what memory it takes and that it works."""
+    # Groups stand longest first. `min_new_tokens` keeps the model from ending early.
     longest = _groups(judge, learner)[:1]
     settings = {"min_new_tokens": judge.wanted.max_new_tokens}
     _ask(judge, learner, world, longest, settings, lambda: False)
@@ -217,6 +221,7 @@ def answer(
     mine = _ask(judge, learner, world, _groups(judge, learner), {}, is_stopping)
     if mine is None:
         return None
+
     answers: dict[int, str] = {}
     for of_rank in process_group.gather(mine, world):
         answers |= of_rank
@@ -268,6 +273,7 @@ def _ask(
                 group = groups[min(number, len(groups) - 1)]
                 prompts = [question.ids for question in group]
                 images = [question.images for question in group]
+
                 new = generate(
                     lm,
                     judge.tokenizer,
@@ -276,6 +282,8 @@ def _ask(
                     judge.reader,
                     images,
                 )
+
+                # The answers to a group that was asked again are dropped: another rank has them.
                 if number < len(groups):
                     for question, ids in zip(group, new, strict=True):
                         mine[question.row] = judge.tokenizer.decode(ids).strip()

@@ -59,6 +59,7 @@ def _turns(spec: DataSpec, rows: Rows, indices: list[int]) -> dict[str, dict[str
         return {}
     if spec.data.overlong == "truncate":
         indices = [index for index in indices if rows.lengths[index] < spec.data.max_length]
+
     sources = spec.splits["eval"]
     turns: dict[str, dict[str, Any]] = {}
     for index, record in records_of(sources, rows, indices).items():
@@ -69,11 +70,14 @@ def _turns(spec: DataSpec, rows: Rows, indices: list[int]) -> dict[str, dict[str
             source.columns,
             kind=spec.record_kind,
         )
+
         # A pair of answers is shown by the chosen one; plain prompts are shown as they are.
         if isinstance(example, Preference):
             example = example.chosen
         if not isinstance(example, Chat):
             continue
+
+        # The question is all that stands before the last answer.
         answered = trained_messages(example)
         if answered:
             turns[str(index)] = _question(example, answered[-1])
@@ -91,6 +95,7 @@ def _question(chat: Chat, answer: int) -> dict[str, Any]:
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
+    # Contents that are no text (null beside tool calls) stay as they are.
     content = message.get("content")
     if isinstance(content, str) and len(content) > MOST_CHARACTERS:
         return {**message, "content": f"{content[:MOST_CHARACTERS]} …"}

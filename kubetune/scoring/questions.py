@@ -35,6 +35,8 @@ def drawn(rows: Rows) -> Iterator[Question]:
     A pair of answers is asked for the chosen one.
     """
     ids = np.arange(len(rows), dtype=np.int64)
+
+    # Of judged answers, targets are verdicts.
     verdicts = rows.targets
     if verdicts is not None and rows.splits is not None:
         verdicts = None  # margins of pairs
@@ -42,11 +44,14 @@ def drawn(rows: Rows) -> Iterator[Question]:
         # An answer that was judged to be bad is no reference.
         if verdicts is not None and not verdicts[index].any():
             continue
+
+        # Of a pair, the first sequence is the chosen answer.
         row, trained = rows.sequences(index)[0]
         place = last_answer(trained.tobytes())
         if place is None:
             continue
         begin, is_whole = place
+
         prompt = tuple(row[:begin].tolist())
         answer = tuple(row[begin:].tolist())
         images = rows.images(index) if rows.processor is not None else ()

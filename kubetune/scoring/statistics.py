@@ -26,12 +26,15 @@ def interval(scores: Sequence[float]) -> tuple[float, float]:
         return math.nan, math.nan
     if np.isin(values, (0.0, 1.0)).all():
         return _wilson(int(values.sum()), len(values))
+
+    # A seed of its own, so that the same answers always have the same interval.
     draw = np.random.default_rng(0)
     means = []
     # One sample at a time: all of them at once would take gigabytes of many rows.
     for _ in range(RESAMPLES):
         sample = values[draw.integers(0, len(values), len(values))]
         means.append(sample.mean())
+
     low, high = np.quantile(means, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2])
     return float(low), float(high)
 
@@ -42,6 +45,8 @@ def _wilson(right: int, rows: int) -> tuple[float, float]:
 
     z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
     share = right / rows
+
+    # The bounds solve |share - p| = z √(p (1 - p) / rows) for p.
     scale = 1 + z * z / rows
     middle = (share + z * z / (2 * rows)) / scale
     half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / scale
@@ -75,6 +80,8 @@ def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> C
     if first.shape != second.shape:
         raise ValueError(f"scores of {len(first)} and {len(second)} rows; expected the same rows")
     change = second - first
+
+    # Ties, rows on which both are as good, count for neither.
     gained = int((change > 0).sum())
     lost = int((change < 0).sum())
     mean = float(change.mean()) if len(change) else math.nan
@@ -91,6 +98,7 @@ def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> C
         number = min(at_a_time, FLIPS - start)
         signs = 1 - 2.0 * draw.integers(0, 2, (number, rows), dtype=np.int8)
         as_far += int((np.abs(signs @ change) >= distance).sum())
+
     # One more on both sides: the order that was seen is one of all.
     return Comparison(
         mean,

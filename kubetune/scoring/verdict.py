@@ -35,6 +35,8 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
     Benchmarks are still to come: conditions on them do not hold yet, and fail nothing.
     """
     values = _values_of_step(run_dir, step)
+
+    # The base model's own metrics, where it was measured before the first step.
     base: dict[str, float] = {}
     if (run_dir / metrics.BASE).exists():
         base = files.read_object(run_dir / metrics.BASE)["metrics"]
@@ -70,6 +72,7 @@ def _values_of_step(run_dir: Path, step: int) -> dict[str, Any]:
 
 def _facts_of_answers(run_dir: Path, step: int) -> dict[str, Any]:
     """Return what the verdict says of the answers before training and after a step."""
+    # Step 0 is the model before training.
     before = read_answers(run_dir, 0)
     after = read_answers(run_dir, step)
     answers = []
@@ -95,6 +98,7 @@ def warn_of_changed_functions(wanted: EvaluationConfig, run_dir: Path) -> None:
     """
     if wanted.metrics is None or not (run_dir / metrics.BASE).exists():
         return
+    # The name of the file may stay while its content changes, so its digest is compared.
     before = files.read_object(run_dir / metrics.BASE).get("functions")
     if before is not None and {"functions": before} != functions_of(wanted):
         logs.EVAL.warning(
@@ -154,11 +158,14 @@ def _decide(
     # Written before it fails, so that pages can say why.
     content = json.dumps({**facts, "gate": gate}, indent=1, ensure_ascii=False)
     files.write_atomic(run_dir / metrics.VERDICT, content, within=run_dir)
+
     failed = [check["said"] for check in final if not check["holds"]]
     if failed:
         raise errors.GateFailed(
             f"the gate failed at step {facts['step']}: {'; '.join(failed)}. The checkpoint is saved"
         )
+
+    # Only now: with benchmarks still to come, some checks do not hold yet.
     if checks and passed:
         logs.RESULT.info("the gate holds at step %d", facts["step"])
 
@@ -209,8 +216,11 @@ def _check(
 ) -> dict[str, Any]:
     """Check one condition of the gate. A metric that was not measured fails."""
     condition = Condition.parse(text)
+
     holds = False
     message = f"{name} was not measured, expected {text}"
+
+    # A change against the base model needs both numbers.
     if value is not None and (base is not None or not condition.is_change):
         holds = is_met(condition, value, base)
         message = f"{name} is {value:.4g}, expected {text}"

@@ -109,6 +109,8 @@ class CausalLM(Task):
         #     losses      0.5  0.1  0.2  0.9
         #     sequence    0    0    0    1        loss_sums 0.8  0.9      label_counts 3  1
         sequence = np.repeat(np.arange(len(batch.label_counts)), batch.label_counts)
+
+        # Summed in fp64, in which a long sequence loses no digits.
         number = len(batch.samples)
         loss_sums = np.bincount(sequence, losses.double().cpu().numpy(), number)
         label_counts = np.bincount(sequence, minlength=number)
@@ -126,6 +128,8 @@ class CausalLM(Task):
         loss = sum((part.loss for part in parts), 0.0)
         right = sum((part.num_right for part in parts), 0.0)
         labels = sum((part.num_labels for part in parts), 0.0)
+
+        # Sums of all ranks are divided once: a mean of the ranks' means would count short batches too much.
         loss, right, labels = sum_numbers([loss, right, labels], world)
         labels = max(labels, 1.0)
         mean = loss / labels
@@ -143,6 +147,7 @@ class CausalLM(Task):
         """Return ids of this rank's samples, and the summed loss and the number of labels of each."""
         if not parts:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
+
         ids = np.concatenate([part.samples for part in parts])
         losses = np.concatenate([part.sample_losses for part in parts])
         labels = np.concatenate([part.sample_labels for part in parts])
@@ -157,13 +162,16 @@ def head_of(learner: Learner) -> Head:
     layer = learner.lm.get_output_embeddings()
     sums = learner.gradient_sums
     bias = getattr(layer, "bias", None)
+    sum_of_bias = None
+    if bias is not None:
+        sum_of_bias = sums.get(bias)
     return Head(
         layer.weight,
         bias,
         padding_free.logit_rule(learner.lm),
         learner.kernels,
         sums.get(layer.weight),
-        None if bias is None else sums.get(bias),
+        sum_of_bias,
     )
 
 
@@ -181,10 +189,12 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     lengths = [length for length, _ in tree.counts]
     hidden_runs = hidden[tree.places].split(lengths)
     label_runs = batch.labels.split(lengths)
+
     losses = []
     for run, (_, num_rows) in enumerate(tree.counts):
         run_scale = scale * num_rows
         losses.append(linear_cross_entropy(hidden_runs[run], label_runs[run], head, run_scale))
+
     return torch.stack(losses).sum()
 
 
@@ -193,6 +203,7 @@ def score_labels(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor, Tensor
     hidden = learner.hidden(learner, batch)[batch.rows]
     labels = batch.labels
     if batch.tree is not None:
+        # Every row gets the labels of the beginning that it shares, as if it stood alone.
         hidden = hidden[batch.tree.places[batch.tree.entries]]
         labels = labels[batch.tree.entries]
     return score(hidden, labels, head_of(learner))

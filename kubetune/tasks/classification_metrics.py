@@ -36,6 +36,7 @@ def measure(
             values = _multi_label(logits, targets)
         else:
             values = _single_label(logits, targets[:, 0].astype(np.int64))
+
     return {f"eval_{name}": float(value) for name, value in values.items()}
 
 
@@ -52,6 +53,7 @@ def losses_of(
         # log(1 + e^z) - y z is -log σ(z) for y = 1 and -log σ(-z) for y = 0.
         result = (np.logaddexp(0.0, logits) - (targets > 0.5) * logits).mean(1)
     else:
+        # The loss of one label is -log p of that label's class.
         classes = targets[:, 0].astype(np.int64)
         result = -_log_softmax(logits)[np.arange(len(logits)), classes]
     return result
@@ -84,6 +86,7 @@ def probabilities(labels: Labels, logits: NDArray[np.float64]) -> NDArray[np.flo
 def _log_softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
     # Shifted so that the largest is 0, and e^z cannot overflow.
     shifted = logits - logits.max(1, keepdims=True)
+
     result: NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(1, keepdims=True))
     return result
 
@@ -98,6 +101,7 @@ def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[
         "f1_macro": metrics.f1_score(true, predicted, average="macro"),
         "matthews_correlation": metrics.matthews_corrcoef(true, predicted),
     }
+
     # Of two classes precision and recall are those of class 1, of more the mean over the classes.
     average = "macro"
     if logits.shape[1] == 2:
@@ -113,11 +117,13 @@ def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict
 
     predicted = logits > 0
     expected = true > 0.5
+
     # Classes that neither occur nor are predicted would count as 0.
     occurs = predicted.any(0) | expected.any(0)
     f1_macro = 0.0
     if occurs.any():
         f1_macro = metrics.f1_score(expected[:, occurs], predicted[:, occurs], average="macro")
+
     return {
         "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),
         "accuracy": metrics.accuracy_score(expected, predicted),
@@ -137,6 +143,7 @@ def _regression(predicted: NDArray[np.float64], true: NDArray[np.float64]) -> di
         "pearson": 0.0,
         "spearman": 0.0,
     }
+
     # A constant correlates with nothing.
     if len(true) > 1 and np.ptp(predicted) > 0 and np.ptp(true) > 0:
         from scipy.stats import pearsonr, spearmanr

@@ -98,6 +98,7 @@ class Preference(CausalLM):
         # Ranks need not meet where no loss needs any of these.
         if settings.loss == "kto" or sft_weight(settings):
             chosen_labels, good, gain = sum_numbers([chosen_labels, good, gain], world)
+
         totals = BatchTotals(
             rows=float(work.samples),
             chosen_labels=chosen_labels,
@@ -123,6 +124,8 @@ class Preference(CausalLM):
                 totals = _totals(settings, answers)  # a trial before the first step
             value = losses(settings, answers, totals).sum()
             learner.routing.balanced(value * scale, scale).backward()
+
+        # One tensor, so that the ranks add up loss and measures in one call.
         measured = measures(settings, answers.detached(), totals).sum(0)
         return torch.cat([value.detach()[None], measured]) * scale
 
@@ -146,6 +149,7 @@ class Preference(CausalLM):
         # In the order of their ids, so that sums are the same however rows were spread over ranks.
         _, answers = _joined(parts_of_all_ranks)
         totals = _totals(settings, answers)
+
         metrics = {"eval_loss": float(losses(settings, answers, totals).mean())}
         means = measures(settings, answers, totals).mean(0).tolist()
         for name, mean in zip(PREFERENCE_MEASURES, means, strict=True):
@@ -195,13 +199,18 @@ def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
     width = len(batch.label_counts) // num_rows if num_rows else 2
     # A rank without a row of a step still runs a sequence, which has no labels.
     num_answers = num_rows * width
+
+    # fp64: a long answer's sum in fp32 would lose the digits in which two answers differ.
     sums = [part.sum() for part in logps_of_labels.double().split(batch.label_counts)]
     logps = torch.stack(sums)[:num_answers].view(num_rows, width)
+
     counts = torch.tensor(
         batch.label_counts[:num_answers],
         dtype=logps.dtype,
         device=logps.device,
     ).view_as(logps)
+
+    # Losses without a reference are written for all batches alike, with zeros in its place.
     if batch.reference is None:
         reference = torch.zeros_like(counts)
     else:
@@ -228,12 +237,19 @@ def _every_second(batch: Batch, first: int) -> Batch:
     """Keep every second sequence of a batch that has two a row: the answers (0), or the unrelated ones (1)."""
     if not batch.samples:
         return batch
+
+    # Back to what `collate` takes: the tokens of each sequence, and which of them are trained.
     ids = batch.input_ids.cpu().numpy().astype(np.uint32)
     trained = np.zeros(batch.num_tokens, bool)
     trained[batch.rows.cpu().numpy() + 1] = True  # a row of hidden states predicts the next token
+
+    # Of 2 rows with sequences 0 1 | 2 3, `first` 0 keeps 0 and 2, `first` 1 keeps 1 and 3.
     spans = [slice(start, stop) for start, stop in pairwise(batch.cu_seqlens)]
     sequences = [(ids[span], trained[span]) for span in spans[first::2]]
+
     half = collate(sequences, batch.samples).to(batch.input_ids.device)
+
+    # What stands beside the tokens is cut in the same way.
     reference = None
     if batch.reference is not None:
         reference = batch.reference[:, first : first + 1]
@@ -265,6 +281,8 @@ def _log_probabilities_of_labels(learner: Learner, batch: Batch) -> Tensor:
     hidden = learner.hidden(learner, batch)[batch.rows]
     if batch.tree is None:
         return linear_log_probabilities(hidden, batch.labels, head_of(learner))
+
+    # Rows that share a beginning share its labels, which are computed once and then given to each row.
     shared = linear_log_probabilities(hidden[batch.tree.places], batch.labels, head_of(learner))
     return shared[batch.tree.entries]
 
@@ -297,6 +315,7 @@ def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], Answers]:
         reference=in_order("reference"),
         labels=in_order("labels"),
     )
+
     # Parts without rows have no targets, also where answers are judged.
     targets = [part.targets for part in parts if part.targets is not None]
     if targets:

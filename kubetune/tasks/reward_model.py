@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from kubetune.models.learner import Learner
     from kubetune.models.spec import ModelSpec
 
+# What config.json of such a model names its only output.
 REWARD: Final = Labels("regression", ("reward",))
 
 
@@ -96,6 +97,8 @@ class RewardModel(SequenceClassification):
             rewards = rewards_of(learner, batch)
             value = pair_losses(learner, batch, rewards).sum()
             learner.routing.balanced(value * scale, scale).backward()
+
+        # One tensor, so that the ranks add up loss and measures in one call.
         measured = _measures(rewards.detach()).sum(0)
         return torch.cat([value.detach()[None], measured]) * scale
 
@@ -113,8 +116,10 @@ class RewardModel(SequenceClassification):
         parts_of_all_ranks: list[Scores] = []
         for share in gather(list(parts), world):
             parts_of_all_ranks += share
+
         pairs = _joined(parts_of_all_ranks)
         metrics = {"eval_loss": float(pairs.losses.mean())}
+
         means = _measures(torch.from_numpy(pairs.rewards)).mean(0).tolist()
         for name, mean in zip(REWARD_MEASURES, means, strict=True):
             metrics[f"eval_{name}"] = mean
@@ -151,6 +156,7 @@ def rewards_of(learner: Learner, batch: Batch) -> Tensor:
 def _outputs(learner: Learner, batch: Batch) -> Tensor:
     if learner.route.padding_free:
         return logits(learner, batch)
+    # The model's own code knows no borders between sequences, so it sees each alone.
     return torch.cat([logits(learner, sequence) for sequence in lone_sequences(batch)])
 
 
@@ -174,7 +180,9 @@ def _measures(rewards: Tensor) -> Tensor:
     """Return REWARD_MEASURES of each pair, `[pairs, measures]`."""
     chosen, rejected = rewards.unbind(1)
     margin = chosen - rejected
-    return torch.stack([(margin > 0).to(margin), margin, chosen, rejected], 1)
+    # Counted as 0 or 1 for each pair, so that its mean is the accuracy. A tie is no success.
+    is_right = (margin > 0).to(margin)
+    return torch.stack([is_right, margin, chosen, rejected], 1)
 
 
 def _joined(parts: Sequence[Scores]) -> Scores:
@@ -195,4 +203,5 @@ def score(learner: Learner, batches: Sequence[Batch]) -> list[float]:
         with torch.no_grad(), running(learner, batch):
             outputs = logits(learner, batch)[:, 0].tolist()
         rewards.update(zip(batch.samples, outputs, strict=True))
+    # Batches were put together by length, so their answers came in another order.
     return [rewards[sample] for sample in sorted(rewards)]

@@ -77,6 +77,8 @@ class SequenceClassification(Task):
         seed = training.seed
         # A new head is drawn at random, alike on every rank.
         torch.manual_seed(seed)
+
+        # A base may bring a head for other labels, of another size: it is left out, and ours takes its place.
         settings = {"ignore_mismatched_sizes": True, **labels.model_settings()}
         model = fsdp.load(
             AutoModelForSequenceClassification,
@@ -85,11 +87,13 @@ class SequenceClassification(Task):
             world,
             **settings,
         )
+
         if fsdp.is_wanted(training.parallelism, world) and not pools_last(model):
             raise errors.ConfigError(
                 "training.parallelism: fsdp shards the layers of decoders, and "
                 f"{spec.model.path} is an encoder. Use ddp, which gives each rank a whole copy: encoders are small"
             )
+
         name_padding(model, load_tokenizer(spec.model).pad_id)
         if spec.lora is not None:
             model = lora.add_lora(
@@ -99,6 +103,7 @@ class SequenceClassification(Task):
                 seed=seed,
                 heads=heads(model),
             )
+
         learner = Learner(model.train(), prepare_pooling(model, spec.model.attention), labels)
         if not pools_last(unwrap(model)):
             # Encoders have none of the parts that gain by it.
@@ -110,6 +115,7 @@ class SequenceClassification(Task):
         spec = spec.decided_for(World(device=device))
         labels = labels_in(folder)
         settings = self.load_settings(spec, folder)
+
         model = loading.load_trained(
             AutoModelForSequenceClassification,
             spec,
@@ -146,6 +152,7 @@ class SequenceClassification(Task):
         """Return the `Outputs` for one micro-batch."""
         with running(learner, batch):
             outputs = logits(learner, batch)[: len(batch.labels)].double().cpu().numpy()
+        # fp64 on the CPU: metrics are computed once for all ranks, after all outputs are gathered.
         targets = batch.labels.double().cpu().numpy()
         return Outputs(np.asarray(batch.samples, np.int64), outputs, targets)
 
@@ -154,6 +161,7 @@ class SequenceClassification(Task):
         parts_of_all_ranks: list[Outputs] = []
         for share in gather(list(parts), world):
             parts_of_all_ranks += share
+
         outputs = join(parts_of_all_ranks)
         return measure(_labels(learner), outputs.logits, outputs.targets)
 
@@ -166,6 +174,7 @@ class SequenceClassification(Task):
         if not parts:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
         outputs = join(parts)
+
         losses = losses_of(_labels(learner), outputs.logits, outputs.targets)
         return outputs.samples, losses, np.ones(len(losses))
 
@@ -193,6 +202,8 @@ TASK: Final = SequenceClassification()
 def labels_in(folder: Path) -> Labels:
     """Return the labels that config.json of a checkpoint folder names."""
     facts: Any = PreTrainedConfig.from_dict(read_json(folder / "config.json"))
+
+    # A mapping has no order that holds, so names are taken by their numbers.
     names = tuple(facts.id2label[i] for i in range(facts.num_labels))
     return Labels(cast(ProblemType, facts.problem_type), names)
 
@@ -204,7 +215,9 @@ def _labels(learner: Learner) -> Labels:
 
 def running(learner: Learner, batch: Batch) -> AbstractContextManager[None]:
     """Return the context of forward and backward: the packed batch, or nothing where the model's own code runs."""
-    return flow(learner.lm, batch) if learner.route.padding_free else nullcontext()
+    if not learner.route.padding_free:
+        return nullcontext()
+    return flow(learner.lm, batch)
 
 
 def logits(learner: Learner, batch: Batch) -> Tensor:
@@ -223,6 +236,7 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
     #
     # Behind the rows may be a sequence without one, which keeps a rank without work in step.
     outputs = logits(learner, batch)[: len(batch.labels)]
+
     problem_type = _labels(learner).problem_type
     if problem_type == "single_label_classification":
         return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
@@ -237,12 +251,15 @@ def join(parts: Sequence[Outputs]) -> Outputs:
     samples = np.concatenate([part.samples for part in parts])
     outputs = np.concatenate([part.logits for part in parts])
     targets = np.concatenate([part.targets for part in parts])
+
+    # Sums of floating-point numbers depend on their order, which must not depend on the number of ranks.
     order = np.argsort(samples, kind="stable")
     return Outputs(samples[order], outputs[order], targets[order])
 
 
 def _predictions(labels: Labels, outputs: Outputs, rows: Rows) -> Iterator[dict[str, Any]]:
     all_verdicts = verdicts(labels, outputs.logits)
+    # The row says which record of which file a sample is from.
     for index, sample in enumerate(outputs.samples):
         yield {
             "source": int(rows.source[sample]),
@@ -267,6 +284,7 @@ def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]
         chosen = logits.argmax(1)[:, None]
     else:
         chosen = logits > 0
+
     results = []
     for choice, of_classes in zip(chosen, probabilities(labels, logits), strict=True):
         by_name = {}

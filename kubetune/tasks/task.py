@@ -37,6 +37,7 @@ class Task:
     auto_class: str  # name of the transformers class that loads what is exported
     step_metrics: tuple[str, ...] = ()  # what `backward` measures besides the loss
 
+    # What every task has to define: a learner, its training and its evaluation.
     def build(
         self,
         spec: ModelSpec,
@@ -90,6 +91,7 @@ class Task:
         """Return ids of this rank's samples, and the summed loss and the number of labels of each."""
         raise NotImplementedError
 
+    # What only classifiers have. Other tasks keep these answers.
     def labels_of(self, folder: Path) -> Labels | None:
         """Return the labels that the model of a checkpoint folder tells apart, or None if it tells none apart."""
         return None

@@ -79,6 +79,7 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
 
     if run.judge is None:
         return values
+
     answers = answer(run.judge, run.learner, run.world, lambda: run.stop.requested)
     if answers is None:
         return None
@@ -123,6 +124,7 @@ def measure_base(run: Run, state: State) -> None:
     if run.judge is not None and run.world.is_main:
         for line in remarks_on_answers(run.learner.lm):
             logs.EVAL.info("%s", line)
+
     values = judge_weights(run, 0)
     if values is None:
         raise errors.Preempted(0)  # stopped; the next start measures again
@@ -144,6 +146,7 @@ def conclude(
     Raises GateFailed, on every rank, if the best checkpoint misses what `evaluation.gate` asks for.
     """
     if wanted.names or wanted.gate:
+        # A run that evaluated nothing has no best step: its last weights are judged.
         step = state.best_step
         if step is None:
             step = state.step

@@ -155,6 +155,8 @@ def _agree(run: Run, values: Sequence[torch.Tensor], computed: float) -> Agreeme
         # In fp64, each column by itself, so that its sum does not depend on what else is measured.
         columns = torch.stack(list(values)).double().t().contiguous()
         sums = torch.stack([column.sum() for column in columns]).tolist()
+
+    # Only this rank's own seconds are not 0, so their sum has those of all ranks side by side.
     flags = [float(run.stop.requested), float(run.checkpointer.has_failed)]
     seconds = [0.0] * run.world.size
     seconds[run.world.rank] = computed
@@ -172,6 +174,8 @@ def _require_sound(
     micro_losses = []
     for batch, micro_loss in zip(work.batches, losses, strict=True):
         micro_losses.append((batch.samples, micro_loss))
+
+    # Where a number is not finite, the message names the rows that it came from.
     origin = partial(finite.origin, run.data, run.config.data.train)
     finite.require_finite(loss, norm, state.step, micro_losses, run.world, origin)
     return finite.steps_above_threshold(loss, state, run.config.training)

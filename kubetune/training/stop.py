@@ -65,4 +65,6 @@ def is_pause_due(pause: int | None, state: State, *, evaluates: bool) -> bool:
     """True if the run has reached `training.pause_at_step`; if it evaluates, at the next step that was evaluated."""
     if pause is None or state.step < pause:
         return False
+
+    # A pause at step 100 of a run that evaluates every 30 steps comes at 120, with its evaluation.
     return not evaluates or state.evaluated_step == state.step

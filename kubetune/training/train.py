@@ -177,6 +177,7 @@ def _feed(
 
 
 def _workload(work: RankWork, plan: Plan, data: Prepared) -> Workload:
+    # About as many as the whole run has: whether compiling pays depends on them.
     mean_tokens = data.train.lengths.mean()
     num_tokens = int(mean_tokens * plan.global_batch_size * plan.num_steps)
     return Workload(num_tokens, data.labels, work)

@@ -74,6 +74,7 @@ def data(request: Request) -> Response:
     before = ""
     if rows.next is not None:
         after = urlencode({**filters, "at": rows.next})
+
     first = ""
     if query.at:
         first = urlencode(filters)

@@ -56,11 +56,13 @@ def new_run(request: Request) -> Response:
 
 def _texts_of(site: Site, config: Config) -> dict[str, str]:
     """Return what one would type for this config, with a name that no run has."""
+    # Two runs must not write to the same directory.
     settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     settings.pop("output", None)
     texts = {}
     for key, value in dotted_values(settings):
         texts[key] = _text(value)
+    # A section of defaults alone has no settings to be typed, so it is named.
     if config.lora is not None:
         texts["lora"] = "true"
 
@@ -174,6 +176,7 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
     run_dir = None
     if base:
         run_dir = site.records.find(str(base))
+
     _require_allowed(config, run_dir)
     if config.output is None:
         output = (site.folder / (config.name or "run")).absolute()
@@ -252,6 +255,7 @@ def _write_and_start(
     verb: str,
 ) -> None:
     """Write the run file, and start the job. Without a start, no new run file stays."""
+    # A file that is left of a start that failed may be replaced; another one is somebody's work.
     file = _file(site, name)
     is_new = not file.exists() or site.jobs.has_failed_with(name, file)
     if is_new:

@@ -153,6 +153,7 @@ class PreparedRows:
         rejected_begins_at = 0  # in a pair of answers
         if rows.splits is not None:
             rejected_begins_at = int(rows.splits[index])
+
         row = Picked(
             split,
             int(rows.source[index]),
@@ -215,6 +216,7 @@ def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
         return _repeated(indexes, _hashes(split)[indexes])
     if query.order == "file":
         return indexes
+
     lengths = np.diff(rows.offsets).astype(np.uint32)[indexes]
     if query.order == "least":
         trained_share = (rows.trained_counts[indexes] / lengths).astype(np.float32)

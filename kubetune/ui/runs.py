@@ -73,6 +73,7 @@ def one_run(request: Request) -> Response:
     run_dir = run_of(request)
     (record,) = site.records.read([run_dir])
     template, facts = page_of([record])
+
     status = read_status(run_dir, _number(request.query_params.get("rank")))
     progress = status["progress"]
 
@@ -106,6 +107,7 @@ def one_run(request: Request) -> Response:
         "is_live": is_live,
         "unread": record.numbers.unread,
     }
+
     verb = "watch" if is_live else "report"
     words = shlex.join(["kubetune", verb, str(run_dir)])
     return page(request, f"live_{template}", words, facts)

@@ -46,6 +46,7 @@ class DataPass:
         self.sources = spec.splits
         self.labels = None
 
+        # The run's own limit is profiled too, to be compared with the others.
         profiled_at: tuple[int, ...] = ()
         if limits:
             profiled_at = tuple(sorted({*limits, spec.data.max_length}))
@@ -55,6 +56,7 @@ class DataPass:
             limit = most_tokens(spec.data.max_length, tokenizer)
             spec = replace(spec, data=spec.data.model_copy(update={"max_length": limit}))
 
+        # From here on, `spec` is the one by which rows are encoded.
         self._spec = spec
         self._tokenizer = tokenizer
         self._processor = spec.image_processor(tokenizer)

@@ -47,6 +47,7 @@ class _Seen:
         rows      a b a c a
         repeats       2   4    by index
         """
+        # A part after the other, so that no dict holds all digests.
         repeats: list[int] = []
         exchanged: list[int] = []
         for part in _parts_of(self.digests):
@@ -82,6 +83,7 @@ def _parts_of(digests: array[int]) -> Iterator[Callable[[array[int]], Iterator[t
 
     A part has the digests with the same remainder, so that equal digests are in the same part, and none has many.
     """
+    # Of 2 parts the first has the even digests, the second the odd ones.
     num_parts = 1 + len(digests) // _MOST_OF_A_PART
     for part in range(num_parts):
         yield partial(_rows_of_part, part, num_parts)
@@ -126,6 +128,7 @@ class RowWatch:
         # Only where a batch has such an id, its rows are looked at one by one.
         if self._known_ids is not None and result.largest_id >= self._known_ids:
             seen.unknown += _rows_beyond(chunk, self._known_ids)
+
         for names in labels_of(self._labels, chunk):
             seen.classes.update(names)
 
@@ -157,6 +160,8 @@ class RowWatch:
         """Return the number of rows of a split that are in train too, and of those that are the same records."""
         seen = self._seen[split]
         train = self._seen["train"]
+
+        # 1. Rows by their digests.
         both: list[int] = []
         for part in _parts_of(train.digests):
             in_train = {digest for _, digest in part(train.digests)}
@@ -164,7 +169,7 @@ class RowWatch:
                 if digest in in_train:
                     both.append(row)
 
-        # Records that two ranges of one file both take say more: the ranges overlap.
+        # 2. Records that two ranges of one file both take. These say more: the ranges overlap.
         same = 0
         for index, source in enumerate(self._sources[split]):
             for other_index, other in enumerate(self._sources["train"]):
@@ -176,6 +181,7 @@ class RowWatch:
 def _input_of(source: SourceConfig) -> tuple[Any, ...]:
     """Return what decides which records a source has, before a part of them is taken."""
     located = locate(source)
+    # Two names of one file, such as a link, are the same input.
     files = tuple(file.resolve() for file in located.files)
     return (files,) if files else (located.path, source.subset, source.split)
 

@@ -72,6 +72,7 @@ class Report:
         """Add the lengths of a batch of rows, and their profile where there is one."""
         self.lengths.setdefault(result.split, Counter()).update(result.lengths)
         if result.profile is not None:
+            # Processes profile their own batches; here these are added up.
             empty = Profile(result.profile.limits)
             self.profiles.setdefault(result.split, empty).add(result.profile)
 
@@ -195,12 +196,14 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
         except ValueError as error:
             shapes.problems.add(record.where, str(error))
             continue
+
         for key in reading.unused:
             if key not in OF_TEMPLATES:
                 shapes.unused[key] += 1
         if reading.taken:
             shapes.readings[reading.taken] += 1
 
+        # Such as "Chat with images that are not there".
         kind = type(reading.example).__name__
         images = images_of(reading.example)
         if images:
@@ -269,6 +272,7 @@ def histogram(lengths: Counter[int]) -> Iterator[tuple[str, int]]:
         for length, count in lengths.items():
             if begin < length <= end:
                 rows += count
+        # Steps without rows are shown too, as gaps.
         yield f"{begin + 1}–{end}", rows
         begin = end
         end *= 2

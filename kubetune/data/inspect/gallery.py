@@ -117,6 +117,7 @@ class Gallery:
                 yield f"row {number} of {split}", row
         if self._longest is not None:
             yield "the longest row that is kept", self._longest
+        # A row of which nothing is trained has a finding of its own.
         if self._least is not None and any(self._least.trained):
             yield "the row with the smallest share that is trained", self._least
         for digest, row in self._repeats.items():
@@ -130,6 +131,7 @@ def _pick(
     labels: Sequence[str] | None,
 ) -> Picked:
     """Return row `number` of a batch, whose tokens begin at `begin`."""
+    # The tokens of all rows of a batch stand end to end.
     chunk = result.chunk
     end = begin + chunk.lengths[number]
     return Picked(
@@ -146,6 +148,7 @@ def _pick(
 
 def brief(text: str) -> str:
     """Return a text with each run of equal tokens in angle brackets, as images have, in short: `<image>×256`."""
+    # Two of them stay as they are: only from three on is the short form shorter.
     return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
@@ -167,6 +170,7 @@ def shown(
         more_pieces, more_tokens = _pieces(row, rejected, tokenizer, rejected=True)
         pieces += more_pieces
         shown_tokens += more_tokens
+
     return {
         "why": why,
         "path": path,
@@ -196,6 +200,7 @@ def _pieces(
         id, trained = token
         return bool(trained), id in special
 
+    # A new piece begins wherever one of the two changes: a prompt, `<eos>`, an answer.
     pieces = []
     for (trained, is_special), run in groupby(tokens, key=kind):
         text = tokenizer.decode([id for id, _ in run], skip_special_tokens=False)
@@ -213,6 +218,7 @@ def _first_tokens(
     """Return the tokens that are shown, each with whether it is trained. A run of a special token counts as one."""
     tokens: list[tuple[int, int]] = []
     read = 0  # as people count: hundreds of tokens of an image are one
+    # Of 5 7 9 9 9 8, with 9 a special token, the runs are 5 | 7 | 9 9 9 | 8 and count as four.
     for (id, _), run in groupby(zip(ids, trained, strict=True)):
         same = list(run)
         if id in special:

@@ -58,9 +58,11 @@ def known_findings(
             # A damaged disk may still have changed the counts; the run itself compares checksums.
             with suppress(ValueError, LookupError, TypeError):
                 return find(spec, kept_stats(folder, spec), tokenizer)
+
         most_records = MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS
         if not _are_small(sources, most_records):
             return None
+        # Processes of their own would take longer to start than so few rows take.
         one_process = config.data.model_copy(update={"num_proc": 1})
         return check(config.model_copy(update={"data": one_process}), tokenizer).findings
     except DataError as error:

@@ -50,6 +50,7 @@ def sample_rows(
     the model does not know.
     """
     problems = Problems()
+
     data = _lenient(spec, tokenizer)
     worker = _worker(spec, data, sources, tokenizer)
     most_records = _RECORDS if spec.vision is None else _RECORDS_WITH_IMAGES
@@ -88,6 +89,8 @@ def _worker(
     labels = None
     if spec.task == "sequence_classification":
         labels = _AnyLabels("single_label_classification", ())
+
+    # An estimate waits for no network: the image processor is loaded if it is here.
     model = spec.model.model_copy(update={"local_files_only": True})
     processor = replace(spec, model=model).image_processor(tokenizer)
     return Worker(
@@ -112,6 +115,7 @@ def _lengths(
     longest = 0
     for row in rows:
         longest = max(longest, *map(len, row))
+
     bad = tally.refused + tally.unusable
     rows_per_record = 1.0
     # Long texts are split: 150 records may become 600 rows.
@@ -149,6 +153,7 @@ def _encode_first(
             # These are no faults of single records: the config asks for what such data cannot be.
             if SEEING in what or SPLIT_ADVICE in what:
                 unfit.add(where, what)
+
         results.append(result)
     unfit.raise_if_any()
     return results
@@ -160,6 +165,7 @@ def _sequences(chunk: Chunk) -> list[list[list[int]]]:
     begin = 0
     for length, split in zip(chunk.lengths, chunk.splits, strict=True):
         ids = chunk.tokens[begin : begin + length].tolist()
+        # Of a pair, the rejected sequence begins at `split`; other rows have 0 there.
         rows.append([ids[:split], ids[split:]] if split else [ids])
         begin += length
     return rows
@@ -175,6 +181,8 @@ def _require_embeddings(
     embeddings = embeddings_of(model, environ)
     if embeddings is None:
         return
+
+    # Ids are compared row by row: the message says how many rows have one, and shows the largest.
     largest = -1
     num_unknown = 0  # rows
     for row in rows:

@@ -86,6 +86,8 @@ class _Survey:
         names: dict[Any, str] = {}  # of classes, by number
         if kind == "labelled":
             names = dict(enumerate(class_names(self.source)))
+
+        # `Problems(0)` counts and keeps none: the check itself names them.
         problems = Problems(0)
         verify = verifier()
         for record in read_taken(self.source, seed, problems):
@@ -146,6 +148,8 @@ class _Survey:
         self.characters[role] += len(text)
         if self.name_language is None:
             return
+
+        # A sample is enough to name the languages, and each text takes its time.
         languages = self.languages.setdefault(role, Counter())
         if languages.total() < _TEXTS_FOR_LANGUAGES and len(text) >= _SHORTEST_TEXT:
             languages[self.name_language(text)] += 1
@@ -241,6 +245,7 @@ def _language_namer() -> NameLanguage | None:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
         return None
+
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
     def name(text: str) -> str:

@@ -60,6 +60,8 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
     seed = spec.seed if takes_part or eval_share is not None else None
 
     settings = data.model_dump(include={"max_length", "overlong", "train_on", "add_special_tokens"})
+
+    # Columns and formats decide rows as much as the bytes of files do.
     source_facts = {}
     for split, of_split in splits.items():
         source_facts[split] = [_source_facts(source) for source in of_split]
@@ -80,6 +82,7 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
         facts["unusable_pairs"] = data.unusable_pairs
     if spec.task == "sequence_classification":
         facts["labels"] = label_facts(spec.classification, spec.model)
+
     processor = spec.image_processor(tokenizer)
     if processor is not None:
         facts["images"] = processor.fingerprint

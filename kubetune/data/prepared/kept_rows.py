@@ -78,6 +78,7 @@ def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
     ids, trained = rows.sequences(number)[0]
     ids = ids[:longest]
     trained = trained[:longest]
+
     if rows.is_labelled and rows.targets is not None:
         return KeptRow(
             number,
@@ -131,6 +132,7 @@ def _arrays(rows: Sequence[KeptRow], images: Sequence[bytes]) -> dict[str, NDArr
         "images_of_rows": np.array([len(row.images) for row in rows], np.int64),
         "image_lengths": np.array([len(image) for image in images], np.int64),
     }
+
     targets = [row.target for row in rows if row.target is not None]
     arrays["targets"] = np.array(targets, np.float32)
 
@@ -176,6 +178,7 @@ def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
     ids = _split(arrays.get("ids"), lengths)
     trained = _split(arrays.get("trained"), lengths)
     images = [part.tobytes() for part in _split(arrays.get("images"), arrays["image_lengths"])]
+
     # All rows of a file are of one kind.
     is_labelled = len(arrays["targets"]) > 0
     segments = _split(arrays.get("segments"), lengths) if is_labelled else []
@@ -207,4 +210,5 @@ def _split(values: NDArray[Any] | None, lengths: NDArray[np.int64]) -> list[NDAr
         raise ValueError(f"{expected:,} values expected, {len(values):,} found")
     if not len(lengths):
         return []
+    # Lengths 3 2 4 are cut at 3 and at 5.
     return np.split(values, np.cumsum(lengths)[:-1])

@@ -109,6 +109,7 @@ def _best_exchange(
     Example: one rank has 9 6 = 15, the other 5 2 = 7, so the gap is 8 and the best is to move half of it.
     9 for 5 moves 4: both ranks then have 11.
     """
+
     giving = np.flatnonzero(owner == most)
     taking = np.flatnonzero(owner == least)[::-1]
     back = costs[taking]  # rises, since `costs` fall
@@ -121,6 +122,8 @@ def _best_exchange(
     candidates = np.clip(np.stack([above, above - 1]), 0, len(back) - 1)
     moved = costs[giving] - back[candidates]  # [2, giving]
     gap_left = np.abs(gap - 2 * moved)
+
+    # An exchange that moves the whole gap or more would only swap the two ranks.
     side, best = divmod(int(gap_left.argmin()), len(giving))
     if not 0 < moved[side, best] < gap:
         return 0
@@ -192,6 +195,7 @@ def _fill_from(
     chosen = [start]
     left = token_budget - int(falling[start])
     while len(chosen) < most:
+        # Lengths 9 7 4 2 with 5 tokens left: the first that fits is 4.
         first_that_fits = int(np.searchsorted(rising, -left))
         place = max(chosen[-1] + 1, first_that_fits)
         if place >= len(falling):

@@ -25,6 +25,7 @@ def mixed_seed(*salt: int | str) -> int:
 
 def hash_ids(ids: Ids, *salt: int | str) -> NDArray[np.uint64]:
     """Return a 64-bit hash of every id under a salt: splitmix64 of the id, offset by the salt's digest."""
+    # The constants of splitmix64. Unsigned numbers wrap around, as its author means them to.
     offset = np.array([mixed_seed(*salt)], np.uint64)
     x = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + offset
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -63,6 +64,8 @@ def epoch_order(
         rows = np.flatnonzero(source == index).astype(np.int64)
         if not len(rows):
             continue
+
+        # 10 rows of weight 2.5 are 25 samples: two whole copies, and 5 rows drawn.
         samples = max(1, round(len(rows) * weight))
         copies, rest = divmod(samples, len(rows))
         parts += [rows] * copies
@@ -95,6 +98,8 @@ def step_boundaries(lengths: Ids, num_steps: int) -> Ids:
     """
     steps = np.arange(num_steps + 1)
     ends = np.concatenate([[0], np.cumsum(lengths)])  # tokens before each sample, and of all
+
+    # 12 tokens in 5 steps: a share of 2, and a rest of 2, so 0 2 4 7 9 12 are wanted.
     share, rest = divmod(int(ends[-1]), num_steps)
     wanted = steps * share + steps * rest // num_steps  # whole numbers, the same on every machine
 

@@ -123,6 +123,7 @@ class RowWriter:
 
     def write(self, source: int, chunk: Chunk) -> None:
         """Append rows of the source with this index."""
+        # Lengths 3 2 behind 5 tokens that are written already become the offsets 8 10.
         offsets = array("q")
         for length in chunk.lengths:
             self._end += length
@@ -139,6 +140,7 @@ class RowWriter:
             self._write_images(chunk)
 
     def _write_images(self, chunk: Chunk) -> None:
+        # A table of images: `row_ends` counts images, `path_ends` bytes of their paths.
         row_ends = array("q")
         path_ends = array("q")
         crcs = array("I")
@@ -151,6 +153,7 @@ class RowWriter:
                 self._paths_end += len(path)
                 path_ends.append(self._paths_end)
                 crcs.append(image.crc)
+
         self._files["image_crcs"].write(crcs.tobytes())
         self._files["images"].write(row_ends.tobytes())
         self._files["image_path_offsets"].write(path_ends.tobytes())
@@ -164,6 +167,7 @@ class RowWriter:
         _: BaseException | None,
         __: TracebackType | None,
     ) -> None:
+        # Every file is closed, also where an error came.
         for file in self._files.values():
             with file:
                 # Rows that an error cut short are removed by whoever called: they need not reach the disk.

@@ -101,6 +101,7 @@ def _converted(
 
 def _kind_of(value: Mapping[str, Any], to: str) -> RecordKind:
     """Return as what kind of record a value is read that is to take a shape."""
+    # `graded` keeps the margin of a pair, if the record has one.
     if to == "preference":
         return "graded"
     if to == "judged":
@@ -227,6 +228,7 @@ def _parts(example: Example, to: str) -> tuple[Example, ...]:
 def _to_preference(example: Example) -> dict[str, Any]:
     if not isinstance(example, Preference):
         raise ValueError("has no two answers to compare")
+    # Both answers have the same prompt, and the same tools and images.
     prompt, chosen, beside = _halves(example.chosen)
     _, rejected, _ = _halves(example.rejected)
     value = {"prompt": prompt, "chosen": chosen, "rejected": rejected, **beside}
@@ -246,6 +248,7 @@ def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
     """Return the prompt and the answer, as texts or messages, and what stands beside them."""
     if isinstance(answer, Pair):
         return answer.prompt, answer.completion, {}
+    # The answer begins behind the messages that both answers of a pair share.
     before = list(answer.messages[: answer.context])
     after = _marked(answer)[answer.context :]
     return before, after, _beside(answer.tools, answer.images)
@@ -295,6 +298,7 @@ def _best_thread(
     root: Mapping[str, Any], replies: Mapping[str, list[Mapping[str, Any]]]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield the root, the reply to it that people ranked best, the best reply to that, and so on."""
+    # Only the best reply is followed: what answers a worse one is left out with it.
     node: Mapping[str, Any] | None = root
     while node is not None:
         yield node

@@ -183,6 +183,7 @@ def read(
     if kind == "prompt":
         value = with_answer(value)
     elif kind not in ("text", "labelled"):
+        # Of answers that are compared, preferences.py knows the shapes.
         answers, unused = _read_preference(value, shape, kind)
         return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
 
@@ -220,6 +221,7 @@ def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]
             raise ValueError(
                 f"has no column {column!r}, which data.columns gives for {expected!r}; {keys(value)}"
             )
+        # A copy: the record is shown to the user as it is in the file.
         renamed = dict(value)
         item = renamed.pop(column)
         renamed[expected] = item
@@ -253,6 +255,7 @@ def _read_preference(
         raise ValueError(
             f"is read as {shape} by `data.format`, which has no answers to compare; expected auto"
         )
+
     if kind == "judged":
         side, is_good = judged_side_of(value, shape)
         answer, unused = _read_side(side)
@@ -262,6 +265,7 @@ def _read_preference(
     if kind == "graded":
         value = dict(value)
         margin = _margin(value.pop("margin", None))
+
     chosen_side, rejected_side = sides_of(value, shape)
     chosen, unused = _read_side(chosen_side)
     rejected, unused_of_rejected = _read_side(rejected_side)
@@ -273,6 +277,7 @@ def _read_preference(
 def _margin(margin: Any) -> float | None:
     if margin is None:
         return None
+    # True and False are numbers to Python.
     is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
     if not is_number or not math.isfinite(margin):
         raise ValueError(
@@ -291,6 +296,8 @@ def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
         # The record is one that preferences.py made: the file has another name for its completion.
         kind = Unusable if "is empty" in str(error) else ValueError
         raise kind(str(error).replace("completion", side.name)) from None
+
+    # A list of messages may end with the user's.
     if isinstance(answer, Chat):
         roles = {message["role"] for message in answer.messages[answer.context :]}
         if "assistant" not in roles:
@@ -343,6 +350,7 @@ def _read_any(message: Any, where: str, record: Fields) -> Turn:
 
 
 def _from_pair(record: Fields) -> Pair | Chat:
+    # Names that models and tools use for the two. What they were taken for is said once.
     prompt_key = _key_of(record, ("prompt", "input"), "the prompt, plain text")
     completion_key = _key_of(
         record,
@@ -497,6 +505,7 @@ def texts_of(value: Value) -> tuple[str, str | None]:
     for first, second in _PAIRS:
         if first in value and second in value:
             return text_of(value[first], first), text_of(value[second], second)
+
     key = first_of(("sentence", "text"), value)
     if key is None:
         raise ValueError(
@@ -520,8 +529,10 @@ def _label(label: Any) -> Label:
         return _several(label)
     if isinstance(label, bool):
         return str(label)
+    # Files without types have numbers as text.
     if isinstance(label, str) and _WHOLE_NUMBER.fullmatch(label):
         label = int(label)
+
     is_no_number = isinstance(label, float) and not math.isfinite(label)
     if is_no_number or not isinstance(label, (int, float, str)) or label == "":
         raise ValueError(
@@ -536,6 +547,7 @@ def _several(labels: list[Any]) -> Label:
     [2, 5] are two classes, [0.0, 1.0, 1.0] and [false, true, true] say of three classes whether each applies.
     """
     are_flags = all(isinstance(label, bool) for label in labels)
+    # 0 and 1 as whole numbers may be classes, so at least one has to be written as a float.
     if any(isinstance(label, float) for label in labels):
         are_flags = all(label in (0, 1) for label in labels)
     if labels and are_flags:
@@ -598,7 +610,9 @@ def _system(record: Fields, turns: list[Turn]) -> Turn | None:
     if not texts:
         return None
     key, text = next(iter(texts.items()))
+
     system = text_of(text, key)
+    # Whoever repeats it must say the same, or one of the two would be lost.
     has_system = turns[0].message["role"] == "system"
     others = list(texts.values())
     if has_system:
@@ -632,6 +646,7 @@ def _images(record: Fields) -> tuple[str, ...] | None:
         )
     if not columns:
         return None
+
     key = filled[0] if filled else next(iter(columns))
     images = columns[key]
     if isinstance(images, str | dict):

@@ -59,6 +59,7 @@ def _fates_with_held_out(
 
 
 def _fates(taken: Ids, held_out: Ids | None = None) -> bytes:
+    # Later marks replace earlier ones: what is held out was taken first.
     count = int(taken[-1]) + 1 if len(taken) else 0
     fates = np.full(count, _NOT_TAKEN, np.uint8)
     fates[taken] = _TAKEN
@@ -77,6 +78,8 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
         return None
     ids = np.arange(count_rows(source), dtype=np.int64)
     sampled = shuffled(ids, seed, "sample")[:sample]
+
+    # A range is a slice of the shuffled records, so ranges that do not overlap share no record.
     first, end = source.range or (0, len(sampled))
     if not 0 <= first < min(end, len(sampled)):
         raise DataError(
@@ -105,6 +108,7 @@ def hold_out(taken: Sequence[Ids], share: float, seed: int) -> list[Ids]:
     chosen = np.zeros(total, bool)
     chosen[np.argsort(np.concatenate(hashes), kind="stable")[:number]] = True
 
+    # `chosen` lies end to end over the sources, and is cut back into their parts.
     held_out = []
     begin = 0
     for ids in taken:

@@ -67,6 +67,7 @@ def locate(source: SourceConfig) -> Located:
     """Return where a source lies. Raises DataError when nothing is there, or something that holds no records."""
     path = source.path
     sample = None
+    # A file may be called `data.jsonl#1000`: then it is that file.
     if not Path(path).expanduser().exists() and (match := _SAMPLE.fullmatch(path)):
         path = match[1]
         sample = int(match[2])
@@ -94,6 +95,8 @@ def locate(source: SourceConfig) -> Located:
                 f"{path} is read whole, and has no `{asked}`, as data sets of the hub do. {_PART}"
             )
         return Located(path, files, sample, others)
+
+    # What is not there may still mean something: a broken link, a data set of the hub, or a wrong path.
     if place.is_symlink():
         raise DataError(
             f"{path} is a link to {os.readlink(place)}, {_broken_link(place)}. Nothing was written."
@@ -213,6 +216,7 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
     if not located.files:
         features = load_dataset(located.path, source.subset, source.split).features.to_dict()
         return _names_of_classes(features, source)
+
     first: tuple[str, ...] = ()
     first_file = None
     for file in located.files:
@@ -300,6 +304,8 @@ def _unreadable(error: Exception, what: str) -> KubetuneError | None:
         fault = fault_of(cause)
         if fault is not None:
             return fault
+
+    # pyarrow reads files that are here already.
     is_of_arrow = any(type(cause).__module__ == "pyarrow.lib" for cause in chain)
     if is_of_hub(error) and not is_of_arrow:
         return None
@@ -324,6 +330,7 @@ def _broken_link(place: Path) -> str:
     try:
         place.stat()
     except OSError as error:
+        # a -> b -> a
         if error.errno == errno.ELOOP:
             return "and following it leads in a circle"
     return "which does not exist"
@@ -370,6 +377,7 @@ def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
         raise DataError(
             f"{folder} holds no data; expected files of {readable_endings()}, or a data set saved by `datasets`"
         )
+
     others = set(entries).difference(records)
     return tuple(records), tuple(sorted(others))
 

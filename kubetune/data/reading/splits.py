@@ -56,6 +56,7 @@ def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[
     """Yield the records of a source that `path#N` and `range` take, whatever split they go to."""
     (fates,) = _fates([source], seed, 0.0)
     for index, record in enumerate(read_source(source, problems)):
+        # Without fates all are taken; behind the last fate none is.
         if fates is None or (index < len(fates) and fates[index]):
             yield record
 
@@ -105,6 +106,7 @@ def require_rows(data: DataConfig, split: Split, stats: dict[str, Any]) -> None:
     if stats["rows"] and stats["lost_share"] <= data.max_lost_share:
         return
 
+    # The message names each cause, and only the remedies that help with it.
     lost = stats["overlong"] + stats["no_label"] + stats.get("unusable", 0)
     records = counted(stats["records"], "record")
     causes, remedies = _causes(data.max_length, stats)
@@ -134,6 +136,7 @@ def _causes(limit: int, stats: dict[str, Any]) -> tuple[list[str], list[str]]:
         causes.append(f"{stats['unusable']:,} with equal or empty answers, or different prompts")
     if is_cut:
         remedies.insert(0, "raise data.max_length")
+    # Nothing was left out: there are no rows since no record could be read.
     if not causes:
         return ["none is a record that could be read"], ["mend the data"]
     return causes, remedies

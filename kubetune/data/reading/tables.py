@@ -81,6 +81,7 @@ def _count_rows(file: Path, quoting: Quoting) -> int:
     with opened(file) as stream:
         rows = _rows(stream, "\t", quoting)
         try:
+            # Blank lines are no rows.
             lengths = Counter(len(row) for row in rows if row)
         except (csv.Error, ValueError):
             return 0
@@ -99,6 +100,8 @@ def _read_table(
         rows = _rows(stream, delimiter, quoting)
         try:
             header: list[str] = next(rows, [])
+
+            # Without a good header no row can be named.
             mistake = _header_mistake(header)
             if mistake:
                 problems.add(f"{file}:1", mistake)
@@ -158,6 +161,7 @@ def _batches(file: Path, table: Any) -> Iterator[list[dict[str, Any]]]:
     while True:
         with _damage_refused(file, f" from row {number:,} on"):
             batch = next(batches, None)
+            # Damage shows when a batch is read, and some only when it is made into Python's values.
             values = [] if batch is None else batch.to_pylist()
         if batch is None:
             return

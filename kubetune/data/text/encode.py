@@ -103,6 +103,7 @@ class Encoder:
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Return rows of many examples; in place of one that is refused, the reason."""
+        # Refused ones keep their place, so that results stand in the order of the examples.
         results: list[Encoded | str] = [""] * len(examples)
         chats: dict[int, Chat] = {}
         for i, example in enumerate(examples):
@@ -179,6 +180,7 @@ class Encoder:
             trained.append(True)
         if trained:
             trained[0] = False  # nothing predicts it
+
         notes = chat.notes
         if placed.begins_inside_token:
             notes |= {"begins_inside_token"}

@@ -38,6 +38,7 @@ class LabelledEncoder:
             except ValueError as error:
                 rows[i] = str(error)
                 continue
+            # No token is a label here: the target is.
             not_trained = [False] * len(encoding.ids)
             rows[i] = Encoded(encoding.ids, not_trained, target, encoding.type_ids)
         return rows

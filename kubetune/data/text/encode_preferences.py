@@ -66,9 +66,12 @@ class PreferenceEncoder:
                 "has prompts with different tokens before its two answers: the chat template writes them in two ways, "
                 "or an answer has nothing to be trained"
             )
+
         target: tuple[float, ...] = ()
         if self._margins:
             target = (margin or 0.0,)
+
+        # Notes of either answer are notes of the row; images stand in the prompt, which both share.
         return Encoded(
             ids=chosen.ids + rejected.ids,
             trained=chosen.trained + rejected.trained,
@@ -110,6 +113,7 @@ def _answers(example: Example) -> tuple[Chat | Pair, ...]:
 def _shows_in_answer(answer: Chat | Pair) -> bool:
     if not isinstance(answer, Chat) or not answer.images:
         return False
+    # Each image has its tag in a text, wherever the template writes the image.
     in_answer = answer.messages[answer.context :]
     return any(IMAGE_TAG in message["content"] for message in in_answer)
 

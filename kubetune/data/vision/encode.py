@@ -148,6 +148,7 @@ class VisionEncoder:
             raise ValueError(
                 "`data.train_on` is all, but this model sees its whole question when it reads its first word"
             )
+
         question = replace(example, messages=example.messages[:1])
         return Pair(self._as_question(question), str(example.messages[1]["content"]))
 
@@ -167,6 +168,7 @@ class VisionEncoder:
             raise ValueError(
                 f"has {len(seen)} images and {len(pieces) - 1} of {written!r}: its text holds that itself"
             )
+
         text = pieces[0]
         for image, piece in zip(seen, pieces[1:], strict=True):
             text += image.text + piece
@@ -190,6 +192,7 @@ class VisionEncoder:
             runs += image.runs
             refs.append(ImageRef(path, image.crc))
             notes += image.notes
+
         # One token for each run: text that holds the token itself, or a template that leaves images out, changes that.
         placeholders = row.ids.count(token)
         if placeholders != len(runs):
@@ -211,6 +214,7 @@ class VisionEncoder:
             else:
                 ids.append(id)
                 trained.append(is_label)
+
         return replace(
             row,
             ids=ids,

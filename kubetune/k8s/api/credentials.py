@@ -37,9 +37,8 @@ class Login:
     verify: ssl.SSLContext
     auth: httpx2.Auth | None = None
     proxy: str | None = None  # URL; None: the environment's, if it has one
-    tls_server_name: str | None = (
-        None  # in the server's certificate, where it is not that of `server`
-    )
+    # in the server's certificate, where it is not that of `server`
+    tls_server_name: str | None = None
     headers: list[tuple[str, str]] = field(default_factory=list)  # name and text, of each request
 
     @property

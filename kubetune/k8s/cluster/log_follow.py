@@ -56,9 +56,8 @@ class Source:
     container: str
     attempt: int  # number of restarts within the pod before this start
     node: int
-    is_trainer: (
-        bool  # the main container of a trainer's pod, which needs no other mark than its node
-    )
+    # the main container of a trainer's pod, which needs no other mark than its node
+    is_trainer: bool
 
     @property
     def file_name(self) -> str:

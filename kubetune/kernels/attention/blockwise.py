@@ -137,6 +137,7 @@ def _hide(scores: Tensor, block: Block, rule: Rule) -> None:
     if rule.causal:
         view[..., m - n :].masked_fill_(_future(n, scores.device), float("-inf"))
     if rule.window:
+        # Query i and key j are distance + i - j apart, which must be below the window.
         pairs = torch.ones(n, m, dtype=torch.bool, device=scores.device)
         view.masked_fill_(pairs.tril(block.distance - rule.window), float("-inf"))
         if not rule.causal:
@@ -145,6 +146,7 @@ def _hide(scores: Tensor, block: Block, rule: Rule) -> None:
 
 def _fold(x: Tensor, kv_heads: int) -> Tensor:
     """Turn `[n, kv_heads * groups, dim]` to `[kv_heads, groups * n, dim]`: query groups become rows."""
+    # Of 4 heads with 2 heads of keys, the heads 0 and 1 see the keys of head 0, and lie below each other.
     n, heads, dim = x.shape
     by_group = x.reshape(n, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
     return by_group.reshape(kv_heads, -1, dim)
@@ -223,6 +225,7 @@ class _BlockAttention(Function):
             out[block.first : block.end] = _unfold(
                 torch.bmm(probabilities[..., :m], values.transpose(0, 1)), n
             )
+
         ctx.save_for_backward(query, key, value, *kept)
         ctx.sinks = sinks
         ctx.rule = rule
@@ -244,7 +247,8 @@ class _BlockAttention(Function):
         # the blocks: the same each time.
         query, key, value, *saved = ctx.saved_tensors
         kept = iter(saved)
-        rule, sinks = ctx.rule, ctx.sinks
+        rule = ctx.rule
+        sinks = ctx.sinks
         kv_heads = value.shape[1]
         d_query = torch.empty_like(query)
         d_key = _zeros(key)

@@ -53,9 +53,8 @@ class Layout(NamedTuple):
 
     groups: tuple[Group, ...]
     source: Tensor  # int64 [places of all groups] index into the batch's `[tokens × heads]`; 0 in padding
-    place: (
-        Tensor  # int64 [tokens × heads] where each of these stands among the places of all groups
-    )
+    # int64 [tokens × heads] where each of these stands among the places of all groups
+    place: Tensor
 
 
 class Filling(NamedTuple):

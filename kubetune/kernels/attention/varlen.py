@@ -46,6 +46,8 @@ def varlen_attention(
     # The kernel counts neighbours, without the query itself: our window of 3 is 2 before it. -1 is all of them.
     before = rule.window - 1 if rule.window else -1
     behind = 0 if rule.causal else before
+
+    # Queries and keys are of the same sequences, so bounds and lengths are given twice.
     output = varlen_attn(
         q.contiguous(),
         k.contiguous(),

@@ -58,6 +58,7 @@ def adopt(
         raise errors.ConfigError(
             f"training.fp8: no adapted layer has widths that are multiples of {GRANULE}; leave it out"
         )
+
     rounded = loss_ahead()
     change = abs(rounded - exact) / max(abs(exact), 1e-12)
     logs.MODEL.info(
@@ -66,6 +67,7 @@ def adopt(
         exact,
         rounded,
     )
+    # `not (<=)` instead of `>`: NaN must refuse too.
     if not change <= LARGEST_LOSS_CHANGE:
         raise errors.ConfigError(
             f"training.fp8 changes the loss of the first batch from {exact:.4f} to {rounded:.4f}, by {change:.1%}; "
@@ -106,6 +108,8 @@ def _fits(layer: Any) -> bool:
 def _round(layer: Any) -> None:
     base = layer.base_layer
     weight = base.weight.data  # [out, in]
+
+    # Both orders are rounded from the exact weight: rounding one out of the other would round twice.
     rows, row_scales = pointwise.round_rows(weight)
     columns, column_scales = pointwise.round_rows(weight.t().contiguous())
     # Buffers move with the model, and are not saved.
@@ -129,6 +133,7 @@ def _compute(
     x: Tensor,
     copies: lora.AdapterCopies | None,
 ) -> tuple[Tensor, ...]:
+    # Of each layer, `_Products` takes the first two, and `_times_transposed` the last two.
     bases = [layer.base_layer for layer in layers]
     frozen = [(base.weight, base.row_scales, base.columns, base.column_scales) for base in bases]
     plain_layers, settings = arguments(layers, frozen, copies)
@@ -177,7 +182,9 @@ class _Products:
             self.rounded = self.kernels["round_rows"](rows)
         rounded, scales = self.rounded
         y = _product(rounded, scales, weight, row_scales, rows.dtype)
-        return y if bias is None else y.add_(bias)
+        if bias is None:
+            return y
+        return y.add_(bias)
 
 
 def _times_transposed(
@@ -192,7 +199,9 @@ def _times_transposed(
     # dx = dy W: the sum runs over W's outputs, so W is needed by columns, each with a scale of its own.
     rounded, scales = kernels["round_rows"](d_y)
     product = _product(rounded, scales, columns, column_scales, d_y.dtype)
-    return product if total is None else total.add_(product)
+    if total is None:
+        return product
+    return total.add_(product)
 
 
 class _Fp8LoraLinears(Function):
@@ -216,4 +225,5 @@ class _Fp8LoraLinears(Function):
             partial(_times_transposed, ctx.kernels),
             grads,
         )
+        # `kernels` stands between the settings and the layers.
         return d_x, d_settings, None, *others

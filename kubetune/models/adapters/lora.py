@@ -38,6 +38,7 @@ def add_lora(
     left_out = re.compile(frozen or _expression_of(heads))
     _require_reached(model, lora.target_modules, left_out)
     targets = find_targets(model, lora, frozen=lambda name: left_out.fullmatch(name) is not None)
+
     # Each name once: a user may have named the heads too.
     trained_whole = list(dict.fromkeys((*lora.modules_to_save, *heads)))
     settings = PeftLoraConfig(
@@ -54,6 +55,7 @@ def add_lora(
         fan_in_fan_out=any(type(module).__name__ == "Conv1D" for module in model.modules()),
         task_type=task_type,
     )
+
     torch.manual_seed(seed)
     try:
         adapted = get_peft_model(model, settings)
@@ -141,6 +143,7 @@ def _to_float(_: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
 def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]) -> str:
     """Return what PEFT has against the targets, with names that it would take."""
     message = " ".join(str(error).split())
+    # PEFT raises plain ValueErrors, so only their words tell them apart.
     incompatible = re.search(r"Incompatible modules: \{([^}]*)\}", message)
     if incompatible is not None:
         refused = set(re.findall(r"\w+", incompatible[1]))
@@ -171,6 +174,7 @@ def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """
     head = cast(Any, model).get_output_embeddings()
     out_of_reach = set() if kind is nn.Module else set(unreached_names(model))
+
     last_parts = set()
     for full_name, module in model.named_modules():
         name = full_name.removesuffix(".base_layer")

@@ -36,7 +36,10 @@ def compute(layers: Sequence[Any], x: Tensor, copies: AdapterCopies | None) -> t
     frozen = []
     for layer in layers:
         weight = layer.base_layer.weight
-        frozen.append((weight if is_transposed(layer) else weight.t(),))
+        # As `[in, out]`, which is a view of the weight either way.
+        if not is_transposed(layer):
+            weight = weight.t()
+        frozen.append((weight,))
     return lora_linears(x, *arguments(layers, frozen, copies))
 
 
@@ -50,6 +53,8 @@ def arguments(
     for layer, weight in zip(layers, frozen, strict=True):
         a, b = weights_of(layer)
         plain_layers.append(Layer(a, b, layer.base_layer.bias, weight))
+
+    # Layers that are computed together have these in common (`_kind`).
     first = layers[0]
     return plain_layers, Adapters(
         scaling_of(first),
@@ -138,6 +143,7 @@ class SharedInput:
         for pair in pairs:
             if not all(parameter in sums for parameter in pair):
                 return
+
         dtype = self.layers[0].base_layer.weight.dtype
         # The A matrices of q, k and v see the same input, so they are stacked and multiplied once:
         #     down = [A_q; A_k; A_v]    rows 0:r, r:2r, 2r:3r
@@ -145,6 +151,8 @@ class SharedInput:
             down = pairs[0][0].detach()  # the parameter's own memory
         else:
             down = torch.cat([a.detach().to(dtype) for a, _ in pairs])
+
+        # Copies of each layer alone are views of those of all together, so that one write keeps both.
         ups: list[Tensor] = []
         all_sums: list[GradientSum] = []
         first_row = 0
@@ -191,11 +199,13 @@ def _share(layers: Sequence[Any]) -> None:
 
 def _kind(lora: Any) -> tuple[Any, ...]:
     """Return the facts that layers must have in common to be computed together."""
+    # The scale of the adapter, the width of the input, and the dtype of the arithmetic.
     return scaling_of(lora), weights_of(lora)[0].shape[1], lora.base_layer.weight.dtype
 
 
 def shared_inputs(layers: Iterable[Any]) -> list[SharedInput]:
     """Return each SharedInput of some layers once, in their order; of those that have none, none."""
+    # q, k and v have the same one. A dict keeps the order of the first of each.
     shared = [layer.shared_input for layer in layers if hasattr(layer, "shared_input")]
     return list(dict.fromkeys(shared))
 

@@ -84,12 +84,15 @@ class Routing:
         self._logits.clear()
         if not self.balances:
             return False
+
         self._rows = max(1.0, float(work.tokens * self.routers))
         self._divisor = max(work.divisor, 1)
         self._losses = None
         self._frequencies = None
         if world.size == 1 and len(work.batches) == 1:
             return False  # `balanced` counts the choices of its only forward
+
+        # Every rank runs all its micro-batches without a gradient, and all ranks add up what they chose.
         chosen = torch.zeros_like(self.counts[0])
         self._chosen_ahead = chosen  # `_keep` adds to it
         torch.manual_seed(0)  # dropout may matter, and must be that of the uninterrupted run
@@ -120,17 +123,21 @@ class Routing:
         if self._frequencies is None:
             chosen = [self._chosen(of_router) for of_router in logits]
             self._frequencies = torch.stack(chosen).sum(0) / rows
+
         probabilities = []
         squares = []
         for of_router in logits:
             probabilities.append(torch.softmax(of_router, -1).float().sum(0))
             squares.append(of_router.float().logsumexp(-1).square().sum())
+
         probability_sums = torch.stack(probabilities).sum(0)
         balance = len(probability_sums) * (self._frequencies * probability_sums).sum() / rows
         z = torch.stack(squares).sum() / rows
 
         losses = torch.stack([balance, z]).detach().double()
-        self._losses = losses if self._losses is None else self._losses + losses
+        if self._losses is not None:
+            losses = self._losses + losses
+        self._losses = losses
         weighted = self.coefficients[0] * balance + self.coefficients[1] * z
         return value + scale * self._divisor * weighted
 
@@ -144,8 +151,13 @@ class Routing:
         # One sum over the ranks for all of it.
         numbers = sum_(torch.cat([self.counts.double().flatten(), losses]), world)
         *flat_counts, balance, z = numbers.tolist()
+
+        # Whole numbers again: fp64 holds every one up to 2⁵³.
         counts = torch.tensor(flat_counts, dtype=torch.int64).view(self.counts.shape)
-        self.load = counts if self.load is None else self.load + counts
+        if self.load is None:
+            self.load = counts
+        else:
+            self.load = self.load + counts
         self.steps += 1
 
         values = summary(counts.tolist())
@@ -172,6 +184,7 @@ class Routing:
         """Return how many tokens chose each expert, int64 `[experts]`."""
         probabilities = torch.softmax(logits.detach(), -1)
         chosen = torch.topk(probabilities, self.choices, dim=-1).indices.flatten()
+        # Of 4 experts, the choices 0 1 0 2 are counted as 2 1 1 0.
         return chosen.new_zeros(logits.shape[-1]).index_add_(0, chosen, torch.ones_like(chosen))
 
     def _count(self, layer: int) -> Callable[..., None]:
@@ -180,7 +193,12 @@ class Routing:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if not (module.training and torch.is_grad_enabled()) or _in_backward():
                 return
-            chosen = (kwargs["top_k_index"] if "top_k_index" in kwargs else args[1]).flatten()
+            # The choices come by name or as the second argument, `[tokens, choices]`.
+            if "top_k_index" in kwargs:
+                chosen = kwargs["top_k_index"]
+            else:
+                chosen = args[1]
+            chosen = chosen.flatten()
             assert self.counts is not None, "it is hooked only where there are experts"
             self.counts[layer].index_add_(0, chosen, torch.ones_like(chosen))
 
@@ -208,6 +226,7 @@ def watch(lm: Any, training: TrainingConfig) -> Routing:
     if not stacks:
         return Routing()
     config = lm.config.get_text_config()
+
     first_stack = next(iter(stacks.values()))
     weight = next(p for p in first_stack.parameters() if p.dim() == 3)  # [experts, …, …]
     balanced_routers = [router for router in routers if not _goes_by_ids(router)]
@@ -218,6 +237,7 @@ def watch(lm: Any, training: TrainingConfig) -> Routing:
         layers=tuple(stacks),
         routers=len(balanced_routers),
     )
+
     # The choices of every stack are counted; the logits of routers are kept only if a loss needs them.
     for layer, name in enumerate(stacks):
         lm.get_submodule(name).register_forward_pre_hook(routing._count(layer), with_kwargs=True)
@@ -249,6 +269,7 @@ def _coefficients(
     for kind in type(lm).__mro__:
         has_loss = has_loss or hasattr(sys.modules[kind.__module__], "load_balancing_loss_func")
     is_known = is_known and has_loss
+
     learn = False
     for router in routers:
         learn = learn or any(parameter.requires_grad for parameter in router.parameters())
@@ -261,12 +282,14 @@ def _coefficients(
                 raise ConfigError(_refusal(name, value, routers, is_known=is_known))
     if not learn:
         return 0.0, 0.0
+
     balance = wanted
     if balance is None:
         # What the family was trained with.
         config = lm.config.get_text_config()
         balance = getattr(config, "router_aux_loss_coef", None) if is_known else None
     balance = float(balance or 0.0)
+
     balancing = "and nothing balances the load of the experts"
     if balance:
         balancing = f"balanced by a loss of weight {balance:g}"
@@ -307,6 +330,7 @@ def summary(counts: list[list[int]]) -> dict[str, float]:
     unused = 0
     number_of_experts = 0
     for layer in counts:
+        # 1 where no token went through the layer, which would divide by 0.
         mean = math.fsum(layer) / len(layer) or 1.0
         variance = math.fsum((count - mean) ** 2 for count in layer) / len(layer)
         maxima.append(max(layer) / mean)

@@ -49,8 +49,10 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
     elif isinstance(wanted, str):
         targets = Targets(wanted, parameters)
     else:
+        # PEFT would leave out in silence what it does not find.
         _require(wanted, linear_names(model))
         targets = Targets(list(wanted), parameters)
+
     if targets.parameters:
         _require_plain(lora, targets.parameters)
     return targets
@@ -58,6 +60,7 @@ def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], 
 
 def linear_names(model: nn.Module) -> list[str]:
     """Return the whole names of a model's modules that hold a matrix."""
+    # The model itself has the empty name.
     return [name for name, module in model.named_modules() if name and has_matrix(module)]
 
 
@@ -138,6 +141,8 @@ def _all_linear(
             "nothing",
             ", ".join(last_parts),
         )
+
+    # The head is left out as PEFT's own all-linear leaves it out, embeddings since they multiply nothing.
     head = model.get_output_embeddings()  # type: ignore[operator]
     routers = tuple(f"{name}." for name in routers_of(model))
     modules = []
@@ -184,6 +189,7 @@ def _named(
 
 def _is_adaptable(module: nn.Module) -> bool:
     """True for a matrix that PEFT's layers compute with."""
+    # GPT-2's, by its name, as PEFT recognises it too.
     if type(module).__name__ == "Conv1D":
         return True
     # Classes of model families may be made from nn.Linear and compute in another way.
@@ -235,6 +241,7 @@ def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list
         from peft.utils.transformers_weight_conversion import convert_peft_config_for_transformers
     except ImportError:  # a version that takes all names as they are
         return modules, []
+
     # PEFT's own conversion is asked: it takes out of the targets what it makes into tensors. It does so only if all names
     # of an expert's layers are there.
     last_parts = {name.rpartition(".")[2] for name in modules}
@@ -243,6 +250,8 @@ def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list
             last_parts.update(old_names)
     probe: Any = PeftLoraConfig(target_modules=sorted(last_parts))
     convert_peft_config_for_transformers(probe, model, None)
+
+    # What is left of the targets stays a module.
     kept: list[str] = []
     taken_for_experts: list[str] = []
     for name in modules:
@@ -292,12 +301,15 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
     for target in targets:
         hits = [name for name in matrices if is_target(name, (target,))]
         if not hits:
+            # Either the name is wrong, or it means something that cannot be adapted: a bias, a norm's weight.
             is_vector = any(is_target(name, (target,)) for name in dimensions)
             problem = "is no matrix" if is_vector else "is not in this model"
             ends = sorted({".".join(name.split(".")[-2:]) for name in matrices})
             close = nearest(target, ends)
             advice = f"did you mean {close}?" if close else f"it has {', '.join(ends)}"
             raise errors.ConfigError(f"lora.target_parameters: {target} {problem}; {advice}")
+
+        # A tensor that no layer multiplies with as PEFT expects would get an adapter that does nothing.
         for name in hits:
             module_name = name.rpartition(".")[0]
             module = model.get_submodule(module_name)

@@ -55,9 +55,8 @@ class Record:
     kind: str  # key of KINDS
     name: str
     parent: str
-    id: str | None = (
-        None  # None from the moment it is about to be made until it is known to be made
-    )
+    # None from the moment it is about to be made until it is known to be made
+    id: str | None = None
     created: bool = False  # it was made here, and may be deleted here
     intended_at: str = ""  # when it was about to be made
 

@@ -68,6 +68,7 @@ def record(run_dir: Path, number: int) -> Path:
     for row in kept.rows:
         place = last_answer(row.trained.tobytes())
         assert place is not None, "rows without an answer are not kept"
+
         begin = place[0]
         prompts.append(EncodedPrompt(row.ids[:begin].tolist(), row.images))
         references.append(row.ids[begin : begin + MOST_TOKENS].tolist())
@@ -90,6 +91,7 @@ def record(run_dir: Path, number: int) -> Path:
         # The page shows a conversation turn by turn, where the data have it.
         line |= kept.turns.get(str(row.number), {})
         lines.append(json.dumps(line, ensure_ascii=False, default=str))
+
     path = run_dir / metrics.BEFORE_AFTER
     files.write_atomic(path, "".join(f"{line}\n" for line in lines), within=run_dir)
     logs.RESULT.info(
@@ -116,6 +118,8 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
     loaded = load_run(run_dir)
     best = int(loaded.result.checkpoint.resolve().name.removeprefix("step-"))
     tokenizer = loaded.tokenizer
+
+    # The best checkpoint and the base share a model where adapters can be switched off.
     after = {best: list(answers(loaded, prompts, sampling))}
     with loaded.as_base() as base:
         before = list(answers(base, prompts, sampling))
@@ -133,6 +137,7 @@ def _questions(run_dir: Path, config: Config, number: int) -> KeptRows:
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
     if kept is not None and number <= config.logging.before_after:
         return replace(kept, rows=kept.rows[:number])
+
     rows = prepare(config).eval
     if rows is None:
         raise errors.ConfigError(f"{run_dir} has no evaluation data to ask it about; set data.eval")

@@ -56,6 +56,8 @@ def _measure(run_dir: Path) -> None:
         raise errors.ConfigError(
             f"{run_dir} asks for no benchmarks; give --benchmarks to kubetune evaluate"
         )
+
+    # Tasks may be code of the user's own folder.
     consent.require(consent.effects_of(config, [consent.TASKS]), run_dir)
 
     # A run that was stopped after its benchmarks does not measure them again.
@@ -103,6 +105,7 @@ def evaluate_benchmarks(
     manager = harness.task_manager(wanted)
     with result.checked():
         learner = result.task.load(result.spec, result.checkpoint, default_device())
+
     sides = {"tuned": harness.run(learner, result.checkpoint, wanted, manager)}
     if with_base:
         with result.as_base(learner.model) as base:
@@ -115,9 +118,12 @@ def evaluate_benchmarks(
     values = {}
     for name, side in sides.items():
         values[name] = {task: benchmark.values for task, benchmark in side.items()}
+
     compared = []
     if with_base:
         compared = harness.compared(sides["base"], sides["tuned"], wanted.tasks)
+
+    # `wanted` says what was asked for: another start measures again if that has changed.
     facts: Mapping[str, Any] = {
         "step": checkpoints.load_state(result.checkpoint).step,
         "wanted": wanted.model_dump(mode="json"),

@@ -168,6 +168,7 @@ def score_answers(
             encoded.append(list(row.ids))
     problems.raise_if_any()
 
+    # Only the reward is computed, so no token is a label.
     limit = config.data.max_length
     rows = []
     cut_count = 0

@@ -35,9 +35,8 @@ class Owner:
 
     run: str  # random name of the run, which never changes
     writer: str = ""  # random name of the start that writes; empty: none yet
-    before: str = (
-        ""  # the writer before it, which the store still names if the new name did not arrive
-    )
+    # the writer before it, which the store still names if the new name did not arrive
+    before: str = ""
     host: str = ""  # of the writer
     since: str = ""  # time at which it took over
     ended: str = ""  # time at which it said that it writes no more; empty: not yet

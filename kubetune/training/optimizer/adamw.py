@@ -92,6 +92,8 @@ class FlatAdamW:
         parts = [process_group.local(parameter) for _, parameter in named]
         size = sum(part.numel() for part in parts)
         device = parts[0].device
+
+        # The order of the buffers is that of a checkpoint's state: it depends on names and shapes alone.
         self.master = torch.zeros(size, device=device)
         self.gradient = torch.zeros(size, device=device)
         self.exp_avg = torch.zeros(size, device=device)
@@ -167,6 +169,7 @@ class FlatAdamW:
 
     def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
         """Multiply the gradient by `factor`, after which its norm is `norm`, and clip it to `largest` (0: no limit)."""
+        # Clipping and fp16's scale are one factor, so that the gradient is read once.
         if 0 < largest < norm:
             factor *= largest / norm
         if factor == 1.0:
@@ -188,6 +191,7 @@ class FlatAdamW:
             self._move(others, learning_rate, 0.0)
         for rows in self._occurring():
             self._move(rows.buffers(), learning_rate, 0.0)
+
         self.clear_gradient()
         self._refresh()
 

@@ -38,12 +38,14 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     # What torchrun or a cluster has set: the first thing to look at when ranks do not find each other.
     variables = [f"{name}={value}" for name, value in process_group.environment().items()]
     logs.DDP.info("%s, device %s", " ".join(variables) or "one process", world.device)
+
     rows = f"{len(data.train):,} rows"
     if data.eval is not None:
         rows += f", {len(evaluated(data.eval)):,} for evaluation"
     logs.DATA.info("%s, fingerprint %s", rows, data.fingerprint[:12])
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
+
     # What a person should know about the data is said again at each start.
     for finding in data.findings:
         if finding.severity == "note":
@@ -89,6 +91,8 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
             )
     else:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
+
+    # Of a newer transformers some patches may not apply, which costs speed.
     left_out = patches.left_out()
     if left_out:
         logs.MODEL.info("%s", left_out)
@@ -107,6 +111,7 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
     """Record the event of this start, with the facts that speeds depend on."""
     # Speeds of two starts can only be compared if these are the same.
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
+
     config = run.config
     saved_share = run.plan.spared_share
     facts = flops.describe(
@@ -121,6 +126,7 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
     facts["spared_share"] = saved_share
     facts |= choices.as_event(config.model, config.training)
     facts["machine"] = machine.describe()
+
     event = "resume" if state.step else "start"
     metrics.record_event(
         run_dir,

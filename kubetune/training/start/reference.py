@@ -106,6 +106,8 @@ def attach(
         chosen_dtype = choose_dtype(dtype, world.device)
         key = _fingerprint(learner, chosen_dtype, data, base, share_prefixes)
     key = process_group.broadcast(key, world)
+
+    # Beside the prepared rows, which many runs share.
     path = data.path.with_name(f"{data.path.name}.reference-{key[:32]}.npz")
     parts = path.with_suffix(".parts")
     began = time.perf_counter()
@@ -114,6 +116,7 @@ def attach(
     # If one rank lacks them, all compute: the model may be sharded.
     if is_missing or tables is None:
         tables = scores(learner, splits, plan, world, parts, share_prefixes=share_prefixes)
+        # One rank of each node writes: nodes may share a disk or not.
         if world.local_rank == 0:
             _write(path, tables)
             whole_folder.remove(parts)
@@ -122,6 +125,7 @@ def attach(
 
     if not world.is_main:
         return
+
     seconds = time.perf_counter() - began
     num_rows = sum(len(rows) for rows in splits.values())
     source = "found"
@@ -165,6 +169,8 @@ def _fingerprint(
         "attention": [implementation(learner.lm), learner.route.padding_free, share_prefixes],
         "quantization": str(getattr(learner.lm.config, "quantization_config", None)),
     }
+
+    # Images are no part of the rows, so their content is named beside them.
     if data.train.processor is not None:
         facts["images"] = [data.train.image_digest]
         if data.eval is not None:
@@ -198,6 +204,7 @@ def scores(
         everything = np.arange(len(rows))
         for ids in groups(rows, plan, everything, padding_free=learner.route.padding_free):
             units.append(Unit(split, ids))
+
     missing = _missing(units, tables, world)
     if len(missing) < len(units) and world.is_main:
         percent = 100 * (len(units) - len(missing)) // len(units)
@@ -234,6 +241,8 @@ def _missing(units: Sequence[Unit], tables: Tables, world: World) -> list[Unit]:
     for unit in units:
         values = tables[unit.split][unit.ids]
         has_unit.append(not np.isnan(values).any())
+
+    # Done is what every node has.
     of_ranks = process_group.gather(np.array(has_unit, bool), world)
     everywhere = np.logical_and.reduce(of_ranks)
     missing = []
@@ -297,6 +306,7 @@ def _write_part(parts: Path, answers: Sequence[Answer]) -> None:
     for answer in answers:
         if len(answer.ids):
             by_split.setdefault(answer.split, []).append(answer)
+
     arrays: dict[str, NDArray[Any]] = {}
     for split, of_split in by_split.items():
         arrays[f"{split}.ids"] = np.concatenate([answer.ids for answer in of_split])
@@ -323,6 +333,7 @@ def _load(path: Path) -> Tables:
 def _read(path: Path, splits: Mapping[str, Rows]) -> Tables | None:
     """Return the tables in a file, None if one is missing or incomplete."""
     tables = _load(path)
+    # Other shapes are those of other data, or of a file that is cut off.
     shapes = {split: table.shape for split, table in tables.items()}
     expected = {split: (len(rows), 2) for split, rows in splits.items()}
     if shapes != expected:
@@ -334,5 +345,6 @@ def _take_up(part: Path, tables: Tables) -> None:
     """Copy the rows of a part into the tables."""
     arrays = _load(part)
     for split, table in tables.items():
+        # A part may hold rows of one split alone.
         if split in arrays:
             table[arrays[f"{split}.ids"]] = arrays[split]

@@ -52,11 +52,13 @@ def compile_planned(run: Run, state: State) -> None:
 def _learn_ahead(run: Run, state: State) -> tuple[float, float]:
     """Return the loss and the gradient's norm of the largest micro-batch, which every start of a run can make."""
     heartbeat.beat("compiling")
+    # The largest one is the same at every start of a run, whatever its next step is.
     work = largest(run)
     try:
         losses = [learn(run, state, batch, work) for batch in work.batches]
         return float(sum(losses)), run.optimizer.gradient_norm()
     finally:
+        # It must leave no trace in the next step.
         run.optimizer.clear_gradient()
 
 
@@ -80,6 +82,7 @@ def learn(
     work: Work,
 ) -> Tensor:
     """Add the gradient of a micro-batch to the parameters'. Return its loss."""
+    # As in a step: gradients add up to a mean over the whole global batch.
     scale = state.loss_scale / max(work.divisor, 1)
     values = run.task.backward(run.learner, batch, scale)  # the loss, then metrics
     return values.reshape(-1)[0]
@@ -87,6 +90,7 @@ def learn(
 
 def loss_ahead(run: Run, state: State) -> float:
     """Return the model's loss on the first micro-batches of the next step."""
+    # A run that is resumed behind its last step has no next one.
     work = run.feed.step(min(state.step, run.plan.num_steps - 1))
     assert work is not None, "only where answers are drawn a stop may come meanwhile"
     parts = []

@@ -72,6 +72,8 @@ class Rendering:
         """Return the parts that the rendering lacks, completely or in part."""
         opened = {mark.part for mark in self.marks if mark.opens}
         closed = {mark.part for mark in self.marks if not mark.opens}
+
+        # A template that cuts a text off writes one of its two marks.
         whole = opened & closed
         parts = self.conversation.parts
         absent = [part for number, part in enumerate(parts) if number not in whole]
@@ -103,6 +105,7 @@ def read_marks(marked: str, parts: Sequence[Part] = ()) -> tuple[str, list[Mark]
     """
     # By its two groups the pattern splits into: text, number of a part, "o" or "c", text, number, …
     pieces = _MARKS.split(marked)
+
     marks: list[Mark] = []
     calls: set[tuple[int, str]] = set()
     offset = len(pieces[0])
@@ -113,6 +116,7 @@ def read_marks(marked: str, parts: Sequence[Part] = ()) -> tuple[str, list[Mark]
         if not is_call or (part, side) not in calls:
             marks.append(Mark(offset, part, side == "o"))
             calls.add((part, side))
+        # Offsets are those in the text without marks, so only what stands between them counts.
         offset += len(pieces[i + 2])
     return "".join(pieces[::3]), marks
 
@@ -128,6 +132,7 @@ def mark_texts(
     Without `calls`, tool calls and tools get no marks: some templates compare them, and would write other texts.
     """
     marker = _Marker(calls)
+    # Tools come first: parts are numbered in the order in which they are marked.
     marked_tools = [marker.tool(tool) for tool in tools]
     marked_messages = [marker.message(i, message) for i, message in enumerate(messages)]
     return MarkedConversation(
@@ -150,10 +155,12 @@ class _Marker:
         marked = dict(message)
         if not message.keys().isdisjoint(REASONING_FIELDS):
             self._mark_reasoning(marked, number)
+
         content = message.get("content")
         if isinstance(content, str):
             is_answer = message.get("role") == "assistant"
             marked["content"] = self._content(content, number, is_answer)
+
         calls = message.get("tool_calls")
         if calls:
             marked["tool_calls"] = [self._call(call, number) for call in calls]
@@ -165,6 +172,8 @@ class _Marker:
         for key in REASONING_FIELDS:
             if isinstance(message.get(key), str):
                 texts.append(message[key])
+
+        # Templates read one of the names. The same text under another one gets the same marks, not others.
         if not texts or not texts[0].strip():
             return
         reasoning = texts[0]
@@ -185,6 +194,7 @@ class _Marker:
         return schema
 
     def _call(self, call: Any, number: int) -> Any:
+        # Arguments come before the name: parts are numbered in the order in which they are marked.
         function = dict(call["function"])
         function["arguments"] = self._argument(function.get("arguments"), number)
         function["name"] = self._around_call(function["name"], number, "call")
@@ -253,6 +263,7 @@ class _Marker:
 
 def _opens_with_thought(pieces: Sequence[str]) -> bool:
     """True if the first tag closes a thought, as if the generation prompt had opened it."""
+    # The first tag decides: "Warm.</think>Yes" was opened before its text began.
     for tag in pieces[1::2]:
         if _THINKING.fullmatch(tag):
             return "/" in tag

@@ -75,6 +75,7 @@ class _Layout(NamedTuple):
             marks.append(Mark(offset, part, True))
             offset += len(core)
             marks.append(Mark(offset, part, False))
+        # A longer text has further parts, or another end.
         if text[offset:] != self.end:
             return None
         return marks
@@ -117,6 +118,8 @@ class SpanFinder:
                 marked = self._write(conversation.messages, conversation.tools)
             except ValueError:
                 continue
+
+            # Marks may change what a template writes: it may compare texts, or cut them to a length.
             plain, marks = read_marks(marked, conversation.parts)
             if plain == text:
                 self._keep_layout(shape, text, marks)
@@ -189,6 +192,7 @@ class SpanFinder:
         history = conversation.messages[:turn]
         written = self._write(history, conversation.tools, generation_prompt=True)
         with_prompt, marks = read_marks(written, conversation.parts)
+        # The prompt must follow the same text as the turn does.
         if not marks or marks[-1].part != before.part:
             return None
         prompt = with_prompt[marks[-1].offset :]
@@ -220,9 +224,11 @@ class SpanFinder:
             text, marks = read_marks(self._write([question], None, generation_prompt=True))
         except ValueError:
             return len(gap)
+
         prompt = ""
         if marks:
             prompt = text[marks[-1].offset :]
+
         # The prompt also holds the end of the question. Its longest ending that is in the gap counts.
         for start in range(len(prompt)):
             header = prompt[start:]
@@ -310,10 +316,12 @@ class SpanFinder:
         text, marks = read_marks(written, conversation.parts)
         if not marks or marks[-1].part != closing.part:
             return None
+
         end = text[marks[-1].offset :].removeprefix(rendering.part(closing).after)
         shared = _shared_tags(gap, end)
         if shared:
             return shared
+
         tag = _leading_tag(gap)
         # gpt-oss ends a conversation with another token than a turn in its middle.
         if tag and _leading_tag(end) and _others_end_with(gap[:tag], rendering):
@@ -326,6 +334,7 @@ class SpanFinder:
             return self._frames[key]
         length = find()
         if length is not None:
+            # Texts between messages repeat, unless a template writes numbers or dates there.
             if len(self._frames) >= _MOST_KEPT_FRAMES:
                 self._frames.clear()
             self._frames[key] = length

@@ -83,6 +83,7 @@ class TokenFinder:
             return self._words.ids(text)
         if not after_something:
             return self._tokenizer.encode_text(text, special=False)
+        # The ids of the anchor come first, and are cut off again.
         ids = self._tokenizer.encode_text(self._anchor + text, special=False)
         return ids[self._anchor_tokens :]
 
@@ -103,6 +104,8 @@ class TokenFinder:
         """Place spans by looking words up; None if only the tokenizer itself can."""
         if self._words is None:
             return None
+
+        # Spans may touch, so each border is looked for once.
         borders = sorted({*chain.from_iterable(spans)})
         cut = self._words.cut_ids(text, borders)
         if cut is None:
@@ -141,6 +144,7 @@ class TokenFinder:
                 if begin_of_token < stop:
                     end += 1
             runs.append((first, end))
+
         if begins_inside and self._keeps_prompts:
             return self._place_by_pieces(text, spans)
         return Placed(encoding.ids, runs, begins_inside)
@@ -175,6 +179,8 @@ class TokenFinder:
         content = self._tokenizer.added_tokens.get(encoding.ids[token])
         if not content:
             return begin, end
+
+        # An added token's offsets may hold spaces around it; its content does not.
         start = text.find(content, begin, end)
         if start < 0:
             return begin, end
@@ -198,6 +204,8 @@ def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
         return True
     if not isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace | None):
         return True
+
+    # Normalizers that look at one place at a time, whatever stands behind it.
     normalizer = backend.normalizer
     steps: list[object] = [normalizer]
     if isinstance(normalizer, normalizers.Sequence):

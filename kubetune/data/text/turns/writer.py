@@ -48,6 +48,8 @@ class TemplateWriter:
             self._template = compile_template(source)
         except jinja2.TemplateSyntaxError as error:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
+
+        # What transformers gives to templates, so that ours are written as there.
         self._variables = {**self._template.globals, "documents": None, **special_tokens}
         if date is not None:
             self._variables["strftime_now"] = datetime.fromisoformat(date).strftime

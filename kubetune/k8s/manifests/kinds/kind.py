@@ -49,9 +49,8 @@ class WorkloadKind(ABC):
     others: ClassVar[tuple[Resource, ...]] = ()  # objects of other kinds that it needs
     install: ClassVar[str | None] = None  # how a cluster gets it; None: every cluster has it
     container: ClassVar[str] = TRAINER  # the trainer's container, which some operators look for
-    starts_in_order: ClassVar[bool] = (
-        False  # starts the trainer after what prepares; else `submit` does so
-    )
+    # starts the trainer after what prepares; else `submit` does so
+    starts_in_order: ClassVar[bool] = False
     never_ends: ClassVar[bool] = False  # its pods stay when the run has ended
     is_suspended_by_kueue: ClassVar[bool] = True  # Kueue lets it go by its field `suspend`
     # An operator makes Volcano's PodGroup of its pods.
