@@ -26,7 +26,7 @@ DONE = "done"  # the reason of a run that ended well
 # Kubernetes keeps what a container writes here in the pod's status when the container is gone.
 TERMINATION_LOG = Path("/dev/termination-log")
 
-# Of a reason, the only long part of the 4,096 bytes that Kubernetes keeps.
+# Characters of a reason, the only long part of the 4,096 bytes that Kubernetes keeps.
 _MESSAGE_CHARACTERS = 1000
 # torchrun kills the other ranks 30 seconds after the first death, so it did not cause deaths within this time.
 _SAME_CAUSE_SECONDS = 10.0

@@ -19,7 +19,7 @@ from kubetune.base.logs import family_logger, scrub
 
 MOST_WAITING = 200_000  # numbers that may wait for a tracker: some hours of a run, some 50 MB
 SECONDS_BETWEEN_SENDS = 5.0
-# From the start of a run; only the end of a shorter run waits for any of it.
+# Seconds from the start of a run; only the end of a shorter run waits for any of it.
 SECONDS_TO_BEGIN = 60.0
 SECONDS_TO_SEND_THE_REST = 10.0
 SECONDS_FOR_FILES = 120.0
