@@ -116,6 +116,7 @@ def collate_labelled(
     """Lay labelled sequences of ids end to end. `targets`: `[sequences, width]`."""
     # Without labels of tokens; then the labels of the sequences take their place.
     batch = collate([(ids, np.zeros(len(ids), bool)) for ids in rows], samples)
+
     token_types = torch.from_numpy(np.concatenate(segments).astype(np.int64))
     labels = torch.from_numpy(targets.astype(np.float32))
     return replace(batch, labels=labels, segments=token_types)

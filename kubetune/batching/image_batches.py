@@ -39,6 +39,7 @@ class PictureReader:
     def look_ahead(self, images: Iterable[ImageRef]) -> None:
         """Start to read images that will soon be needed."""
         for image in images:
+            # What is read ahead waits in memory until its batch comes.
             if len(self._waiting) >= MOST_AHEAD:
                 return
             if image not in self._waiting:
@@ -148,6 +149,7 @@ def _with_processed_images(
 ) -> Batch:
     """Return the batch with what the model's own processor makes of each sequence's images."""
     is_image = batch.input_ids == processor.placeholder.token
+
     first_labels = list(accumulate(batch.label_counts, initial=0))
     inputs = []
     for number, (start, stop) in enumerate(pairwise(batch.cu_seqlens)):
@@ -157,6 +159,8 @@ def _with_processed_images(
             prompt_tokens = int(batch.rows[first_labels[number]]) + 1 - start
         images = [image.image for image in images_of[number]]
         inputs.append(processor.whole.look(images, is_image[start:stop], prompt_tokens))
+
+    # Positions are those of text: the processor's own model knows no grids.
     pictures = Pictures(
         positions=batch.position_ids.expand(3, -1),
         is_image=is_image,

@@ -58,6 +58,7 @@ def collate_shared(rows: Sequence[TrainedIds], samples: Sequence[int] = ()) -> B
     trained, entries, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     by_count = np.argsort(counts, kind="stable")
     targets = trained[by_count]
+
     before = _tokens_before(segments, cu_seqlens)
     predicting, places = np.unique(before[targets], return_inverse=True)
     # counts 1 1 1 2 are the runs (3, 1) (1, 2)

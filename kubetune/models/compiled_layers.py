@@ -42,6 +42,8 @@ class CompiledLayers:
         self.dtype = dtype  # of the model's parameters
         self.is_planned = True  # until `warm_up`
         self.is_on = False
+
+        # One compiled function for each class: layers of a class differ in their weights alone.
         compiled: dict[type, Forward] = {}
         for layer in layers:
             kind = type(layer)
@@ -87,6 +89,7 @@ def compile_layers(model: nn.Module) -> CompiledLayers | None:
     """Return the decoder layers of a model, to be compiled in `warm_up`; None if none can be."""
     all_layers: list[Any] = recomputable_layers(language_model(unwrap(model)))
     layers = [layer for layer in all_layers if not _changes_its_weights(layer)]
+
     num_skipped = len(all_layers) - len(layers)
     if num_skipped:
         logs.MODEL.warning(
@@ -155,12 +158,14 @@ def warm_up(
 
 
 def _with_seed(seed: int, learn: Callable[[], tuple[float, float]]) -> tuple[float, float]:
+    # So that two passes draw the same masks of dropout.
     torch.manual_seed(seed)
     return learn()
 
 
 def _agree(result: tuple[float, float], expected: tuple[float, float], tolerance: float) -> bool:
     for number, expected_number in zip(result, expected, strict=True):
+        # `not (<=)` instead of `>`: NaN must count as a difference.
         if not abs(number - expected_number) <= tolerance * abs(expected_number):
             return False
     return True

@@ -111,6 +111,7 @@ def _joined_sections(runs: Sequence[Values]) -> list[Values]:
         for key, value in run.items():
             section, name = _split_key(key, sections)
             if section:
+                # The section stands where its first key stood.
                 values.setdefault(section, {})[name] = value
             else:
                 values[key] = value
@@ -147,5 +148,6 @@ def _is_set(name: str, value: Any) -> bool:
     """True if a setting of a source or a section says something that the reader cannot assume."""
     if value is None or value is False or value in ({}, []):
         return False
+    # What a source has by default need not be read.
     field = SourceConfig.model_fields.get(name)
     return field is None or value != field.default

@@ -49,6 +49,7 @@ def _layer_load(name: str, tokens: list[int]) -> LayerLoad:
     loads = [count / mean for count in tokens]
     counts = [0] * len(HEADINGS)
     for load in loads:
+        # No load at all has a heading of its own; EDGES part the others.
         heading = 0
         if load:
             heading = 1 + bisect_right(EDGES, load)

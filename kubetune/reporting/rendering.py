@@ -42,6 +42,7 @@ def environment(*first: BaseLoader) -> Environment:
         lstrip_blocks=True,
         auto_reload=False,  # a server that runs while kubetune is upgraded keeps its own templates
     )
+    # Templates call them by the names that they have here.
     for function in FILTERS:
         made.filters[function.__name__] = function
     return made

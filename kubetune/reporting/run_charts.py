@@ -40,6 +40,7 @@ def labels(runs: Runs) -> list[str]:
         return names
     paths = [run.path.absolute() for run in runs]
     if len(set(paths)) == len(paths):
+        # What all paths begin with tells nothing apart.
         common = os.path.commonpath(paths)
         return [str(path.relative_to(common)) for path in paths]
     # The same folder twice.
@@ -215,6 +216,7 @@ def curve_charts(runs: Runs) -> list[Chart]:
                     )
                 else:
                     lines += _plain_lines(runs, index, key, label)
+        # No run of this page has the numbers of this chart.
         if not lines:
             continue
 
@@ -264,6 +266,7 @@ def _smoothed_lines(
         lines.append(Line(label, series, kind="raw"))
         label = "smoothed"
     lines.append(line_of(runs, index, label, series, metric, kind="smooth", band=False))
+
     evaluated = column(run.evaluations, f"eval_{key}", points_of(len(runs)))
     if evaluated is not None:
         label = f"evaluation {key.replace('_', ' ')}"
@@ -318,6 +321,8 @@ def _machine_lines(
         values = {label: sample.get(key)}
         for gpu in sample.get("gpus", ()):
             values[f"GPU {gpu['index']}"] = gpu.get(gpu_key)
+
+        # A sensor that gave nothing has no value in the sample.
         for name, value in values.items():
             if isinstance(value, int | float):
                 by_step = samples.setdefault(name, {})

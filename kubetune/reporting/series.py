@@ -64,6 +64,7 @@ class Thinner:
         self._size *= 2
         if len(self._buckets) % 2:
             self._open = self._buckets.pop()  # half of a bucket of the new size
+
         firsts = self._buckets[0::2]
         for first, second in zip(firsts, self._buckets[1::2], strict=True):
             first.join(second)
@@ -81,6 +82,8 @@ class Thinner:
         # A bucket is None only if all its values are.
         steps = [bucket.step for bucket in buckets]
         means = [_rounded(bucket.mean) for bucket in buckets]
+
+        # Without joined values there is no band.
         if self._size == 1:
             return Series(steps, means)
         lows = [_rounded(bucket.low) for bucket in buckets]
@@ -119,6 +122,7 @@ class _Bucket:
         """Add another bucket's values, which come after those of this one."""
         self.step = later.step
         self.count += later.count
+        # A bucket without a finite value has no extremes to compare with.
         if later.low is not None and later.high is not None:
             self._add_finite(later.finite, later.total, later.low, later.high)
 

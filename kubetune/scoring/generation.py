@@ -65,6 +65,7 @@ def generate(
     inputs: dict[str, Tensor] = {}
     if reader is not None and any(images):
         inputs = _image_inputs(prompts, images, reader, longest, device)
+
     out = model.generate(
         input_ids=ids.to(device),
         attention_mask=mask.to(device),
@@ -88,9 +89,11 @@ def _image_inputs(
     rows = []
     pictures = []
     for prompt, of_prompt in zip(prompts, images, strict=True):
+        # Nothing is trained here, but a row of a batch says it of each token.
         is_trained = np.zeros(len(prompt), bool)
         rows.append((np.asarray(prompt, np.uint32), is_trained))
         pictures.append(reader.read(of_prompt))
+
     inputs = image_inputs(collate_pictured(rows, pictures, reader.processor).to(device))
     if len(prompts) > 1:
         # The kinds of tokens stand end to end, and generation wants them padded on the left.
@@ -109,6 +112,7 @@ def acting_settings(model: Any) -> dict[str, Any]:
     """Return what a model's generation_config changes in answers that are called greedy, by key."""
     acting = {}
     for key, neutral in _NEUTRAL.items():
+        # A model may leave a setting out, or set it to what it is anyway.
         value = getattr(model.generation_config, key, None)
         if value not in (None, neutral, []):
             acting[key] = value

@@ -44,6 +44,7 @@ def contains(answer: str, reference: str) -> float:
 
 def numeric(answer: str, reference: str) -> float:
     """Return 1 if the last numbers of both are equal; commas group thousands. A text without a number is wrong."""
+    # "The sum is 1,250." and "1250" are equal: prose stands before the result.
     ours = last_number(answer)
     theirs = last_number(reference)
     if ours is None or theirs is None:
@@ -144,6 +145,7 @@ def measures_of(wanted: GenerateConfig) -> dict[str, Measure]:
     """Return the built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
     packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
     require("evaluation.generate.metric", *sorted(packages))
+
     measures: dict[str, Measure] = {}
     for name in wanted.metric:
         measures[name] = _behind_thoughts(_measure(name, wanted))
@@ -187,6 +189,7 @@ def of_all(
     references: Sequence[str],
 ) -> float:
     """Return one number for all rows: the mean, but for BLEU and chrF, which are measured over the whole corpus."""
+    # Their counts of n-grams are added up before they are divided, so no mean of rows equals them.
     if name in OF_ALL_ROWS:
         return float(_corpus_score(name, answers, references).score)
     return math.fsum(scores) / len(scores) if scores else math.nan
@@ -225,4 +228,5 @@ def _corpus_score(
 def _sacrebleu(name: str, **settings: Any) -> Any:
     from sacrebleu import metrics
 
+    # The classes are called BLEU and CHRF.
     return getattr(metrics, name.upper())(**settings)

@@ -31,6 +31,7 @@ def named(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
     problems = []
     by_name: dict[str, Function] = {}
     for function in functions:
+        # A lambda has a name that no metric can have.
         name = getattr(function, "__name__", "")
         if not callable(function) or not name.isidentifier():
             problems.append(
@@ -40,6 +41,8 @@ def named(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
         problem = _misfit("metrics", name, function)
         if problem:
             problems.append(problem)
+
+        # For messages: the file that the function was written in.
         code = getattr(function, "__code__", None)
         path = Path(code.co_filename) if code else Path("metrics")
         by_name[name] = _guarded(function, path, name)
@@ -121,6 +124,7 @@ def _beside(path: Path) -> Iterator[None]:
 def _misfit(place: Path | str, name: str, function: Callable[..., Any]) -> str:
     """Return what is wrong with a function that cannot be called with the four arguments; empty if it can."""
     try:
+        # By position, as it will be called.
         inspect.signature(function).bind(*_ARGUMENTS)
     except TypeError as error:
         return f"{place}: {name}: {error}; expected {name}({', '.join(_ARGUMENTS)}) -> float"

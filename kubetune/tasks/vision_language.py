@@ -59,6 +59,8 @@ class VisionLanguage(CausalLM):
             world,
             lambda lm: frozen_modules(lm, vision),
         )
+
+        # Adapters go to what may learn; without them, what must not learn is frozen.
         frozen = frozen_modules(model, vision)
         if spec.lora is not None:
             model = lora.add_lora(
@@ -70,6 +72,7 @@ class VisionLanguage(CausalLM):
             )
         elif frozen is not None:
             _freeze(model, frozen)
+
         learner = self.learner_of(model.train(), spec)
         # What compiled kernels gain here has not been measured.
         training = without_compiler(training)
@@ -112,6 +115,7 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
     if learner.route.padding_free:
         hidden = hidden_states(lm, batch, padding_free=True)
     else:
+        # One at a time, and laid end to end again, as a packed batch has them.
         sequences = lone_sequences(batch)
         hidden = torch.cat([hidden_states(lm, alone, padding_free=False) for alone in sequences])
     return fsdp.reaching(lm, hidden)

@@ -236,6 +236,7 @@ class Checkpointer:
 
     def require_room(self) -> None:
         """Raise EnvironmentFault, before hours are spent, if the checkpoints still to come do not fit the disk."""
+        # What `_write` will write: the optimizer's buffers, and the weights that are trained.
         tensors = list(self.optimizer.state().values())
         for parameter in self.model.parameters():
             if parameter.requires_grad:
@@ -256,8 +257,10 @@ class Checkpointer:
             return
         checkpoint.link(run_dir, "last", state.saved_step)
         best = state.best_step
+        # The best may have been evaluated, and its save have failed.
         if best is not None and checkpoint.folder_of(run_dir, best).is_dir():
             checkpoint.link(run_dir, "best", best)
+        # The best one stays, however old it is.
         checkpoint.prune(run_dir, self.keep, {best or 0})
 
     def _write(self, folder: Path, tensors: Tensors) -> None:

@@ -89,8 +89,10 @@ def _judged(training: TrainingConfig, state: State, values: dict[str, float]) ->
     # The first evaluation is the best so far; later ones only if they are really better.
     name = training.metric_for_best_model
     preflight.require_metric(name, values)
+
     value = values[name]
     state = replace(state, evaluated_step=state.step)
+
     best = state.best_value
     if best is None:
         is_better = True
@@ -98,6 +100,8 @@ def _judged(training: TrainingConfig, state: State, values: dict[str, float]) ->
         is_better = value > best
     else:
         is_better = value < best
+
+    # A value that is as good is no improvement: the earlier checkpoint stays the best.
     if is_better:
         return replace(
             state,

@@ -61,6 +61,7 @@ def measured(
 
     by_source = {}
     for index, name in enumerate(rows.names):
+        # Losses stand first in the sums, then labels. A source may have no rows in the evaluation.
         num_labels = sums[number + index]
         if num_labels:
             by_source[f"eval_loss/{name}"] = sums[index] / num_labels
@@ -102,6 +103,7 @@ def collect(
         padding_free=learner.route.padding_free,
         even=even,
     )
+    # Of each rank, so that all of them take part in the trial.
     if only_largest:
         for batches in shares:
             batches.sort(key=lambda ids: -int(rows.lengths[ids].sum()))

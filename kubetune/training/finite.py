@@ -49,6 +49,8 @@ def require_finite(
         if samples:
             some = samples[:MOST_ROWS_NAMED]
             places.append(f"rank {rank}: prepared rows {some}, which are {origin(some)}")
+
+    # A gradient may overflow though every loss is finite.
     if places:
         cause = f"Non-finite loss on {'; '.join(places)}."
     else:
@@ -69,6 +71,7 @@ def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -
     if threshold is None or loss <= threshold:
         return 0
 
+    # The count is part of the state: a resumed run goes on counting.
     count = state.steps_above_threshold + 1
     if count >= patience:
         checkpoint = "there is no checkpoint"
@@ -93,6 +96,7 @@ def origin(data: Prepared, sources: Sequence[SourceConfig], samples: Sequence[in
         source = int(data.train.source[sample])
         number = int(data.train.record[sample]) + 1
         records.setdefault(source, []).append(number)
+
     texts = []
     for source, numbers in sorted(records.items()):
         listed = ", ".join(str(number) for number in sorted(numbers))

@@ -34,6 +34,7 @@ def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
     lm: Any = unwrap(model)
     config = lm.config.get_text_config()
     layer = lm.get_output_embeddings() if has_vocabulary else None
+
     head = None
     if layer is not None:
         is_trained = any(parameter.requires_grad for parameter in layer.parameters())
@@ -52,6 +53,7 @@ def _attention_width(config: Any) -> float:
     if getattr(config, "is_heterogeneous", False):
         widths = [_attention_width(layer) for layer in config.per_layer_config]
         return math.fsum(widths) / len(widths)
+
     heads = getattr(config, "num_attention_heads", 0)
     head_size = getattr(config, "head_dim", None)
     if not head_size:
@@ -78,6 +80,7 @@ def flops_of(learner: Learner, rows: Rows, saved_share: float = 0.0) -> NDArray[
     pairs = lengths**2
     if is_causal:
         pairs = lengths * (lengths + 1) / 2
+
     flops: NDArray[np.float64] = unit.token * lengths + unit.pair * pairs
     return flops + unit.label * rows.trained_counts
 
@@ -106,6 +109,7 @@ def describe(
     flops = flops_of(learner, rows, saved_share)
     if flops is None:
         return known
+
     peak, source = peak_of(device, dtype, stated_peak)
     tokens = int(rows.lengths.sum())
     return {
@@ -120,6 +124,7 @@ def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> t
     """Return the TFLOP/s that one device could do at best, and the source: config, data sheet, or a measurement."""
     if stated is not None:
         return stated, "compute.peak_tflops"
+    # Data sheets state the peak of 16 bits.
     if device.type == "cuda" and dtype != torch.float32:
         name = torch.cuda.get_device_name(device)
         known = stated_tflops(name)
@@ -136,6 +141,7 @@ def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str
     size = 512
     if device.type == "cuda":
         size = 8192  # smaller ones do not fill a GPU
+
     left = torch.full((size, size), 0.5, dtype=dtype, device=device)
     right = left.clone()
     _ = left @ right  # the first one prepares the kernel
@@ -175,6 +181,8 @@ def _weights_of(module: nn.Module) -> int:
     # Not `numel`: quantised weights are packed into fewer numbers.
     if isinstance(module, nn.Linear):
         return module.in_features * module.out_features
+
+    # Classes of transformers that multiply by a matrix without being nn.Linear: GPT-2's, and routers.
     weight = getattr(module, "weight", None)
     if type(module).__name__.endswith(("Conv1D", "Router")) and isinstance(weight, torch.Tensor):
         return weight.numel()

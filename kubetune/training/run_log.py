@@ -87,6 +87,8 @@ class RunLog:
         timing = self._timing(work, seconds, ranks)
         speed = timing["tokens_per_second"]
         self.last_step = state.step
+
+        # To the files, of which one is the same in a resumed run, and one is of this machine.
         self._numbers.write(state.step, values)
         self._numbers.write_timing(state.step, timing)
 
@@ -129,6 +131,7 @@ class RunLog:
             "tokens": work.tokens,
             "trained_tokens": work.labels,
         }
+        # What this step does not measure is left out, not written as NaN, which is no JSON.
         for name, value in measured.items():
             if not math.isnan(value):
                 values[name] = value
@@ -153,6 +156,7 @@ class RunLog:
         losses = []
         all_labels = 0
         for loss, labels in self._epoch_losses:
+            # Steps differ in their labels, and each label counts once.
             losses.append(loss * labels)
             all_labels += labels
         mean = math.fsum(losses) / max(all_labels, 1)
@@ -215,6 +219,7 @@ class RunLog:
                 of_sources.append(f"{source} {text}")
             else:
                 shown.append(f"{name} {text}")
+
         remark = " (best so far)" if best else ""
         logs.EVAL.info("step %d %s%s", step, " ".join(shown), remark)
         if of_sources:

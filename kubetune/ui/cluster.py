@@ -33,6 +33,7 @@ def cluster(request: Request) -> Response:
 def part(request: Request) -> Response:
     """Show the part of the page that changes, as the cluster answers now."""
     name = _name(request)
+    # The page itself is there already, so a slow cluster keeps nobody waiting before an empty window.
     status, problem = _ask([*_words(request, name), "--json"])
     return html("cluster_part.html", {"status": status, "problem": problem, "name": name})
 

@@ -85,6 +85,8 @@ def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
     app.add_exception_handler(KubetuneError, _refused)
     app.add_exception_handler(OSError, _refused)
     app.add_exception_handler(ClientDisconnect, _gone)
+
+    # Pages find the site by their request.
     app.state.site = site
     return Guard(app, token, names, _OPEN.__contains__)
 
@@ -114,6 +116,7 @@ def _content(name: str) -> tuple[str, str]:
 
 def _no_page(request: Request, error: Exception) -> Response:
     """Answer a request for a page that does not exist, or with a method that it does not take."""
+    # Starlette raises one class for pages that are missing and methods that are wrong.
     status = 500
     if isinstance(error, HTTPException):
         status = error.status_code
@@ -157,6 +160,7 @@ def serve(
     listening = _listening(host, port)
     site = Site.of(folder, namespace)
     app = application(site, token, [*names, host])
+
     config = server_settings(app)
     shown = f"[{host}]" if ":" in host else host
     port_of_address = listening.getsockname()[1]  # with --port 0, the one that was free
@@ -166,9 +170,11 @@ def serve(
 
     # The address is printed at once; templates and the list of runs are read while the browser opens.
     threading.Thread(target=_warm, args=(site,), daemon=True).start()
+
     server = uvicorn.Server(config)
     # At the end, the streams of open pages are cut. That is no error to report.
     logging.getLogger("uvicorn.error").addFilter(lambda _: not server.should_exit)
+
     with listening:
         server.run(sockets=[listening])
 
@@ -203,6 +209,7 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
+        # A port above 65535 is an OverflowError, which has no number of the system.
         reason = getattr(error, "strerror", None) or error
         raise EnvironmentFault(
             f"{host}:{port} cannot be listened on: {reason}; another --port may do"

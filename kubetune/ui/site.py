@@ -143,6 +143,7 @@ async def act(
 
 async def body_of(request: Request) -> dict[str, Any]:
     """Return the object that a script of the site sends. Raise ConfigError for anything else."""
+    # A form of another site can send texts, but not this type: the browser asks us first.
     if request.headers.get("content-type", "").partition(";")[0] != JSONResponse.media_type:
         raise ConfigError(f"content-type: expected {JSONResponse.media_type}")
 
@@ -159,6 +160,7 @@ async def body_of(request: Request) -> dict[str, Any]:
 
     try:
         body = json.loads(content)
+    # `[[[[…` nests deeper than Python can go.
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict):

@@ -81,6 +81,7 @@ class Talker:
         assert self._process is not None
         with suppress(ProcessLookupError):
             self._process.send_signal(signal.SIGINT)
+        # The child still writes the end of the answer that was broken off.
         while not {"end", "error"} & (await self._next()).keys():
             pass
 
@@ -114,6 +115,7 @@ class Talkers:
         # Taken out and put back, so that it is last.
         talker = self._open.pop(run_dir, None) or Talker(run_dir)
         while len(self._open) >= MOST_MODELS:
+            # The first was used longest ago. A page with more models than may be held loses one of its own.
             candidates = [other for other in self._open if other not in keep] or list(self._open)
             self._open.pop(candidates[0]).end()
         self._open[run_dir] = talker

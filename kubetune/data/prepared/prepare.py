@@ -135,6 +135,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
 
 def _set_aside(folder: Path, damage: str) -> None:
     """Move damaged rows out of the way and log it. Their sources exist, so they can be made again."""
+    # One damaged folder is kept, for whoever wants to know what has changed in it.
     aside = folder.with_name(f"damaged-{folder.name}")
     whole_folder.remove(aside)
     with explained_writes(aside):
@@ -168,6 +169,7 @@ def load_prepared(folder: Path, tokenizer: Tokenizer, spec: DataSpec) -> Prepare
     for split, of_split in spec.splits.items():
         weights = [source.weight for source in of_split]
         rows[split] = Rows(folder / split, weights, processor, names_of(of_split))
+
     stats = kept_stats(folder, spec)
     labels = None
     if (folder / LABELS).is_file():
@@ -231,6 +233,8 @@ def _write_rows(
 
     # Bad records are reported together, at the end, so that a user can mend all of them at once.
     data_pass.problems.raise_if_any()
+
+    # What stands beside the rows: facts, labels, counts.
     data_facts.write(folder, data_facts.learn(spec.data.train[0], spec.record_kind))
     if data_pass.labels is not None:
         data_pass.labels.write(folder / LABELS)

@@ -39,10 +39,12 @@ def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
     facts["labels"] = None
     if prepared.labels is not None:
         facts["labels"] = asdict(prepared.labels)
+    # A digest tells whether a template is another; the text itself is with the tokenizer.
     facts["chat_template"] = None
     template = prepared.tokenizer.chat
     if template is not None:
         facts["chat_template"] = hashlib.sha256(template.source.encode()).hexdigest()
+
     facts["images"] = None
     processor = prepared.train.processor
     if processor is not None and spec.vision is not None:

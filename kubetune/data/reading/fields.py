@@ -83,6 +83,7 @@ class Fields(Mapping[str, Any]):
     @property
     def unused(self) -> tuple[str, ...]:
         """Return the keys that hold something and have not been read, in alphabetical order."""
+        # Keys that hold nothing lose nothing.
         unread = {key for key in self._value if key not in self._read and self.holds(key)}
         return tuple(sorted(self._noted | unread))
 
@@ -144,6 +145,7 @@ def keys(value: Mapping[str, Any]) -> str:
     """Return the keys of a record, for messages."""
     if not value:
         return "has no keys"
+    # Keys come from files of others, so signs that hide text are made visible.
     names = [f"`{visible(str(key), keep='')}`" for key in list(value)[:12]]
     return f"has the keys {', '.join(names)}"
 

@@ -97,6 +97,7 @@ def _content(address: str) -> bytes:
 
 def _kept(content: bytes, folder: Path) -> Path:
     """Write an image to a folder under the name of its digest, unless it is there. Return its file."""
+    # The same image in many records becomes one file.
     name = hashlib.sha256(content).hexdigest()
     file = folder / name[:2] / name
     if not (file.is_file() and file.stat().st_size == len(content)):
@@ -126,6 +127,7 @@ class ImageFolders:
             for candidate in candidates:
                 if candidate.is_file():
                     return candidate
+            # Not where it says: it may lie in one of the folders below, if only one has it.
             matches = self._below_one_folder(path)
         except OSError as error:  # a name too long for the file system
             raise UnusableImage(
@@ -144,6 +146,7 @@ class ImageFolders:
     def _exact(self, parts: list[str]) -> list[Path]:
         """Return where a path may lie: below the root, and without the folders that the root itself ends with."""
         candidates = [join_inside(self.root, "/".join(parts))]
+        # `/data/coco` and `coco/train2017/1.jpg` overlap in `coco`.
         for depth in range(1, len(parts)):
             if list(self.root.parts[-depth:]) == parts[:depth]:
                 candidates.append(join_inside(self.root, "/".join(parts[depth:])))
@@ -176,6 +179,7 @@ def verify_image(file: Path) -> ImageFacts:
         raise UnusableImage(
             "image_missing", f"image {_place(file)} cannot be read: {error.strerror}"
         ) from error
+    # Cheap checks come before the file is opened.
     if not number:
         raise UnusableImage("image_damaged", f"image {_place(file)} is empty")
     if number > MAX_BYTES:
@@ -248,6 +252,7 @@ def thumbnail(file: str | Path, longest: int = 200) -> str:
         with pillow().open(file, formats=FORMATS) as image:
             image.draft("RGB", (longest, longest))
             small = ImageOps.exif_transpose(image).convert("RGB")
+    # Exact now: a draft of a JPEG is only about as small.
     small.thumbnail((longest, longest))
     content = BytesIO()
     small.save(content, "JPEG", quality=80)

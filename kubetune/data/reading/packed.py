@@ -34,6 +34,7 @@ def opened(file: Path) -> IO[bytes]:
     try:
         with open(file, "rb") as stream:
             is_packed = stream.read(len(_GZIP)) == _GZIP
+        # By its first bytes, since names do not always say it.
         if is_packed:
             return cast(IO[bytes], gzip.open(file))
         return open(file, "rb")
@@ -55,6 +56,7 @@ def unpacking(file: Path) -> Iterator[None]:
 def why_unreadable(start: bytes, file: Path) -> str | None:
     """Return why a file that begins like this is no UTF-8 text, and what to do; None where it may be text."""
     if start.startswith(_LFS_POINTER):
+        # A pointer is a small text with the size and the digest of the file.
         size = re.search(rb"^size (\d+)", start, re.MULTILINE)
         whole = f" of {int(size[1]):,} bytes" if size else ""
         return f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`"

@@ -65,6 +65,7 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     """Return the chosen answer and the rejected one. Raises ValueError for a record that can be read in two ways."""
     rest = dict(value)
     _require_one_context(rest)
+
     chosen = _take(rest, _CHOSEN)
     rejected = _take(rest, _REJECTED)
     has_talk = any(rest.get(key) for key in _TALKS)
@@ -102,6 +103,7 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
 def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
     """Return the answer of a record, and True if it is a good one. Raises ValueError as `sides_of` does."""
     rest = dict(value)
+
     is_good = _verdict(rest)
     if any(rest.get(key) for key in (*_CHOSEN, *_REJECTED)):
         raise ValueError(
@@ -254,6 +256,7 @@ def _question(rest: dict[str, Any]) -> Any:
         if rest.get(key) not in (None, []):
             questions[key] = rest.pop(key)
     if questions.keys() == {"instruction", "input"}:
+        # An instruction, and what it is about.
         parts = (questions["instruction"], questions["input"])
         if all(isinstance(part, str) for part in parts):
             return _asked(rest, "\n".join(filter(None, parts)))
@@ -297,6 +300,8 @@ def _is_conversation(answer: Any) -> bool:
 
 def _last_answer(talk: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return a conversation up to the last message of the user, and what follows. Without one, all is the answer."""
+
+    # Of system, user, assistant, user, assistant, the last message is the answer.
     end = 0
     for i, message in enumerate(talk):
         is_system = i == 0 and _speaker(message) == "system"
@@ -389,6 +394,7 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
 
 def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
     """Take out prompts that a conversation repeats, as UltraFeedback has them. Raises ValueError for another."""
+    # OpenAI's messages have `content`, ShareGPT's `value`.
     contents = []
     for message in talk:
         if isinstance(message, dict):

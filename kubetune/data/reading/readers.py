@@ -26,6 +26,7 @@ def read_file(file: Path, problems: Problems) -> Iterator[Record]:
     """Read the records of a file of any format; one with an unknown ending as JSON lines."""
     with unpacking(file):
         with opened(file) as stream:
+            # A file that is no text at all gets one problem, not one for each of its lines.
             problem = why_unreadable(stream.read(1024), file)
         if problem is not None:
             problems.add(f"{file}:1", problem)
@@ -95,4 +96,5 @@ def _text_of(line: bytes, number: int) -> str:
         raise ValueError(
             f"holds a NUL byte at column {text.index(chr(0)) + 1}; expected UTF-8 text"
         )
+    # Only the first line may begin with a byte order mark.
     return text.removeprefix("\ufeff") if number == 1 else text

@@ -114,8 +114,11 @@ class Tokenizer:
             self._cache,
             names_missing=self._names_missing,
         )
+
+        # tokenizer.json may have both on, and rows would be cut or filled up in silence.
         backend.no_truncation()
         backend.no_padding()
+
         prefix = self._prefix_of(backend)
         # Post-processors add special tokens, and may also trim offsets, which have to be exact here.
         post_processor = backend.post_processor
@@ -195,6 +198,7 @@ class Tokenizer:
                 f"the tokenizer of {self.name} has no chat template, and the data are conversations; set "
                 "`model.chat_template: chatml` (built in), or a Jinja file: `model.chat_template: template.jinja`"
             )
+        # The other process reads it when it is needed, not when the tokenizer is made.
         self.chat.load()
         return self.chat
 
@@ -234,6 +238,7 @@ class Tokenizer:
         texts = [self.added_tokens[id] for id in self.special_ids]
         if not texts:
             return lambda _: None
+        # Longest first: of `<|im|>` and `<|im|>s`, a pattern takes the first that fits.
         texts.sort(key=len, reverse=True)
         return re.compile("|".join(map(re.escape, texts))).search
 
@@ -263,11 +268,14 @@ class Tokenizer:
     def eos_ids(self) -> tuple[int, ...]:
         """All tokens that end generation: the tokenizer's, the model's, and the end of a turn."""
         ids = [self._id("eos_token"), self.turn_end_id]
+
         of_model = read_json(self.files.get("generation_config.json")).get("eos_token_id")
         if isinstance(of_model, list):
             ids += of_model
         else:
             ids.append(of_model)
+
+        # Each once, in this order: the first is the one that training appends.
         return tuple(dict.fromkeys(id for id in ids if id is not None))
 
     @property
@@ -305,6 +313,7 @@ class Tokenizer:
         """Most tokens that the model can take, None if its files do not say."""
         of_tokenizer = self._config.get("model_max_length")
         of_model = read_json(self.files.get("config.json")).get("max_position_embeddings")
+        # The smaller one holds: tokenizers often state a huge number that means none.
         limits = [int(limit) for limit in (of_tokenizer, of_model) if limit]
         return min(limits, default=None)
 
@@ -331,6 +340,7 @@ class Tokenizer:
         """
         if isinstance(prompt, str):
             return self.encode_text(prompt)
+        # The template writes BOS itself where a conversation begins with it.
         text = self.require_chat().render(prompt, tools, generation_prompt=True)
         return self.encode_text(text, special=False)
 
@@ -402,6 +412,7 @@ def load_tokenizer(
     files = hub.find_files(model, path, (*FILES, *MODEL_FILES))
     if "vision_config" in read_json(files.get("config.json")):
         files |= hub.find_files(model, path, PROCESSOR_FILES)
+
     vocabularies = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
     if not any(name in files for name in vocabularies):
         raise ModelError(f"{path} holds no tokenizer; expected one of {', '.join(vocabularies)}")

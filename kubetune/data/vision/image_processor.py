@@ -123,6 +123,7 @@ class ImageProcessor:
     @cached_property
     def is_grid(self) -> bool:
         """True if images are cut into grids, whose sizes and positions are known here."""
+        # Asked for what it has, not for its class: new families keep to these names.
         for name in ("patch_size", "merge_size", "size", "get_number_of_image_patches"):
             if not hasattr(self._loaded, name):
                 return False
@@ -172,6 +173,7 @@ class ImageProcessor:
 
     def measure(self, facts: ImageFacts) -> int:
         """Return how many tokens an image is that `verify_image` has accepted."""
+        # Of 28 × 28 patches with a merge size of 2 become 14 × 14 tokens.
         patches = self.theirs.get_number_of_image_patches(facts.height, facts.width)
         return int(patches) // self.merge_size**2
 
@@ -185,6 +187,7 @@ class ImageProcessor:
         for file in files:
             facts.append(verify_image(file))
             contents.append(file.read_bytes())
+
         whole: list[tuple[str, tuple[int, ...]]] = []
         if not self.is_grid:
             whole = self.whole.see([_upright(content) for content in contents])
@@ -237,6 +240,7 @@ class ImageProcessor:
 
     def process(self, content: bytes) -> Picture | Upright:
         """Return the image in these bytes: the patches of its grid, or as it is."""
+        # Cameras write how a picture is to be turned; the model sees it as people do.
         upright = _upright(content)
         if not self.is_grid:
             return Upright(upright)
@@ -264,6 +268,7 @@ class ImageProcessor:
             if settings is None:
                 continue
             settings["size"] = size
+            # Where a file has the older names too, both must say the same.
             for old, new in _OLD_LIMITS.items():
                 if old in settings:
                     settings[old] = size[new]

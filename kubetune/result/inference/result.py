@@ -64,6 +64,7 @@ class Result:
             path = self.base_by_option
             if is_local(path):
                 path = str(Path(path).expanduser().absolute())
+            # The same base by name is taken at the same commit, another one as it is now.
             commit = _commit(self.run_dir, path)
             settings = settings.model_copy(update={"path": path, "revision": commit})
 
@@ -72,6 +73,8 @@ class Result:
             settings = settings.model_copy(update={"path": str(self.checkpoint), "revision": None})
         if not is_here(settings):
             raise _not_here(self.run_dir, settings.path)
+
+        # Tokenizer and template likewise. What comes from the hub then gets the commit of the training.
         settings = _with_tokenizer(settings, self.checkpoint)
         settings = identity.pinned(settings, self.run_dir)
         if settings.trust_remote_code and is_adapter:
@@ -164,6 +167,8 @@ class Result:
             parts.append("model")
         if not self._has_own_tokenizer:
             parts.append("tokenizer")
+
+        # Messages name where the base was named, so that the user knows what to change.
         named_by = "its config"
         if self.base_by_option:
             named_by = f"--model {self.base_by_option}"
@@ -254,6 +259,7 @@ def _with_pin(model: ModelConfig) -> ModelConfig:
 
 def _require_room(model: Any) -> None:
     """Raise EnvironmentFault where a second model of this size does not fit."""
+    # As many bytes as the one that is loaded takes: the two have the same shapes.
     needed = 0
     for parameter in model.parameters():
         needed += parameter.numel() * parameter.element_size()
@@ -294,6 +300,7 @@ def _with_tokenizer(model: ModelConfig, folder: Path) -> ModelConfig:
     lacks_tokenizer = False
     if model.tokenizer is not None and is_local(model.tokenizer):
         lacks_tokenizer = not Path(model.tokenizer).expanduser().is_dir()
+
     lacks_template = False
     if model.chat_template not in (None, BUILT_IN_TEMPLATE):
         lacks_template = not Path(model.chat_template).expanduser().is_file()

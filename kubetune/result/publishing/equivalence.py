@@ -127,7 +127,9 @@ def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
     model.eval()
     kept_logits = []
     for batch in sample.batches:
+        # By the model's own code: whoever loads the export has nothing of ours.
         logits = task.plain_logits(model, batch.to(device))
+
         kept = torch.linspace(0, len(logits) - 1, min(POSITIONS, len(logits))).long()
         kept_logits.append(logits[kept.to(logits.device)].float().cpu())
     return kept_logits
@@ -143,6 +145,7 @@ def compare(
     differences = []
     same_choices = []
     for a, b in zip(first, second, strict=True):
+        # Relative to the logits of the first model, whose size differs between families.
         differences.append(float((a - b).norm() / a.norm()))
         same_choices.append(a.argmax(1) == b.argmax(1))
     agreement = float(torch.cat(same_choices).float().mean())
@@ -174,6 +177,7 @@ def check_tokenizer(
     if tokenizer.given_template is not None:
         names.append("chat_template.jinja")
 
+    # What transformers makes of the files counts more than their bytes.
     loaded = _load_plain(folder)
     if loaded is not None:
         if not _has_same_template(loaded.chat_template, tokenizer):
@@ -200,6 +204,7 @@ def _has_same_template(template: str | dict[str, str] | None, tokenizer: Tokeniz
         # A tokenizer does not read a processor's file, whose bytes were compared above.
         return True
     if isinstance(template, dict):
+        # Several templates by name are one template here, as in training.
         template = joined(template)
     return template == tokenizer.chat.source
 
@@ -211,6 +216,7 @@ def _load_plain(folder: Path) -> Any:
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     except (ValueError, OSError):
+        # A folder with a model's config says all that its tokenizer needs.
         if (folder / "config.json").exists():
             raise
         return None

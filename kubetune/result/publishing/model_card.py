@@ -73,6 +73,8 @@ def write_card(
         sees=config.sees,
         classifies=config.classifies,
     )
+
+    # In the order in which a reader asks: what it is, how to load it, how it was made, whether that holds.
     parts = [
         _front_matter(PIPELINES["vision_language" if config.sees else config.task], kind, base),
         f"# {name}\n\n{_summary(kind, base, facts)}",
@@ -90,6 +92,7 @@ def write_card(
 
 def _front_matter(pipeline: str, kind: str, base: str) -> str:
     """Return the card's head for the hub, in YAML."""
+    # The words of the hub for how a model comes from its base.
     relation = "finetune"
     library = "transformers"
     if kind == "adapter":
@@ -137,6 +140,7 @@ def _snippet(
     classifies: bool,
 ) -> str:
     """Return the Python code that loads an export. `auto`: transformers' class; `revision`: of the base."""
+    # A processor has the tokenizer and what prepares images.
     reader = "AutoProcessor" if sees else "AutoTokenizer"
     name = "processor" if sees else "tokenizer"
     here = '"THIS_REPOSITORY_OR_FOLDER"'
@@ -167,6 +171,7 @@ def _snippet(
 def _global_batch(checkpoint: Mapping[str, Any]) -> str:
     """Return what a step was trained on: `32 samples`, or `about 65,536 tokens, 32 samples`."""
     samples = counted(checkpoint["global_batch_size"], "sample")
+    # Batches that are cut by tokens have about as many samples each.
     tokens = checkpoint.get("global_batch_tokens")
     if not tokens:
         return samples

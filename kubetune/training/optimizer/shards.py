@@ -89,6 +89,8 @@ class Buffers:
             file = self._stack.enter_context(safe_open(path, framework="pt"))
             self._files.append(file)
             self._sources.extend(_sources(file))
+
+        # The last shard ends where the whole buffer does, if no file is missing.
         self._sources.sort(key=lambda source: (source.start, source.stop))
         self.size = 0
         if self._sources:
@@ -161,6 +163,7 @@ def _sources(file: Any) -> Iterator[_Source]:
     """Yield the shards of a file that hold numbers."""
     metadata = file.metadata() or {}
     shards = json.loads(metadata.get("shards") or "null")
+    # A file of a whole buffer names no shards.
     if shards is None:
         shards = [(0, file.get_slice(MASTER).get_shape()[0])]
     offset = 0

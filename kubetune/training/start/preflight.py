@@ -58,6 +58,7 @@ def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Ite
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
+        # Made only now: a run that fits never asks for it.
         budget = budget_of()
         raise errors.OutOfMemory(
             f"rank {rank} ran out of memory ({errors.first_line(error)}); there are {size(budget.device_bytes)} "
@@ -98,6 +99,7 @@ def rehearse(run: Run, state: State) -> None:
     run.optimizer.clear_gradient()
     if run.data.eval is not None:
         _evaluate(run, trials)
+
     heartbeat.beat("preflight of a save")
     with trials.trial("save", "a save"):
         checkpoint_bytes = run.checkpointer.rehearse(state)
@@ -107,6 +109,7 @@ def rehearse(run: Run, state: State) -> None:
     reserved = None
     if device.type == "cuda":
         reserved = max(process_group.gather(torch.cuda.max_memory_reserved(device), run.world))
+
     budget.require(peak, content)
     if run.world.is_main:
         _report(run, trials, batch, peak, reserved, checkpoint_bytes)
@@ -173,6 +176,8 @@ def _evaluate(run: Run, trials: _Trials) -> None:
         num_tokens = run.judge.wanted.max_new_tokens
         with trials.trial("answers", f"{num_tokens} new tokens for each of the longest questions"):
             judge.rehearse(run.judge, run.learner, run.world)
+
+    # A run must not train for hours to find that its best checkpoint cannot be chosen.
     names = {*values, *run.config.evaluation.names}
     require_metric(run.config.training.metric_for_best_model, names)
 

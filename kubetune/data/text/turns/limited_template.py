@@ -159,6 +159,7 @@ class _Process:
         _widen(self._answers)
 
     def ask(self, made: Made, calls: list[Call]) -> list[Answer]:
+        # Processor time, so that a busy machine refuses no template.
         seconds = math.ceil(SECONDS + SECONDS_FOR_EACH * len(calls))
         try:
             _send(self._requests, pickle.dumps((seconds, made, calls)))
@@ -240,6 +241,7 @@ def _send(stream: IO[bytes], content: bytes) -> None:
 
 
 def _receive(stream: IO[bytes]) -> bytes:
+    # The length, then as many bytes.
     head = stream.read(8)
     if len(head) < 8:
         raise EOFError
@@ -261,6 +263,7 @@ def _answer_all(made: Made, calls: list[Call]) -> list[Answer]:
         return [_memory_limit()]
     except ValueError as error:
         return [("invalid", str(error))]
+
     answers: list[Answer] = []
     for method, arguments, options in calls:
         try:
@@ -285,6 +288,7 @@ def _memory_limit() -> Answer:
 def _allow(seconds: int) -> None:
     """Let the kernel end this process by SIGXCPU when it has used this much more processor time."""
     _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    # The kernel counts from the start of the process, so each request moves the limit on.
     limit = math.ceil(time.process_time()) + seconds
     if most != resource.RLIM_INFINITY:
         limit = min(limit, most)
@@ -294,6 +298,7 @@ def _allow(seconds: int) -> None:
 def _limit_memory(more: int) -> None:
     """Let this process use so many bytes more than now."""
     with contextlib.suppress(OSError, ValueError):  # where there is no such limit or file
+        # Its first number is the size of the address space in pages.
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         _, most = resource.getrlimit(resource.RLIMIT_AS)
         resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + more, most))

@@ -69,6 +69,7 @@ def require_order(name: str, source: str, messages: Sequence[Message]) -> None:
     """Raise ValueError if tool results are in another order than their calls, unless the template writes their ids."""
     if "tool_call_id" in source:
         return
+    # Calls 1 2 with the results 2 1: without ids the model would take each result for the other call's.
     numbers: dict[Any, int] = {}  # id of a call -> its number; ids may come again
     calls = 0
     last = -1
@@ -141,6 +142,7 @@ def _attempts(messages: list[Message], tools: Sequence[Any] | None) -> list[_Att
 
     bare = messages  # without all parts
     for what, leave_out in _PARTS:
+        # A part that the conversation does not have need not be tried.
         fewer = leave_out(messages)
         if fewer != messages:
             where = f"{what} (messages[{_first_difference(messages, fewer)}])"
@@ -186,6 +188,7 @@ def _one_of_each_row(messages: list[Message]) -> list[Message]:
 
 def _from_question(messages: list[Message]) -> list[Message]:
     """Return the messages without the answers before the first question."""
+    # Some templates want a question first. Messages of the system may stand before it.
     kept = []
     asked = False
     for message in messages:

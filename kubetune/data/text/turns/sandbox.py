@@ -60,6 +60,8 @@ def take_generation_marks(marked: str) -> Generated:
     # Marks open and close in turn, and a mark is where the piece before it ends.
     ends = list(accumulate(map(len, pieces)))
     spans = list(zip(ends[:-1:2], ends[1:-1:2], strict=True))
+
+    # A marked span begins with its opening mark, and ends before the closing one.
     places = [mark.start() for mark in _MARK.finditer(marked)]
     marked_spans = list(zip(places[::2], places[1::2], strict=True))
     return Generated("".join(pieces), spans, marked_spans)
@@ -73,6 +75,7 @@ def compile_template(source: str) -> jinja2.Template:
         lstrip_blocks=True,
         extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
     )
+    # Jinja's own filter escapes HTML, which would change what a model reads.
     environment.filters["tojson"] = to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _now
@@ -93,6 +96,7 @@ class _GenerationBlock(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 - the name and type are Jinja's
 
     def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        # As Jinja's own blocks are parsed: up to the tag that ends it, which is dropped.
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         return jinja2.nodes.CallBlock(self.call_method("_mark"), [], [], body).set_lineno(line)
