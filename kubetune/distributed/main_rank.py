@@ -1,8 +1,8 @@
-"""Work that rank 0 does alone, and whose result or error all ranks need."""
+"""Work of one rank whose result or error all ranks need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
 
 from kubetune.distributed.process_group import World, broadcast
@@ -24,3 +24,10 @@ def on_main(function: Callable[[], Result], world: World) -> Result:
     if isinstance(outcome, KubetuneError):
         raise outcome
     return cast(Result, outcome)
+
+
+def raise_first(failures: Sequence[KubetuneError | None]) -> None:
+    """Raise the first failure of the ranks, if there is one. All ranks call it with what they gathered."""
+    for failure in failures:
+        if failure is not None:
+            raise failure

@@ -36,7 +36,7 @@ from kubetune.config import consent
 from kubetune.data.prepared.identity import Check
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
-from kubetune.distributed.main_rank import on_main
+from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
@@ -177,7 +177,7 @@ class Checkpointer:
         if isinstance(failure, errors.LostPeer):
             raise failure  # asking the same ranks again would only take as long once more
         # A rank that did not know would go on, and wait in the next collective for a rank 0 that has ended.
-        _raise_first(process_group.gather(failure, self.world))
+        raise_first(process_group.gather(failure, self.world))
 
     def _settle(self, failure: errors.KubetuneError | None) -> None:
         """Raise on every rank an error that any rank had, or log that the checkpoint is saved."""
@@ -316,7 +316,7 @@ class Checkpointer:
                 fault_injection.reach("commit.part")
         except errors.EnvironmentFault as error:
             failure = error
-        _raise_first(process_group.gather(failure, self.world, self._group))
+        raise_first(process_group.gather(failure, self.world, self._group))
 
     def _write_model(self, folder: Path) -> None:
         """Put the model together from the parts in the folder, and write the files that belong to it."""
@@ -383,13 +383,6 @@ class Checkpointer:
         if folder is not None and self.base is not None:
             self.base.require_same()
         return folder
-
-
-def _raise_first(failures: Sequence[errors.KubetuneError | None]) -> None:
-    """Raise the first failure, by rank, if there is one."""
-    for failure in failures:
-        if failure is not None:
-            raise failure
 
 
 def _batches_of(state: State) -> str:

@@ -436,6 +436,37 @@ def test_a_function_that_always_fails_ends_the_run_and_is_asked_again(
     assert toy.train(run_dir) == [0]
 
 
+def test_an_error_of_one_rank_ends_all_ranks_with_its_reason(inputs: Path, tmp_path: Path) -> None:
+    code = tmp_path / "rewards.py"
+    code.write_text(
+        "def f(completions, prompts, **rest):\n"
+        "    if rest['solution'][0] == 'bad':\n"
+        "        raise ValueError('no such answer')\n"
+        "    return [1.0] * len(completions)\n"
+    )
+    config = config_of(inputs, {"max_steps": 1, "eval_steps": 1}, on_reward_error="stop")
+    data = tmp_path / "train.jsonl"
+    lines = []
+    for number in range(4):
+        solution = "bad" if number == 2 else "good"
+        lines.append(json.dumps({"prompt": f"say {number}", "solution": solution}) + "\n")
+    data.write_text("".join(lines))
+    sources = Config.model_validate({"model": "x", "data": {"train": str(data)}}).data.train
+    reward = RewardConfig(file=str(code), function="f")
+    config = config.model_copy(
+        update={
+            "rewards": (reward,),
+            "data": config.data.model_copy(update={"train": sources}),
+        }
+    )
+    run_dir = toy.make_run(tmp_path / "run", config, 2)
+    assert toy.train(run_dir, 2) == [errors.USER, errors.USER]
+    for rank in range(2):
+        assert "ValueError: no such answer" in toy.log_of(run_dir, rank)
+    # What the other rank drew meanwhile is kept.
+    assert records.read_groups(run_dir, 0)
+
+
 def test_a_model_that_cannot_draw_with_a_cache_is_refused_by_name(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "mamba")
     config = AutoConfig.for_model("mamba", **HYBRIDS["mamba"])

@@ -7,6 +7,9 @@ number of ranks draws the same answers. Two ranks, four units of which the file 
     round 0        rank 0: unit 0    rank 1: unit 2    all gather, rank 0 appends both to the file
     round 1        rank 0: unit 3    rank 1: nothing
     then           rank 0 makes the file durable, and the step begins
+
+An error of one rank, such as a reward that raises, is gathered with the groups and raised on all: ranks that did not
+know of it would wait for a rank that has ended, and would end without the reason.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.batch import collate
 from kubetune.distributed import process_group
-from kubetune.distributed.main_rank import on_main
+from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.models.padding_free import own_attention
 from kubetune.rundir import heartbeat
 from kubetune.tasks.grpo.task import log_probabilities
@@ -97,13 +100,15 @@ class Drawer:
                 if process_group.agree(self.is_stopping(), self.world):
                     return None
                 # Ranks take turns: in the last round some may have nothing to draw.
-                mine: list[Group] = []
+                turn = _Turn()
                 if first + self.world.rank < len(missing):
-                    mine = self._drawn(step, missing[first + self.world.rank])
+                    turn = self._turn(step, missing[first + self.world.rank])
+                turns = process_group.gather(turn, self.world)
                 of_all = []
-                for of_rank in process_group.gather(mine, self.world):
-                    of_all.extend(of_rank)
+                for of_rank in turns:
+                    of_all.extend(of_rank.groups)
                 on_main(partial(file.append, of_all), self.world)
+                raise_first([of_rank.failure for of_rank in turns])
                 groups |= {group.slot: group for group in of_all}
         finally:
             # From here on a power cut loses nothing that the step has learnt from.
@@ -149,6 +154,15 @@ class Drawer:
             else:
                 units.append([slot])
         return units
+
+    def _turn(self, step: int, unit: Sequence[Slot]) -> _Turn:
+        """Return the groups of a unit, or the error that this rank met."""
+        try:
+            return _Turn(self._drawn(step, unit))
+        except errors.LostPeer:
+            raise  # there is no whole set of ranks left to tell
+        except errors.KubetuneError as error:
+            return _Turn(failure=error)
 
     def _drawn(self, step: int, unit: Sequence[Slot]) -> list[Group]:
         """Draw the answers of a unit, and have them rewarded."""
@@ -259,6 +273,14 @@ class Drawer:
             if judgement.error:
                 errors_by_name[name] = judgement.error
         return errors_by_name
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """What a rank has of the unit that it was to draw: its groups, or an error."""
+
+    groups: list[Group] = field(default_factory=list)
+    failure: errors.KubetuneError | None = None
 
 
 @dataclass(frozen=True)

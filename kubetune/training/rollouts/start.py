@@ -15,6 +15,7 @@ from kubetune.base import files, logs
 from kubetune.batching.feed import Feed
 from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
+from kubetune.distributed.main_rank import raise_first
 from kubetune.models import prefix_sharing
 from kubetune.models.loading import load_pretrained
 from kubetune.models.spec import ModelSpec
@@ -68,7 +69,7 @@ def make_rollout_feed(
     sources = DataSpec.of(config).splits["train"]
     rows = _rows_of_run(prompts, plan, config, len(data.train))
     by_row = rewarded_prompts(sources, data.train, rows, config.rewards)
-    rewards = RewardPool(config.rewards, config.grpo)
+    rewards = _reward_pool(config, world)
     learner.undo.callback(rewards.close)
     if not rewards.is_separate and any(reward.file for reward in config.rewards):
         logs.DATA.info(
@@ -99,6 +100,24 @@ def make_rollout_feed(
         padding_free=padding_free,
         share_prefixes=_may_share(config, learner, world),
     )
+
+
+def _reward_pool(config: Config, world: World) -> RewardPool:
+    """Return this rank's reward process. Raises on all ranks what keeps one of them from beginning it."""
+    pool = None
+    failure = None
+    try:
+        pool = RewardPool(config.rewards, config.grpo)
+    except errors.KubetuneError as error:
+        failure = error
+    try:
+        raise_first(process_group.gather(failure, world))
+    except errors.KubetuneError:
+        if pool is not None:
+            pool.close()
+        raise
+    assert pool is not None, "without one this rank has a failure"
+    return pool
 
 
 def _two_prompts(data: Prepared, padding_free: bool) -> list[list[int]]:
