@@ -21,7 +21,7 @@ class DrawnAnswers:
     # fp32 [labels] those that training gave before the first step that learns from the answers; None: it is this step
     old: Tensor | None = None
     reference: Tensor | None = None  # fp32 [labels] those of the model before training
-    tokens_of_step: int = 1  # of all answers of the step
+    computed_labels: int = 1  # tokens of all answers of the step that go through the model
     divisor: int = 1  # of the step's loss
 
     def to(self, device: torch.device) -> DrawnAnswers:

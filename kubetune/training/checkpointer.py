@@ -19,7 +19,6 @@ and optimizers.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path

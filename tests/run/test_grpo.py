@@ -467,6 +467,27 @@ def test_an_error_of_one_rank_ends_all_ranks_with_its_reason(inputs: Path, tmp_p
     assert records.read_groups(run_dir, 0)
 
 
+def test_answers_that_teach_nothing_still_balance_the_experts(inputs: Path, tmp_path: Path) -> None:
+    code = tmp_path / "rewards.py"
+    code.write_text("def f(completions, **rest):\n    return [1.0] * len(completions)\n")
+    config = config_of(inputs, {"max_steps": 2, "eval_steps": 2})
+    config = config.model_copy(
+        update={
+            "lora": None,
+            "model": ModelConfig(path=str(save_model(tmp_path / "mixture", "qwen3_moe"))),
+            "rewards": (RewardConfig(file=str(code), function="f"),),
+        }
+    )
+    runs = [toy.finished(tmp_path / f"run-{ranks}", config, ranks) for ranks in (1, 2)]
+    toy.require_like(*runs)
+    for line in metrics.read_metrics(runs[0])[:2]:
+        assert line["zero_variance"] == 1.0
+        assert line["loss"] == 0.0
+        # At least the number of experts that a token goes to, which only equal shares reach.
+        assert line["router_aux_loss"] >= 1.0
+        assert line["sampling_difference"] < 1e-5
+
+
 def test_a_model_that_cannot_draw_with_a_cache_is_refused_by_name(tmp_path: Path) -> None:
     train_tokenizer(tmp_path / "mamba")
     config = AutoConfig.for_model("mamba", **HYBRIDS["mamba"])

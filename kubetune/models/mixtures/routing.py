@@ -85,7 +85,9 @@ class Routing:
         if not self.balances:
             return False
 
-        self._rows = max(1.0, float(work.tokens * self.routers))
+        # Drawn answers that nothing is learnt from do not go through the model, and have no router's choice.
+        tokens = work.computed or work.tokens
+        self._rows = max(1.0, float(tokens * self.routers))
         self._divisor = max(work.divisor, 1)
         self._losses = None
         self._frequencies = None

@@ -58,8 +58,8 @@ class Grpo(CausalLM):
             value = losses(settings, answers).sum()
             # Inside of `packed`: recomputed activations attend once more.
             learner.routing.balanced(value * scale, scale).backward()
-        # Measures are means over the tokens of the step, whatever its loss is divided by.
-        share = drawn.divisor / max(drawn.tokens_of_step, 1)
+        # Measures are means over the computed tokens of the step, whatever its loss is divided by.
+        share = drawn.divisor / max(drawn.computed_labels, 1)
         # The loop multiplies by 1 / divisor, so that is taken back here.
         measured = measures(settings, replace(answers, logps=logps.detach())).sum(0) * share
         return torch.cat([value.detach()[None], measured]) * scale

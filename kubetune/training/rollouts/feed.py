@@ -80,8 +80,12 @@ class RolloutFeed:
         *,
         padding_free: bool,
         share_prefixes: bool,
+        balances_experts: bool = False,
     ) -> None:
-        """`prompts` says which rows make up a step. `padding_free`, `share_prefixes`: as batching/feed.Feed has them."""
+        """`prompts` says which rows make up a step. `padding_free`, `share_prefixes`: as batching/feed.Feed has them.
+
+        `balances_experts`: routers have a loss of their own, to which every answer counts.
+        """
         self._prompts = prompts
         self._rows = rows
         self._drawer = drawer
@@ -92,6 +96,7 @@ class RolloutFeed:
         self._token_budget = plan.micro_batch_tokens if padding_free else None
         self._sequences = plan.per_device_train_batch_size if padding_free else 1
         self.share_prefixes = share_prefixes
+        self._computes_all = drawer.settings.beta > 0 or balances_experts
         self._window: _Window | None = None
 
     def samples(self, step: int) -> Ids:
@@ -166,15 +171,19 @@ class RolloutFeed:
                 if answer.is_cut and settings.mask_truncated_completions:
                     continue
                 labels += len(answer.ids)
-                # Without an advantage or a divergence the gradient of an answer is 0.
-                if advantage or settings.beta:
+                # Without an advantage the gradient of an answer is 0, unless a divergence or the load of experts has one.
+                if advantage or self._computes_all:
                     trained.append(_Row(group.row, group.prompt, answer, advantage))
         number = divisor(settings, num_answers, labels)
         share, computed = self._split(trained)
+        # Measures are means over tokens that go through the model: of others training knows nothing.
+        measured_tokens = sum(len(row.answer.ids) for row in trained)
         batches = []
         for places in share:
             rows = [trained[place] for place in places]
-            batches.append(_batch_of(rows, labels, number, share_prefixes=self.share_prefixes))
+            batches.append(
+                _batch_of(rows, measured_tokens, number, share_prefixes=self.share_prefixes)
+            )
         return Work(
             batches,
             divisor=number,
@@ -236,7 +245,7 @@ class RolloutFeed:
 
 
 def _batch_of(rows: Sequence[_Row], labels: int, number: int, *, share_prefixes: bool) -> Batch:
-    """Return answers as one batch. `labels`: tokens of all answers of the step; `number`: the divisor of its loss."""
+    """Return answers as one batch. `labels`: tokens of all computed answers of the step; `number`: its loss's divisor."""
     lay = collate_shared if share_prefixes else collate
     batch = lay([row.sequence for row in rows], [row.sample for row in rows])
     drawn = DrawnAnswers(
@@ -245,7 +254,7 @@ def _batch_of(rows: Sequence[_Row], labels: int, number: int, *, share_prefixes:
         sampled=torch.tensor([logp for row in rows for logp in row.answer.sampled]),
         old=_joined([row.answer.old for row in rows]),
         reference=_joined([row.answer.reference for row in rows]),
-        tokens_of_step=labels,
+        computed_labels=labels,
         divisor=number,
     )
     return replace(batch, drawn=drawn)

@@ -99,6 +99,7 @@ def make_rollout_feed(
         world,
         padding_free=padding_free,
         share_prefixes=_may_share(config, learner, world),
+        balances_experts=learner.routing.balances,
     )
 
 
