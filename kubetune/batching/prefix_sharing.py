@@ -55,7 +55,11 @@ def collate_shared(rows: Sequence[TrainedIds], samples: Sequence[int] = ()) -> B
     owners, tokens = _labels(rows, segments, cu_seqlens)
 
     # The batch's labels: each trained token once, those of the fewest rows first, so that equal counts are runs.
-    trained, entries, counts = np.unique(tokens, return_inverse=True, return_counts=True)
+    trained, entries, counts = np.unique(
+        tokens,
+        return_inverse=True,
+        return_counts=True,
+    )
     by_count = np.argsort(counts, kind="stable")
     targets = trained[by_count]
 
@@ -108,7 +112,11 @@ def _tokens_before(segments: Sequence[Segment], cu_seqlens: Numbers) -> Numbers:
     return before
 
 
-def _ends(number: int, segments: Sequence[Segment], cu_seqlens: Numbers) -> Numbers:
+def _ends(
+    number: int,
+    segments: Sequence[Segment],
+    cu_seqlens: Numbers,
+) -> Numbers:
     """Return the last token of each of `number` rows."""
     ends = np.empty(number, np.int64)
     for segment, stop in zip(segments, cu_seqlens[1:], strict=True):

@@ -261,7 +261,11 @@ def linear_cross_entropy(
 
 
 @torch.no_grad()
-def score(hidden: Tensor, labels: Tensor, head: Head) -> tuple[Tensor, Tensor, Tensor]:
+def score(
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the summed cross-entropy, whether labels are the likeliest tokens, and their losses.
 
     The sum is an fp64 scalar, the others are bool and fp32 `[labels]`.

@@ -156,7 +156,11 @@ class _WeightedSwiGlu(Function):
         torch.mul(grad, F.silu(gate), out=d_up)
         d_weights = torch.linalg.vecdot(d_up, up).unsqueeze(-1)
         d_up.mul_(weights)
-        torch.ops.aten.silu_backward(grad.mul(weights).mul_(up), gate, grad_input=d_gate)
+        torch.ops.aten.silu_backward(
+            grad.mul(weights).mul_(up),
+            gate,
+            grad_input=d_gate,
+        )
         return d_gate_up, d_weights
 
 

@@ -98,7 +98,11 @@ def _room(size: int, dtype: torch.dtype) -> Tensor:
     return _ROOMS[dtype][:size]
 
 
-def _times_transposed(bits: Bits, total: Tensor | None, d_y: Tensor) -> Tensor:
+def _times_transposed(
+    bits: Bits,
+    total: Tensor | None,
+    d_y: Tensor,
+) -> Tensor:
     # Made anew: to keep it since the forward would take the memory that few bits save.
     weight = bits.weight(d_y.dtype)
     if total is None:
@@ -121,7 +125,11 @@ class _LoraLinear(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         # `bits` is the third argument of the forward; its codes are frozen.
-        d_x, d_adapters, *others = lora_backward(ctx, partial(_times_transposed, ctx.bits), grads)
+        d_x, d_adapters, *others = lora_backward(
+            ctx,
+            partial(_times_transposed, ctx.bits),
+            grads,
+        )
         return d_x, d_adapters, None, *others
 
 

@@ -86,7 +86,11 @@ def _in(dtype: torch.dtype, gradient: Tensor | None) -> Tensor | None:
     return gradient.to(dtype)
 
 
-def linear_log_probabilities(hidden: Tensor, labels: Tensor, head: Head) -> Tensor:
+def linear_log_probabilities(
+    hidden: Tensor,
+    labels: Tensor,
+    head: Head,
+) -> Tensor:
     """Return the log-probability of each of `labels`, fp32 `[labels]`.
 
     `hidden` `[labels, hidden]` are the rows that predict them.

@@ -90,7 +90,11 @@ def lora_forward(
         ranks = slice(first, first + len(layer.a))
         first = ranks.stop
         ctx.ranks.append(ranks)
-        y = product(rows, layer.bias, *layer.frozen).addmm_(low[:, ranks], up.t(), alpha=scale)
+        y = product(rows, layer.bias, *layer.frozen).addmm_(
+            low[:, ranks],
+            up.t(),
+            alpha=scale,
+        )
         outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
 
     # 4. What the backward needs. An output that nobody uses gets no gradient of zeros (`grad is None` there).
@@ -221,7 +225,11 @@ def _times(rows: Tensor, bias: Tensor | None, w: Tensor) -> Tensor:
     return torch.addmm(bias, rows, w)
 
 
-def _times_transposed(total: Tensor | None, d_y: Tensor, w: Tensor) -> Tensor:
+def _times_transposed(
+    total: Tensor | None,
+    d_y: Tensor,
+    w: Tensor,
+) -> Tensor:
     if total is None:
         return d_y @ w.t()
     return total.addmm_(d_y, w.t())
@@ -242,7 +250,11 @@ class _LoraLinears(Function):
         return lora_backward(ctx, _times_transposed, grads)
 
 
-def lora_linears(x: Tensor, layers: Sequence[Layer], adapters: Adapters) -> tuple[Tensor, ...]:
+def lora_linears(
+    x: Tensor,
+    layers: Sequence[Layer],
+    adapters: Adapters,
+) -> tuple[Tensor, ...]:
     """Return the outputs of frozen linear layers with their adapters, for the same input.
 
     Dropout is drawn once for all of them. `frozen` of a layer is its weight `[in, out]`.

@@ -32,7 +32,11 @@ class Rows(NamedTuple):
 
 
 @lru_cache(maxsize=2)
-def rows_of(cu_seqlens: tuple[int, ...], parents: tuple[int, ...], device: torch.device) -> Rows:
+def rows_of(
+    cu_seqlens: tuple[int, ...],
+    parents: tuple[int, ...],
+    device: torch.device,
+) -> Rows:
     """Return the sequences in padded batches, sorted by length, so that little is padding.
 
     A sequence that others go on from has no row: it stands in theirs.

@@ -58,7 +58,11 @@ def rms_norm_backward(
     return ((wide - normed * (wide * normed).mean(-1, keepdim=True)) * scale).to(x.dtype)
 
 
-def rms_norm_weight_gradient(grad: Tensor, x: Tensor, scale: Tensor) -> Tensor:
+def rms_norm_weight_gradient(
+    grad: Tensor,
+    x: Tensor,
+    scale: Tensor,
+) -> Tensor:
     """Return the gradient of the weight, summed in fp32."""
     of_tokens = grad.float() * (x.float() * scale)
     return of_tokens.reshape(-1, x.shape[-1]).sum(0)
@@ -69,7 +73,11 @@ def swiglu_forward(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate) * up
 
 
-def swiglu_backward(gate: Tensor, up: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+def swiglu_backward(
+    gate: Tensor,
+    up: Tensor,
+    grad: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of gate and up."""
     # y = silu(gate) · up
     d_gate = torch.ops.aten.silu_backward(grad * up, gate)
@@ -254,7 +262,11 @@ class _Untried:
         return result
 
     def _give_up(self, expected: Any, reason: str) -> Any:
-        logs.MODEL.warning("%s runs without torch.compile: %s", self.plain.__name__, reason)
+        logs.MODEL.warning(
+            "%s runs without torch.compile: %s",
+            self.plain.__name__,
+            reason,
+        )
         # Said once: later calls find the plain form.
         self.forms[self.plain.__name__] = self.plain
         return expected
@@ -295,7 +307,11 @@ def _agree(result: Any, expected: Any) -> bool:
     size = difference.clone()
 
     # In pieces: all logits in fp32 would take more memory than the step itself.
-    pieces = zip(result.flatten().split(2**20), expected.flatten().split(2**20), strict=True)
+    pieces = zip(
+        result.flatten().split(2**20),
+        expected.flatten().split(2**20),
+        strict=True,
+    )
     for piece, expected_piece in pieces:
         difference += (piece.float() - expected_piece.float()).square().sum()
         size += expected_piece.float().square().sum()
@@ -341,7 +357,12 @@ class _RmsNorm(Function):
 
 class _SwiGlu(Function):
     @staticmethod
-    def forward(ctx: Any, kernels: Kernels, gate: Tensor, up: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        kernels: Kernels,
+        gate: Tensor,
+        up: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(gate, up)
         ctx.kernels = kernels
         return cast(Tensor, kernels["swiglu_forward"](gate, up))

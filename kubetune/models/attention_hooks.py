@@ -180,7 +180,11 @@ def probe_mask(
     return _rule_of(*rows.bool())
 
 
-def _rule_of(first: Tensor, last_but_one: Tensor, last: Tensor) -> MaskRule:
+def _rule_of(
+    first: Tensor,
+    last_but_one: Tensor,
+    last: Tensor,
+) -> MaskRule:
     """Return the rule by which the first and the last two queries of a sequence see its keys, bool `[length]` each."""
     # Of a sequence of 6 tokens:
     #

@@ -163,7 +163,11 @@ def _with_seed(seed: int, learn: Callable[[], tuple[float, float]]) -> tuple[flo
     return learn()
 
 
-def _agree(result: tuple[float, float], expected: tuple[float, float], tolerance: float) -> bool:
+def _agree(
+    result: tuple[float, float],
+    expected: tuple[float, float],
+    tolerance: float,
+) -> bool:
     for number, expected_number in zip(result, expected, strict=True):
         # `not (<=)` instead of `>`: NaN must count as a difference.
         if not abs(number - expected_number) <= tolerance * abs(expected_number):

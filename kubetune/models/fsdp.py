@@ -150,7 +150,11 @@ def _cut_for(
     return cut(lm, policy, whole)
 
 
-def cut(lm: Any, policy: MixedPrecisionPolicy, whole: str = ADAPTED) -> Any:
+def cut(
+    lm: Any,
+    policy: MixedPrecisionPolicy,
+    whole: str = ADAPTED,
+) -> Any:
     """Shard each decoder layer, and the rest of the model (embeddings, last norm, head) as one group around them.
 
     A layer that shares a weight with others belongs to that group too. Parameters whose names match `whole` stay whole
@@ -208,7 +212,11 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
         return
     # Built without a device, as nn.Linear's own values would be drawn from the generator first.
     with torch.device("meta"):
-        whole_head = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
+        whole_head = nn.Linear(
+            head.in_features,
+            head.out_features,
+            bias=head.bias is not None,
+        )
     whole_head.to_empty(device="cpu")
     torch.manual_seed(seed)
     model._init_weights(whole_head)
@@ -216,7 +224,11 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
         for parameter, drawn in zip(head.parameters(), whole_head.parameters(), strict=True):
             value = drawn.to(parameter.device, parameter.dtype)
             if isinstance(parameter, DTensor):
-                value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
+                value = distribute_tensor(
+                    value,
+                    parameter.device_mesh,
+                    parameter.placements,
+                )
             parameter.copy_(value)
 
 

@@ -46,9 +46,17 @@ if TYPE_CHECKING:
     from kubetune.models.spec import ModelSpec
 
 # Of functions that transformers and PEFT have renamed. A user of ours can change nothing about it.
-warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
+warnings.filterwarnings(
+    "ignore",
+    category=FutureWarning,
+    module=r"(transformers|peft)\.",
+)
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPES = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+}
 
 # What transformers raises for a model that its class for the task has no form of: the model's config, and that class.
 _OTHER_KIND = re.compile(
@@ -398,7 +406,11 @@ def explain(model: ModelConfig) -> Iterator[None]:
         ) from error
 
 
-def check_rows(auto_class: Any, model: ModelConfig, data: Prepared) -> None:
+def check_rows(
+    auto_class: Any,
+    model: ModelConfig,
+    data: Prepared,
+) -> None:
     """Raise ConfigError for rows that the model has no place for, or impossible heads, before its weights are read.
 
     `auto_class` is transformers' class for the task. A model that brings its own code is not checked here, only by
@@ -428,7 +440,11 @@ def check_rows(auto_class: Any, model: ModelConfig, data: Prepared) -> None:
             check_positions(built, data.longest, warn=False)
 
 
-def _require_known_ids(vocabulary: int, model: ModelConfig, data: Prepared) -> None:
+def _require_known_ids(
+    vocabulary: int,
+    model: ModelConfig,
+    data: Prepared,
+) -> None:
     """Raise ConfigError if the tokenizer has ids that the model has no embedding for, and rows have such."""
     for rows in (data.train, data.eval, data.forget):
         if not rows or rows.largest_id < vocabulary:

@@ -96,11 +96,20 @@ def logit_rule(lm: Any) -> LogitRule:
     # Names of Cohere and Falcon-H1, then those of Granite and Inkling.
     factor = first_stated("logit_scale", "lm_head_multiplier") or 1.0
     divisor = first_stated("logits_scaling", "logits_mup_width_multiplier") or 1.0
-    cap = first_stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+    cap = first_stated(
+        "final_logit_softcapping",
+        "logits_soft_cap",
+        "output_logit_soft_cap",
+    )
     return LogitRule(factor / divisor, cap)
 
 
-def hidden_states(lm: Any, batch: Batch, *, always_packed: bool = False) -> Tensor:
+def hidden_states(
+    lm: Any,
+    batch: Batch,
+    *,
+    always_packed: bool = False,
+) -> Tensor:
     """Return the final hidden states `[tokens, hidden]` of one packed batch. Call inside `packed(...)`.
 
     `always_packed`: also tell kernels where a lone sequence begins and ends, as compiled layers want it.
@@ -259,7 +268,11 @@ def examples(vocabulary: int) -> list[NDArray[np.uint32]]:
     return sequences
 
 
-def require_exact(differences: Sequence[float], leak: float, dtype: torch.dtype) -> float:
+def require_exact(
+    differences: Sequence[float],
+    leak: float,
+    dtype: torch.dtype,
+) -> float:
     """Return the largest of some relative differences.
 
     Raise CannotRunPaddingFree if one of them, or the leak, is too large or NaN.

@@ -22,13 +22,25 @@ from kubetune.plan.rank_work import auto_quantization
 from kubetune.rundir import metrics
 
 # Small and new layers gain nothing from being quantised, and a new head must be trained.
-HEADS = ("classifier", "score", "pre_classifier", "pooler", "lm_head", "embed_out", "qa_outputs")
+HEADS = (
+    "classifier",
+    "score",
+    "pre_classifier",
+    "pooler",
+    "lm_head",
+    "embed_out",
+    "qa_outputs",
+)
 
 # PEFT imports bitsandbytes whenever it is there. It warns of kernels nobody asked for, and of every cast of an input.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
 
 
-def decide(quantization: str, lora: LoraConfig | None, world: World) -> str:
+def decide(
+    quantization: str,
+    lora: LoraConfig | None,
+    world: World,
+) -> str:
     """Return what `quantization` means here, where it is `auto`; the log says why."""
     if quantization != "auto":
         return quantization
@@ -42,7 +54,11 @@ def decide(quantization: str, lora: LoraConfig | None, world: World) -> str:
     return chosen
 
 
-def as_trained(run_dir: Path, quantization: str, lora: LoraConfig | None) -> str:
+def as_trained(
+    run_dir: Path,
+    quantization: str,
+    lora: LoraConfig | None,
+) -> str:
     """Return what `quantization` was decided to be when a run was trained, whatever this machine has."""
     if quantization != "auto":
         return quantization
@@ -60,7 +76,11 @@ def _missing() -> str | None:
     return None
 
 
-def settings(quantization: str, lora: LoraConfig | None, compute_dtype: torch.dtype) -> Any:
+def settings(
+    quantization: str,
+    lora: LoraConfig | None,
+    compute_dtype: torch.dtype,
+) -> Any:
     """Return transformers' settings for bitsandbytes, or None for a base that is not quantised.
 
     Raises ConfigError when bitsandbytes is missing or cannot run, and when nothing but the base would be trained.
@@ -86,7 +106,11 @@ def settings(quantization: str, lora: LoraConfig | None, compute_dtype: torch.dt
     )
 
 
-def describe(quantization: str, compute_dtype: torch.dtype, device: torch.device) -> str:
+def describe(
+    quantization: str,
+    compute_dtype: torch.dtype,
+    device: torch.device,
+) -> str:
     """Return how a quantised base is stored and multiplied, for the log."""
     products = f"products in {str(compute_dtype).removeprefix('torch.')}"
     if quantization != "8bit":

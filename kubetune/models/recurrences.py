@@ -26,7 +26,13 @@ from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree
 Forward = Callable[..., Any]
 
 # Arguments that tell kernels where sequences begin and end.
-VARLEN_KWARGS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+VARLEN_KWARGS = (
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
+)
 # A larger relative change of other sequences is no rounding. In 16 bits more is rounded.
 NOTICED = 1e-6
 NOTICED_IN_HALF = 1e-2
@@ -72,7 +78,11 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
         module.forward = partial(way, module.forward)
         if way is IN_ROWS:
             in_rows.add(type(module).__name__)
-    return KeptApart(len(replaced), tuple(sorted(in_rows)), partial(_restore, replaced))
+    return KeptApart(
+        len(replaced),
+        tuple(sorted(in_rows)),
+        partial(_restore, replaced),
+    )
 
 
 def _restore(before: dict[nn.Module, Forward | None]) -> None:
@@ -107,7 +117,11 @@ def _try_module(
         raise CannotRunPaddingFree(str(error)) from error
 
 
-def _way_of(stock: Forward, args: Any, kwargs: dict[str, Any]) -> Forward | None:
+def _way_of(
+    stock: Forward,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> Forward | None:
     """Return how a module's sequences stay apart: None as it is, `with_cu_seqlens`, or `by_rows`."""
     try:
         if not _leaks(stock, args, kwargs):

@@ -55,7 +55,11 @@ def write_data_page(output: Path, facts: Mapping[str, Any]) -> Path:
     return output
 
 
-def _split(name: str, stats: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+def _split(
+    name: str,
+    stats: Mapping[str, Any],
+    facts: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return a split with its histograms as bars. Without a model it has no profile of tokens."""
     # By split, as the check has them.
     profile = facts["profiles"].get(name)

@@ -60,7 +60,11 @@ class Numbers:
     unread: int = 0  # bytes that are not read yet
 
 
-def read_numbers(run_dir: Path, points: int, damaged: Mapping[str, list[int]]) -> Numbers:
+def read_numbers(
+    run_dir: Path,
+    points: int,
+    damaged: Mapping[str, list[int]],
+) -> Numbers:
     """Return the numbers of a run, with at most `points` points a curve.
 
     The line numbers of damaged lines are added to `damaged`, by file.
@@ -127,7 +131,12 @@ class _Collected:
     """The numbers of a run as far as it was read."""
 
     def __init__(self, points: int) -> None:
-        of_tasks = (*PREFERENCE_MEASURES, *GRPO_MEASURES, *DRAWN_MEASURES, *EXPERT_MEASURES)
+        of_tasks = (
+            *PREFERENCE_MEASURES,
+            *GRPO_MEASURES,
+            *DRAWN_MEASURES,
+            *EXPERT_MEASURES,
+        )
         keys = (*OF_STEPS, *of_tasks, *OF_TIMINGS, SKEW)
         self._thinners = {key: Thinner(points) for key in keys}
         self._totals = Totals()
@@ -236,7 +245,12 @@ class _Milestones:
         self._milestones: list[tuple[int, float | None]] = []
         self._last: tuple[int, float | None] | None = None
 
-    def extend(self, lines: Lines, key: str, total: float | None = None) -> None:
+    def extend(
+        self,
+        lines: Lines,
+        key: str,
+        total: float | None = None,
+    ) -> None:
         """Add lines. With `total`, their values of `key` are added up on top of it."""
 
         def value_after(index: int) -> float | None:

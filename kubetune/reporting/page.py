@@ -28,7 +28,11 @@ AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
 Writer = Callable[[Any], str]
 
 
-def write_report(run_dirs: Sequence[Path], output: Path, search: SearchFacts | None = None) -> Path:
+def write_report(
+    run_dirs: Sequence[Path],
+    output: Path,
+    search: SearchFacts | None = None,
+) -> Path:
     """Write the page of one run, or of several compared, and return its path.
 
     `search`: the search whose trials the runs are; its page may have no run. Raise ConfigError for

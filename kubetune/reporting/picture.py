@@ -157,7 +157,12 @@ def _drawn(curve: _Curve, scale: _Scale) -> list[str]:
     return parts
 
 
-def round_numbers(low: float, high: float, *, whole: bool = False) -> list[float]:
+def round_numbers(
+    low: float,
+    high: float,
+    *,
+    whole: bool = False,
+) -> list[float]:
     """Return three to seven numbers between two that are easy to read, for the ticks of an axis.
 
     With `whole` they have no fractions, and may be only two.

@@ -28,7 +28,17 @@ def percent(part: float) -> int:
 
 
 # Functions that templates call by their names.
-FILTERS = (counted, duration, mfu_sentence, number, percent, place, readable, share, size)
+FILTERS = (
+    counted,
+    duration,
+    mfu_sentence,
+    number,
+    percent,
+    place,
+    readable,
+    share,
+    size,
+)
 
 
 @lru_cache(maxsize=1)

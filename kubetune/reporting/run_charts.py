@@ -275,7 +275,12 @@ def _smoothed_lines(
 
 
 # What one loss belongs to, by kind of record. Of all other kinds it is a token.
-_LOSS_PER = {"labelled": "a sample", "pair": "a pair", "graded": "a pair", "judged": "an answer"}
+_LOSS_PER = {
+    "labelled": "a sample",
+    "pair": "a pair",
+    "graded": "a pair",
+    "judged": "an answer",
+}
 
 
 def loss_axis(runs: Runs) -> str:

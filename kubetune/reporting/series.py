@@ -24,7 +24,11 @@ class Series:
     high: list[Number] | None = None
 
 
-def shorten(steps: Sequence[int], values: Sequence[Number], points: int) -> Series | None:
+def shorten(
+    steps: Sequence[int],
+    values: Sequence[Number],
+    points: int,
+) -> Series | None:
     """Return a column with about `points` points at most, or None if no value is finite."""
     thinner = Thinner(points)
     thinner.extend(steps, values)

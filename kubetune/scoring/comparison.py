@@ -179,7 +179,11 @@ def turned(
     return {"gained": gained, "lost": lost}
 
 
-def write_lines(path: Path, lines: Sequence[Mapping[str, Any]], run_dir: Path) -> None:
+def write_lines(
+    path: Path,
+    lines: Sequence[Mapping[str, Any]],
+    run_dir: Path,
+) -> None:
     """Write answers or questions, whole or not at all."""
     path.parent.mkdir(exist_ok=True)
     text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)

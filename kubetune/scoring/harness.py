@@ -115,7 +115,11 @@ def run(
     return benchmarks
 
 
-def _scores(name: str, value: float, samples: Sequence[Mapping[str, Any]]) -> dict[int, float]:
+def _scores(
+    name: str,
+    value: float,
+    samples: Sequence[Mapping[str, Any]],
+) -> dict[int, float]:
     """Return the score of each row by its number; nothing if `value`, the metric, is not their mean."""
     # `exact_match,strict-match`: of what the harness's filter strict-match leaves of an answer.
     metric, _, answer_filter = name.partition(",")
@@ -197,7 +201,11 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
         ) -> list[tuple[float, bool]]:
             if not learner.route.padding_free:
                 return super()._loglikelihood_tokens(requests, **settings)  # type: ignore[no-any-return]
-            return log_likelihoods(learner, [request[1:] for request in requests], self.max_length)
+            return log_likelihoods(
+                learner,
+                [request[1:] for request in requests],
+                self.max_length,
+            )
 
         def _model_generate(self, *arguments: Any, **settings: Any) -> Tensor:
             with own_attention(learner.lm):

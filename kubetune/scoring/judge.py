@@ -84,7 +84,12 @@ class Judge:
             metrics[full_name(name)] = of_all(name, of_rows, texts, references)
         return metrics, lines
 
-    def _score_row(self, question: Question, answer: str, reference: str) -> dict[str, float]:
+    def _score_row(
+        self,
+        question: Question,
+        answer: str,
+        reference: str,
+    ) -> dict[str, float]:
         scores = {name: measure(answer, reference) for name, measure in self.measures.items()}
         if not self.functions:
             return scores

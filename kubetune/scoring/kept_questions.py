@@ -50,7 +50,11 @@ def choose(spec: DataSpec, rows: Rows, number: int) -> KeptRows:
     return KeptRows(tuple(kept), "evaluation data", _turns(spec, rows, indices))
 
 
-def _turns(spec: DataSpec, rows: Rows, indices: list[int]) -> dict[str, dict[str, Any]]:
+def _turns(
+    spec: DataSpec,
+    rows: Rows,
+    indices: list[int],
+) -> dict[str, dict[str, Any]]:
     """Return `messages` before the last answer, and the names of `tools`, of the rows that are conversations.
 
     A row that may have lost its last answer to `data.max_length`, or is trained whole, is shown as the template has it.

@@ -121,7 +121,11 @@ def _beside(path: Path) -> Iterator[None]:
             sys.path.remove(folder)
 
 
-def _misfit(place: Path | str, name: str, function: Callable[..., Any]) -> str:
+def _misfit(
+    place: Path | str,
+    name: str,
+    function: Callable[..., Any],
+) -> str:
     """Return what is wrong with a function that cannot be called with the four arguments; empty if it can."""
     try:
         # By position, as it will be called.
@@ -134,7 +138,11 @@ def _misfit(place: Path | str, name: str, function: Callable[..., Any]) -> str:
     return ""
 
 
-def _guarded(function: Callable[..., Any], path: Path, name: str) -> Function:
+def _guarded(
+    function: Callable[..., Any],
+    path: Path,
+    name: str,
+) -> Function:
     """Return the function so that what it raises, or returns that is no number, becomes a ConfigError."""
 
     def call(

@@ -66,7 +66,11 @@ class Comparison(NamedTuple):
     test: str  # its name
 
 
-def compare(before: Sequence[float], after: Sequence[float], seed: int = 0) -> Comparison:
+def compare(
+    before: Sequence[float],
+    after: Sequence[float],
+    seed: int = 0,
+) -> Comparison:
     """Test, two-sided and paired, whether scores `[rows]` of the same rows differ.
 
     McNemar's exact test (1947) where all are 0 or 1; else signs of the differences are flipped at random (Fisher 1935),

@@ -24,7 +24,12 @@ from kubetune.scoring.comparison import (
 if TYPE_CHECKING:
     from kubetune.config.schema.evaluation import EvaluationConfig
 
-_COMPARISONS: Final = {">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt}
+_COMPARISONS: Final = {
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
 # Answers that the verdict shows of those gained, and of those lost.
 SHOWN = 5
 

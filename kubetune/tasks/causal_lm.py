@@ -66,7 +66,12 @@ class CausalLM(Task):
         learner = self.learner_of(model.train(), spec)
         return tune(learner, training, workload, spec.model.path, world.device)
 
-    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
+    def load(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        device: torch.device,
+    ) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         import transformers
 
@@ -87,7 +92,12 @@ class CausalLM(Task):
         """Return logits `[tokens, vocabulary]` of a single sequence by the model's own code."""
         return padding_free.plain_logits(model, batch)
 
-    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+    def backward(
+        self,
+        learner: Learner,
+        batch: Batch,
+        scale: float,
+    ) -> Tensor:
         """Add the gradient of one micro-batch to the parameters, and return its loss."""
         with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
             value = fsdp.inside(learner.lm, summed_loss, learner, batch, scale)
@@ -123,7 +133,12 @@ class CausalLM(Task):
             sample_labels=label_counts.astype(np.float64),
         )
 
-    def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
+    def metrics(
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
+        world: World,
+    ) -> dict[str, float]:
         """Return loss, perplexity and token accuracy over all batches of all ranks."""
         loss = sum((part.loss for part in parts), 0.0)
         right = sum((part.num_right for part in parts), 0.0)

@@ -122,7 +122,11 @@ def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict
     occurs = predicted.any(0) | expected.any(0)
     f1_macro = 0.0
     if occurs.any():
-        f1_macro = metrics.f1_score(expected[:, occurs], predicted[:, occurs], average="macro")
+        f1_macro = metrics.f1_score(
+            expected[:, occurs],
+            predicted[:, occurs],
+            average="macro",
+        )
 
     return {
         "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),

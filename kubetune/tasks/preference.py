@@ -72,12 +72,22 @@ class Preference(CausalLM):
         learner = super().build(spec, training, world, workload)
         return replace(learner, preference=spec.preference)
 
-    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
+    def load(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        device: torch.device,
+    ) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         learner = super().load(spec, folder, device)
         return replace(learner, preference=spec.preference)
 
-    def with_batch_totals(self, learner: Learner, work: Work, world: World) -> Work:
+    def with_batch_totals(
+        self,
+        learner: Learner,
+        work: Work,
+        world: World,
+    ) -> Work:
         """Divide the work by its rows, and give its batches what their losses need of the whole global batch."""
         settings = settings_of(learner)
         batches = work.batches
@@ -108,7 +118,12 @@ class Preference(CausalLM):
         batches = [replace(batch, totals=totals) for batch in batches]
         return replace(work, divisor=work.samples, batches=batches)
 
-    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+    def backward(
+        self,
+        learner: Learner,
+        batch: Batch,
+        scale: float,
+    ) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
         settings = settings_of(learner)
         with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
@@ -140,7 +155,12 @@ class Preference(CausalLM):
             targets=None if answers.targets is None else answers.targets.cpu().numpy(),
         )
 
-    def metrics(self, learner: Learner, parts: Sequence[Scores], world: World) -> dict[str, float]:
+    def metrics(
+        self,
+        learner: Learner,
+        parts: Sequence[Scores],
+        world: World,
+    ) -> dict[str, float]:
         """Return loss and measures over all rows of all ranks, each row once."""
         settings = settings_of(learner)
         parts_of_all_ranks: list[Scores] = []
@@ -283,7 +303,11 @@ def _log_probabilities_of_labels(learner: Learner, batch: Batch) -> Tensor:
         return linear_log_probabilities(hidden, batch.labels, head_of(learner))
 
     # Rows that share a beginning share its labels, which are computed once and then given to each row.
-    shared = linear_log_probabilities(hidden[batch.tree.places], batch.labels, head_of(learner))
+    shared = linear_log_probabilities(
+        hidden[batch.tree.places],
+        batch.labels,
+        head_of(learner),
+    )
     return shared[batch.tree.entries]
 
 

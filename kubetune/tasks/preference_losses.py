@@ -55,7 +55,11 @@ def sft_weight(settings: PreferenceConfig) -> float:
     return 1.0 if settings.loss == "orpo" else settings.sft_weight
 
 
-def gains(settings: PreferenceConfig, answers: Answers, means: Sequence[str] = PER_TOKEN) -> Tensor:
+def gains(
+    settings: PreferenceConfig,
+    answers: Answers,
+    means: Sequence[str] = PER_TOKEN,
+) -> Tensor:
     """Return what a loss compares answers by, `[rows, 2]`: their log-probability, or its gain over the reference.
 
     In the losses named by `means` it is a mean per label, else a sum.
@@ -68,7 +72,11 @@ def gains(settings: PreferenceConfig, answers: Answers, means: Sequence[str] = P
     return value
 
 
-def losses(settings: PreferenceConfig, answers: Answers, totals: BatchTotals) -> Tensor:
+def losses(
+    settings: PreferenceConfig,
+    answers: Answers,
+    totals: BatchTotals,
+) -> Tensor:
     """Return the loss of each row `[rows]`. Their sum over the global batch, divided by its rows, is the batch's loss."""
     if settings.loss == "kto":
         return judged_losses(settings, answers, max(totals.kl, 0.0))
@@ -127,7 +135,11 @@ def _log_1m_exp(x: Tensor) -> Tensor:
     return torch.where(near_zero, from_expm1, from_log1p)
 
 
-def judged_losses(settings: PreferenceConfig, answers: Answers, kl: float) -> Tensor:
+def judged_losses(
+    settings: PreferenceConfig,
+    answers: Answers,
+    kl: float,
+) -> Tensor:
     """Return KTO's loss of each judged answer `[rows]` (arXiv 2402.01306).
 
     `kl` is the mean gain of unrelated answers, at least 0.
@@ -142,7 +154,11 @@ def judged_losses(settings: PreferenceConfig, answers: Answers, kl: float) -> Te
     return torch.where(answers.targets > 0, good, bad)
 
 
-def measures(settings: PreferenceConfig, answers: Answers, totals: BatchTotals) -> Tensor:
+def measures(
+    settings: PreferenceConfig,
+    answers: Answers,
+    totals: BatchTotals,
+) -> Tensor:
     """Return PREFERENCE_MEASURES of each row, `[rows, measures]`, NaN for what the loss does not measure.
 
     Their mean over the global batch is the batch's. Rewards are β times what the loss compares, but for IPO by the sum

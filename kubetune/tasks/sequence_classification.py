@@ -104,13 +104,22 @@ class SequenceClassification(Task):
                 heads=heads(model),
             )
 
-        learner = Learner(model.train(), prepare_pooling(model, spec.model.attention), labels)
+        learner = Learner(
+            model.train(),
+            prepare_pooling(model, spec.model.attention),
+            labels,
+        )
         if not pools_last(unwrap(model)):
             # Encoders have none of the parts that gain by it.
             training = without_compiler(training)
         return tune(learner, training, workload, spec.model.path, world.device)
 
-    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
+    def load(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        device: torch.device,
+    ) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         spec = spec.decided_for(World(device=device))
         labels = labels_in(folder)
@@ -123,7 +132,11 @@ class SequenceClassification(Task):
             device,
             **settings,
         )
-        return Learner(model.eval(), prepare_pooling(model, spec.model.attention), labels)
+        return Learner(
+            model.eval(),
+            prepare_pooling(model, spec.model.attention),
+            labels,
+        )
 
     def load_settings(self, spec: ModelSpec, folder: Path) -> dict[str, Any]:
         """Return what loads the head of a checkpoint folder."""
@@ -140,7 +153,12 @@ class SequenceClassification(Task):
         """Return the labels that the model of a checkpoint folder tells apart."""
         return labels_in(folder)
 
-    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+    def backward(
+        self,
+        learner: Learner,
+        batch: Batch,
+        scale: float,
+    ) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
         with running(learner, batch):
             value = summed_loss(learner, batch, scale)
@@ -156,7 +174,12 @@ class SequenceClassification(Task):
         targets = batch.labels.double().cpu().numpy()
         return Outputs(np.asarray(batch.samples, np.int64), outputs, targets)
 
-    def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
+    def metrics(
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
+        world: World,
+    ) -> dict[str, float]:
         """Return metrics over all samples of all ranks, each sample once."""
         parts_of_all_ranks: list[Outputs] = []
         for share in gather(list(parts), world):
@@ -239,9 +262,17 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
 
     problem_type = _labels(learner).problem_type
     if problem_type == "single_label_classification":
-        return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
+        return scale * F.cross_entropy(
+            outputs,
+            batch.labels[:, 0].long(),
+            reduction="sum",
+        )
     if problem_type == "multi_label_classification":
-        losses = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
+        losses = F.binary_cross_entropy_with_logits(
+            outputs,
+            batch.labels,
+            reduction="none",
+        )
         return scale * losses.mean(1).sum()
     return scale * F.mse_loss(outputs, batch.labels, reduction="sum")
 
@@ -257,7 +288,11 @@ def join(parts: Sequence[Outputs]) -> Outputs:
     return Outputs(samples[order], outputs[order], targets[order])
 
 
-def _predictions(labels: Labels, outputs: Outputs, rows: Rows) -> Iterator[dict[str, Any]]:
+def _predictions(
+    labels: Labels,
+    outputs: Outputs,
+    rows: Rows,
+) -> Iterator[dict[str, Any]]:
     all_verdicts = verdicts(labels, outputs.logits)
     # The row says which record of which file a sample is from.
     for index, sample in enumerate(outputs.samples):

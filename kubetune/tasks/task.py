@@ -48,7 +48,12 @@ class Task:
         """Return a learner ready to train: loaded, adapted, with its attention proved, tuned for the work."""
         raise NotImplementedError
 
-    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
+    def load(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        device: torch.device,
+    ) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         raise NotImplementedError
 
@@ -60,14 +65,24 @@ class Task:
         """Return logits of a single sequence by the model's own code: `[tokens, vocabulary]` or `[1, labels]`."""
         raise NotImplementedError
 
-    def with_batch_totals(self, learner: Learner, work: Work, world: World) -> Work:
+    def with_batch_totals(
+        self,
+        learner: Learner,
+        work: Work,
+        world: World,
+    ) -> Work:
         """Return the work of a step with its divisor, and batches that know the sums over the whole global batch.
 
         By default the divisor is the number of labels, and no batch needs more.
         """
         return work
 
-    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+    def backward(
+        self,
+        learner: Learner,
+        batch: Batch,
+        scale: float,
+    ) -> Tensor:
         """Add `scale` times the gradient of a micro-batch to the parameters.
 
         Return the loss and `step_metrics`, times `scale`, detached: `[1 + metrics]`, or a scalar without metrics.
@@ -79,7 +94,12 @@ class Task:
         """Return what `metrics` needs of one micro-batch."""
         raise NotImplementedError
 
-    def metrics(self, learner: Learner, parts: Sequence[Any], world: World) -> dict[str, float]:
+    def metrics(
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
+        world: World,
+    ) -> dict[str, float]:
         """Return the metrics over all ranks. `parts` are the results of `evaluate` on this rank."""
         raise NotImplementedError
 

@@ -29,5 +29,9 @@ def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
 
 def plain_logits(model: Any, batch: Batch) -> Tensor:
     """Return logits `[tokens, vocabulary]` of a single sequence by the model's own code."""
-    out = model(input_ids=batch.input_ids[None], use_cache=False, **image_inputs(batch))
+    out = model(
+        input_ids=batch.input_ids[None],
+        use_cache=False,
+        **image_inputs(batch),
+    )
     return cast(Tensor, out.logits[0])

@@ -168,7 +168,11 @@ class Checkpointer:
     def _tensors(self) -> Tensors:
         """Return what this rank writes: copies if a thread writes them, else the tensors themselves."""
         if self.background:
-            return self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
+            return self._copies.take(
+                self.model,
+                self.optimizer,
+                is_whole=self._is_whole,
+            )
         return Tensors(self.optimizer.state())
 
     def _require_all(self, failure: errors.KubetuneError | None) -> None:
@@ -207,7 +211,11 @@ class Checkpointer:
                 self._commit_parts(run_dir, state, tensors)
             elif self.world.is_main:
                 self._require_place(run_dir)
-                checkpoint.commit(run_dir, state, lambda folder: self._write(folder, tensors))
+                checkpoint.commit(
+                    run_dir,
+                    state,
+                    lambda folder: self._write(folder, tensors),
+                )
             self._tidy(run_dir, state)
 
             if self.brings_code and self.world.is_main:
@@ -279,7 +287,12 @@ class Checkpointer:
             fault_injection.reach("commit.weights")
             save_file(tensors.optimizer, folder / shards.OPTIMIZER)
 
-    def _commit_parts(self, run_dir: Path, state: State, tensors: Tensors) -> None:
+    def _commit_parts(
+        self,
+        run_dir: Path,
+        state: State,
+        tensors: Tensors,
+    ) -> None:
         """Write a checkpoint of a sharded model, in the four steps that the top of this module shows."""
         if not self.world.is_main:
             folder = process_group.broadcast(None, self.world, self._group)

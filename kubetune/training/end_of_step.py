@@ -59,7 +59,11 @@ def finish(run: Run, state: State, run_log: RunLog) -> State:
     is_due = is_best or is_last or is_sound or is_patience_spent(run.config.training, state)
     if is_due and is_unsaved:
         run_log.sync()
-        run.learner.routing.write_load(run.checkpointer.run_dir, state.step, run.world)
+        run.learner.routing.write_load(
+            run.checkpointer.run_dir,
+            state.step,
+            run.world,
+        )
         return run.checkpointer.save(state)
     return state
 
@@ -84,7 +88,11 @@ def _evaluate(run: Run, state: State, run_log: RunLog) -> State:
     return state
 
 
-def _judged(training: TrainingConfig, state: State, values: dict[str, float]) -> State:
+def _judged(
+    training: TrainingConfig,
+    state: State,
+    values: dict[str, float],
+) -> State:
     """Return the state after an evaluation, with its step and value as the best if they are."""
     # The first evaluation is the best so far; later ones only if they are really better.
     name = training.metric_for_best_model

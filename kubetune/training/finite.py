@@ -61,7 +61,11 @@ def require_finite(
     )
 
 
-def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -> int:
+def steps_above_threshold(
+    loss: float,
+    state: State,
+    training: TrainingConfig,
+) -> int:
     """Return how many steps in a row, up to this one, had a loss above `training.loss_watchdog_threshold`.
 
     Raises Diverged, on every rank and before weights move, if these are too many.
@@ -89,7 +93,11 @@ def steps_above_threshold(loss: float, state: State, training: TrainingConfig) -
     return count
 
 
-def origin(data: Prepared, sources: Sequence[SourceConfig], samples: Sequence[int]) -> str:
+def origin(
+    data: Prepared,
+    sources: Sequence[SourceConfig],
+    samples: Sequence[int],
+) -> str:
     """Name the records of rows as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
     records: dict[int, list[int]] = {}
     for sample in samples:

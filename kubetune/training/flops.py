@@ -61,7 +61,11 @@ def _attention_width(config: Any) -> float:
     return float(heads * head_size)
 
 
-def flops_of(learner: Learner, rows: Rows, saved_share: float = 0.0) -> NDArray[np.float64] | None:
+def flops_of(
+    learner: Learner,
+    rows: Rows,
+    saved_share: float = 0.0,
+) -> NDArray[np.float64] | None:
     """Return the FLOPs of each row, `[rows]`; None if the model does not show its sizes.
 
     `saved_share`: the share of the tokens that is saved because rows share prefixes.
@@ -120,7 +124,11 @@ def describe(
     }
 
 
-def peak_of(device: torch.device, dtype: torch.dtype, stated: float | None) -> tuple[float, str]:
+def peak_of(
+    device: torch.device,
+    dtype: torch.dtype,
+    stated: float | None,
+) -> tuple[float, str]:
     """Return the TFLOP/s that one device could do at best, and the source: config, data sheet, or a measurement."""
     if stated is not None:
         return stated, "compute.peak_tflops"

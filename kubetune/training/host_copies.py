@@ -35,7 +35,13 @@ class HostCopies:
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
 
-    def take(self, model: Any, optimizer: FlatAdamW, *, is_whole: bool) -> Tensors:
+    def take(
+        self,
+        model: Any,
+        optimizer: FlatAdamW,
+        *,
+        is_whole: bool,
+    ) -> Tensors:
         """Copy the tensors as they are now, and the weights too if this rank has all of them (`is_whole`)."""
         state = {}
         for name, tensor in optimizer.state().items():

@@ -137,7 +137,12 @@ class RunLog:
                 values[name] = value
         return values
 
-    def _timing(self, work: Work, seconds: float, ranks: Sequence[float]) -> dict[str, Any]:
+    def _timing(
+        self,
+        work: Work,
+        seconds: float,
+        ranks: Sequence[float],
+    ) -> dict[str, Any]:
         """Return what depends on the machine."""
         timing = {
             "seconds": seconds,
@@ -223,7 +228,11 @@ class RunLog:
         remark = " (best so far)" if best else ""
         logs.EVAL.info("step %d %s%s", step, " ".join(shown), remark)
         if of_sources:
-            logs.EVAL.info("step %d eval_loss by source: %s", step, ", ".join(of_sources))
+            logs.EVAL.info(
+                "step %d eval_loss by source: %s",
+                step,
+                ", ".join(of_sources),
+            )
 
     def sync(self) -> None:
         """Make the numbers durable, before a checkpoint that must not be ahead of them."""

@@ -61,7 +61,12 @@ class StopRequest:
         leave_compiler()  # a compilation may take minutes
 
 
-def is_pause_due(pause: int | None, state: State, *, evaluates: bool) -> bool:
+def is_pause_due(
+    pause: int | None,
+    state: State,
+    *,
+    evaluates: bool,
+) -> bool:
     """True if the run has reached `training.pause_at_step`; if it evaluates, at the next step that was evaluated."""
     if pause is None or state.step < pause:
         return False

@@ -136,7 +136,11 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     return config, run_dir
 
 
-def work(config: Config, run_dir: Path, stop: StopRequest) -> tuple[State, str]:
+def work(
+    config: Config,
+    run_dir: Path,
+    stop: StopRequest,
+) -> tuple[State, str]:
     """Prepare the data, join the other ranks, train. Return the last state and, on rank 0, a remark on the run."""
     cpu.keep_memory()
     processes.try_threads()

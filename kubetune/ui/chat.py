@@ -96,7 +96,11 @@ def _is_turn(turn: Any) -> bool:
     """True for a message that a chat template can take."""
     if not isinstance(turn, dict) or turn.keys() != {"role", "content"}:
         return False
-    return isinstance(turn["content"], str) and turn["role"] in ("system", "user", "assistant")
+    return isinstance(turn["content"], str) and turn["role"] in (
+        "system",
+        "user",
+        "assistant",
+    )
 
 
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,13 +56,21 @@ def main(argv: Sequence[str]) -> int:
             raise
         send(error=str(known_error))
         return known_error.exit_code
-    send(ready=True, chats=loaded.is_chat, checkpoint=loaded.result.checkpoint.resolve().name)
+    send(
+        ready=True,
+        chats=loaded.is_chat,
+        checkpoint=loaded.result.checkpoint.resolve().name,
+    )
     for line in sys.stdin:
         _answer(loaded, json.loads(line), send)
     return 0
 
 
-def _answer(loaded: LoadedModel, question: Mapping[str, Any], send: Send) -> None:
+def _answer(
+    loaded: LoadedModel,
+    question: Mapping[str, Any],
+    send: Send,
+) -> None:
     """Send an answer piece by piece, then its end, with an error if there is one."""
     from kubetune.result.inference.generate import Sampling, stream_answer
 

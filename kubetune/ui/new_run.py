@@ -198,7 +198,11 @@ def _require_allowed(config: Config, run_dir: Path | None) -> None:
     # What was not typed stands in the repeated run.
     if run_dir is not None:
         brought = [key for key in consent.EFFECTS if key not in typed]
-        consent.require(consent.effects_of(config, brought), run_dir, instead=_IN_A_TERMINAL)
+        consent.require(
+            consent.effects_of(config, brought),
+            run_dir,
+            instead=_IN_A_TERMINAL,
+        )
 
 
 def _command(site: Site, name: str | None, verb: str) -> str:

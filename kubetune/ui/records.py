@@ -77,7 +77,11 @@ class Records:
             now = signature(run_dir)
             before, run = self._facts.get(run_dir, ((), {}))
             if before != now:
-                run = {**facts(run_dir), "dir": self.name_of(run_dir), "spark": spark(run_dir)}
+                run = {
+                    **facts(run_dir),
+                    "dir": self.name_of(run_dir),
+                    "spark": spark(run_dir),
+                }
                 self._facts[run_dir] = (now, run)
             if run["state"] in ("running", "waiting"):
                 # Heartbeats alone decide between these, and they are not part of the signature.
@@ -116,7 +120,12 @@ class Records:
                     unread += 1 + kept.reader.unread
         return unread
 
-    def _read(self, run_dir: Path, points: int, seconds: float) -> RunRecord:
+    def _read(
+        self,
+        run_dir: Path,
+        points: int,
+        seconds: float,
+    ) -> RunRecord:
         """Return the record of a run, read again if its files have changed."""
         # The lock of all is held only to find the run, so that one long run blocks no other page.
         with self._lock:

@@ -64,7 +64,12 @@ class Guard:
         self._is_open = is_open
         self._names = {"localhost", *(name.lower() for name in names)}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
         """Answer one request, or refuse it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)

@@ -52,7 +52,11 @@ _HEALTH = "/healthz"
 _OPEN = {_HEALTH, f"/static/{_COMMON_STYLE}", *(f"/static/{name}" for name in _STATIC)}
 
 
-def application(site: Site, token: str, names: Sequence[str] = ()) -> ASGIApp:
+def application(
+    site: Site,
+    token: str,
+    names: Sequence[str] = (),
+) -> ASGIApp:
     """Return the site behind its guard. `names`: its host names besides localhost."""
     routes = [
         Route("/", runs.all_runs),
@@ -104,7 +108,11 @@ def _static(request: Request) -> Response:
 
 def _file(text: str, media_type: str) -> Response:
     """Return a file. It may change with the next version, so that it is kept for a minute only."""
-    return Response(text, media_type=media_type, headers={"cache-control": "max-age=60"})
+    return Response(
+        text,
+        media_type=media_type,
+        headers={"cache-control": "max-age=60"},
+    )
 
 
 @cache

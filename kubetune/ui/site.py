@@ -98,14 +98,22 @@ def page(
     return html(template, all_facts, status)
 
 
-def html(template: str, facts: Mapping[str, Any], status: int = 200) -> Response:
+def html(
+    template: str,
+    facts: Mapping[str, Any],
+    status: int = 200,
+) -> Response:
     """Return a template, without secrets and characters that could hide text."""
     # Names, logs and errors come from runs, which may be received ones.
     text = templates().get_template(template).render(**facts)
     return HTMLResponse(visible(scrub(text)), status)
 
 
-def problem(request: Request, error: Exception | str, status: int = 400) -> Response:
+def problem(
+    request: Request,
+    error: Exception | str,
+    status: int = 400,
+) -> Response:
     """Return a page that says what is wrong, in the words of the command line."""
     facts = {
         "title": "Not found" if status == 404 else "This cannot be shown",

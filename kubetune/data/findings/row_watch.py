@@ -89,7 +89,11 @@ def _parts_of(digests: array[int]) -> Iterator[Callable[[array[int]], Iterator[t
         yield partial(_rows_of_part, part, num_parts)
 
 
-def _rows_of_part(part: int, num_parts: int, digests: array[int]) -> Iterator[tuple[int, int]]:
+def _rows_of_part(
+    part: int,
+    num_parts: int,
+    digests: array[int],
+) -> Iterator[tuple[int, int]]:
     for row, digest in enumerate(digests):
         if digest % num_parts == part:
             yield row, digest

@@ -471,7 +471,11 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
     files = counts.stats.get("files_not_read", {})
     line = unused_keys(files, "files not read")
     if line:
-        yield counts.note("files_not_read", f"{counts.name}: {line}", sum(files.values()))
+        yield counts.note(
+            "files_not_read",
+            f"{counts.name}: {line}",
+            sum(files.values()),
+        )
 
 
 FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (

@@ -128,7 +128,11 @@ def taken_by(source: SourceConfig, *, made_by_pod: bool = False) -> int | None:
     return taken
 
 
-def load_here(model: ModelConfig, data: DataConfig, date: str | None = None) -> Tokenizer:
+def load_here(
+    model: ModelConfig,
+    data: DataConfig,
+    date: str | None = None,
+) -> Tokenizer:
     """Return the tokenizer of a model, from files of this machine alone."""
     from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 

@@ -48,7 +48,11 @@ _EMPTY: Final = "is empty"
 NameLanguage = Callable[[str], str]
 
 
-def survey(data: DataConfig, kind: RecordKind, seed: int) -> list[dict[str, Any]]:
+def survey(
+    data: DataConfig,
+    kind: RecordKind,
+    seed: int,
+) -> list[dict[str, Any]]:
     """Return what each source of training holds, for the page. `seed`: of the run, which chooses by `path#N`."""
     surveys = []
     for source in data.train:
@@ -163,7 +167,12 @@ class _Survey:
             if message["role"] == "system":
                 self.systems[message["content"]] += 1
 
-    def _add_image(self, data_file: str, path: str, verify: Callable[[Any], Any]) -> None:
+    def _add_image(
+        self,
+        data_file: str,
+        path: str,
+        verify: Callable[[Any], Any],
+    ) -> None:
         self.images += 1
         if len(self.image_sizes) + self.unusable.total() >= _MOST_IMAGES:
             return

@@ -69,7 +69,11 @@ def read(run_dir: Path) -> DataFacts | None:
         return None
 
 
-def known(run_dir: Path, source: SourceConfig, kind: RecordKind) -> DataFacts:
+def known(
+    run_dir: Path,
+    source: SourceConfig,
+    kind: RecordKind,
+) -> DataFacts:
     """Return the facts that a run keeps. If it lost them, take those of its first source, if that is at hand."""
     facts = read(run_dir)
     if facts is None:

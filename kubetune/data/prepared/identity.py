@@ -161,7 +161,11 @@ class Check:
     def __post_init__(self) -> None:
         self._known = read(self.run_dir)
         # A daemon: when the process ends early, nobody waits for it.
-        self._thread = threading.Thread(target=self._try, name="identity", daemon=True)
+        self._thread = threading.Thread(
+            target=self._try,
+            name="identity",
+            daemon=True,
+        )
         # A model of the hub need not even be downloaded yet; once it is, the hub's cache knows the checksums.
         if "model" not in self.only or is_local(self.config.model.path):
             self._thread.start()
@@ -274,7 +278,12 @@ class Check:
         commit = _commit_in(tokenizer.files.values())
         return Part(model.tokenizer or model.path, commit, contents)
 
-    def _contents(self, part: str, paths: Mapping[str, Path], cache: Path) -> dict[str, Content]:
+    def _contents(
+        self,
+        part: str,
+        paths: Mapping[str, Path],
+        cache: Path,
+    ) -> dict[str, Content]:
         known: Mapping[str, Content] = {}
         if part in self._known:
             known = self._known[part].files
@@ -294,7 +303,11 @@ def _change(file: str, before: Content | None, now: Content | None) -> str:
     return f"{file} was {before}, now is {now}"
 
 
-def content_of(path: Path, cache: Path, known: Content | None = None) -> tuple[Content, int]:
+def content_of(
+    path: Path,
+    cache: Path,
+    known: Content | None = None,
+) -> tuple[Content, int]:
     """Return a file's content, and how many bytes were read for it.
 
     Nothing is read if the file has the stamp of the `known` content, or of one that the cache holds.

@@ -117,7 +117,11 @@ def write(run_dir: Path, name: str, kept: KeptRows) -> None:
     from safetensors.numpy import save
 
     # safetensors keeps arrays, and texts as metadata.
-    facts = {"format": "np", "origin": kept.origin, "turns": json.dumps(kept.turns, default=str)}
+    facts = {
+        "format": "np",
+        "origin": kept.origin,
+        "turns": json.dumps(kept.turns, default=str),
+    }
     content = save(_arrays(kept.rows, images), facts)
     files.write_atomic(run_dir / name, content, within=run_dir)
 
@@ -163,7 +167,11 @@ def read(run_dir: Path, name: str) -> KeptRows | None:
         with safe_open(path, framework="np") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
             facts = file.metadata()
-        return KeptRows(_rows(arrays), facts["origin"], json.loads(facts.get("turns", "{}")))
+        return KeptRows(
+            _rows(arrays),
+            facts["origin"],
+            json.loads(facts.get("turns", "{}")),
+        )
     except (SafetensorError, LookupError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise errors.EnvironmentFault(

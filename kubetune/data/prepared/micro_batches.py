@@ -205,7 +205,11 @@ def _fill_from(
     return chosen
 
 
-def deal(groups: Sequence[Ids], lengths: Ids, world_size: int) -> list[list[Ids]]:
+def deal(
+    groups: Sequence[Ids],
+    lengths: Ids,
+    world_size: int,
+) -> list[list[Ids]]:
     """Deal whole micro-batches to the ranks so that these hold about equally many tokens; longest first."""
     shares: list[list[Ids]] = [[] for _ in range(world_size)]
     loads = [0] * world_size

@@ -82,7 +82,11 @@ def epoch_order(
     return ids[shuffled(places, seed, epoch, "order")]
 
 
-def global_batch(order: Ids, step_in_epoch: int, global_batch_size: int) -> Ids:
+def global_batch(
+    order: Ids,
+    step_in_epoch: int,
+    global_batch_size: int,
+) -> Ids:
     """Return the samples of one optimizer step; the last step of an epoch may have fewer."""
     start = step_in_epoch * global_batch_size
     return order[start : start + global_batch_size]

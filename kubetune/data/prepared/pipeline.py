@@ -170,7 +170,11 @@ class Tally:
         """Count the other's records too."""
         longest = max(self.longest, other.longest)
         for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
+            setattr(
+                self,
+                item.name,
+                getattr(self, item.name) + getattr(other, item.name),
+            )
         self.longest = longest
 
 
@@ -309,13 +313,22 @@ class Worker:
         place, _, name = key.rpartition("[].")
         return place == "messages" and name in self._named_by_template
 
-    def _keep(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
+    def _keep(
+        self,
+        result: Result,
+        record: _ReadRecord,
+        encoded: Encoded,
+    ) -> None:
         """Add a record's row to the result, unless it is too long or teaches nothing, and count what became of it."""
         # These are counted before anything is cut or left out.
         tally = result.tally
         tally.records += 1
         tally.longest = max(tally.longest, encoded.longest)
-        tally.count("special_texts", record.index, self._holds_special_tokens(record.example))
+        tally.count(
+            "special_texts",
+            record.index,
+            self._holds_special_tokens(record.example),
+        )
         tally.count("bos_twice", record.index, self._begins_twice(encoded))
         tally.count(
             "plain_prompts",
@@ -333,7 +346,12 @@ class Worker:
         else:
             self._add_if_it_teaches(result, record, encoded)
 
-    def _shorten(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
+    def _shorten(
+        self,
+        result: Result,
+        record: _ReadRecord,
+        encoded: Encoded,
+    ) -> None:
         """Do with a record that is too long what data.overlong says."""
         tally = result.tally
         limit = self._data.max_length
@@ -360,13 +378,23 @@ class Worker:
             shorter = self._encoder.cut(record.example, encoded, limit)
             self._add_if_it_teaches(result, record, shorter)
 
-    def _add_if_it_teaches(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
+    def _add_if_it_teaches(
+        self,
+        result: Result,
+        record: _ReadRecord,
+        encoded: Encoded,
+    ) -> None:
         if _teaches(encoded):
             self._add(result, record, encoded)
         else:
             result.tally.count("no_label", record.index)
 
-    def _add(self, result: Result, record: _ReadRecord, encoded: Encoded) -> None:
+    def _add(
+        self,
+        result: Result,
+        record: _ReadRecord,
+        encoded: Encoded,
+    ) -> None:
         """Add a row to the result, and count what is said about it."""
         tally = result.tally
         tally.rows += 1
@@ -415,7 +443,11 @@ def _encoder_for(
     return encoder
 
 
-def not_to_split(data: DataConfig, example: Example, encoded: Encoded) -> str:
+def not_to_split(
+    data: DataConfig,
+    example: Example,
+    encoded: Encoded,
+) -> str:
     """Return what is wrong with a long record that `data.overlong: split` cannot split; empty if nothing is."""
     if data.overlong != "split" or encoded.longest <= data.max_length or isinstance(example, Text):
         return ""
@@ -534,7 +566,11 @@ def _keys_of_messages(template: str) -> frozenset[str]:
     return frozenset(re.findall(rf"\b(?:{message})\s*{access}\s*(\w+)", template))
 
 
-def located(example: Example, data_file: str, cache: str | None) -> Example:
+def located(
+    example: Example,
+    data_file: str,
+    cache: str | None,
+) -> Example:
     """Return the example with absolute paths of its images; in a data file they are relative to its folder.
 
     Images that the record itself holds are written into the cache. Raises UnusableImage as `image_file` does.

@@ -18,7 +18,11 @@ GRAIN = 16
 LEAST_SHARE = 0.02
 
 
-def may_share_prefixes(task: str, data: DataConfig, preference: PreferenceConfig) -> bool:
+def may_share_prefixes(
+    task: str,
+    data: DataConfig,
+    preference: PreferenceConfig,
+) -> bool:
     """True if a run may share prefixes, as far as its config says.
 
     KTO judges answers one by one, and beside questions that are not theirs; classifiers and images have no packed

@@ -161,7 +161,11 @@ def manifest_text(key: str, sums: dict[str, Any]) -> str:
     return json.dumps({"format": FORMAT, "fingerprint": key, "files": sums}, indent=1)
 
 
-def load_prepared(folder: Path, tokenizer: Tokenizer, spec: DataSpec) -> Prepared:
+def load_prepared(
+    folder: Path,
+    tokenizer: Tokenizer,
+    spec: DataSpec,
+) -> Prepared:
     """Open a folder that `prepare` wrote for the same settings."""
     manifest = json.loads((folder / MANIFEST).read_text())
     processor = spec.image_processor(tokenizer)
@@ -216,11 +220,19 @@ def _write_rows(
         # Rows come in the order of the records, of all splits mixed, and each goes to the writer of its split.
         writers = {}
         for split in data_pass.sources:
-            writer = RowWriter(folder / split, spec.record_kind, pictured=data_pass.has_images)
+            writer = RowWriter(
+                folder / split,
+                spec.record_kind,
+                pictured=data_pass.has_images,
+            )
             writers[split] = stack.enter_context(writer)
         stack.enter_context(
             reminders.reminding(
-                lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken)
+                lambda taken: logs.DATA.info(
+                    "%s records prepared in %s",
+                    f"{done:,}",
+                    taken,
+                )
             )
         )
 

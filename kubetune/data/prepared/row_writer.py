@@ -47,7 +47,11 @@ FILES: Final = {
     "source": "source.u16",
     "row": "row.u32",
 }
-EXTRA_FILES: Final = {"targets": "targets.f32", "segments": "segments.u8", "splits": "splits.u32"}
+EXTRA_FILES: Final = {
+    "targets": "targets.f32",
+    "segments": "segments.u8",
+    "splits": "splits.u32",
+}
 # Those of EXTRA_FILES that rows have, by the kind of record that they were made of.
 FILES_OF_KIND: Final[dict[str, tuple[str, ...]]] = {
     "text": (),
@@ -98,7 +102,13 @@ class Chunk:
 class RowWriter:
     """Writes the rows of one split into a new folder, in the order they come."""
 
-    def __init__(self, folder: Path, kind: RecordKind, *, pictured: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        kind: RecordKind,
+        *,
+        pictured: bool = False,
+    ) -> None:
         folder.mkdir()
         self._extra = FILES_OF_KIND[kind]
         self._pictured = pictured

@@ -109,7 +109,11 @@ def _kind_of(value: Mapping[str, Any], to: str) -> RecordKind:
     return "text"
 
 
-def _with_placed_images(example: Example, data_file: str, output: Path) -> Example:
+def _with_placed_images(
+    example: Example,
+    data_file: str,
+    output: Path,
+) -> Example:
     """Return the example with paths of images that hold where it is written; images that it holds stay in it."""
     if Path(data_file).absolute().parent == output.absolute().parent:
         return example
@@ -241,7 +245,12 @@ def _to_judged(example: Example) -> dict[str, Any]:
     if not isinstance(example, Judged):
         raise ValueError("has no answer with a `label`")
     prompt, completion, beside = _halves(example.answer)
-    return {"prompt": prompt, "completion": completion, "label": example.is_good, **beside}
+    return {
+        "prompt": prompt,
+        "completion": completion,
+        "label": example.is_good,
+        **beside,
+    }
 
 
 def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:

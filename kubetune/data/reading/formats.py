@@ -229,7 +229,11 @@ def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]
     return value, replaced
 
 
-def _require_used_columns(record: Fields, columns: Mapping[str, str], shape: str) -> None:
+def _require_used_columns(
+    record: Fields,
+    columns: Mapping[str, str],
+    shape: str,
+) -> None:
     """Raise ValueError where `data.columns` names a key that records of this shape do not have."""
     for key, column in columns.items():
         if key in DECIDING or not record.holds(key) or record.has_read(key):
@@ -338,7 +342,11 @@ def _from_messages(record: Fields) -> Chat:
     return _chat(record, _read_all(listed(record, "messages"), "messages", record))
 
 
-def _read_all(messages: Sequence[Any], key: str, record: Fields) -> list[Turn]:
+def _read_all(
+    messages: Sequence[Any],
+    key: str,
+    record: Fields,
+) -> list[Turn]:
     return [_read_any(message, f"{key}[{i}]", record) for i, message in enumerate(messages)]
 
 
@@ -387,7 +395,11 @@ def _from_pair(record: Fields) -> Pair | Chat:
     prompt = text_of(prompt, prompt_key, may_be_empty=True)
     completion = text_of(completion, completion_key)
     if _images(record):
-        return _chat(record, [_spoken("user", prompt), _spoken("assistant", completion)], context=1)
+        return _chat(
+            record,
+            [_spoken("user", prompt), _spoken("assistant", completion)],
+            context=1,
+        )
     for key in ("system", "system_prompt", "tools", "functions"):
         if record.holds(key):
             raise ValueError(
@@ -457,7 +469,11 @@ def _from_alpaca(record: Fields) -> Chat:
     if record.get("input") is not None:
         extra = text_of(record["input"], "input", may_be_empty=True)
     has_extra = bool(extra.strip())
-    instruction = text_of(required(record, "instruction"), "instruction", may_be_empty=has_extra)
+    instruction = text_of(
+        required(record, "instruction"),
+        "instruction",
+        may_be_empty=has_extra,
+    )
     question = "\n".join(filter(None, (instruction, extra)))
     answer = text_of(required(record, "output"), "output")
 

@@ -56,7 +56,11 @@ def is_local(path: str) -> bool:
     )
 
 
-def find_files(model: ModelConfig, path: str, names: Sequence[str]) -> dict[str, Path]:
+def find_files(
+    model: ModelConfig,
+    path: str,
+    names: Sequence[str],
+) -> dict[str, Path]:
     """Return those of `names` that the model at `path` has, each with where it lies on disk.
 
     Asks the hub for what is not in the cache, unless `model.local_files_only`. Raises ModelError when there is no
@@ -252,7 +256,11 @@ def is_of_hub(error: Exception) -> bool:
     return isinstance(error, KubetuneError) or _explained(error, "", "") is not None
 
 
-def _explained(error: Exception, repo: str, kind: str) -> KubetuneError | None:
+def _explained(
+    error: Exception,
+    repo: str,
+    kind: str,
+) -> KubetuneError | None:
     """Return the error that says what went wrong between here and the hub; None for what has nothing to do with it."""
     from huggingface_hub import errors as hub
 

@@ -84,7 +84,13 @@ def _json_mistake(error: json.JSONDecodeError) -> str:
 def _require_object(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
-    kinds = {list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+    kinds = {
+        list: "a list",
+        str: "a string",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+    }
     raise ValueError(f"is {kinds.get(type(value), 'null')}; expected a JSON object")
 
 

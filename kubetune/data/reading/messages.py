@@ -217,7 +217,11 @@ def _turn(
             expected = ", beside a `refusal`; put that there to have it learned"
         raise ValueError(f"{place} is missing{expected}")
     may_be_empty = bool(calls) or role in ("system", "tool")
-    message["content"] = text_of(message.get("content", ""), place, may_be_empty=may_be_empty)
+    message["content"] = text_of(
+        message.get("content", ""),
+        place,
+        may_be_empty=may_be_empty,
+    )
 
     for key in message.keys() - _READ:
         switch = key.strip().lower()
@@ -283,7 +287,11 @@ def _take_switches(
     return trained
 
 
-def _joined(message: dict[str, Any], where: str, record: Fields) -> dict[str, Any]:
+def _joined(
+    message: dict[str, Any],
+    where: str,
+    record: Fields,
+) -> dict[str, Any]:
     """Return a message whose content is a list of parts with one text as its content.
 
     Reasoning and tool calls among the parts go to their own fields, images to those of the record:

@@ -24,7 +24,15 @@ _QUESTIONS: Final = ("prompt", "question", "query", "instruction", "input")
 _ANSWERS: Final = ("completion", "output", "response", "answer")
 _VERDICTS: Final = ("label", "kto_tag")
 # Keys that say that a prompt goes through the chat template, plain text though it is.
-_OF_CHATS: Final = ("system", "system_prompt", "tools", "functions", "images", "image", "history")
+_OF_CHATS: Final = (
+    "system",
+    "system_prompt",
+    "tools",
+    "functions",
+    "images",
+    "image",
+    "history",
+)
 # Keys that ms-swift may have a second time for the rejected answer, as `rejected_images`.
 _OF_REJECTED: Final = ("images", "image", "videos", "audios", "tools", "objects")
 
@@ -131,7 +139,11 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
     return Side(_record(rest, prompt, answer, shape), name), is_good
 
 
-def _compared(rest: dict[str, Any], chosen: Any, rejected: Any) -> _Compared:
+def _compared(
+    rest: dict[str, Any],
+    chosen: Any,
+    rejected: Any,
+) -> _Compared:
     """Return the prompt of two answers, and both without it. Takes the prompt out of `rest`.
 
     messages: [user "2+2?", assistant "4"], rejected: "5"

@@ -56,7 +56,11 @@ def with_answer(value: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**rest, "completion": right_answer(value) or NO_ANSWER}
 
 
-def _with_last_turn(value: Mapping[str, Any], key: str, turns: Any) -> Mapping[str, Any]:
+def _with_last_turn(
+    value: Mapping[str, Any],
+    key: str,
+    turns: Any,
+) -> Mapping[str, Any]:
     """Return a conversation that ends with an answer."""
     if isinstance(turns, str):
         turns = parsed(turns, key)

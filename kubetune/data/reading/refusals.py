@@ -22,7 +22,14 @@ _PREFERENCES: Final = (
     "positive_messages",
     "negative_messages",
 )
-_PROMPTS: Final = ("instruction", "prompt", "messages", "conversations", "question", "input")
+_PROMPTS: Final = (
+    "instruction",
+    "prompt",
+    "messages",
+    "conversations",
+    "question",
+    "input",
+)
 # Keys that say whether an answer is a good one.
 _VERDICTS: Final = ("label", "kto_tag")
 _ANSWERED: Final = ("messages", "conversations", "completion", "output", "response")

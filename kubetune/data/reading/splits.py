@@ -52,7 +52,11 @@ def plan_batches(
             tally.blank_lines += unreadable.blank_lines
 
 
-def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[Record]:
+def read_taken(
+    source: SourceConfig,
+    seed: int,
+    problems: Problems,
+) -> Iterator[Record]:
     """Yield the records of a source that `path#N` and `range` take, whatever split they go to."""
     (fates,) = _fates([source], seed, 0.0)
     for index, record in enumerate(read_source(source, problems)):
@@ -61,7 +65,11 @@ def read_taken(source: SourceConfig, seed: int, problems: Problems) -> Iterator[
             yield record
 
 
-def _fates(sources: Sequence[SourceConfig], seed: int, share: float) -> Sequence[bytes | None]:
+def _fates(
+    sources: Sequence[SourceConfig],
+    seed: int,
+    share: float,
+) -> Sequence[bytes | None]:
     """Return what becomes of the records of each source, as `selection.decide_fates` does."""
     if not share and not any(source.range or locate(source).sample for source in sources):
         return [None] * len(sources)
@@ -99,7 +107,11 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
     return stats
 
 
-def require_rows(data: DataConfig, split: Split, stats: dict[str, Any]) -> None:
+def require_rows(
+    data: DataConfig,
+    split: Split,
+    stats: dict[str, Any],
+) -> None:
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
     if not stats["records"]:
         raise DataError(f"{_KEYS[split]} holds no records. Nothing was written.")

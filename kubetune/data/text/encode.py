@@ -133,7 +133,11 @@ class Encoder:
 
     def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
         """Return the first `limit` tokens of a row."""
-        return replace(encoded, ids=encoded.ids[:limit], trained=encoded.trained[:limit])
+        return replace(
+            encoded,
+            ids=encoded.ids[:limit],
+            trained=encoded.trained[:limit],
+        )
 
     def _require_usable(self, chat: Chat) -> None:
         """Raise ValueError for a conversation with what this run cannot do."""

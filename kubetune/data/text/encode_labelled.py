@@ -43,7 +43,12 @@ class LabelledEncoder:
             rows[i] = Encoded(encoding.ids, not_trained, target, encoding.type_ids)
         return rows
 
-    def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
+    def cut(
+        self,
+        example: Example,
+        encoded: Encoded,
+        limit: int,
+    ) -> Encoded:
         """Return the row with its texts shortened, the longer one first, still with the special tokens around them."""
         assert isinstance(example, Labelled)
         ids, segments, _ = frame(

@@ -59,7 +59,12 @@ class PreferenceEncoder:
             return replace(rows[0], target=(float(example.is_good),))
         return "is no answer to be compared or judged"
 
-    def _join(self, chosen: Encoded, rejected: Encoded, margin: float | None) -> Encoded | str:
+    def _join(
+        self,
+        chosen: Encoded,
+        rejected: Encoded,
+        margin: float | None,
+    ) -> Encoded | str:
         """Return the row of a pair, or the reason why there is none."""
         if _prompt(chosen) != _prompt(rejected):
             return (
@@ -82,7 +87,12 @@ class PreferenceEncoder:
             split=len(chosen.ids),
         )
 
-    def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
+    def cut(
+        self,
+        example: Example,
+        encoded: Encoded,
+        limit: int,
+    ) -> Encoded:
         """Return the first `limit` tokens of each sequence. Images stand in the prompt, which is the same in both."""
         parts = []
         for answer, (ids, trained) in zip(_answers(example), encoded.sequences, strict=True):

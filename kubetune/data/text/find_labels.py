@@ -277,7 +277,11 @@ def _guess(seen: _Seen) -> ProblemType:
     return "single_label_classification"
 
 
-def _names(seen: _Seen, named: tuple[str, ...], id2label: Mapping[str, str]) -> tuple[str, ...]:
+def _names(
+    seen: _Seen,
+    named: tuple[str, ...],
+    id2label: Mapping[str, str],
+) -> tuple[str, ...]:
     """Return the data set's names, or the model's, if they fit all labels, else the labels themselves."""
     # Lists of 0.0 and 1.0 have as many classes as they are long.
     labels = seen.labels | set(range(seen.width))

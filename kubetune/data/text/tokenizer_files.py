@@ -289,7 +289,11 @@ def load_backend(
         ) from error
 
 
-def _safe_as_it_is(file: Path, name: str | None, config: Mapping[str, Any]) -> bool:
+def _safe_as_it_is(
+    file: Path,
+    name: str | None,
+    config: Mapping[str, Any],
+) -> bool:
     """True if tokenizer.json alone gives the ids that transformers' class of this name gives."""
     if name in _READ_AS_IS:
         return True

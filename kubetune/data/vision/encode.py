@@ -70,7 +70,12 @@ class VisionEncoder:
             ids = tokenizer.encode_prompt(text.messages, text.tools)
         return self._expand(chat, Encoded(ids, [False] * len(ids)))
 
-    def cut(self, example: Example, encoded: Encoded, limit: int) -> Encoded:
+    def cut(
+        self,
+        example: Example,
+        encoded: Encoded,
+        limit: int,
+    ) -> Encoded:
         """Return the first `limit` tokens of a row; an image that would be cut is left out with all after it."""
         token = self._placeholder.token
         paths = [image.path for image in encoded.images]

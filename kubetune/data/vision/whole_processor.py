@@ -150,7 +150,12 @@ class WholeProcessor:
             seen.append((runs.sub(lambda _: self._feature, text), lengths))
         return seen
 
-    def look(self, images: Sequence[Any], is_image: Tensor, answer: int) -> dict[str, Tensor]:
+    def look(
+        self,
+        images: Sequence[Any],
+        is_image: Tensor,
+        answer: int,
+    ) -> dict[str, Tensor]:
         """Return the images of one sequence as the model's code takes them.
 
         `is_image`: bool `[tokens]`; `answer`: the token with which what is trained begins.

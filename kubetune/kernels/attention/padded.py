@@ -74,7 +74,12 @@ class _Padded(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, source: Tensor, place: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        source: Tensor,
+        place: Tensor,
+    ) -> Tensor:
         ctx.save_for_backward(place)
         ctx.shape = x.shape
         return x.reshape(-1, x.shape[-1]).index_select(0, source)
@@ -129,7 +134,11 @@ def _layout(
         place[filling.tokens] = first + _places_of_heads(filling, heads)
         first += len(sources[-1])
     source = torch.from_numpy(np.concatenate(sources))
-    return Layout(tuple(groups), source.to(device), torch.from_numpy(place.ravel()).to(device))
+    return Layout(
+        tuple(groups),
+        source.to(device),
+        torch.from_numpy(place.ravel()).to(device),
+    )
 
 
 def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
@@ -191,7 +200,11 @@ def _places_of_heads(filling: Filling, heads: int) -> Places:
     return cast("Places", first_head[:, None] + np.arange(heads) * filling.length)
 
 
-def _hidden(spans: list[Span], filling: Filling, dtype: torch.dtype) -> Tensor | None:
+def _hidden(
+    spans: list[Span],
+    filling: Filling,
+    dtype: torch.dtype,
+) -> Tensor | None:
     """Return what hides the keys that a query must not see; None where no key is hidden.
 
     Queries in padding see padding, or all of their row: the softmax of no key at all would be no number.

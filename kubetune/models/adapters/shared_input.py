@@ -31,7 +31,11 @@ SIBLINGS = (
 Compute = Callable[[Sequence[Any], Tensor, AdapterCopies | None], tuple[Tensor, ...]]
 
 
-def compute(layers: Sequence[Any], x: Tensor, copies: AdapterCopies | None) -> tuple[Tensor, ...]:
+def compute(
+    layers: Sequence[Any],
+    x: Tensor,
+    copies: AdapterCopies | None,
+) -> tuple[Tensor, ...]:
     """Return the outputs of LoRA layers for the same input."""
     frozen = []
     for layer in layers:
@@ -162,7 +166,11 @@ class SharedInput:
             first_row += len(a)
             ups.append(copy_of_b)
             all_sums += [sums[a], sums[b]]
-            self.copies_of_each[layer] = AdapterCopies(copy_of_a, (copy_of_b,), (sums[a], sums[b]))
+            self.copies_of_each[layer] = AdapterCopies(
+                copy_of_a,
+                (copy_of_b,),
+                (sums[a], sums[b]),
+            )
             for parameter, copy in ((a, copy_of_a), (b, copy_of_b)):
                 if copy.data_ptr() != parameter.data_ptr():  # else it is the parameter itself
                     yield parameter, copy

@@ -73,7 +73,12 @@ class Routing:
         """True if a part of the loss is the routers' own."""
         return any(self.coefficients)
 
-    def begin(self, work: Work, world: World, evaluate: Callable[[Batch], Any]) -> bool:
+    def begin(
+        self,
+        work: Work,
+        world: World,
+        evaluate: Callable[[Batch], Any],
+    ) -> bool:
         """Begin a step. If its routers are balanced, find out how often each expert is chosen in all of it.
 
         Return True if the model was run for that.
@@ -187,12 +192,20 @@ class Routing:
         probabilities = torch.softmax(logits.detach(), -1)
         chosen = torch.topk(probabilities, self.choices, dim=-1).indices.flatten()
         # Of 4 experts, the choices 0 1 0 2 are counted as 2 1 1 0.
-        return chosen.new_zeros(logits.shape[-1]).index_add_(0, chosen, torch.ones_like(chosen))
+        return chosen.new_zeros(logits.shape[-1]).index_add_(
+            0,
+            chosen,
+            torch.ones_like(chosen),
+        )
 
     def _count(self, layer: int) -> Callable[..., None]:
         """Return a hook that counts the choices in a stack of experts, once for each token that is trained."""
 
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        def hook(
+            module: nn.Module,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+        ) -> None:
             if not (module.training and torch.is_grad_enabled()) or _in_backward():
                 return
             # The choices come by name or as the second argument, `[tokens, choices]`.
@@ -206,7 +219,12 @@ class Routing:
 
         return hook
 
-    def _keep(self, module: nn.Module, _: Any, output: tuple[Tensor, ...]) -> None:
+    def _keep(
+        self,
+        module: nn.Module,
+        _: Any,
+        output: tuple[Tensor, ...],
+    ) -> None:
         """Keep the logits of a router, or count its choices if the step is run ahead without a gradient."""
         if not module.training or _in_backward():
             return

@@ -34,7 +34,12 @@ class Targets(NamedTuple):
     parameters: list[str]  # ends of names of tensors
 
 
-def find_targets(model: nn.Module, lora: LoraConfig, *, frozen: Callable[[str], bool]) -> Targets:
+def find_targets(
+    model: nn.Module,
+    lora: LoraConfig,
+    *,
+    frozen: Callable[[str], bool],
+) -> Targets:
     """Return the targets of LoRA in a model, without modules that are `frozen` by name.
 
     Raises ConfigError for names that the model lacks, and for settings that adapters on tensors cannot have.
@@ -214,7 +219,11 @@ def _names_in(stacks: Mapping[str, nn.Module]) -> Iterator[str]:
                     yield f"{name}.{old_name}"
 
 
-def _wanted_tensors(name: str, stack: nn.Module, wanted: str | tuple[str, ...]) -> Iterator[str]:
+def _wanted_tensors(
+    name: str,
+    stack: nn.Module,
+    wanted: str | tuple[str, ...],
+) -> Iterator[str]:
     """Yield the tensors of stacked experts that are wanted, by their own names or those of the layers in them."""
     for tensor in _tensors(stack):
         if is_target(name, wanted) or is_target(f"{name}.{tensor}", wanted):
@@ -260,7 +269,11 @@ def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list
     return kept, taken_for_experts
 
 
-def _short(names: Sequence[str], all_names: Iterable[str], parts: int = 1) -> list[str]:
+def _short(
+    names: Sequence[str],
+    all_names: Iterable[str],
+    parts: int = 1,
+) -> list[str]:
     """Return the shortest ends of names, of at least so many parts, that mean these and no others of a model."""
     # Wanted are layers.0.mlp.up and layers.1.mlp.up. The ends of their names mean, of all names of the model:
     #

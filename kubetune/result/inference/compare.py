@@ -12,7 +12,11 @@ from kubetune.scoring.comparison import Answered, Measured, compare_answers, rea
 BASE = "base"
 
 
-def compare_runs(run_dir: Path, other: str, which: str = "best") -> list[Measured]:
+def compare_runs(
+    run_dir: Path,
+    other: str,
+    which: str = "best",
+) -> list[Measured]:
     """Return every measure that the answers of both have, tested in pairs.
 
     One is a run's checkpoint, `other` a run directory or `base`. Raise ConfigError for a folder that is not a

@@ -114,7 +114,11 @@ class Result:
     @cached_property
     def facts(self) -> DataFacts:
         """The facts about its data that the run keeps, or those of the data themselves."""
-        return data_facts.known(self.run_dir, self.config.data.train[0], self.config.record_kind)
+        return data_facts.known(
+            self.run_dir,
+            self.config.data.train[0],
+            self.config.record_kind,
+        )
 
     @property
     def auto_class(self) -> Any:
@@ -143,7 +147,11 @@ class Result:
                     pinned = self.config.model_copy(update={"model": spec.model})
                     code = consent.effects_of(pinned, [consent.REMOTE_CODE])
                     consent.require(code, self.run_dir, self.trust_code)
-                base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
+                base: Any = loading.load_pretrained(
+                    self.auto_class,
+                    spec,
+                    default_device(),
+                )
             self._base.append(base.eval())
         yield self._base[0]
 

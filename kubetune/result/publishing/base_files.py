@@ -23,7 +23,16 @@ _LICENCE: Final = re.compile(
     re.IGNORECASE,
 )
 # Endings of files that are no texts for people, whatever their names say.
-_NO_TEXTS: Final = (".py", ".json", ".jsonl", ".parquet", ".safetensors", ".bin", ".png", ".jpg")
+_NO_TEXTS: Final = (
+    ".py",
+    ".json",
+    ".jsonl",
+    ".parquet",
+    ".safetensors",
+    ".bin",
+    ".png",
+    ".jpg",
+)
 
 
 def is_licence(name: str) -> bool:

@@ -154,7 +154,11 @@ def _snippet(
     arguments = json.dumps(base)
     if revision:
         arguments += f", revision={json.dumps(revision)}"
-    lines = ["from peft import PeftModel", f"from transformers import {auto}, {reader}", ""]
+    lines = [
+        "from peft import PeftModel",
+        f"from transformers import {auto}, {reader}",
+        "",
+    ]
     if classifies:
         # The base knows nothing of the labels: the export's config.json does.
         lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"

@@ -141,7 +141,11 @@ def push(
             sent += 1
         config_digest = _digest(image.config)
         if not registry.has_blob(config_digest):
-            registry.put_blob(config_digest, len(image.config), lambda: [image.config])
+            registry.put_blob(
+                config_digest,
+                len(image.config),
+                lambda: [image.config],
+            )
         # Some registries give back only what a manifest names. This one has no tag yet.
         registry.put_manifest(image.digest, image.manifest)
 
@@ -154,7 +158,11 @@ def push(
     return PushedImage(image.digest, len(image.layers), sent, size)
 
 
-def _compare(registry: Registry, image: Image, tell: Callable[[str], None]) -> None:
+def _compare(
+    registry: Registry,
+    image: Image,
+    tell: Callable[[str], None],
+) -> None:
     """Fetch back every blob and the manifest. Raise EnvironmentFault if one differs from what was sent."""
     tell("reading it back")
     if registry.manifest(image.digest) != image.manifest:
@@ -166,7 +174,12 @@ def _compare(registry: Registry, image: Image, tell: Callable[[str], None]) -> N
         registry.check_blob(layer.digest, layer.size)
 
 
-def build(folder: Path, title: str, *, as_modelpack: bool = False) -> Image:
+def build(
+    folder: Path,
+    title: str,
+    *,
+    as_modelpack: bool = False,
+) -> Image:
     """Return the image of an export. Raise ConfigError if the export is not as its provenance says."""
     facts = files.read_object(folder / PROVENANCE)
     names = list(whole_folder.contents(folder))
@@ -194,7 +207,13 @@ def build(folder: Path, title: str, *, as_modelpack: bool = False) -> Image:
     return _image(layers, facts, title, as_modelpack=as_modelpack)
 
 
-def _image(layers: list[Layer], facts: dict[str, Any], title: str, *, as_modelpack: bool) -> Image:
+def _image(
+    layers: list[Layer],
+    facts: dict[str, Any],
+    title: str,
+    *,
+    as_modelpack: bool,
+) -> Image:
     digests = [layer.digest for layer in layers]
     config: dict[str, Any]
     if as_modelpack:
@@ -249,7 +268,14 @@ def _measured(layer: Layer) -> Layer:
         sha256.update(chunk)
         size += len(chunk)
     digest = f"sha256:{sha256.hexdigest()}"
-    return Layer(layer.folder, layer.names, layer.media_type, layer.is_tar, digest, size)
+    return Layer(
+        layer.folder,
+        layer.names,
+        layer.media_type,
+        layer.is_tar,
+        digest,
+        size,
+    )
 
 
 def _what_is(name: str) -> str:

@@ -328,4 +328,8 @@ def _write_companions(job: Job, folder: Path, model: Any) -> None:
         model.generation_config.save_pretrained(folder)
 
 
-WRITERS: Final = {"adapter": _write_adapter, "merged": _write_merged, "model": _write_full}
+WRITERS: Final = {
+    "adapter": _write_adapter,
+    "merged": _write_merged,
+    "model": _write_full,
+}

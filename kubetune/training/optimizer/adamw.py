@@ -114,7 +114,12 @@ class FlatAdamW:
             if decays(name, parameter):
                 self._decayed = start
 
-    def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
+    def _adopt(
+        self,
+        parameter: nn.Parameter,
+        value: Tensor,
+        gradient: Tensor,
+    ) -> None:
         """Put a parameter and its gradient into the buffers: as views if it is fp32, else as copies."""
         value.copy_(parameter.data)
         collected = Collected(gradient)
@@ -167,7 +172,12 @@ class FlatAdamW:
         parts += [rows.gradient() for rows in self._occurring()]
         return math.sqrt(sum(sum_of_squares(part) for part in parts))
 
-    def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
+    def scale_gradient(
+        self,
+        factor: float,
+        norm: float,
+        largest: float,
+    ) -> None:
         """Multiply the gradient by `factor`, after which its norm is `norm`, and clip it to `largest` (0: no limit)."""
         # Clipping and fp16's scale are one factor, so that the gradient is read once.
         if 0 < largest < norm:
@@ -200,7 +210,12 @@ class FlatAdamW:
         buffers = (self.master, self.gradient, self.exp_avg, self.exp_avg_sq)
         return [buffer[span] for buffer in buffers]
 
-    def _move(self, buffers: Sequence[Tensor], learning_rate: float, decay: float) -> None:
+    def _move(
+        self,
+        buffers: Sequence[Tensor],
+        learning_rate: float,
+        decay: float,
+    ) -> None:
         """Make the step on parts of the four buffers."""
         master, gradient, exp_avg, exp_avg_sq = buffers
         if len(master):

@@ -50,7 +50,12 @@ class ShardedAdamW(FlatAdamW):
             if process_group.local(parameter).data_ptr() != value.data_ptr():
                 self._mirrors.append((parameter, value))
 
-    def _adopt(self, parameter: Any, value: Tensor, gradient: Tensor) -> None:
+    def _adopt(
+        self,
+        parameter: Any,
+        value: Tensor,
+        gradient: Tensor,
+    ) -> None:
         value.copy_(process_group.local(parameter))
         # FSDP adds to an existing gradient in place, so it adds to the buffer.
         parameter.grad = DTensor.from_local(

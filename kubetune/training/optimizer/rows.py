@@ -34,7 +34,12 @@ class OccurringRows:
     The optimizer's buffers keep the old values until `write_back`.
     """
 
-    def __init__(self, weight: Tensor, span: slice, parts: tuple[Tensor, ...]) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        span: slice,
+        parts: tuple[Tensor, ...],
+    ) -> None:
         self.weight = weight
         self.span = span  # of the table in the optimizer's buffers
         self._parts = parts  # the table's parts of master, gradient, exp_avg and exp_avg_sq

@@ -59,7 +59,11 @@ def part_name(rank: int, world_size: int) -> str:
     return f"optimizer-{rank + 1:05d}-of-{world_size:05d}.safetensors"
 
 
-def write_part(path: Path, state: dict[str, Tensor], shards: Sequence[OptimizerShard]) -> None:
+def write_part(
+    path: Path,
+    state: dict[str, Tensor],
+    shards: Sequence[OptimizerShard],
+) -> None:
     """Write one rank's buffers. `state`: flat buffers as long as all shards together, and scalars."""
     save_file(state, path, metadata={"shards": json.dumps(shards)})
     with open(path, "rb") as file:

@@ -109,7 +109,11 @@ def _as_begun(asked: Mapping[str, Any], begun: Mapping[str, Any]) -> dict[str, A
     return chosen
 
 
-def _log(asked: Mapping[str, Any], chosen: Mapping[str, Any], known: measured.Choices) -> None:
+def _log(
+    asked: Mapping[str, Any],
+    chosen: Mapping[str, Any],
+    known: measured.Choices,
+) -> None:
     """Log what was decided."""
     changed = []
     for name in asked:

@@ -44,7 +44,11 @@ class MemoryBudget:
         self._config = config
         self._plan = plan
         self._longest = longest
-        self.device_bytes, self.owner = _device_bytes(config.compute.memory, plan, device)
+        self.device_bytes, self.owner = _device_bytes(
+            config.compute.memory,
+            plan,
+            device,
+        )
         # Without the model: from the headers of its files.
         self._weights = read_weights(config.model.path, os.environ)
         self._forecast: Forecast | None = None
@@ -85,7 +89,12 @@ class MemoryBudget:
             what = f"the longest batch ({content}), an evaluation and a save"
             raise self.fault(what, f"take {size(peak)}", peak)
 
-    def fault(self, what: str, problem: str, peak: int | None = None) -> errors.OutOfMemory:
+    def fault(
+        self,
+        what: str,
+        problem: str,
+        peak: int | None = None,
+    ) -> errors.OutOfMemory:
         """Return the error for what does not fit, with the changes that help."""
         return errors.OutOfMemory(
             f"preflight: {what} {problem}, there are {size(self.device_bytes)} ({self.owner}); "
@@ -118,7 +127,11 @@ class MemoryBudget:
         return f"it would fit with {', or '.join(texts)}"
 
 
-def _device_bytes(compute_memory: str | None, plan: Plan, device: torch.device) -> tuple[int, str]:
+def _device_bytes(
+    compute_memory: str | None,
+    plan: Plan,
+    device: torch.device,
+) -> tuple[int, str]:
     """Return how much memory a rank may take, and what sets that limit."""
     if device.type == "cuda":
         return acceleration.device_bytes(device), torch.cuda.get_device_name(device)

@@ -44,7 +44,11 @@ class Preparation:
         # A stop may be asked for while the process is forked. Nobody would leave the block then, and Python would wait
         # at its end until all is prepared.
         try:
-            self._folder = self._pool.submit(_prepare_folder, self._config, self._run_dir)
+            self._folder = self._pool.submit(
+                _prepare_folder,
+                self._config,
+                self._run_dir,
+            )
         except BaseException:
             processes.kill_children()
             raise

@@ -270,7 +270,11 @@ def _opens_with_thought(pieces: Sequence[str]) -> bool:
     return False
 
 
-def _inside_tags(piece: str, is_first: bool, is_last: bool) -> tuple[int, int]:
+def _inside_tags(
+    piece: str,
+    is_first: bool,
+    is_last: bool,
+) -> tuple[int, int]:
     """Return where a piece of a question begins and ends without the tags around the question."""
     begin = 0
     end = len(piece)

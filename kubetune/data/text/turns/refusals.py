@@ -27,7 +27,12 @@ _FACTS: Final = {
     "parameters": {"type": "object", "properties": {}},
 }
 # A tool in the forms of OpenAI and Cohere at once.
-_TOOL: Final = {"type": "function", "function": _FACTS, **_FACTS, "parameter_definitions": {}}
+_TOOL: Final = {
+    "type": "function",
+    "function": _FACTS,
+    **_FACTS,
+    "parameter_definitions": {},
+}
 # What templates for retrieval take.
 _DOCUMENTS: Final = [{"title": "?", "text": "?"}]
 _OTHER: Final = "choose another (`model.chat_template: file.jinja`)"
@@ -65,7 +70,11 @@ def words_of(error: Exception, template: jinja2.Template) -> str:
     return f"it fails{line}: {error}"
 
 
-def require_order(name: str, source: str, messages: Sequence[Message]) -> None:
+def require_order(
+    name: str,
+    source: str,
+    messages: Sequence[Message],
+) -> None:
     """Raise ValueError if tool results are in another order than their calls, unless the template writes their ids."""
     if "tool_call_id" in source:
         return

@@ -126,7 +126,12 @@ class SpanFinder:
                 return Rendering(text, conversation, marks)
         raise HiddenText("changes the texts of the conversation, or what it writes depends on them")
 
-    def _keep_layout(self, shape: Shape, text: str, marks: Sequence[Mark]) -> None:
+    def _keep_layout(
+        self,
+        shape: Shape,
+        text: str,
+        marks: Sequence[Mark],
+    ) -> None:
         """Keep what is around the parts, so that the next conversation of this shape need not be written twice."""
         # Only if each part is whole, and none is within another.
         steps: list[tuple[str, int]] = []
@@ -154,7 +159,12 @@ class SpanFinder:
             return None
         return begin, end
 
-    def _begin(self, rendering: Rendering, turn: int, first: int) -> int | None:
+    def _begin(
+        self,
+        rendering: Rendering,
+        turn: int,
+        first: int,
+    ) -> int | None:
         """Return where a turn begins: behind the generation prompt. `first`: number of its first mark."""
         opening = rendering.marks[first]
         space = rendering.part(opening).before
@@ -236,7 +246,12 @@ class SpanFinder:
                 return gap.rindex(header) + len(header)
         return len(gap)
 
-    def _end(self, rendering: Rendering, turn: int, last: int) -> int | None:
+    def _end(
+        self,
+        rendering: Rendering,
+        turn: int,
+        last: int,
+    ) -> int | None:
         """Return where a turn ends: behind the end-of-turn token. `last`: number of its last mark."""
         marks = rendering.marks
         closing = marks[last]

@@ -113,7 +113,12 @@ class TokenFinder:
         ids, tokens = cut
         return Placed(ids, _runs_of(spans, tokens))
 
-    def _place_by_offsets(self, text: str, spans: Sequence[Span], encoding: Encoding) -> Placed:
+    def _place_by_offsets(
+        self,
+        text: str,
+        spans: Sequence[Span],
+        encoding: Encoding,
+    ) -> Placed:
         """Find the tokens that hold characters of the spans.
 
         Example: an answer that begins with a line break, within a token, and ends with a tag that includes the space
@@ -160,7 +165,12 @@ class TokenFinder:
         tokens[len(text)] = len(ids)
         return Placed(ids, _runs_of(spans, tokens))
 
-    def _differs_alone(self, prompt: str, encoding: Encoding, first: int) -> bool:
+    def _differs_alone(
+        self,
+        prompt: str,
+        encoding: Encoding,
+        first: int,
+    ) -> bool:
         """True if a prompt has other ids alone than in a text, in whose encoding token `first` follows it."""
         # What comes before the last added token has no influence on what follows it. Prompts mostly end alike from there
         # on, so the ids of that end are in the cache.
@@ -173,7 +183,12 @@ class TokenFinder:
         token = max(token, 0)
         return self._ids_alone(prompt[begin:]) != encoding.ids[token:first]
 
-    def _span_of_token(self, text: str, encoding: Encoding, token: int) -> Span:
+    def _span_of_token(
+        self,
+        text: str,
+        encoding: Encoding,
+        token: int,
+    ) -> Span:
         """Return where a token is in a text, without the space that an added token includes (`lstrip`, `rstrip`)."""
         begin, end = encoding.token_to_chars(token) or (0, 0)
         content = self._tokenizer.added_tokens.get(encoding.ids[token])

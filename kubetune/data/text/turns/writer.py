@@ -50,7 +50,11 @@ class TemplateWriter:
             raise ValueError(f"line {error.lineno}: {error.message}") from error
 
         # What transformers gives to templates, so that ours are written as there.
-        self._variables = {**self._template.globals, "documents": None, **special_tokens}
+        self._variables = {
+            **self._template.globals,
+            "documents": None,
+            **special_tokens,
+        }
         if date is not None:
             self._variables["strftime_now"] = datetime.fromisoformat(date).strftime
 
