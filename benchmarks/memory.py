@@ -32,10 +32,10 @@ from benchmarks.results import (
     Results,
     describe_machine,
     read_results,
-    slug,
     source_digest,
 )
 from kubetune.base.files import write_atomic
+from kubetune.rundir.machine import slug
 
 SUITE = "memory"
 STEPS = 3

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.files import write_atomic
+from kubetune.rundir.machine import slug
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "benchmarks" / "results"
@@ -114,9 +115,3 @@ def _gpu() -> str | None:
         return None
     names = done.stdout.splitlines()
     return names[0].strip() if names else None
-
-
-def slug(machine: dict[str, Any]) -> str:
-    """Return a file name for a machine: `amd-epyc-2-cores`, `nvidia-h200`."""
-    text = machine["gpu"] or f"{machine['cpu']} {machine['cores']} cores"
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

@@ -20,9 +20,10 @@ from benchmarks.classification_table import TRAINED, side_by_side, trained
 from benchmarks.corpus import token_pairs, token_rows
 from benchmarks.flops import peak_flops, training_flops
 from benchmarks.models import SHAPES
-from benchmarks.results import FOLDER, ROOT, Results, read_results, slug
+from benchmarks.results import FOLDER, ROOT, Results, read_results
 from benchmarks.summary import Measurement, Spread, grouped, is_measured
 from kubetune.base.files import write_atomic
+from kubetune.rundir.machine import slug
 
 BEGIN = "<!-- results: begin, written by benchmarks.table -->"
 END = "<!-- results: end -->"

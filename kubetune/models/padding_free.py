@@ -146,17 +146,18 @@ def varlen_kwargs(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str
 
 def self_check(model: nn.Module) -> float:
     """Compare the padding-free run of a causal LM with its own attention, as `check_padding_free` does."""
-    rule = logit_rule(unwrap(model))
+    return check_padding_free(model, lay, partial(packed_logits, hidden_states), plain_logits)
 
-    def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
-        with packed(batch.cu_seqlens):
-            logits = rule.apply(fsdp.inside(lm, raw_logits, lm, batch).float())
-        return [logits[start:stop] for start, stop in pairwise(batch.cu_seqlens)]
 
-    def raw_logits(lm: Any, batch: Batch) -> Tensor:
-        return cast(Tensor, lm.get_output_embeddings()(hidden_states(lm, batch)))
+def packed_logits(hidden: Callable[[Any, Batch], Tensor], lm: Any, batch: Batch) -> list[Tensor]:
+    """Return the logits `[tokens, vocabulary]` of each sequence of a packed batch, by its `hidden` states."""
 
-    return check_padding_free(model, lay, run_packed, plain_logits)
+    def raw_logits() -> Tensor:
+        return cast(Tensor, lm.get_output_embeddings()(hidden(lm, batch)))
+
+    with packed(batch.cu_seqlens):
+        logits = logit_rule(lm).apply(fsdp.inside(lm, raw_logits).float())
+    return [logits[start:stop] for start, stop in pairwise(batch.cu_seqlens)]
 
 
 def plain_logits(lm: Any, batch: Batch) -> Tensor:

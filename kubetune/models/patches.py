@@ -153,7 +153,7 @@ def can_shard_while_loading() -> bool:
     return all(patch.is_known() for patch in SHARDING_PATCHES)
 
 
-def left_out() -> str:
+def unchecked_version() -> str:
     """Return a sentence for the log if the installed version is unknown, so that speed is left out; else nothing."""
     if ROTARY.is_known() and PACKING.is_known():
         return ""

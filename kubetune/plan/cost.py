@@ -19,7 +19,7 @@ from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
 
 # Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
-# speeds of other trainers (benchmarks/hindcast.py). Narrow models wait for launches and memory.
+# speeds of other trainers (benchmarks/published_speeds.py). Narrow models wait for launches and memory.
 WIDE_SHARE, NARROW_HALF = 0.46, 1550
 
 

@@ -11,7 +11,7 @@ import re
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -33,6 +33,15 @@ _MEASUREMENTS = 60  # so many at most before the pauses grow
 _CURRENT_FOLDER = Path()  # not its absolute path: the folder may have been deleted by now
 
 _log = family_logger("FILES")
+
+
+def slug(machine: Mapping[str, Any]) -> str:
+    """Return a machine as a part of a file name: `amd-epyc-2-cores`, `nvidia-h200`.
+
+    `machine`: with its `gpu`, `cpu` and `cores`, as results of measurements have it.
+    """
+    text = machine["gpu"] or f"{machine['cpu']} {machine['cores']} cores"
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 
 def describe() -> dict[str, Any]:

@@ -10,24 +10,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from io import BytesIO
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor, nn
+from torch import nn
 
 from kubetune import errors
 from kubetune.batching.batch import Batch
 from kubetune.batching.image_batches import collate_pictured
 from kubetune.data.vision.image_processor import ImageProcessor, Picture, Upright
-from kubetune.models import fsdp
-from kubetune.models.attention_hooks import CannotRunPaddingFree, packed
+from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.padding_free import (
     FOREIGN_ERRORS,
     check_padding_free,
-    logit_rule,
+    packed_logits,
     require_head,
-    unwrap,
 )
 from kubetune.tasks import vision_forward
 
@@ -64,17 +61,8 @@ def check_packed(model: nn.Module, processor: ImageProcessor) -> float:
     # Without a grid only the model's own code knows the positions of an image's tokens.
     if not processor.is_grid:
         raise CannotRunPaddingFree("its images are no grids of patches")
-    rule = logit_rule(unwrap(model))
     pictures = _examples(processor)
-
-    def run_packed(lm: Any, batch: Batch) -> Sequence[Tensor]:
-        with packed(batch.cu_seqlens):
-            logits = rule.apply(fsdp.inside(lm, raw_logits, lm, batch).float())
-        return [logits[start:stop] for start, stop in pairwise(batch.cu_seqlens)]
-
-    def raw_logits(lm: Any, batch: Batch) -> Tensor:
-        hidden = vision_forward.hidden_states(lm, batch, padding_free=True)
-        return cast(Tensor, lm.get_output_embeddings()(hidden))
+    run_packed = partial(packed_logits, partial(vision_forward.hidden_states, padding_free=True))
 
     def collate(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
         rows = []

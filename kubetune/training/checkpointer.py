@@ -42,8 +42,8 @@ from kubetune.models.padding_free import unwrap
 from kubetune.rundir import checkpoints as checkpoint
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
+from kubetune.training.checkpoint_copies import CheckpointCopies, Tensors
 from kubetune.training.full_disk import explained_full_disk, require_free
-from kubetune.training.host_copies import HostCopies, Tensors
 from kubetune.training.optimizer import shards
 from kubetune.training.optimizer.adamw import FlatAdamW
 
@@ -69,7 +69,7 @@ class Checkpointer:
     _state: State = field(default_factory=State, init=False)
     _stall_seconds: float = field(default=0.0, init=False)
 
-    _copies: HostCopies = field(default_factory=HostCopies, init=False)
+    _copies: CheckpointCopies = field(default_factory=CheckpointCopies, init=False)
     _bytes: int = field(default=0, init=False)  # of one checkpoint
 
     def __post_init__(self) -> None:

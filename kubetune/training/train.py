@@ -30,9 +30,9 @@ from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.tasks.task import Task
 from kubetune.training import loss_scale
+from kubetune.training.checkpoint_copies import writes_in_background
 from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.final_report import report
-from kubetune.training.host_copies import writes_in_background
 from kubetune.training.judgement import measure_base, open_judge
 from kubetune.training.loop import loop
 from kubetune.training.optimizer.adamw import FlatAdamW

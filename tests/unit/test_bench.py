@@ -12,7 +12,6 @@ import torch
 from benchmarks import table
 from benchmarks.results import read_results
 from kubetune.cli import main
-from kubetune.cli.local import bench
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
@@ -21,6 +20,7 @@ from kubetune.plan.model_shapes import read_weights, shapes_of
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.diagnostics.bench import cases, inputs, measure, verdict
 from kubetune.rundir import metrics
+from kubetune.rundir.machine import slug
 from kubetune.training.start import choices
 
 FAST = 10**15
@@ -230,4 +230,4 @@ def test_a_whole_benchmark_becomes_tables_and_choices(
     assert "attention" in report["choices"]
     assert measured.read(None) == measured.Choices()  # of a tiny model nothing is kept
     assert "| tiny LoRA, float32 |" in table.render(read_results(output))
-    assert bench._slug(report["machine"])
+    assert slug(report["machine"])

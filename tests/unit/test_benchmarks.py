@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import answers, flops, harness, hindcast, scaling, sft, summary, table
+from benchmarks import answers, flops, harness, published_speeds, scaling, sft, summary, table
 from benchmarks.cases import CASES, QUICK, TRAINERS, Job
 from benchmarks.corpus import (
     EOS,
@@ -25,9 +25,10 @@ from benchmarks.corpus import (
     write_tokens,
 )
 from benchmarks.models import SHAPES
-from benchmarks.results import Results, slug
+from benchmarks.results import Results
 from benchmarks.summary import Spread
 from kubetune.plan import cost
+from kubetune.rundir.machine import slug
 
 MACHINE = {
     "cpu": "Some CPU",
@@ -333,13 +334,16 @@ def test_table_is_put_between_the_marks_of_the_page() -> None:
 
 
 def test_what_plans_assume_is_fitted_to_published_speeds() -> None:
-    rows = hindcast.read()
-    assert hindcast.fit(hindcast.fitted(rows)) == (cost.WIDE_SHARE, cost.NARROW_HALF)
-    assert hindcast.table(rows) in table.PAGE.read_text()
-    errors = sorted(abs(row.error) for row in hindcast.judged(rows))
+    rows = published_speeds.read()
+    assert published_speeds.fit(published_speeds.fitted(rows)) == (
+        cost.WIDE_SHARE,
+        cost.NARROW_HALF,
+    )
+    assert published_speeds.table(rows) in table.PAGE.read_text()
+    errors = sorted(abs(row.error) for row in published_speeds.judged(rows))
     assert errors[len(errors) // 2] <= 0.15
-    assert not {id(row) for row in hindcast.judged(rows)} & {
-        id(row) for row in hindcast.fitted(rows)
+    assert not {id(row) for row in published_speeds.judged(rows)} & {
+        id(row) for row in published_speeds.fitted(rows)
     }
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -58,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Measure, print a line for each case, and write. The exit code is 3 where no case ran, or results differ."""
     from kubetune.plugins.diagnostics.bench import verdict
+    from kubetune.rundir.machine import slug
 
     device = "cuda" if visible_gpus(os.environ) else "cpu"
     cases = _cases(device, args.shape)
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     started = datetime.now(UTC).isoformat(timespec="seconds")
 
     # Measure.
-    output = Path(args.output or f"bench-{started[:10]}-{_slug(machine)}.json")
+    output = Path(args.output or f"bench-{started[:10]}-{slug(machine)}.json")
     facts = {"started": started, "machine": machine, "source": "kubetune bench"}
     results: dict[str, dict[str, Any]] = {}
     seconds = 60 * (args.minutes or MINUTES[device])
@@ -173,9 +173,3 @@ def _machine(device: str) -> dict[str, Any]:
         "driver": facts["driver"],
         "versions": facts["versions"],
     }
-
-
-def _slug(machine: dict[str, Any]) -> str:
-    """Return the machine as a part of a file name: `nvidia-h100-80gb-hbm3`."""
-    text = machine["gpu"] or f"{machine['cpu']} {machine['cores']} cores"
-    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")

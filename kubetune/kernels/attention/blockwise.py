@@ -259,9 +259,9 @@ class _BlockAttention(Function):
         sinks = ctx.sinks
         kv_heads = value.shape[1]
         d_query = torch.empty_like(query)
-        d_key = _zeros(key)
-        d_value = _zeros(value)
-        d_sinks = None if sinks is None else _zeros(sinks)
+        d_key = zeros_in_fp32(key)
+        d_value = zeros_in_fp32(value)
+        d_sinks = None if sinks is None else zeros_in_fp32(sinks)
         for block in _blocks(*ctx.blocks):
             n, m = block.size
             bent = next(kept) if rule.softcap else None
@@ -283,7 +283,8 @@ class _BlockAttention(Function):
         return d_query, d_key.to(key.dtype), d_value.to(value.dtype), d_sinks, None, None, None
 
 
-def _zeros(x: Tensor) -> Tensor:
+def zeros_in_fp32(x: Tensor) -> Tensor:
+    """Return zeros in the shape of a tensor: a sum that is not rounded to the dtype of the tensor."""
     return torch.zeros(x.shape, dtype=torch.float32, device=x.device)
 
 

@@ -30,6 +30,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from kubetune.kernels.attention.blockwise import zeros_in_fp32
+
 Span = tuple[int, int]
 
 
@@ -343,9 +345,9 @@ class _Joined(Function):
         q, k, v, out, lse = ctx.saved_tensors
         grad = grad.contiguous()
         # In fp32, as each part adds its share.
-        d_q = _zeros(q)
-        d_k = _zeros(k)
-        d_v = _zeros(v)
+        d_q = zeros_in_fp32(q)
+        d_k = zeros_in_fp32(k)
+        d_v = zeros_in_fp32(v)
         for part in ctx.all_parts:
             rows = part.queries
             columns = part.keys
@@ -369,7 +371,3 @@ class _Joined(Function):
 def _weight(lse: Tensor, lse_of_all: Tensor) -> Tensor:
     """Return the weight of a part's output, `[queries, heads, 1]`, of log-sum-exps `[heads, queries]`."""
     return (lse - lse_of_all).exp().t()[..., None]
-
-
-def _zeros(x: Tensor) -> Tensor:
-    return torch.zeros(x.shape, dtype=torch.float32, device=x.device)

@@ -87,8 +87,8 @@ def _judged(
 def _trace(error: BaseException, path: str | None) -> str:
     """Return an error with the traceback from the user's file on, cut short."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if path is not None and frame.filename == path]
-    lines = [*traceback.format_list(own), *traceback.format_exception_only(error)]
+    frames_of_file = [frame for frame in frames if path is not None and frame.filename == path]
+    lines = [*traceback.format_list(frames_of_file), *traceback.format_exception_only(error)]
     return "".join(lines).rstrip()[-_MOST_CHARACTERS:]
 
 

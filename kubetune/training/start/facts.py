@@ -97,9 +97,9 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
 
     # Of a newer transformers some patches may not apply, which costs speed.
-    left_out = patches.left_out()
-    if left_out:
-        logs.MODEL.info("%s", left_out)
+    warning = patches.unchecked_version()
+    if warning:
+        logs.MODEL.info("%s", warning)
 
 
 def log_padding(tokenizer: Tokenizer, world: World) -> None:

@@ -29,7 +29,7 @@ class Tensors(NamedTuple):
     weights: dict[str, Tensor] | None = None
 
 
-class HostCopies:
+class CheckpointCopies:
     """Buffers in the host's memory, which all checkpoints reuse."""
 
     def __init__(self) -> None:

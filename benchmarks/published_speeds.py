@@ -1,6 +1,6 @@
-"""Compare published speeds of other trainers (hindcast.json) with what `kubetune plan` foresees for the same work.
+"""Compare published speeds of other trainers (published_speeds.json) with what `kubetune plan` foresees for the same work.
 
-    python -m benchmarks.hindcast [--write]
+    python -m benchmarks.published_speeds [--write]
 
 The share of a GPU's peak that plans assume is fitted to every other row in 16 bits, and judged on the others. Prints
 the fit, which belongs into `plan/cost.py`, and the table; --write puts that into docs/performance.md.
@@ -26,16 +26,16 @@ from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 
-ROWS = Path(__file__).with_name("hindcast.json")
-BEGIN = "<!-- hindcast: begin, written by benchmarks.hindcast -->"
-END = "<!-- hindcast: end -->"
+ROWS = Path(__file__).with_name("published_speeds.json")
+BEGIN = "<!-- published speeds: begin, written by benchmarks.published_speeds -->"
+END = "<!-- published speeds: end -->"
 
 
 @dataclass(frozen=True)
 class Row:
     """A published speed of one GPU, and what a plan says of the same work."""
 
-    facts: dict[str, Any]  # the row of hindcast.json
+    facts: dict[str, Any]  # the row of published_speeds.json
     hidden: int  # the model's hidden size
     share: float  # of the GPU's peak, by the published speed
     planned: float  # tokens/s
@@ -156,7 +156,7 @@ def table(rows: Sequence[Row]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Print fit and table, and write the table if asked."""
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.hindcast", description=__doc__.splitlines()[0]
+        prog="python -m benchmarks.published_speeds", description=__doc__.splitlines()[0]
     )
     parser.add_argument("--write", action="store_true", help="write docs/performance.md")
     args = parser.parse_args(argv)
