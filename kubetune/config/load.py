@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 _SHOWN_PROBLEMS = 3
 _MAPPING = Origin("config")
+_STARTING = Origin("what a run without a file starts from")
 
 # Keys whose value may be a local file or folder, as text or under `path` of a source.
 LOCAL_PATHS: tuple[KeyPath, ...] = (
@@ -66,11 +67,13 @@ def load_config(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    starting: Mapping[str, Any] | None = None,
 ) -> Config:
     """Return the config of one run, from a run file or from a mapping with the same keys.
 
     `overrides` are `key=value` texts, `flags` are values by dotted key (`{"training.seed": 1}`), and `environ` holds
-    variables such as `LR` (see environment.VARIABLES); no variable counts if it is left out.
+    variables such as `LR` (see environment.VARIABLES); no variable counts if it is left out. `starting`: values that all
+    others win over, of a run that has no file (see starting_values).
 
     A relative path in the file means a file beside it if there is one, else one in the current directory. Paths that
     exist come back absolute, so that workers that start elsewhere find them.
@@ -78,7 +81,9 @@ def load_config(
     Raises ConfigError with every problem. Checks between sections run only when each key is right by itself.
     """
     # Read and merge everything first, then check: so that all mistakes are shown at once, each with its line.
-    tree, problems = read_tree(path, overrides=overrides, flags=flags, environ=environ)
+    tree, problems = read_tree(
+        path, overrides=overrides, flags=flags, environ=environ, starting=starting
+    )
     try:
         config = Config.model_validate_json(json.dumps(tree.data), strict=True)
     except ValidationError as error:
@@ -94,6 +99,7 @@ def read_tree(
     overrides: Sequence[str] = (),
     flags: Mapping[str, Any] | None = None,
     environ: Mapping[str, str] | None = None,
+    starting: Mapping[str, Any] | None = None,
 ) -> tuple[Tree, list[Problem]]:
     """Merge the settings of all sources, each with its origin. Return the tree and what is wrong so far."""
     problems: list[Problem] = []
@@ -125,8 +131,13 @@ def read_tree(
         if known is not None:
             ours += _steps(entry, known)
 
-    # Later layers win: defaults, then the file, then what was typed.
-    _put_defaults(tree, {str(entry.path[0]) for entry in (*written, *ours)}, problems)
+    # Later layers win: values to start from, defaults, then the file, then what was typed.
+    first = [
+        replace(entry, origin=_STARTING) for entry in _from_mapping(starting or {}, (), problems)
+    ]
+    tree.put(first)
+    sections = {str(entry.path[0]) for entry in (*first, *written, *ours)}
+    _put_defaults(tree, sections, problems)
     tree.put(_safe(_absolute(written, folders), problems))
     _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(into_lists(ours, tree, problems, whole="path"), [here]), problems))

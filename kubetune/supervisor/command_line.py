@@ -65,6 +65,12 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
         "--data", dest="data.train", action="append", metavar="PATH[#N]", help="may be repeated"
     )
     group.add_argument(
+        "--columns",
+        nargs="+",
+        metavar="EXPECTED=NAME",
+        help="columns of other names, such as prompt=question completion=solution",
+    )
+    group.add_argument(
         "--eval",
         dest="data.eval",
         type=_share_or_path,
@@ -87,7 +93,10 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_lora(group: argparse._ArgumentGroup) -> None:
-    _switch(group, "--lora", "lora", {}, "train adapters instead of every parameter")
+    _switch(group, "--lora", "lora", {}, "train adapters, as a run without a file does anyway")
+    group.add_argument(
+        "--full", action="store_true", help="train every parameter instead of adapters"
+    )
     group.add_argument("--lora-r", dest="lora.r", type=int, metavar="N", help="rank")
     group.add_argument(
         "--lora-alpha",
@@ -236,6 +245,7 @@ def sources_of(
     Raises ConfigError if the command line and the environment describe no run.
     """
     from kubetune.config.environment import VARIABLES
+    from kubetune.config.starting_values import values_without_a_file
 
     flags = {}
     for key, value in vars(args).items():
@@ -244,8 +254,12 @@ def sources_of(
             flags[key] = value
     if args.model_local_dir is not None:
         flags["model.path"] = args.model_local_dir
-    if "lora" not in flags and any(key.startswith("lora.") for key in flags):
-        log.info("LoRA is on, because a flag of it is set")
+    if args.full:
+        if any(key.startswith("lora") for key in flags):
+            raise ConfigError("command line: --full and LoRA's options exclude each other")
+        flags["lora"] = None
+    if args.columns:
+        flags["data.train"] = _with_columns(flags.get("data.train"), args.columns)
     overrides = [word for word in args.inputs if _OVERRIDE.match(word)]
     path = run_file(args)
     if path is None and not flags and not overrides and not VARIABLES.keys() & environ.keys():
@@ -256,4 +270,33 @@ def sources_of(
     targets = flags.get("lora.target_modules")
     if targets is not None and len(targets) == 1:
         flags["lora.target_modules"] = targets[0]  # a single one may be "all-linear"
-    return path, {"overrides": overrides, "flags": flags, "environ": environ}
+    settings: dict[str, Any] = {"overrides": overrides, "flags": flags, "environ": environ}
+    # A run without a file starts from what `kubetune init` writes.
+    if path is None and "data.train" in flags:
+        typed = {word.partition("=")[0] for word in overrides} | flags.keys()
+        for name, variable in VARIABLES.items():
+            if environ.get(name, "").strip():
+                typed.add(variable.path)
+        settings["starting"] = values_without_a_file(typed)
+    return path, settings
+
+
+def _with_columns(paths: Sequence[str] | None, words: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the sources of `--data` with the names of their columns."""
+    if not paths:
+        raise ConfigError("command line: --columns names columns of --data, which is missing")
+    columns = columns_of(words)
+    return [{"path": path, "columns": columns} for path in paths]
+
+
+def columns_of(words: Sequence[str]) -> dict[str, str]:
+    """Return the columns that words such as `prompt=question` name. Raises ConfigError for other words."""
+    columns = {}
+    for word in words:
+        expected, equals, name = word.partition("=")
+        if not (expected and equals and name):
+            raise ConfigError(
+                f"command line: --columns {word}: expected EXPECTED=NAME, such as prompt=question"
+            )
+        columns[expected] = name
+    return columns

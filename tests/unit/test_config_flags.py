@@ -89,11 +89,35 @@ def test_all_flags_without_a_file(tmp_path: Path) -> None:
     assert config.logging.report_json == "r.json"
 
 
-def test_no_flag_changes_a_default() -> None:
+def test_a_run_without_a_file_starts_from_what_init_writes() -> None:
     config = config_of("--model", "m", "--data", "d")
-    assert config == config_of("model=m", "data.train=d")
-    assert config.lora is None
+    assert (config.lora.r, config.data.eval, config.training.global_batch_size) == (16, 0.05, 32)
     assert config.data.add_special_tokens
+    # Without --data, as in containers, nothing is added.
+    assert config_of("model=m", "data.train=d").lora is None
+
+
+def test_whoever_says_otherwise_is_obeyed() -> None:
+    given = ("--model", "m", "--data", "d")
+    assert config_of(*given, "--full").lora is None
+    assert config_of(*given, "lora=null", "data.eval=null").lora is None
+    assert config_of(*given, "data.eval=null").data.eval is None
+    assert config_of(*given, environ={"LORA_RANK": "4"}).lora.r == 4
+    for batch in (("--batch", "2"), ("--grad-accum", "4"), ("training.global_batch_tokens=99",)):
+        assert config_of(*given, *batch).training.global_batch_size is None
+    assert config_of(*given, environ={"BATCH": "2"}).training.global_batch_size is None
+    with pytest.raises(ConfigError, match="--full and LoRA's options exclude each other"):
+        config_of(*given, "--full", "--lora-r", "4")
+
+
+def test_columns_are_named_beside_the_data() -> None:
+    config = config_of("--model", "m", "--data", "d#5", "--columns", "prompt=q", "completion=a")
+    [source] = config.data.train
+    assert (source.path, source.columns) == ("d#5", {"prompt": "q", "completion": "a"})
+    with pytest.raises(ConfigError, match="expected EXPECTED=NAME, such as prompt=question"):
+        config_of("--model", "m", "--data", "d", "--columns", "prompt")
+    with pytest.raises(ConfigError, match="--columns names columns of --data, which is missing"):
+        config_of("--model", "m", "--columns", "prompt=q")
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,15 @@
-"""`kubetune init`: a commented starter file, on the terminal or in a file."""
+"""`kubetune init`: a run file made for data that it looks at, or else a commented starter file."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import shell_word, visible
+from kubetune.cli.program import program
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -78,15 +80,34 @@ preference:
 task: reward_model              # a score for each answer, trained on pairs
 # preference: {center_coefficient: 0.01}    # pull of the scores towards a mean of zero
 # train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
+    "sequence_classification": """\
+task: sequence_classification
+# classification: {labels: [bad, good]}      # default: the labels of the data
+# train.jsonl: {"text": "A fine film.", "label": "good"}, or a table with these columns: docs/classification.md""",
+    "vision_language": """\
+task: vision_language
+# train.jsonl: {"image": "cat.png", "prompt": "What is this?", "completion": "A cat."}: docs/vision.md""",
 }
+# Models to start from, of tasks that need another kind.
+MODELS = {"vision_language": "Qwen/Qwen2.5-VL-3B-Instruct"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "data", nargs="?", metavar="DATA", help="file, folder or hub data set to make the run for"
+    )
+    parser.add_argument("--model", metavar="ID", help="hub id or folder of the model")
+    parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it"
     )
     parser.add_argument(
-        "--task", choices=TASKS, default="causal_lm", help="kind of run (default causal_lm)"
+        "--task", choices=TASKS, help="kind of run; left out: what DATA look like, or causal_lm"
+    )
+    parser.add_argument(
+        "--columns",
+        nargs="+",
+        metavar="EXPECTED=NAME",
+        help="columns of other names, such as prompt=question completion=solution",
     )
     parser.add_argument(
         "--schema", action="store_true", help="the JSON Schema of run files for editors instead"
@@ -94,26 +115,63 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print or write the starter file. Raise ConfigError rather than overwrite anything."""
-    text = _schema_text() if args.schema else starter(args.task)
-    if args.output is None:
-        print(text, end="")
-        return 0
-    if args.output.exists():
+    """Print or write the run file. Raise ConfigError rather than overwrite anything, DataError for unusable data."""
+    if args.output is not None and args.output.exists():
         raise ConfigError(
             f"{args.output} exists already; choose another name, or remove it. Nothing was written."
         )
+    if args.data is None and args.columns:
+        raise ConfigError("command line: --columns names columns of DATA, which is missing")
+    said = ""
+    if args.schema:
+        text = _schema_text()
+    elif args.data is None:
+        text = starter(args.task or "causal_lm", args.model)
+    else:
+        text, said = _for_data(args)
+
+    if args.output is None:
+        print(text, end="")
+        return 0
     write_atomic(args.output, text)
-    print(visible(f"wrote {args.output}"))
+    print(visible(f"wrote {args.output}{said}"))
     if not args.schema:
-        print(f"edit it, then: kubetune plan {shell_word(args.output)}")
+        file = shell_word(args.output)
+        verb = "data check" if args.data is None else "plan"
+        print(f"Next: {program()} {verb} {file} · {program()} train {file}")
     return 0
 
 
-def starter(task: str) -> str:
+def _for_data(args: argparse.Namespace) -> tuple[str, str]:
+    """Return the run file for data that are looked at, and in a few words what it is for."""
+    from kubetune.base.yaml_reader import FileText
+    from kubetune.cli.prepare.run_file import model_facts, run_file
+    from kubetune.config.load import load_config
+    from kubetune.config.schema import SourceConfig
+    from kubetune.data.inspect.proposal import propose
+    from kubetune.supervisor.command_line import columns_of
+
+    source = SourceConfig(path=args.data, columns=columns_of(args.columns or ()))
+    proposal = propose(source, args.task)
+    text = run_file(proposal, args.model, model_facts(args.model, proposal.task.value, os.environ))
+    # What is written can be run: a mistake here is found before anything is written.
+    load_config(FileText(args.output or Path("run.yaml"), text))
+    return text, f" ({proposal.task.value}: {proposal.task.reason})"
+
+
+def starter(task: str, model: str | None = None) -> str:
     """Return the starter file of a task."""
     text = STARTER.replace(TASKS["causal_lm"], TASKS[task])
-    if task != "causal_lm":
+    model = model or MODELS.get(task)
+    if model:
+        text = text.replace("Qwen/Qwen3-0.6B", json.dumps(model, ensure_ascii=False).strip('"'))
+    if task in ("sequence_classification", "vision_language"):
+        # Nothing of an answer is chosen to train on: a classifier has labels.
+        if task == "sequence_classification":
+            text = "".join(
+                line for line in text.splitlines(keepends=True) if "train_on:" not in line
+            )
+    elif task != "causal_lm":
         from kubetune.config.schema import LEARNING_RATES
 
         # These tasks compare answers, so `train_on` means nothing; and their learning rates are lower.
