@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from functools import cache
 from pathlib import Path
 
 from kubetune.base.humanize import shell_word
 
 
-@cache
 def program() -> str:
     """Return how the user calls kubetune: by its name if the shell finds this one, else by its path.
 

@@ -132,12 +132,7 @@ def read_tree(
             ours += _steps(entry, known)
 
     # Later layers win: values to start from, defaults, then the file, then what was typed.
-    first = [
-        replace(entry, origin=_STARTING) for entry in _from_mapping(starting or {}, (), problems)
-    ]
-    tree.put(first)
-    sections = {str(entry.path[0]) for entry in (*first, *written, *ours)}
-    _put_defaults(tree, sections, problems)
+    _put_lowest(tree, starting or {}, (*written, *ours), problems)
     tree.put(_safe(_absolute(written, folders), problems))
     _displace_global_batch(tree, {entry.path for entry in ours})
     tree.put(_safe(_absolute(into_lists(ours, tree, problems, whole="path"), [here]), problems))
@@ -154,6 +149,18 @@ def _written(file: Path | FileText, problems: list[Problem]) -> list[Entry]:
     entries, doubled = canonical_file(entries)
     problems += broken + doubled
     return entries
+
+
+def _put_lowest(
+    tree: Tree, starting: Mapping[str, Any], others: Iterable[Entry], problems: list[Problem]
+) -> None:
+    """Put what all `others` win over into the tree: values to start from, then the organisation's defaults."""
+    entries = []
+    for entry in _from_mapping(starting, (), problems):
+        entries.append(replace(entry, origin=_STARTING))
+    tree.put(entries)
+    sections = {str(entry.path[0]) for entry in (*entries, *others)}
+    _put_defaults(tree, sections, problems)
 
 
 def _put_defaults(tree: Tree, sections: set[str], problems: list[Problem]) -> None:

@@ -11,6 +11,7 @@ from kubetune.config.naming import default_output
 from kubetune.config.schema import Config
 from kubetune.config.schema.data import DataConfig
 from kubetune.config.schema.training import TrainingConfig
+from kubetune.config.starting_values import FEWEST_ROWS_OF_A_STEP
 from kubetune.data.findings.finding import NOTHING_FOUND, Finding
 from kubetune.data.inspect.estimate import is_upper_bound, makes_data
 from kubetune.data.inspect.lengths import Lengths
@@ -50,6 +51,14 @@ def describe(
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
+    if _is_noisy(plan):
+        yield (
+            "",
+            (
+                f"warning: a step of fewer than {FEWEST_ROWS_OF_A_STEP} rows is noisy, and learns badly; "
+                f"set training.global_batch_size: {FEWEST_ROWS_OF_A_STEP} or more"
+            ),
+        )
 
     # The data, as far as they were read.
     made_by_pod = makes_data(config.kubernetes)
@@ -71,6 +80,15 @@ def describe(
         length = config.data.max_length
         output = default_output(config.model.path, config.lora, length, datetime.now())
     yield "output", output
+
+
+def _is_noisy(plan: Plan) -> bool:
+    """True if an optimizer step has few rows though there are more of them."""
+    # Of a batch in tokens, nobody knows the rows before they are packed.
+    if plan.global_batch_tokens is not None:
+        return False
+    has_more = plan.rows is None or plan.rows > plan.global_batch_size
+    return has_more and plan.global_batch_size < FEWEST_ROWS_OF_A_STEP
 
 
 def _method(base: str, plan: Plan, parallelism: str, setting: str) -> str:

@@ -17,6 +17,7 @@ from kubetune.base.files import known, write_atomic
 from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
 from kubetune.config.schema import Config
+from kubetune.config.starting_values import starting_values
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import forecast_run
@@ -30,7 +31,7 @@ _IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
 def new_run(request: Request) -> Response:
     """Show the form, empty or with the settings of a run that is to be repeated."""
     site = site_of(request)
-    values: dict[str, str] = {}
+    values = _starting_texts()
     base = ""
     if "dir" in request.query_params:
         run_dir = run_of(request)
@@ -52,6 +53,15 @@ def new_run(request: Request) -> Response:
         "base": base,
     }
     return page(request, "new.html", "kubetune init -o run.yaml", facts)
+
+
+def _starting_texts() -> dict[str, str]:
+    """Return what stands in the fields of a new run: what `kubetune init` and `train --data` start from too."""
+    texts = {}
+    for key, start in starting_values().items():
+        # The method is a field of its own, and its rank has this default.
+        texts[key] = "true" if key == "lora" else _text(start.value)
+    return texts
 
 
 def _texts_of(site: Site, config: Config) -> dict[str, str]:

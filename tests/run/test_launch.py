@@ -114,7 +114,9 @@ def test_a_run_says_what_it_does(finished: tuple[Path, subprocess.CompletedProce
         assert f"[{family}]" in done.stdout
     assert f"step {STEPS}/{STEPS}" in done.stdout
     assert "\x1b" not in done.stdout
-    assert done.stdout.splitlines()[-1].startswith(f"Next: kubetune chat {run_dir} · ")
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("Next: ")
+    assert f"kubetune chat {run_dir} · " in last
     log = toy.log_of(run_dir)
     assert all(line in done.stdout for line in log.splitlines())
 

@@ -24,6 +24,7 @@ from kubetune import cli
 from kubetune.base.humanize import sparkline
 from kubetune.cli.local import watch
 from kubetune.cli.local.watch_screen import LiveScreen, RunView, draw
+from kubetune.cli.program import program
 from kubetune.rundir import exit_status, heartbeat
 from kubetune.training import worker
 from tests import toy
@@ -58,7 +59,9 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "done  step 14/14 (100%)" in text
     assert "on this machine" in text
-    assert f"Next: kubetune chat {run_dir} · kubetune report {run_dir}" in text.replace("\n", "")
+    assert f"Next: {program()} chat {run_dir} · {program()} report {run_dir}" in text.replace(
+        "\n", ""
+    )
     for words in (
         "loss  ",
         "in steps 1 to 14",

@@ -17,6 +17,7 @@ from rich.console import Console
 from kubetune.base import logs
 from kubetune.cli.local.watch import next_steps
 from kubetune.cli.local.watch_screen import LiveScreen, RunView, draw
+from kubetune.cli.program import program
 from kubetune.cli.remote.logs import _Counter, printer
 
 EVIL = "\x1b]0;mine\x07\x1b[2Jx\x9b31m[red]"
@@ -130,7 +131,7 @@ def test_a_command_to_paste_is_read_back_by_a_shell_and_holds_nothing_a_terminal
     shown = next_steps(Path(name), "causal_lm")
     for char in "\x1b\x9b\n\t\u202e\udcff":
         assert char not in shown
-    word = shown.removeprefix("Next: kubetune chat ").split(" · kubetune report ")[0]
+    word = shown.removeprefix(f"Next: {program()} chat ").split(f" · {program()} report ")[0]
     done = subprocess.run(
         ["bash", "-c", f"printf %s {word}"], cwd=tmp_path, capture_output=True, check=True
     )

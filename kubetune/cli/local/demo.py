@@ -9,8 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
-import sys
 import time
 from pathlib import Path
 
@@ -18,6 +16,7 @@ from kubetune import cli, errors
 from kubetune.base.files import write_atomic
 from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import shell_word
+from kubetune.cli.program import program
 from kubetune.rundir import metrics
 
 # A model and data that are part of the package.
@@ -174,8 +173,8 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
         ("adapter", str(run_dir / "checkpoints" / "best")),
         ("run file", str(run_file)),
         ("time", f"{seconds:.0f} s"),
-        ("try next", f'{_command()} generate {run_dir} "{NEXT_PROMPT}"'),
-        ("", f"{_command()} report {run_dir}"),
+        ("try next", f'{program()} generate {shell_word(run_dir)} "{NEXT_PROMPT}"'),
+        ("", f"{program()} report {shell_word(run_dir)}"),
     ]
     print()
     for label, text in lines:
@@ -186,10 +185,3 @@ def answers(run_dir: Path, step: int) -> dict[int, str]:
     """Return the answers of the evaluation after `step` steps, by row."""
     lines = metrics.read_lines(run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl")
     return {line["row"]: line["answer"] for line in lines}
-
-
-def _command() -> str:
-    """Return how the user calls kubetune: by its name if the shell would find it, else by its path."""
-    if shutil.which("kubetune"):
-        return "kubetune"
-    return os.path.relpath(sys.argv[0])

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune.base.humanize import shell_word, visible
 from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.program import program
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
@@ -223,7 +224,7 @@ def _next(run_view: RunView, run_dir: Path | None) -> str:
         from kubetune.config.load import read_config
 
         return next_steps(run_dir, read_config(run_dir).task)
-    report = f"kubetune report {shell_word(run_dir)}"
+    report = f"{program()} report {shell_word(run_dir)}"
     return f"Next: the command that started it continues from the newest checkpoint · {report}"
 
 
@@ -237,5 +238,5 @@ def next_steps(run_dir: Path, task: str) -> str:
 
 def _commands(verbs: Sequence[str], run_name: object) -> str:
     """Return command lines for a run, in one line."""
-    commands = [f"kubetune {verb} {shell_word(run_name)}" for verb in verbs]
+    commands = [f"{program()} {verb} {shell_word(run_name)}" for verb in verbs]
     return f"Next: {' · '.join(commands)}"

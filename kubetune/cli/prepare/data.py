@@ -11,9 +11,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.base.humanize import counted, unused_keys, visible
+from kubetune.base.humanize import counted, shell_word, unused_keys, visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare import data_convert
+from kubetune.cli.program import program
 from kubetune.errors import OK, USER, ConfigError, DataError
 from kubetune.plan.base_model import require_kind
 
@@ -129,6 +130,8 @@ def _check(args: argparse.Namespace) -> Answer:
         _show(report, console)
         if args.html:
             console.print(f"wrote {args.html}; open it in a browser, no network is needed")
+        if report.ok:
+            _show_next(args)
 
     # Whoever sees the report on a terminal has read there what keeps training from beginning.
     is_seen = not args.json and sys.stdout.isatty()
@@ -210,6 +213,8 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
             if line:
                 console.print(line, markup=False)
         console.print("Tokens were not checked; that needs --model, or a run file.")
+        if kinds and not problems.total:
+            _show_next(args)
 
     error = None
     if problems.total:
@@ -226,6 +231,19 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
         "problems": {"total": problems.total, "first": problems.first},
     }
     return Answer(facts, show, error=error)
+
+
+def _show_next(args: argparse.Namespace) -> None:
+    """Print the command that comes after a check: a plan of the run file, or a run file for the data."""
+    target = shell_word(args.target)
+    command = f"{program()} plan {target}"
+    if args.target.endswith((".yaml", ".yml")):
+        for override in args.overrides:
+            command += f" {shell_word(override)}"
+    else:
+        model = f" --model {shell_word(args.model)}" if args.model else ""
+        command = f"{program()} init {target}{model} -o run.yaml"
+    print(visible(f"Next: {command}"))
 
 
 def _show(report: Report, console: Console) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import shell_word, visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.program import program
 from kubetune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> Answer:
             _show_notes(imported, sys.stderr)
             return
         _show_notes(imported, sys.stdout)
-        next_command = f"kubetune plan {shell_word(args.output)}"
+        next_command = f"{program()} plan {shell_word(args.output)}"
         print(visible(f"\nwrote {args.output}; next: {next_command}"))
 
     notes = [

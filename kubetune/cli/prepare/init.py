@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import shell_word, visible
-from kubetune.cli.program import program
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -136,6 +135,8 @@ def run(args: argparse.Namespace) -> int:
     write_atomic(args.output, text)
     print(visible(f"wrote {args.output}{said}"))
     if not args.schema:
+        from kubetune.cli.program import program
+
         file = shell_word(args.output)
         verb = "data check" if args.data is None else "plan"
         print(f"Next: {program()} {verb} {file} · {program()} train {file}")

@@ -9,15 +9,22 @@ import os
 import sys
 from pathlib import Path
 
+from kubetune.base.humanize import shell_word, visible
 from kubetune.base.provenance import dotted
 from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.program import program
 from kubetune.cli.tables import print_fact, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ModelError
 from kubetune.library.plan_forecast import forecast_run
-from kubetune.supervisor.command_line import add_run_arguments, config_from_args, sources_of
+from kubetune.supervisor.command_line import (
+    add_run_arguments,
+    config_from_args,
+    run_file,
+    sources_of,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,6 +49,10 @@ def run(args: argparse.Namespace) -> Answer:
     def show() -> None:
         for label, text in forecast.describe():
             print_fact(label, text, 17)
+        if args.inputs and run_file(args) is not None:
+            verb = "train" if config.kubernetes is None else "submit"
+            words = " ".join(shell_word(word) for word in args.inputs)
+            print(visible(f"\nNext: {program()} {verb} {words}"))
 
     return Answer(forecast.to_json(), show)
 

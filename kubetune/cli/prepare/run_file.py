@@ -98,35 +98,8 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
         lines.add(0, "preference")
         lines.add(1, "loss", *proposal.loss)
 
-    start = starting_values(proposal.rows)
-    lines.add(0, "data")
-    lines.add(1, "train")
-    rows = "" if proposal.rows is None else counted(proposal.rows, "record")
-    lines.add(2, "path", proposal.path, rows)
-    shape = _format(proposal, facts)
-    if shape is not None:
-        lines.add(2, "format", *shape)
-    if proposal.columns:
-        lines.add(2, "columns")
-    for expected, choice in proposal.columns.items():
-        lines.add(3, expected, *choice)
-    share = start["data.eval"]
-    if share.value is None:
-        lines.lines.append(f"  # eval: heldout.jsonl         # {share.reason}")
-    else:
-        lines.add(1, "eval", share.value, share.reason)
-    lines.add(1, "max_length", *_max_length(facts))
-
-    lines.add(0, "lora")
-    lines.add(1, "r", start["lora"].value["r"], start["lora"].reason)
-    lines.add(0, "training")
-    for name in ("num_train_epochs", "global_batch_size"):
-        value = start[f"training.{name}"]
-        lines.add(1, name, value.value, value.reason)
-    rate, _ = LEARNING_RATES.get(task, (2e-4, 1e-5))
-    rate_text = "of LoRA for this task; a tenth or less for full fine-tuning"
-    lines.add(1, "learning_rate", rate, rate_text)
-
+    _add_data(lines, proposal, facts)
+    _add_training(lines, proposal)
     head = [
         f"# Made by `kubetune init` from the first records of {' '.join(proposal.path.split())}. "
         "Each choice has its reason beside it.",
@@ -163,6 +136,41 @@ def _add_model(lines: _Lines, proposal: Proposal, model: str | None, facts: Mode
         None: "not on this machine yet, so its chat template is not known",
     }
     lines.add(0, "model", model, known[facts.has_template])
+
+
+def _add_data(lines: _Lines, proposal: Proposal, facts: ModelFacts) -> None:
+    """Add the data: where they are, what they are, and what is held out of them."""
+    lines.add(0, "data")
+    lines.add(1, "train")
+    rows = "" if proposal.rows is None else counted(proposal.rows, "record")
+    lines.add(2, "path", proposal.path, rows)
+    shape = _format(proposal, facts)
+    if shape is not None:
+        lines.add(2, "format", *shape)
+    if proposal.columns:
+        lines.add(2, "columns")
+    for expected, choice in proposal.columns.items():
+        lines.add(3, expected, *choice)
+    share = starting_values(proposal.rows)["data.eval"]
+    if share.value is None:
+        lines.lines.append(f"  # eval: heldout.jsonl         # {share.reason}")
+    else:
+        lines.add(1, "eval", share.value, share.reason)
+    lines.add(1, "max_length", *_max_length(facts))
+
+
+def _add_training(lines: _Lines, proposal: Proposal) -> None:
+    """Add what is trained, and how."""
+    start = starting_values(proposal.rows)
+    lines.add(0, "lora")
+    lines.add(1, "r", start["lora"].value["r"], start["lora"].reason)
+    lines.add(0, "training")
+    for name in ("num_train_epochs", "global_batch_size"):
+        value = start[f"training.{name}"]
+        lines.add(1, name, value.value, value.reason)
+    rate, _ = LEARNING_RATES.get(proposal.task.value, (2e-4, 1e-5))
+    rate_text = "of LoRA for this task; a tenth or less for full fine-tuning"
+    lines.add(1, "learning_rate", rate, rate_text)
 
 
 def _format(proposal: Proposal, facts: ModelFacts) -> Choice | None:

@@ -1,0 +1,203 @@
+"""`kubetune init DATA`: the run that data are for, written down with a reason for each choice; and what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import cli, errors
+from kubetune.cli.local.demo import EMBEDDED
+from kubetune.cli.program import program
+from kubetune.config.load import load_config
+from kubetune.config.starting_values import starting_values
+
+MODEL = str(EMBEDDED / "model")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def table(name: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Write a CSV or TSV and return its name."""
+    with open(name, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, delimiter="\t" if name.endswith(".tsv") else ",")
+        writer.writerows([columns, *rows])
+    return name
+
+
+def lines(name: str, records: Sequence[dict[str, Any]]) -> str:
+    """Write JSON lines and return the name of the file."""
+    Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return name
+
+
+def written(*words: str, model: str = MODEL) -> tuple[Any, str]:
+    """Return the config that `init` writes for these words, and the text of its file."""
+    assert cli.main(["init", *words, "--model", model, "-o", "run.yaml"]) == 0
+    text = Path("run.yaml").read_text()
+    return load_config(Path("run.yaml")), text
+
+
+def test_a_table_of_questions_by_other_names(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [(f"{n} + 1?", f"It is {n + 1}.") for n in range(300)]
+    config, text = written(table("my Data.csv", ("Question", "solution"), rows))
+    [source] = config.data.train
+    assert (config.task, config.name, source.format) == ("causal_lm", "my-data", "question_answer")
+    assert source.columns == {"prompt": "Question", "completion": "solution"}
+    assert (config.lora.r, config.training.global_batch_size, config.data.eval) == (16, 8, 0.1)
+    assert config.data.max_length == 512
+    for reason in ("`Question` is taken as the question", "about 30 of 300 rows", "300 records"):
+        assert reason in text
+    # What it says to do next works when pasted, and knows nothing bad about the data.
+    said = capsys.readouterr().out
+    assert f"Next: {program()} plan run.yaml · {program()} train run.yaml" in said
+    assert cli.main(["data", "check", "run.yaml"]) == 0
+    assert "ready to train" in capsys.readouterr().out
+
+
+def test_labels_make_a_classifier() -> None:
+    rows = [(f"film {n}", ("bad", "good")[n % 2]) for n in range(40)]
+    config, text = written(table("reviews.tsv", ("review", "sentiment"), rows))
+    assert config.task == "sequence_classification"
+    assert config.data.train[0].columns == {"text": "review", "label": "sentiment"}
+    assert "2 labels: bad × 20, good × 20" in text
+
+
+def test_a_task_that_is_given_is_kept() -> None:
+    file = lines("l.jsonl", [{"text": "a film", "label": 1}] * 20)
+    config, _ = written(file, "--task", "causal_lm")
+    assert config.task == "causal_lm"
+
+
+@pytest.mark.parametrize(
+    ("record", "task", "loss", "columns"),
+    [
+        ({"prompt": "Hi?", "chosen": "Yes.", "rejected": "No."}, "preference", "dpo", {}),
+        (
+            {"question": "Hi?", "winner": "Yes.", "loser": "No."},
+            "preference",
+            "dpo",
+            {"prompt": "question", "chosen": "winner", "rejected": "loser"},
+        ),
+        ({"prompt": "Hi?", "completion": "Yes.", "label": True}, "preference", "kto", {}),
+    ],
+)
+def test_answers_that_are_compared_or_judged(
+    record: dict[str, Any], task: str, loss: str, columns: dict[str, str]
+) -> None:
+    config, _ = written(lines("pairs.jsonl", [record] * 30))
+    assert (config.task, config.preference.loss) == (task, loss)
+    assert config.data.train[0].columns == columns
+    # Plain prompts go through the template of a model that has one.
+    assert config.data.train[0].format == "messages"
+    assert cli.main(["data", "check", "run.yaml", "--samples", "0"]) == 0
+
+
+def test_conversations_of_a_model_without_a_template(tmp_path: Path) -> None:
+    plain = tmp_path / "model"
+    plain.mkdir()
+    for file in Path(MODEL).iterdir():
+        if file.name != "chat_template.jinja":
+            shutil.copy(file, plain)
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
+    config, text = written(lines("c.jsonl", [{"messages": turns}] * 3), model=str(plain))
+    assert config.model.chat_template == "chatml"
+    assert "3 rows are too few to hold some out" in text
+
+
+def test_text_and_unknown_models(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("book.txt").write_text("One paragraph.\n\nAnother.\n")
+    config, text = written("book.txt", model="acme/not-here")
+    assert (config.task, config.data.train[0].format) == ("causal_lm", "auto")
+    assert "not on this machine yet" in text
+    # Without a model an example is written, and without a file it is printed.
+    capsys.readouterr()
+    assert cli.main(["init", "book.txt"]) == 0
+    assert "model: Qwen/Qwen3-0.6B" in capsys.readouterr().out
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """Return what is said of words that `init` refuses, which leaves no file."""
+    Path("run.yaml").unlink(missing_ok=True)
+    assert cli.main(["init", *words, "-o", "run.yaml"]) == errors.USER
+    assert not Path("run.yaml").exists()
+    return capsys.readouterr().err
+
+
+def test_what_it_can_make_no_run_of_it_refuses_in_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = table("odd.csv", ("foo", "bar"), [(1, 2)])
+    said = refused(capsys, file)
+    assert "has the columns `foo` and `bar`" in said
+    assert "--columns prompt=foo completion=bar" in said
+
+    # What it says to paste works.
+    table("odd.csv", ("foo", "bar"), [("What?", "That.")])
+    config, _ = written(file, "--columns", "prompt=foo", "completion=bar")
+    assert config.data.train[0].columns == {"prompt": "foo", "completion": "bar"}
+
+    Path("photos/cat").mkdir(parents=True)
+    Path("photos/cat/1.png").touch()
+    said = refused(capsys, "photos")
+    assert 'photos/train.jsonl with lines such as {"image": "cat/1.png"' in said
+    table("photos/labels.csv", ("file_name", "label"), [("cat/1.png", "cat")])
+    assert "add a column `prompt`" in refused(capsys, "photos")
+    lines("photos/labels.jsonl", [{"image": "cat/1.png", "prompt": "?", "completion": "A cat."}])
+    Path("photos/labels.csv").unlink()
+    assert f"model {MODEL} sees none" in refused(capsys, "photos", "--model", MODEL)
+    assert "does not exist" in refused(capsys, "none.csv")
+    Path("empty.csv").touch()
+    assert "is blank; expected a header" in refused(capsys, "empty.csv")
+    assert "DATA, which is missing" in refused(capsys, "--columns", "prompt=a")
+
+
+@pytest.mark.parametrize("task", ["causal_lm", "sequence_classification", "vision_language"])
+def test_a_starter_of_each_task_loads(task: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "--task", task, "-o", "run.yaml"]) == 0
+    assert load_config(Path("run.yaml")).task == task
+
+
+@pytest.mark.parametrize(
+    ("rows", "share", "batch"),
+    [(None, 0.05, 32), (5, None, 8), (100, 0.1, 8), (10_000, 0.05, 32), (1_000_000, 0.002, 32)],
+)
+def test_values_fit_the_number_of_rows(rows: int | None, share: float | None, batch: int) -> None:
+    start = starting_values(rows)
+    assert start["data.eval"].value == share
+    assert start["training.global_batch_size"].value == batch
+
+
+def test_a_small_step_is_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    lines("d.jsonl", [{"prompt": f"{n}", "completion": " x"} for n in range(30)])
+    words = ["plan", "--model", MODEL, "--data", "d.jsonl"]
+    assert cli.main([*words, "--batch", "2"]) == 0
+    assert "a step of fewer than 8 rows is noisy" in capsys.readouterr().out
+    assert cli.main(words) == 0
+    assert "noisy" not in capsys.readouterr().out
+
+
+def test_the_program_is_named_as_the_shell_finds_it(tmp_path: Path) -> None:
+    code = "from kubetune.cli.program import program; print(program())"
+    beside = Path(sys.executable).with_name("kubetune")
+    for path, expected in ((beside.parent, "kubetune"), (tmp_path, str(beside))):
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PATH": str(path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == expected
