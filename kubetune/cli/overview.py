@@ -8,7 +8,7 @@ from __future__ import annotations
 # Every verb with a line on it.
 GROUPS: dict[str, dict[str, str]] = {
     "Prepare a run": {
-        "init": "write a commented run file to start from",
+        "init": "write a commented run file, made for your data",
         "import": "convert a config of axolotl, LLaMA-Factory, TRL or ms-swift",
         "data": "check, convert or prepare training data",
         "plan": "show batches, steps, memory, hours and price beforehand",
@@ -67,7 +67,11 @@ VERBS: dict[str, str] = {verb: line for verbs in GROUPS.values() for verb, line 
 
 # Command lines of each verb, without `kubetune` before them.
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "init": ("init -o run.yaml", "init --schema -o run.schema.json"),
+    "init": (
+        "init train.csv --model Qwen/Qwen3-0.6B -o run.yaml",
+        "init -o run.yaml",
+        "init --schema -o run.schema.json",
+    ),
     "import": ("import axolotl.yaml -o run.yaml", "import train.sh --from ms-swift"),
     "data": (
         "data check run.yaml --html data.html",
@@ -79,7 +83,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "train run.yaml",
         "train run.yaml training.learning_rate=1e-4 --seed 1",
-        "train --model Qwen/Qwen3-0.6B --data train.jsonl --lora --output outputs/first",
+        "train --model Qwen/Qwen3-0.6B --data train.jsonl --output outputs/first",
     ),
     "sweep": (
         "sweep run.yaml 'lr=log(1e-5,1e-3)' lora.r=8,16,32 --trials 27",

@@ -315,7 +315,10 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
         results.append(json.loads(capsys.readouterr().out))
     assert results[0] == results[1] == results[2]
     for data, message in (
-        (str(plain), "plain.tsv:2: has no column 'review', which data.columns gives for 'text'"),
+        (
+            str(plain),
+            "plain.tsv:2: has no column 'review', which data.train.columns gives for 'text'",
+        ),
         (f"{{path: {plain}, spilt: test}}", "data.train.spilt: unknown key; did you mean split?"),
         (str(tmp_path / "none.tsv"), "none.tsv does not exist; expected a file"),
         (

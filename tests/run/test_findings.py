@@ -168,7 +168,7 @@ CASES = {
         "train: `query` as the user's message, `response` as the assistant's, in 4 records",
         [{"query": f"question {i}", "response": f"answer {i}"} for i in range(4)],
         {},
-        "`data.columns` and `data.format` can say otherwise",
+        "`data.train.columns` and `data.train.format` can say otherwise",
     ),
     "blank lines": Case(
         "train: 2 blank lines among the records, skipped",

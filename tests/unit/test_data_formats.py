@@ -246,13 +246,13 @@ def test_named_columns_and_a_named_shape() -> None:
     for columns in ({"text": "body"}, {"sytem": "body"}):
         with pytest.raises(
             ValueError,
-            match=r"is read as messages, in which `data.columns` has no `(text|sytem)` \('body'",
+            match=r"is read as messages, in which `data.train.columns` has no `(text|sytem)` \('body'",
         ):
             convert({"body": "a", "messages": [USER]}, columns=columns)
     assert convert({"w": 1, "messages": [USER]}, columns={"weight": "w"}) == Chat((USER,))
     with pytest.raises(
         ValueError,
-        match=r"no column 'question', which data\.columns gives for 'prompt'; has the keys",
+        match=r"no column 'question', which data\.train\.columns gives for 'prompt'; has the keys",
     ):
         convert({"q": "Ping"}, columns={"prompt": "question"})
 

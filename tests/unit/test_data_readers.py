@@ -126,7 +126,7 @@ def test_an_open_string_in_a_list_is_named(tmp_path: Path) -> None:
 
 def test_many_problems_are_counted_and_the_first_shown(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
-    file.write_bytes(b"{\n" * 45)
+    file.write_bytes(b"".join(b"{" + b" " * n + b"x\n" for n in range(45)))
     _, problems = read(file)
     with pytest.raises(DataError) as caught:
         problems.raise_if_any()
@@ -580,8 +580,26 @@ def test_the_problems_kept_are_those_of_the_lowest_lines() -> None:
             problems.add(f"a.jsonl:{line}", "is blank")
     assert few.first == [f"a.jsonl:{line}: is blank." for line in range(1, 21)]
     assert few.total == len(all_of_them.first) == 59
-    assert "59 problems, of which 20 are shown" in str(all_of_them.error())
-    assert str(all_of_them.error()) == str(few.error())
+    # What all of them have is told once.
+    told = "a.jsonl:1: is blank. The same in 58 more records: lines 2, 3, 4 …\n59 problems. Nothing was written."
+    assert str(all_of_them.error()) == str(few.error()) == told
+
+
+def test_each_problem_is_told_once_with_its_first_lines() -> None:
+    problems = Problems()
+    for line, what in (
+        (4, "is blank"),
+        (2, "is short"),
+        (9, "is blank"),
+        (3, "is odd"),
+        (3, "is odd"),
+    ):
+        problems.add(f"a.jsonl:{line}", what)
+    assert problems.told_once() == [
+        "a.jsonl:2: is short.",
+        "a.jsonl:3: is odd. The same in 1 more record.",
+        "a.jsonl:4: is blank. The same in 1 more record: line 9.",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from kubetune.cli.prepare import data_convert
 from kubetune.cli.program import program
 from kubetune.errors import OK, USER, ConfigError, DataError
 from kubetune.plan.base_model import require_kind
+from kubetune.supervisor.command_line import columns_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -47,6 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     check.add_argument(
         "--model", help="model whose tokenizer is used; needed for tokens when TARGET is data"
+    )
+    check.add_argument(
+        "--columns",
+        nargs="+",
+        metavar="EXPECTED=NAME",
+        help="columns of other names in a data file, such as prompt=question completion=solution",
     )
     check.add_argument(
         "--samples", type=int, default=2, metavar="N", help="rendered rows to show (default 2)"
@@ -88,7 +95,8 @@ def _load(args: argparse.Namespace) -> Config:
     if args.target.endswith((".yaml", ".yml")):
         path = Path(args.target)
     else:
-        flags["data.train"] = args.target
+        columns = columns_of(getattr(args, "columns", None) or ())
+        flags["data.train"] = [{"path": args.target, "columns": columns}]
     if getattr(args, "model", None):
         flags["model.path"] = args.model
     config = load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
@@ -193,7 +201,7 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
             f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out"
         )
     # With --json every problem is kept, else as many as are shown.
-    source = SourceConfig(path=args.target)
+    source = SourceConfig(path=args.target, columns=columns_of(args.columns or ()))
     most_problems = None if args.json else SHOWN
     shapes = check_shapes(source, keep=most_problems)
     problems = shapes.problems
@@ -242,7 +250,10 @@ def _show_next(args: argparse.Namespace) -> None:
             command += f" {shell_word(override)}"
     else:
         model = f" --model {shell_word(args.model)}" if args.model else ""
-        command = f"{program()} init {target}{model} -o run.yaml"
+        columns = ""
+        if args.columns:
+            columns = f" --columns {' '.join(map(shell_word, args.columns))}"
+        command = f"{program()} init {target}{columns}{model} -o run.yaml"
     print(visible(f"Next: {command}"))
 
 
@@ -286,11 +297,11 @@ def _show_problems(problems: Problems, console: Console) -> None:
     """Print the first records that cannot be used, each with its line, and the number of the others."""
     from kubetune.data.reading.problems import SHOWN
 
-    shown = problems.first[:SHOWN]
-    for text in shown:
+    told = problems.told_once()
+    for text in told[:SHOWN]:
         console.print(text, markup=False)
-    if problems.total > len(shown):
-        console.print(f"and {problems.total - len(shown):,} more")
+    if len(told) > SHOWN:
+        console.print(f"and {len(told) - SHOWN:,} more")
 
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "default"}

@@ -446,7 +446,7 @@ def _answers(counts: SplitCounts) -> Iterator[Finding]:
 def _taken_columns(counts: SplitCounts) -> Iterator[Finding]:
     for taken, number in sorted(counts.stats["taken"].items()):
         sentence = f"{counts.name}: {taken}, in {counted(number, 'record')}"
-        advice = "`data.columns` and `data.format` can say otherwise"
+        advice = "`data.train.columns` and `data.train.format` can say otherwise"
         yield counts.note("taken_columns", sentence, number, advice=advice)
 
 

@@ -219,7 +219,7 @@ def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]
     for expected, column in columns.items():
         if column not in value:
             raise ValueError(
-                f"has no column {column!r}, which data.columns gives for {expected!r}; {keys(value)}"
+                f"has no column {column!r}, which data.train.columns gives for {expected!r}; {keys(value)}"
             )
         # A copy: the record is shown to the user as it is in the file.
         renamed = dict(value)
@@ -234,13 +234,13 @@ def _require_used_columns(
     columns: Mapping[str, str],
     shape: str,
 ) -> None:
-    """Raise ValueError where `data.columns` names a key that records of this shape do not have."""
+    """Raise ValueError where `data.train.columns` names a key that records of this shape do not have."""
     for key, column in columns.items():
         if key in DECIDING or not record.holds(key) or record.has_read(key):
             continue
         raise ValueError(
-            f"is read as {shape}, in which `data.columns` has no `{key}` ({column!r} is given for it); set "
-            "`data.format`, or leave it out"
+            f"is read as {shape}, in which `data.train.columns` has no `{key}` ({column!r} is given for it); set "
+            "`data.train.format`, or leave it out"
         )
 
 
@@ -257,7 +257,7 @@ def _read_preference(
     """Return answers to be compared or judged, and the keys that hold something and decide nothing."""
     if shape in ("text", "labelled"):
         raise ValueError(
-            f"is read as {shape} by `data.format`, which has no answers to compare; expected auto"
+            f"is read as {shape} by `data.train.format`, which has no answers to compare; expected auto"
         )
 
     if kind == "judged":
@@ -319,9 +319,14 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
         for shape, groups in _MARKS:
             if all(first_of(group, present) is not None for group in groups):
                 return shape
+    # What one may paste, with two names of this record.
+    names = [str(key) for key in value] or ["A"]
+    columns = f"prompt: {show(names[0])}, completion: {show(names[-1])}"
     raise ValueError(
         f"{keys(value)}; expected `messages`, `prompt` and `completion`, `text`, `conversations`, `instruction` "
-        "and `output`, or `question` and `answer`; other names can be given in `data.columns`"
+        "and `output`, or `question` and `answer`; other names are given so: "
+        f"`data: {{train: {{path: FILE, columns: {{{columns}}}}}}}`, or `--columns prompt={names[0]} "
+        f"completion={names[-1]}` beside `--data`; `kubetune init FILE` proposes them"
     )
 
 
@@ -441,7 +446,7 @@ def _only_key(record: Fields, names: Sequence[str], what: str) -> str:
     held = [name for name in names if record.holds(name)]
     if len(held) > 1:
         raise ValueError(
-            f"has {quoted(held)}; expected one {what}, or `data.columns` that say which it is"
+            f"has {quoted(held)}; expected one {what}, or `data.train.columns` that say which it is"
         )
     if held:
         return held[0]

@@ -231,7 +231,9 @@ def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
             taken.append((name, value))
     if len(taken) > 1:
         places = quoted(name for name, _ in taken)
-        raise ValueError(f"has {places}; expected one of them, or `data.columns` that say which")
+        raise ValueError(
+            f"has {places}; expected one of them, or `data.train.columns` that say which"
+        )
     return taken[0] if taken else None
 
 
@@ -275,7 +277,7 @@ def _question(rest: dict[str, Any]) -> Any:
     if len(questions) != 1:
         names = quoted(questions) or "no prompt"
         raise ValueError(
-            f"has {names}; expected one prompt, or `data.columns` that say which it is"
+            f"has {names}; expected one prompt, or `data.train.columns` that say which it is"
         )
 
     key, prompt = questions.popitem()

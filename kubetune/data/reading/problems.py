@@ -3,12 +3,49 @@
 from __future__ import annotations
 
 from bisect import insort
+from dataclasses import dataclass, field
 from typing import Final
 
-from kubetune.base.humanize import visible
+from kubetune.base.humanize import counted, visible
 from kubetune.errors import DataError
 
 SHOWN: Final = 20
+
+
+# Lines that are named of a problem that several records have, besides its first.
+_MORE_LINES: Final = 3
+# Problems in other words of which so many are told apart. Some quote the record, so that each is another.
+_MOST_KINDS: Final = 1_000
+
+
+@dataclass
+class _Kind:
+    """A problem that one or more records of a file have, in the same words."""
+
+    count: int = 0
+    lines: list[int] = field(default_factory=list)  # the lowest ones, in ascending order
+
+    def add(self, line: int) -> None:
+        """Note the line of another record that has it."""
+        self.count += 1
+        if line not in self.lines:
+            insort(self.lines, line)
+            del self.lines[_MORE_LINES + 1 :]
+
+    def told(self, file: str, what: str) -> str:
+        """Return the problem with its first line, and how many other records have it.
+
+        gsm.csv:2: has the keys `a`; expected … The same in 299 more records: lines 3, 4, 5 …
+        """
+        text = f"{file}:{self.lines[0]}: {what}."
+        others = self.count - 1
+        if not others:
+            return text
+        text += f" The same in {counted(others, 'more record')}"
+        if len(self.lines) > 1:
+            numbers = ", ".join(f"{line:,}" for line in self.lines[1:])
+            text += f": lines {numbers}" if others > 1 else f": line {numbers}"
+        return f"{text} …" if others > _MORE_LINES else f"{text}."
 
 
 class Problems:
@@ -22,6 +59,7 @@ class Problems:
         self._keep = keep
         # (file, line, what is wrong), in ascending order.
         self._kept: list[tuple[str, int, str]] = []
+        self._kinds: dict[tuple[str, str], _Kind] = {}
 
     def add(self, where: str, what: str) -> None:
         """Note a problem of the record at `where` (`file:line`)."""
@@ -29,6 +67,11 @@ class Problems:
         file, _, line = where.rpartition(":")
         # Reading runs ahead of encoding, so problems come in no order.
         insort(self._kept, (file, int(line), what))
+        kind = self._kinds.get((file, what))
+        if kind is None and len(self._kinds) < _MOST_KINDS:
+            kind = self._kinds[file, what] = _Kind()
+        if kind is not None:
+            kind.add(int(line))
         if self._keep is not None:
             del self._kept[self._keep :]
 
@@ -41,14 +84,18 @@ class Problems:
         """Return the problems kept, in the order of their lines."""
         return [visible(f"{file}:{line}: {what}.", keep="") for file, line, what in self._kept]
 
+    def told_once(self) -> list[str]:
+        """Return the problems in the order of their first lines; one that several records have stands there once."""
+        kinds = sorted(self._kinds.items(), key=lambda item: (item[0][0], item[1].lines[0]))
+        return [visible(kind.told(file, what), keep="") for (file, what), kind in kinds]
+
     def error(self) -> DataError:
         """Return the error that shows the problems and says that nothing was written."""
+        told = self.told_once()
         if self.total == 1:
-            return DataError(f"{self.first[0]} Nothing was written.")
-        more = f", of which {SHOWN} are shown" if self.total > SHOWN else ""
-        return DataError(
-            [*self.first[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."]
-        )
+            return DataError(f"{told[0]} Nothing was written.")
+        more = f", of which {SHOWN} are shown" if len(told) > SHOWN else ""
+        return DataError([*told[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."])
 
     def raise_if_any(self) -> None:
         """Raise DataError when there is a problem."""

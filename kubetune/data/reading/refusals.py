@@ -80,7 +80,7 @@ def _advice(value: Mapping[str, Any], answers: Sequence[str]) -> str:
 
 
 def _columns(prompt: str | None, chosen: str) -> str:
-    """Return the value of `data.columns` with which the chosen answers are trained on."""
+    """Return the value of `data.train.columns` with which the chosen answers are trained on."""
     if prompt is None:
         return f"messages: {chosen}"
     if prompt == "instruction":

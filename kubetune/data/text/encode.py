@@ -206,7 +206,7 @@ class Encoder:
             before = [*self._prefix, *prompt]
         else:
             raise ValueError(
-                "is a labelled text; set `task: sequence_classification`, or `data.format: text`"
+                "is a labelled text; set `task: sequence_classification`, or `data.train.format: text`"
             )
 
         eos = self.tokenizer.eos_id
