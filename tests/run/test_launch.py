@@ -390,7 +390,7 @@ def test_without_output_each_run_gets_a_directory_of_its_own_and_bad_data_end_it
         )  # fmt: skip
         assert len(earlier) == number - 1
         (made,) = set(inputs.glob("outputs/model/*")) - earlier
-        assert made.name.startswith("full-len8-")
+        assert made.name.startswith("lora-r16-a32-len8-")
         require_nothing_trained(made, done)
 
 

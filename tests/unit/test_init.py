@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
+import io
 import json
 import os
 import shutil
@@ -15,8 +17,10 @@ from typing import Any
 import pytest
 
 from kubetune import cli, errors
+from kubetune.cli.busy import busy
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.program import program
+from kubetune.cli.result import generate
 from kubetune.config.load import load_config
 from kubetune.config.starting_values import starting_values
 
@@ -201,3 +205,34 @@ def test_the_program_is_named_as_the_shell_finds_it(tmp_path: Path) -> None:
             check=True,
         )
         assert done.stdout.strip() == expected
+
+
+def on_a_terminal(stream: io.StringIO) -> io.StringIO:
+    """Return a stream that says that it is a terminal."""
+    stream.isatty = lambda: True  # type: ignore[method-assign]
+    return stream
+
+
+def test_a_terminal_is_asked_for_a_prompt_and_sees_that_work_is_done(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    args = argparse.Namespace(prompts=[], file=None)
+    monkeypatch.setattr(sys, "stdin", on_a_terminal(io.StringIO("What is a pod?\nmore\n")))
+    assert generate._typed_lines(args) == [("prompt:1", "What is a pod?")]
+    assert capsys.readouterr().err == "prompt> "
+    monkeypatch.setattr(sys, "stdin", on_a_terminal(io.StringIO("")))
+    with pytest.raises(errors.ConfigError, match="no prompt was given"):
+        generate._typed_lines(args)
+
+    # A pipe is read as before, and a log shows no bar.
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
+    assert [line for _, line in generate._typed_lines(args)] == ["a", "b"]
+    capsys.readouterr()
+    with busy("loading"):
+        pass
+    assert capsys.readouterr().err == ""
+    terminal = on_a_terminal(io.StringIO())
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with busy("loading [a model]"):
+        pass
+    assert "loading [a model]" in terminal.getvalue()

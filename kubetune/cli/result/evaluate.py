@@ -10,7 +10,8 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base.humanize import shown_on
+from kubetune.base.humanize import shown_on, visible
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_result
 
@@ -79,16 +80,17 @@ def run(args: argparse.Namespace) -> Answer:
     # The imports make many objects that stay: looking for garbage among them is lost time.
     from kubetune.base import collector
 
-    with collector.paused():
-        from kubetune.result.inference.evaluate import evaluate_run
-    evaluation = evaluate_run(
-        args.run_dir,
-        args.checkpoint,
-        args.data,
-        args.predictions,
-        model=args.model,
-        trust_code=args.trust_code,
-    )
+    with busy(f"evaluating {visible(str(args.run_dir))}"):
+        with collector.paused():
+            from kubetune.result.inference.evaluate import evaluate_run
+        evaluation = evaluate_run(
+            args.run_dir,
+            args.checkpoint,
+            args.data,
+            args.predictions,
+            model=args.model,
+            trust_code=args.trust_code,
+        )
     # Remarks go to standard error, so that --json stays JSON.
     for line in evaluation.remarks:
         print(shown_on(sys.stderr, line), file=sys.stderr)

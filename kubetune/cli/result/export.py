@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base import cpu
-from kubetune.base.humanize import counted
+from kubetune.base.humanize import counted, visible
 from kubetune.base.signals import stoppable
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> Answer:
     # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     cpu.give_back()
     with stoppable():
-        from kubetune.result.publishing.export import export_run
+        with busy(f"loading what exports {visible(str(args.run_dir))}"):
+            from kubetune.result.publishing.export import export_run
 
         export = export_run(
             args.run_dir,

@@ -15,6 +15,7 @@ from kubetune import errors
 from kubetune.base.files import write_atomic, written_whole
 from kubetune.base.humanize import counted, shown_on, unused_keys, visible
 from kubetune.base.signals import stoppable
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import add_json
 from kubetune.cli.result.export import add_result
 
@@ -118,10 +119,13 @@ def run(args: argparse.Namespace) -> int:
         return classify(args)
     # Questions and options are checked before the model is loaded.
     questions = read_questions(args)
-    sampling = sampling_of(args)
-    from kubetune.result.inference.generate import load_run
+    with busy(f"loading the model of {visible(str(args.run_dir))}"):
+        sampling = sampling_of(args)
+        from kubetune.result.inference.generate import load_run
 
-    loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
+        loaded = load_run(
+            args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code
+        )
     encoded = encode(loaded, questions)
 
     # An iterator: each answer is printed, or written, when it is known.
@@ -305,9 +309,10 @@ def _require_no_sampling(args: argparse.Namespace) -> None:
 def _classified(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the output, and the verdict of a classifier on each."""
     texts = read_texts(args)
-    from kubetune.result.inference.classify import classify_texts
+    with busy(f"asking the model of {visible(str(args.run_dir))}"):
+        from kubetune.result.inference.classify import classify_texts
 
-    verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model, args.trust_code)
+        verdicts = classify_texts(args.run_dir, args.checkpoint, texts, args.model, args.trust_code)
     rows = []
     for (text, second), verdict in zip(texts, verdicts, strict=True):
         rows.append({"text": text, "second": second} | verdict)
@@ -317,9 +322,10 @@ def _classified(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[di
 def _scored(args: argparse.Namespace) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows of the output, and the reward of each answer."""
     records = read_answers(args)
-    from kubetune.result.inference.classify import score_answers
+    with busy(f"asking the model of {visible(str(args.run_dir))}"):
+        from kubetune.result.inference.classify import score_answers
 
-    rewards = score_answers(args.run_dir, args.checkpoint, records, args.model, args.trust_code)
+        rewards = score_answers(args.run_dir, args.checkpoint, records, args.model, args.trust_code)
     rows = []
     for (_, record), reward in zip(records, rewards, strict=True):
         rows.append(record | {"reward": reward})
@@ -330,10 +336,22 @@ def _typed_lines(args: argparse.Namespace) -> list[tuple[str, str]]:
     """Return the prompts of the command line, or the lines of standard input, each with its place."""
     name = "prompt"
     lines = args.prompts
+    if not lines and sys.stdin.isatty():
+        return [("prompt:1", _asked_for())]
     if not lines:
         name = "standard input"
         lines = [line.rstrip("\n") for line in sys.stdin if line.strip()]
     return [(f"{name}:{number}", line) for number, line in enumerate(lines, 1)]
+
+
+def _asked_for() -> str:
+    """Return the prompt that somebody at a terminal types. Raise ConfigError for none."""
+    # Answers go to standard output, which may be a file.
+    print("prompt> ", end="", file=sys.stderr, flush=True)
+    line = sys.stdin.readline().rstrip("\n")
+    if not line.strip():
+        raise errors.ConfigError("no prompt was given; type one, or name a file with --file")
+    return line
 
 
 def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:

@@ -11,11 +11,12 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import cpu
-from kubetune.base.humanize import size
+from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
 from kubetune.base.registry import address as registry_address
 from kubetune.base.registry.address import Address
 from kubetune.base.signals import stoppable
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_export_options, tell
 from kubetune.cli.result.export import show as show_export
@@ -202,7 +203,8 @@ def _target(
 
 def _exported(args: argparse.Namespace, target: Target) -> tuple[Path, dict[str, Any]]:
     """Return the export to send, which is made now unless it exists, with its kind and step."""
-    from kubetune.result.publishing.export import export_run, find_export
+    with busy(f"loading what exports {visible(str(args.run_dir))}"):
+        from kubetune.result.publishing.export import export_run, find_export
 
     # An export of the same checkpoint in the same form is sent as it is.
     export = find_export(
