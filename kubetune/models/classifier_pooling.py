@@ -131,10 +131,13 @@ def flow(lm: Any, batch: Batch) -> AbstractContextManager[None]:
     """Return the context in which a packed batch goes forward and backward."""
     cu_seqlens = torch.tensor(batch.cu_seqlens, device=batch.input_ids.device)
     if not pools_last(lm):
+        # The first token of each sequence.
         rows = cu_seqlens[:-1]
     elif batch.tree is not None:
+        # Rows share prefixes, so they end elsewhere than sequences do.
         rows = batch.tree.ends
     else:
+        # The last token of each sequence.
         rows = cu_seqlens[1:] - 1
     return packed(batch.cu_seqlens, rows, pools_last(lm), batch.parents)
 

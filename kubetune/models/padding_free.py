@@ -200,6 +200,7 @@ def require_head(
         lm.train(was_training)
     is_same = ours.shape == expected.shape
     if is_same:
+        # Relative to the logits, as everywhere here.
         difference = (ours - expected.float()).norm()
         is_same = bool(difference <= TOLERANCE[expected.dtype] * expected.norm())
     if not is_same:
@@ -293,6 +294,8 @@ def set_attention(lm: Any, name: str) -> None:
     if getattr(lm.config, "vision_config", None) is None:
         lm.set_attn_implementation(name)
         return
+
+    # Other parts, such as the tower, keep transformers' own.
     names = {"text_config": name}
     for part in getattr(lm.config, "sub_configs", {}):
         names.setdefault(part, "sdpa")
@@ -365,6 +368,7 @@ def recomputable_layers(model: nn.Module) -> list[Any]:
 
 
 def _longest_list(model: nn.Module) -> nn.ModuleList:
+    # Layers are the longest list; shorter ones are heads, blocks of a tower, and the like.
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     return max(lists, key=len, default=nn.ModuleList())
 

@@ -57,6 +57,7 @@ def _series(run: RunRecord, key: str, points: int) -> Series | None:
     """Return the values of a metric, or None if another chart shows it, or it is not made of numbers."""
     if key in ("eval_loss", "eval_perplexity") or key.removeprefix("eval_") in run.numbers.curves:
         return None
+
     numbers = []
     for line in run.evaluations:
         if isinstance(line.get(key), int | float | NoneType):
@@ -91,10 +92,13 @@ def _charts_of(
     charts = []
     for part, begin in enumerate(range(0, len(names), metrics_of_a_chart), 1):
         names_of_chart = names[begin : begin + metrics_of_a_chart]
+
+        # A metric has the same dashes in the lines of all runs.
         lines = []
         for number, name in enumerate(names_of_chart):
             for index, series in metrics[name]:
                 lines.append(line_of(runs, index, name, series, number, kind="points"))
+
         shown_title = f"{title}, part {part}" if is_split else title
         if chart_name != "sources" and len(names_of_chart) == 1:
             shown_title = f"Evaluation: {names_of_chart[0]}"

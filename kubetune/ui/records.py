@@ -75,6 +75,7 @@ class Records:
         runs = []
         for run_dir in find_runs(self.folder):
             now = signature(run_dir)
+            # A folder may hold thousands of runs, of which few change between two looks.
             before, run = self._facts.get(run_dir, ((), {}))
             if before != now:
                 run = {
@@ -135,6 +136,7 @@ class Records:
                 self._kept.popitem(last=False)
         with kept.lock:
             now = signature(run_dir)
+            # Reading goes on where the last page stopped.
             if kept.record is None or kept.signature != now or kept.record.numbers.unread:
                 kept.record = read_run(run_dir, points, kept.reader, seconds)
                 kept.signature = now

@@ -123,6 +123,7 @@ def taken_by(source: SourceConfig, *, made_by_pod: bool = False) -> int | None:
     if located.sample is not None:
         taken = min(taken, located.sample)
     if source.range is not None:
+        # Of 100 records, the range 90 to 120 takes 10.
         begin, end = source.range
         taken = max(0, min(taken, end) - begin)
     return taken
@@ -154,6 +155,7 @@ def estimate_lengths(
 
     Raises ModelError or DataError when they are, but of no use, ConfigError for tokens that the model does not know.
     """
+    # Sources of the hub, and those that a pod will make, have no rows to look at yet.
     sources = []
     for source in spec.data.train:
         located = where_is(source, made_by_pod=made_by_pod)

@@ -101,6 +101,7 @@ def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
     if is_local(model.path):
         return model
 
+    # The commit that the run began with, even if the branch has moved since.
     known = read(run_dir).get("model")
     commit = None
     if known is not None and known.path == model.path:

@@ -52,6 +52,7 @@ def with_answer(value: Mapping[str, Any]) -> Mapping[str, Any]:
             return _with_last_turn(value, key, turns)
     if any(value.get(name) not in (None, "") for name in _COMPLETIONS):
         return value
+    # Names of answers that hold nothing would be in the way.
     rest = {name: item for name, item in value.items() if name not in _COMPLETIONS}
     return {**rest, "completion": right_answer(value) or NO_ANSWER}
 
@@ -62,6 +63,7 @@ def _with_last_turn(
     turns: Any,
 ) -> Mapping[str, Any]:
     """Return a conversation that ends with an answer."""
+    # Tables hold lists as JSON.
     if isinstance(turns, str):
         turns = parsed(turns, key)
     if not isinstance(turns, list) or not turns or not isinstance(turns[-1], Mapping):
@@ -71,6 +73,8 @@ def _with_last_turn(
     if speaker in _ASSISTANTS:
         return value
     answer = right_answer(value) or NO_ANSWER
+
+    # In the spelling of the other messages.
     turn = {"role": "assistant", "content": answer}
     if "role" not in last:
         turn = {"from": "gpt", "value": answer}

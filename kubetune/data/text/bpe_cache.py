@@ -49,6 +49,7 @@ class Words:
         self._backend = backend
         self._ids_of_word = _IdsOfWord(backend)
         self._find_words = re.compile(pattern, re.ASCII).findall
+
         decoder = backend.get_added_tokens_decoder()
         self._added = {str(token): id for id, token in decoder.items()}
 
@@ -142,6 +143,7 @@ class Words:
         count = 0
         begin = 0
         for cut in cuts:
+            # The same ids as those of the whole text, or a token lies across the cut.
             before = self._frequent(text[begin:cut])
             if ids[count : count + len(before)] != before:
                 return None

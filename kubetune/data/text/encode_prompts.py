@@ -42,6 +42,8 @@ class PromptEncoder:
         if isinstance(example, Chat):
             if example.images:
                 raise ValueError(f"has images, which a language model cannot see; {SEEING}")
+
+            # The prompt is what a model would be asked with at inference.
             *before, last = example.messages
             if last["role"] != "assistant" or not before:
                 raise ValueError(
@@ -56,6 +58,8 @@ class PromptEncoder:
             raise ValueError("is a text without a question; expected `prompt`, or `messages`")
         if not prompt:
             raise ValueError("has an empty prompt; expected at least one token")
+
+        # No row is without a label: the token that ends an answer is one, if there is nothing else.
         after: list[int] = []
         if answer != NO_ANSWER:
             after = self._tokenizer.encode_text(answer, special=False)

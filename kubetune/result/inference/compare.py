@@ -23,6 +23,7 @@ def compare_runs(
     run, a run that kept no answers, or two that were not asked the same.
     """
     after = _answers(run_dir, which)
+    # Answers of step 0 are those of the model before training.
     if other == BASE:
         before = read_answers(run_dir, 0)
     else:

@@ -40,6 +40,7 @@ def facts_of(
     config = read_config(result.run_dir)
     state = asdict(checkpoints.load_state(result.checkpoint))
     base = notes.get("base", {})
+    # Sorted by what they are of: this export, its run, its checkpoint, its base, its proof.
     return {
         "made_by": f"kubetune {versions().get('kubetune', '')}".strip(),
         "time": metrics.now(),

@@ -18,15 +18,19 @@ Settings = Mapping[str, float | str]
 # Function of a request and the right answer to its prompt.
 Reward = Callable[[Request, str | None], list[float | None]]
 
+# One thought, closed, and an answer behind it; TRL's own pattern, so that rewards are the same.
 _THOUGHT: Final = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
 
 
 def reward_of(name: str, settings: Settings) -> Reward:
     """Return a built-in reward by its name and settings, which the config has checked."""
+    # Against the right answer.
     if name in ("exact_match", "contains", "numeric", "json_equal"):
         return partial(_compared, getattr(metrics, name))
     if name == "regex":
         return partial(_compared, metrics.regex(str(settings["pattern"])))
+
+    # Of the text alone.
     if name == "json_valid":
         return partial(_of_texts, lambda text: metrics.json_valid(text, ""))
     if name == "format":
@@ -34,6 +38,8 @@ def reward_of(name: str, settings: Settings) -> Reward:
         return partial(_of_texts, lambda text: float(pattern.fullmatch(text.strip()) is not None))
     if name == "think_format_reward":
         return partial(_of_texts, lambda text: float(_THOUGHT.match(text) is not None))
+
+    # Of the tokens.
     if name == "length":
         return partial(_of_tokens, partial(length, settings=settings))
     if name in ("repetition", "get_repetition_penalty_reward"):
@@ -44,12 +50,19 @@ def reward_of(name: str, settings: Settings) -> Reward:
         )
     longest = int(settings["max_completion_len"])
     return partial(
-        _of_tokens, partial(overlong, longest=longest, margin=int(settings["soft_punish_cache"]))
+        _of_tokens,
+        partial(
+            overlong,
+            longest=longest,
+            margin=int(settings["soft_punish_cache"]),
+        ),
     )
 
 
 def _compared(
-    measure: metrics.Measure, request: Request, reference: str | None
+    measure: metrics.Measure,
+    request: Request,
+    reference: str | None,
 ) -> list[float | None]:
     """Return a measure of each answer against the right one; None where the record has none."""
     if reference is None:
@@ -58,13 +71,17 @@ def _compared(
 
 
 def _of_texts(
-    measure: Callable[[str], float], request: Request, _: str | None
+    measure: Callable[[str], float],
+    request: Request,
+    _: str | None,
 ) -> list[float | None]:
     return [measure(text) for text in request.texts]
 
 
 def _of_tokens(
-    measure: Callable[[Sequence[int]], float], request: Request, _: str | None
+    measure: Callable[[Sequence[int]], float],
+    request: Request,
+    _: str | None,
 ) -> list[float | None]:
     return [measure(ids) for ids in request.ids]
 
@@ -76,6 +93,7 @@ def length(ids: Sequence[int], settings: Settings) -> float:
     """
     number = len(ids)
     if "target" in settings:
+        # With a target of 100, answers of 50 and of 150 tokens get 0.5.
         target = max(float(settings["target"]), 1.0)
         return max(0.0, 1.0 - abs(number - target) / target)
     least = float(settings.get("min_tokens", 0))
@@ -88,6 +106,7 @@ def repetition(ids: Sequence[int], size: int, most: float) -> float:
     number = len(ids) - size + 1
     if number < 1:
         return 0.0
+    # Of 1 2 1 2 1 there are the pairs 12 21 12 21: 2 of 4 came before.
     different = {tuple(ids[place : place + size]) for place in range(number)}
     share = 1 - len(different) / number
     return share * most if share else 0.0
@@ -98,6 +117,7 @@ def overlong(ids: Sequence[int], longest: int, margin: int) -> float:
     begin = longest - margin
     if len(ids) <= begin:
         return 0.0
+    # With 100 tokens and a margin of 20: 0 up to 80, -0.5 at 90, -1 at 100.
     if len(ids) <= longest:
         return (begin - len(ids)) / margin
     return -1.0

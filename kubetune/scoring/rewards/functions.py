@@ -30,6 +30,7 @@ FORMS = (
 
 def load(path: Path, name: str) -> Function:
     """Return a function of a Python file, which may import what lies beside it. Raises ValueError where it has none."""
+    # A file is run once, though several of its functions may be rewards.
     module = sys.modules.get(f"kubetune rewards {path}")
     if module is None:
         folder = str(path.parent)
@@ -41,7 +42,9 @@ def load(path: Path, name: str) -> Function:
         module = importlib.util.module_from_spec(spec)
         sys.modules[module.__name__] = module  # dataclasses look their module up
         spec.loader.exec_module(module)
+
     function: Any = getattr(module, name, None)
+    # ms-swift's rewards are classes, whose objects are called.
     if inspect.isclass(function):
         function = function()
     if not callable(function):
@@ -53,13 +56,18 @@ def load(path: Path, name: str) -> Function:
 def form_of(function: Function, place: str) -> str:
     """Return the parameter that tells the form of a function. Raises ValueError for one of none of these forms."""
     parameters = inspect.signature(function).parameters
+    # Each name is of one form alone.
     for name in ("completions", "solution_str", "queries"):
         if name in parameters:
             return name
     raise ValueError(f"{place}({', '.join(parameters)}) is no reward function; expected {FORMS}")
 
 
-def judge(function: Function, request: Request, reference: str | None) -> Judgement:
+def judge(
+    function: Function,
+    request: Request,
+    reference: str | None,
+) -> Judgement:
     """Return what a function says of the answers. Raises what it raises, and ValueError for what is no number."""
     form = form_of(function, getattr(function, "__name__", "function"))
     metrics: dict[str, list[float]] = {}
@@ -80,6 +88,8 @@ def judge(function: Function, request: Request, reference: str | None) -> Judgem
             "labels": [reference] * number,
         }
         values = _called(function, _accepted(function, arguments))
+
+    # OpenRLHF's functions return a dict; others return a list, a tensor or an array.
     if isinstance(values, Mapping):
         values = values.get("rewards", values.get("scores"))
     if hasattr(values, "tolist"):
@@ -88,6 +98,7 @@ def judge(function: Function, request: Request, reference: str | None) -> Judgem
         raise ValueError(
             f"returned {_shown(values)}; expected a list of {len(request.texts)} numbers, one for each answer"
         )
+
     means = {}
     for name, logged in metrics.items():
         means[name] = sum(logged) / len(logged)
@@ -96,6 +107,7 @@ def judge(function: Function, request: Request, reference: str | None) -> Judgem
 
 def _called(function: Function, arguments: dict[str, Any]) -> Any:
     values = function(**arguments)
+    # TRL's functions may be coroutines.
     if inspect.isawaitable(values):
         return asyncio.run(_awaited(values))
     return values
@@ -136,9 +148,14 @@ def _trl_arguments(request: Request, metrics: dict[str, list[float]]) -> dict[st
     }
 
 
-def _verl_arguments(request: Request, text: str, reference: str | None) -> dict[str, Any]:
+def _verl_arguments(
+    request: Request,
+    text: str,
+    reference: str | None,
+) -> dict[str, Any]:
     """Return the arguments of verl, of one answer."""
     record = request.record
+    # verl's own data have the right answer one level below.
     model = record.get("reward_model")
     truth = model.get("ground_truth", reference) if isinstance(model, Mapping) else reference
     return {
@@ -152,6 +169,7 @@ def _verl_arguments(request: Request, text: str, reference: str | None) -> dict[
 def _accepted(function: Function, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments that a function has parameters for."""
     parameters = inspect.signature(function).parameters
+    # `**kwargs` takes all of them.
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return arguments
     return {name: value for name, value in arguments.items() if name in parameters}
@@ -170,6 +188,7 @@ def _number(value: Any) -> float | None:
     if value is None:
         return None
     number = float(value)
+    # NaN is no judgement.
     return None if number != number else number
 
 

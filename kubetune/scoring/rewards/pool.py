@@ -62,6 +62,7 @@ class RewardPool:
         """Kill the process with all that it has started, and remove its folder."""
         if self._process is None:
             return
+        # The whole session, with all that functions have started.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -84,6 +85,7 @@ class RewardPool:
             # The next request begins another process.
             self.close()
             error = str(gone)
+
         judgement = _judgement_of(reply, len(request.texts), error)
         if judgement.error and self._settings.on_reward_error == "stop":
             raise errors.ConfigError(
@@ -93,6 +95,7 @@ class RewardPool:
 
     def _start(self) -> None:
         """Begin the process, and wait until it has loaded its functions."""
+        # A folder of its own is all that it may leave something in.
         self._folder = tempfile.mkdtemp(prefix="kubetune-rewards-")
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
@@ -119,6 +122,7 @@ class RewardPool:
         except _Gone as gone:
             self.close()
             raise errors.ConfigError(f"rewards: {gone}") from None
+
         if reply.get("problems"):
             self.close()
             raise errors.ConfigError([f"rewards: {problem}" for problem in reply["problems"]])
@@ -126,6 +130,7 @@ class RewardPool:
 
     def _send(self, message: Any) -> None:
         content = pickle.dumps(message)
+        # The length, then as many bytes; a pipe may take only a part at a time.
         content = len(content).to_bytes(8, "big") + content
         try:
             while content:
@@ -135,6 +140,7 @@ class RewardPool:
 
     def _receive(self, seconds: float, what: str) -> Any:
         """Return the next reply. Raises _Gone after so many seconds, or when there can be none."""
+        # One deadline for the length and for the content.
         deadline = time.monotonic() + seconds
         size = int.from_bytes(self._read(8, deadline, seconds, what), "big")
         if size > _LARGEST_REPLY_BYTES:
@@ -148,11 +154,22 @@ class RewardPool:
             raise _Gone(f"{what}: the reward process wrote something that is no reply")
         return reply
 
-    def _read(self, size: int, deadline: float, seconds: float, what: str) -> bytes:
+    def _read(
+        self,
+        size: int,
+        deadline: float,
+        seconds: float,
+        what: str,
+    ) -> bytes:
         content = b""
         while len(content) < size:
             left = deadline - time.monotonic()
-            is_readable, _, _ = select.select([self._replies], [], [], max(0.0, left))
+            is_readable, _, _ = select.select(
+                [self._replies],
+                [],
+                [],
+                max(0.0, left),
+            )
             if not is_readable:
                 raise _Gone(f"{what}: took longer than {seconds:g} s and was stopped")
             part = os.read(self._replies, size - len(content))
@@ -177,6 +194,7 @@ def _judgement_of(reply: Any, number: int, error: str) -> Judgement:
     nothing: list[float | None] = [None] * number
     if reply is None:
         return Judgement(nothing, error)
+
     rewards = reply.get("rewards")
     if not isinstance(rewards, list) or len(rewards) != number:
         return Judgement(nothing, "the reward process wrote something that is no reply")

@@ -28,8 +28,11 @@ _MOST_CHARACTERS = 2000
 
 def main() -> None:
     """Load the functions, say whether that went well, then judge until the pipe ends."""
-    read_fd, write_fd = int(sys.argv[1]), int(sys.argv[2])
+    read_fd = int(sys.argv[1])
+    write_fd = int(sys.argv[2])
+    # Ctrl-C is for the rank, which kills this process when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+
     requests = os.fdopen(read_fd, "rb")
     replies = os.fdopen(write_fd, "wb")
     rewards, memory_bytes = pickle.loads(_message(requests))
@@ -43,6 +46,8 @@ def main() -> None:
         _die_with_parent()
     # After the fork, and before anything of the user's is run.
     isolation.limit(memory_bytes)
+
+    # All that cannot be loaded is named at once.
     judges: list[Judge] = []
     problems = []
     for reward in rewards:
@@ -51,10 +56,17 @@ def main() -> None:
         except (Exception, SystemExit) as error:
             problems.append(f"{reward.title}: {_trace(error, reward.file)}")
     _reply(replies, {"problems": problems, "is_separate": is_separate})
+
     while content := _message(requests):
         number, request = pickle.loads(content)
         _reply(
-            replies, _judged(judges[number], rewards[number], request, request.references[number])
+            replies,
+            _judged(
+                judges[number],
+                rewards[number],
+                request,
+                request.references[number],
+            ),
         )
 
 
@@ -70,7 +82,10 @@ def _judge_of(reward: RewardConfig) -> Judge:
 
 
 def _judged(
-    judge: Judge, reward: RewardConfig, request: Request, reference: str | None
+    judge: Judge,
+    reward: RewardConfig,
+    request: Request,
+    reference: str | None,
 ) -> dict[str, Any]:
     try:
         judgement = judge(request, reference)
@@ -86,6 +101,7 @@ def _judged(
 
 def _trace(error: BaseException, path: str | None) -> str:
     """Return an error with the traceback from the user's file on, cut short."""
+    # Frames of ours would say nothing to whoever wrote the function.
     frames = traceback.extract_tb(error.__traceback__)
     frames_of_file = [frame for frame in frames if path is not None and frame.filename == path]
     lines = [*traceback.format_list(frames_of_file), *traceback.format_exception_only(error)]

@@ -111,6 +111,7 @@ class FlatAdamW8bit(FlatAdamW):
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint needs to continue bit for bit."""
+        # The tables of codes are constants, and need not be kept.
         return super().state() | {"scale": self.scale, "scale_sq": self.scale_sq}
 
 

@@ -27,6 +27,7 @@ def decide(
         return dtype
     from kubetune.distributed import process_group
 
+    # Ranks may run on machines with different CPUs, so one decides.
     chosen = None
     if world.is_main:
         chosen = _choose(run_dir, width)
@@ -55,6 +56,7 @@ def _choose(run_dir: Path, width: int | None) -> str:
 def _kept(run_dir: Path) -> str | None:
     """Return the dtype of the last start; None if there was none, or if it had a GPU."""
     start = last_start(metrics.read_events(run_dir))
+    # What a GPU chose says nothing of a CPU.
     if start.get("device") != "CPU":
         return None
     dtype: str | None = start.get("dtype")

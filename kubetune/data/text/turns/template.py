@@ -189,6 +189,7 @@ class ChatTemplate:
         trained: Collection[int],
     ) -> tuple[str, list[tuple[int, Span]]]:
         """Return a rendering without the marks of its generation blocks, and (turn, span) of each trained block."""
+        # Places of texts and of blocks are compared with the marks still in the text.
         generated = take_generation_marks(rendering.text)
         written = {rendering.part(mark).message for mark in rendering.marks}
         if not written.issuperset(trained):
@@ -204,6 +205,7 @@ class ChatTemplate:
         else:
             turns = []
 
+        # There may be blocks of answers that are not trained.
         answers = []
         for turn, span in zip(turns, generated.spans, strict=False):
             if turn in trained:
