@@ -24,6 +24,7 @@ from kubetune.base import files
 from kubetune.config.load import load_config, resolved
 from kubetune.config.naming import STARTED
 from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig, RewardConfig
+from kubetune.config.schema.grpo import ServersConfig
 from kubetune.config.schema.tracking import HooksConfig, PushConfig, TrackingConfig
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 
@@ -38,7 +39,9 @@ CACHE: Final = "data.cache"
 # Keys that have files written outside of the run directory.
 WRITTEN: Final = (CACHE, "logging.report_json")
 # Keys that have numbers or weights sent elsewhere.
-SENT: Final = ("mirror", "push", "tracking.mlflow", "tracking.wandb", "tracking.trackio")
+SENT: Final = (
+    "mirror", "push", "tracking.mlflow", "tracking.wandb", "tracking.trackio", "grpo.servers"
+)  # fmt: skip
 EFFECTS: Final = (*CODE, *WRITTEN, *SENT)
 
 _OF_CHECKPOINTS = ("manifest.json", "state.json")
@@ -62,7 +65,7 @@ def effects_of(config: Config, keys: Collection[str] = EFFECTS) -> list[Effect]:
         **_code_in(config.hooks, config.evaluation, config.model),
         **_code_of_rewards(config.rewards),
         **_written(config.data.cache, config.logging.report_json),
-        **_sent(config.mirror, config.push, config.tracking),
+        **_sent(config.mirror, config.push, config.tracking, config.grpo.servers),
     }
     return [named[key] for key in keys if key in named]
 
@@ -225,7 +228,10 @@ def _written(cache: str | None, report: str | None) -> dict[str, Effect]:
 
 
 def _sent(
-    mirror: str | None, push: PushConfig | None, tracking: TrackingConfig
+    mirror: str | None,
+    push: PushConfig | None,
+    tracking: TrackingConfig,
+    servers: ServersConfig | None,
 ) -> dict[str, Effect]:
     """Return the addresses that numbers or weights are sent to, by key."""
     addresses: dict[str, str] = {}
@@ -244,6 +250,8 @@ def _sent(
     if trackio is not None:
         place = trackio.server_url or trackio.space_id or trackio.dir
         addresses["tracking.trackio"] = place or "your own Trackio"
+    if servers is not None:
+        addresses["grpo.servers"] = ", ".join(servers.urls)
     return {
         key: _effect(key, "has data sent", f"to {address}", address)
         for key, address in addresses.items()

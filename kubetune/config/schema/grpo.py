@@ -11,6 +11,7 @@ from kubetune.config.schema.base import AsTuple, Section, renamed, section_of
 
 if TYPE_CHECKING:
     from kubetune.config.schema.data import DataConfig
+    from kubetune.config.schema.model import LoraConfig
     from kubetune.config.schema.training import TrainingConfig
 
 LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo"]
@@ -49,6 +50,56 @@ def _as_loss_type(value: Any) -> Any:
     if isinstance(value, str) and value in NOT_YET:
         raise ValueError(f"{NOT_YET[value]} is not built yet; expected grpo, dapo or another")
     return value
+
+
+class ServersConfig(Section):
+    """Stock vLLM servers that draw the answers in place of the model itself, by an adapter file for each version."""
+
+    urls: Annotated[tuple[str, ...], AsTuple] = Field(
+        min_length=1,
+        description="Address of each server, such as `http://10.0.0.7:8000`; no address of several, as an adapter "
+        "would reach one of them alone. They see the run directory at the same path.",
+    )
+    lag: Literal[0, 1] = Field(
+        0,
+        description="0: answers by the newest weights, for which the run waits. 1: by those of one set of answers before, "
+        "which servers draw while the run learns.",
+    )
+    timeout_seconds: float = Field(
+        600.0,
+        ge=1,
+        description="A server that in this time has not answered a prompt, asked again and again, or not loaded an "
+        "adapter ends the run.",
+    )
+
+    @model_validator(mode="after")
+    def _urls_are_addresses(self) -> ServersConfig:
+        problems = []
+        for url in self.urls:
+            if not re.fullmatch(r"https?://[^/?#@\s]+(/[^?#\s]*)?", url):
+                problems.append(f"urls: found {url}; expected such as http://10.0.0.7:8000")
+            elif re.search(r"/v1/?$", url):
+                problems.append(
+                    f"urls: found {url}; expected it without /v1, as adapters are loaded beside it"
+                )
+        if len(set(self.urls)) < len(self.urls):
+            problems.append("urls: a server is named twice; expected each once")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+
+def _as_servers(value: Any) -> Any:
+    """Return servers as a section: an address, or a list of them, is `{urls: […]}`."""
+    if isinstance(value, str):
+        value = [value]
+    return {"urls": value} if isinstance(value, (list, tuple)) else value
+
+
+Servers = Annotated[
+    ServersConfig,
+    BeforeValidator(_as_servers, json_schema_input_type=str | tuple[str, ...] | ServersConfig),
+]
 
 
 class GrpoConfig(Section):
@@ -135,7 +186,8 @@ class GrpoConfig(Section):
     importance_sampling_correction: Correction = Field(
         "none",
         description="Weight of an answer by how much likelier the training has it than the sampling: the ratio of each "
-        "token, of the whole answer (the product), or its geometric mean; cut at the limits, or dropped beyond them.",
+        "token, of the whole answer (the product), or its geometric mean; cut at the limits, or dropped beyond them. "
+        "Left out with `servers`: `token_truncate`.",
     )
     importance_sampling_clip_max: float | None = Field(
         3.0, gt=0, description="Upper limit of that weight."
@@ -145,6 +197,9 @@ class GrpoConfig(Section):
     )
     generation_batch_size: int = Field(
         64, ge=1, description="Answers that a rank draws at a time, in whole groups; at least one."
+    )
+    servers: Servers | None = Field(
+        None, description="vLLM servers that draw the answers; left out: the model itself does."
     )
     reward_timeout_seconds: float = Field(
         60.0, gt=0, description="A reward function that takes longer for one group is stopped."
@@ -180,6 +235,9 @@ class GrpoConfig(Section):
         if value.get("loss_type") == "gspo":
             level = value.get("importance_sampling_level", "sequence")
             value = {**value, "loss_type": "grpo", "importance_sampling_level": level}
+        if value.get("servers") is not None:
+            # TRL's `sequence_mask` multiplies the ratios of all tokens, by which it drops long answers as a rule.
+            value = {"importance_sampling_correction": "token_truncate", **value}
         return value
 
     @model_validator(mode="after")
@@ -352,6 +410,8 @@ class _Run(Protocol):
     @property
     def data(self) -> DataConfig: ...
     @property
+    def lora(self) -> LoraConfig | None: ...
+    @property
     def training(self) -> TrainingConfig: ...
 
 
@@ -379,7 +439,32 @@ def problems_of_run(run: _Run) -> list[str]:
             f"data.overlong: found {run.data.overlong} with `task: grpo`, whose prompts are asked whole; expected drop "
             "or error"
         )
-    return problems + _not_built_yet(run)
+    return problems + _problems_of_servers(run) + _not_built_yet(run)
+
+
+def _problems_of_servers(run: _Run) -> list[str]:
+    """Return the settings of a run that stock servers cannot draw answers for, each as a problem."""
+    servers = run.grpo.servers
+    if servers is None:
+        return []
+    problems = []
+    if run.lora is None:
+        problems.append(
+            "grpo.servers: stock vLLM servers take new adapters, and no new weights of a whole model; set lora, or leave "
+            "the servers out"
+        )
+    else:
+        for key in ("use_dora", "modules_to_save", "target_parameters"):
+            if getattr(run.lora, key):
+                problems.append(
+                    f"lora.{key}: vLLM takes no such adapter; leave it out, or leave grpo.servers out"
+                )
+    if servers.timeout_seconds >= run.training.timeout_seconds:
+        problems.append(
+            f"grpo.servers.timeout_seconds is {servers.timeout_seconds:g}; expected less than training.timeout_seconds, "
+            f"{run.training.timeout_seconds:g}, after which ranks that wait are ended"
+        )
+    return problems
 
 
 def _not_built_yet(run: _Run) -> list[str]:

@@ -90,10 +90,7 @@ class Drawer:
             if any(slot.number not in groups for slot in unit):
                 missing.append(unit)
         if missing and is_late:
-            raise errors.EnvironmentFault(
-                f"{file.path}: lacks answers that later steps learnt from, and the weights that drew them are gone; put "
-                "the file back, go on from an earlier checkpoint, or choose another `output`"
-            )
+            raise self.gone(file.path)
         try:
             for first in range(0, len(missing), self.world.size):
                 heartbeat.beat("generation")
@@ -117,6 +114,13 @@ class Drawer:
         answered = [groups[slot.number] for slot in slots]
         self._explain_errors(step, answered, file)
         return answered
+
+    def gone(self, path: Path) -> errors.EnvironmentFault:
+        """Return the error of a file that lacks answers which cannot be drawn again."""
+        return errors.EnvironmentFault(
+            f"{path}: lacks answers that later steps learnt from, and the weights that drew them are gone; put "
+            "the file back, go on from an earlier checkpoint, or choose another `output`"
+        )
 
     def _explain_errors(self, step: int, groups: Sequence[Group], file: RolloutFile) -> None:
         """Log the first error of each reward. Raises ConfigError for one that could judge nothing from the start on."""

@@ -125,17 +125,18 @@ class RolloutFeed:
         measured = measured_of(groups, self._rewards)
         return replace(work, measured=measured, seconds=self._drawer.seconds if is_new else {})
 
+    def slots(self, first: int) -> list[Slot]:
+        """Return all prompts of the window that begins at a step, step after step."""
+        slots: list[Slot] = []
+        first_data_step = self._data_step(first)
+        for place in range(self._settings.steps_per_generation):
+            for row in self._prompts.samples(first_data_step + place).tolist():
+                slots.append(Slot(len(slots), row, self._prompt(row)))
+        return slots
+
     def _drawn(self, first: int, *, is_late: bool) -> _Window | None:
         """Return the answers of a window; None if a stop was asked for meanwhile."""
-        # All prompts of the window, step after step.
-        first_data_step = self._data_step(first)
-        slots: list[Slot] = []
-        sizes = []
-        for place in range(self._settings.steps_per_generation):
-            samples = self._prompts.samples(first_data_step + place)
-            sizes.append(len(samples))
-            for row in samples.tolist():
-                slots.append(Slot(len(slots), row, self._prompt(row)))
+        slots = self.slots(first)
         groups = self._drawer.groups(first, slots, is_late=is_late)
         if groups is None:
             return None
@@ -145,9 +146,9 @@ class RolloutFeed:
         of_steps = []
         advantages_of_steps = []
         end = 0
-        for size in sizes:
+        for place in range(self._settings.steps_per_generation):
             begin = end
-            end += size
+            end += len(self._prompts.samples(self._data_step(first) + place))
             of_steps.append(groups[begin:end])
             advantages_of_steps.append(of_all[begin:end])
         return _Window(first, of_steps, advantages_of_steps)

@@ -25,6 +25,8 @@ from kubetune.training.rollouts.drawing import Drawer
 from kubetune.training.rollouts.feed import RolloutFeed
 from kubetune.training.rollouts.questions import rewarded_prompts
 from kubetune.training.rollouts.self_check import require_sampling
+from kubetune.training.rollouts.servers.drawing import ServedDrawer
+from kubetune.training.rollouts.servers.start import served_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +66,8 @@ def make_rollout_feed(
     """
     _require_answers(data)
     padding_free = learner.route.padding_free
-    require_sampling(learner, _two_prompts(data, padding_free), data.tokenizer.pad_id)
+    if config.grpo.servers is None:
+        require_sampling(learner, _two_prompts(data, padding_free), data.tokenizer.pad_id)
     prompts = Feed(data.train, plan, config.training.seed, world, padding_free=padding_free)
     sources = DataSpec.of(config).splits["train"]
     rows = _rows_of_run(prompts, plan, config, len(data.train))
@@ -90,7 +93,9 @@ def make_rollout_feed(
         max_steps=plan.num_steps,
         is_stopping=is_stopping,
     )
-    return RolloutFeed(
+    if config.grpo.servers is not None:
+        drawer = served_by(drawer, config.grpo.servers)
+    feed = RolloutFeed(
         prompts,
         data.train,
         drawer,
@@ -101,6 +106,10 @@ def make_rollout_feed(
         share_prefixes=_may_share(config, learner, world),
         balances_experts=learner.routing.balances,
     )
+    if isinstance(drawer, ServedDrawer):
+        drawer.slots_of = feed.slots
+        learner.undo.callback(drawer.close)
+    return feed
 
 
 def _reward_pool(config: Config, world: World) -> RewardPool:
@@ -194,4 +203,7 @@ def _digest(config: Config, plan: Plan, data: Prepared) -> str:
         "data": data.fingerprint,
         "ends": list(data.tokenizer.eos_ids),
     }
+    if config.grpo.servers is not None:
+        # Which servers does not matter, but whose weights the answers are of.
+        facts["lag"] = config.grpo.servers.lag
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,175 @@
+"""Talk to one vLLM server over HTTP, by vLLM's OpenAI-compatible API (vLLM 0.11 to 0.33).
+
+Every call ends by the time it is given: it returns what the server answered, or raises ServerTrouble, or a kind of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+# A node that has gone without a word is noticed after 15 + 3 × 5 seconds, and not when the time is up.
+_KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+
+# More than 1,000 answers of 100,000 tokens, each token as id and log-probability.
+_MOST_BYTES: Final = 4 * 2**30
+
+_PIECE: Final = 2**20
+
+_MESSAGE_CHARACTERS: Final = 300
+
+# What does not become right by being asked again: the request itself, or the key.
+_FINAL: Final = (400, 401, 403, 405, 413, 422)
+
+
+class ServerTrouble(Exception):
+    """What a server did instead of its work. It may do it when it is asked again."""
+
+
+class Refused(ServerTrouble):
+    """A server that will say the same to the same request again."""
+
+
+class Unknown(ServerTrouble):
+    """A server that does not know the adapter or the address that it was asked for."""
+
+
+class Server:
+    """One vLLM server. Threads may share it: each call has a connection of its own."""
+
+    def __init__(self, url: str) -> None:
+        """`url`: such as `http://10.0.0.7:8000`."""
+        self.url = url
+        parts = urlsplit(url)
+        self._path = parts.path.rstrip("/")
+        self._host = parts.hostname or ""
+        self._port = parts.port
+        self._is_secure = parts.scheme == "https"
+
+    def complete(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """Return what the server answers to a request for completions. `deadline`: on the monotonic clock."""
+        text = self._asked("POST", "/v1/completions", request, deadline)
+        try:
+            reply = json.loads(text)
+        except ValueError as error:
+            raise ServerTrouble(f"answered what is not JSON ({error})") from None
+        if not isinstance(reply, dict):
+            raise ServerTrouble("answered JSON that is no object")
+        return reply
+
+    def load(self, name: str, folder: str, deadline: float) -> None:
+        """Have the server load an adapter from a folder that it sees too. It may have it already."""
+        request = {"lora_name": name, "lora_path": folder}
+        try:
+            self._asked("POST", "/v1/load_lora_adapter", request, deadline)
+        except Refused as error:
+            # The name says what is in the file, so an adapter of that name is the right one.
+            if "already been loaded" not in str(error):
+                raise
+
+    def unload(self, name: str, deadline: float) -> None:
+        """Have the server forget an adapter. It may have forgotten it already."""
+        try:
+            self._asked("POST", "/v1/unload_lora_adapter", {"lora_name": name}, deadline)
+        except Unknown:
+            return
+
+    def models(self, deadline: float) -> list[str]:
+        """Return the names of the models and adapters that the server has."""
+        try:
+            listed = json.loads(self._asked("GET", "/v1/models", None, deadline))
+            return [str(model["id"]) for model in listed["data"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise ServerTrouble(f"answered no list of models ({error!r})") from None
+
+    def _asked(
+        self, method: str, path: str, request: dict[str, Any] | None, deadline: float
+    ) -> bytes:
+        """Return the body of a good answer."""
+        connection = self._connection(_left(deadline))
+        try:
+            body = None if request is None else json.dumps(request).encode()
+            connection.connect()
+            _keep_alive(connection.sock)
+            connection.request(method, self._path + path, body, self._headers())
+            response = connection.getresponse()
+            text = _read(connection, response, deadline)
+        except (OSError, HTTPException) as error:
+            raise ServerTrouble(f"{path} ended with {error!r}") from None
+        finally:
+            connection.close()
+        if response.status == 200:
+            return text
+        what = f"{path} answered {response.status} {_message_of(text)}"
+        if response.status == 404:
+            raise Unknown(what)
+        if response.status in _FINAL:
+            raise Refused(what)
+        raise ServerTrouble(what)
+
+    def _connection(self, seconds: float) -> HTTPConnection:
+        kind = HTTPSConnection if self._is_secure else HTTPConnection
+        return kind(self._host, self._port, timeout=seconds)
+
+    def _headers(self) -> dict[str, str]:
+        headers = {"Content-Type": "application/json", "Accept": "application/json"}
+        # The variable that vLLM itself takes its key from. A run file would show the key to everybody.
+        key = os.environ.get("VLLM_API_KEY")
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        return headers
+
+
+def _left(deadline: float) -> float:
+    """Return the seconds to a deadline. Raises TimeoutError where none are left."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError("the time is up")
+    return seconds
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, number in _KEEPALIVE:
+        option = getattr(socket, name, None)
+        if option is not None:
+            connected.setsockopt(socket.IPPROTO_TCP, option, number)
+
+
+def _read(connection: HTTPConnection, response: HTTPResponse, deadline: float) -> bytes:
+    """Return the whole body. A server that sends a byte now and then does not go beyond the deadline."""
+    pieces = []
+    size = 0
+    while True:
+        if connection.sock is not None:
+            connection.sock.settimeout(_left(deadline))
+        piece = response.read1(_PIECE)
+        if not piece:
+            break
+        pieces.append(piece)
+        size += len(piece)
+        if size > _MOST_BYTES:
+            raise ServerTrouble(f"answered more than {_MOST_BYTES >> 30} GiB")
+        _left(deadline)
+    # `read1` says nothing of a body that ends too early.
+    if response.length:
+        raise ServerTrouble(f"broke off {response.length} bytes before the end of its answer")
+    return b"".join(pieces)
+
+
+def _message_of(text: bytes) -> str:
+    """Return what the body of an error says, in short."""
+    message = text.decode(errors="replace")
+    try:
+        reply = json.loads(text)
+        # vLLM: {"error": {"message": …}}; older ones {"message": …}; a path that does not exist: {"detail": …}
+        error = reply.get("error", reply)
+        message = error.get("message") or reply.get("detail") or message
+    except (ValueError, AttributeError):
+        pass
+    return " ".join(str(message).split())[:_MESSAGE_CHARACTERS]

@@ -1,0 +1,72 @@
+"""Make what has servers draw the answers, at the start of a run."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.data.text.tokenizer_files import read_json
+from kubetune.training.rollouts.drawing import Drawer
+from kubetune.training.rollouts.servers.adapters import AdapterFiles
+from kubetune.training.rollouts.servers.client import Server
+from kubetune.training.rollouts.servers.drawing import ServedDrawer
+from kubetune.training.rollouts.servers.requests import Asking
+
+if TYPE_CHECKING:
+    from kubetune.config.schema.grpo import ServersConfig
+    from kubetune.data.text.tokenizer import Tokenizer
+    from kubetune.models.learner import Learner
+
+_DIGEST_CHARACTERS = 8
+
+
+def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
+    """Return what has servers draw in place of the model. Raises ConfigError for adapters that they cannot load."""
+    learner = drawer.learner
+    _require_known_to_servers(learner, drawer.tokenizer)
+    addresses = [Server(url.rstrip("/")) for url in servers.urls]
+    # Two runs on the same servers do not touch each other's adapters.
+    run = hashlib.sha256(f"{drawer.run_dir.absolute()}\0{drawer.made_by}".encode()).hexdigest()
+    asking = Asking(
+        servers=addresses,
+        settings=drawer.settings,
+        eos_ids=drawer.tokenizer.eos_ids,
+        vocabulary=learner.lm.get_input_embeddings().num_embeddings,
+        seed=drawer.seed,
+        rank=drawer.world.rank,
+        seconds=servers.timeout_seconds,
+    )
+    adapters = AdapterFiles(
+        run_dir=drawer.run_dir,
+        model=learner.model,
+        servers=addresses,
+        seconds=servers.timeout_seconds,
+        run=run[:_DIGEST_CHARACTERS],
+        is_stopping=drawer.is_stopping,
+    )
+    logs.DATA.info("answers are drawn by %s", ", ".join(server.url for server in addresses))
+    settings: dict[str, Any] = {}
+    for field in fields(Drawer):
+        settings[field.name] = getattr(drawer, field.name)
+    return ServedDrawer(**settings, asking=asking, adapters=adapters, lag=servers.lag)
+
+
+def _require_known_to_servers(learner: Learner, tokenizer: Tokenizer) -> None:
+    """Raise ConfigError for an adapter that vLLM takes, and leaves out without a word."""
+    model: Any = learner.model
+    adapter = model.peft_config[model.active_adapter]
+    if getattr(adapter, "target_parameters", None):
+        raise errors.ConfigError(
+            "grpo.servers: the adapter is on experts that lie in one tensor, which servers are not told; name other "
+            "modules in lora.target_modules, or leave the servers out"
+        )
+    described = read_json(tokenizer.files.get("config.json"))
+    names_language_model = any("language_model" in name for name, _ in model.named_parameters())
+    if "text_config" in described and not names_language_model:
+        raise errors.ConfigError(
+            f"grpo.servers: the model is the text part of {described.get('model_type')}, whose layers have other names in "
+            "vLLM; take a model of text alone, or leave the servers out"
+        )
