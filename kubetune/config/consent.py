@@ -250,7 +250,7 @@ def _sent(
     if trackio is not None:
         place = trackio.server_url or trackio.space_id or trackio.dir
         addresses["tracking.trackio"] = place or "your own Trackio"
-    if servers is not None:
+    if servers is not None and servers.urls:
         addresses["grpo.servers"] = ", ".join(servers.urls)
     return {
         key: _effect(key, "has data sent", f"to {address}", address)

@@ -330,6 +330,18 @@ class PreprocessConfig(Section):
     )
 
 
+class SamplersConfig(Section):
+    """Pods with vLLM that draw the answers of `task: grpo`, in the same JobSet as the trainer."""
+
+    replicas: int = Field(1, ge=1, le=256, description="Servers, a pod each.")
+    gpus: int = Field(1, ge=1, le=64, description="GPUs of each, which share the model.")
+    cpu: Cores = Field(8, description="CPU cores of each.")
+    memory: Quantity = Field("64Gi", description="Memory of each.")
+    image: str = Field(
+        "vllm/vllm-openai:v0.33.0", min_length=1, description="Image with `vllm serve`."
+    )
+
+
 class JupyterConfig(Section):
     """A pod with JupyterLab beside a run."""
 
@@ -613,6 +625,11 @@ class KubernetesConfig(Section):
         None,
         description="The CPU-only job in which initialisers run, and your own command in place of `kubetune data prepare`. "
         "`{}` prepares the data there.",
+    )
+    samplers: SamplersConfig | None = Field(
+        None,
+        description="Pods with vLLM that draw the answers of `task: grpo` with `grpo.servers`, whose addresses are theirs. "
+        "`kind: jobset` alone.",
     )
     tools_image: str | None = Field(
         None,

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from kubetune.config.schema.base import AsTuple, Section, renamed, section_of
 
 if TYPE_CHECKING:
+    from kubetune.config.schema.cluster import KubernetesConfig
     from kubetune.config.schema.data import DataConfig
     from kubetune.config.schema.model import LoraConfig
     from kubetune.config.schema.training import TrainingConfig
@@ -56,9 +57,10 @@ class ServersConfig(Section):
     """Stock vLLM servers that draw the answers in place of the model itself, by an adapter file for each version."""
 
     urls: Annotated[tuple[str, ...], AsTuple] = Field(
-        min_length=1,
+        (),
         description="Address of each server, such as `http://10.0.0.7:8000`; no address of several, as an adapter "
-        "would reach one of them alone. They see the run directory at the same path.",
+        "would reach one of them alone. They see the run directory at the same path. Left out "
+        "with `kubernetes.samplers`, whose pods they are.",
     )
     lag: Literal[0, 1] = Field(
         0,
@@ -413,17 +415,19 @@ class _Run(Protocol):
     def lora(self) -> LoraConfig | None: ...
     @property
     def training(self) -> TrainingConfig: ...
+    @property
+    def kubernetes(self) -> KubernetesConfig | None: ...
 
 
 def problems_of_run(run: _Run) -> list[str]:
     """Return the settings of a run that do not fit its rewards, each as a problem."""
+    problems = _problems_of_samplers(run)
     if run.task != "grpo":
         if run.rewards:
-            return [
+            problems.append(
                 f"rewards: mean nothing to `task: {run.task}`, but to `task: grpo`; leave them out, or change the task"
-            ]
-        return []
-    problems = []
+            )
+        return problems
     if not run.rewards:
         problems.append(
             "rewards: missing; expected what rewards an answer, such as `rewards: [exact_match]` or a function of "
@@ -440,6 +444,33 @@ def problems_of_run(run: _Run) -> list[str]:
             "or error"
         )
     return problems + _problems_of_servers(run) + _not_built_yet(run)
+
+
+def _problems_of_samplers(run: _Run) -> list[str]:
+    """Return what is wrong with pods that draw answers, each as a problem."""
+    kubernetes = run.kubernetes
+    servers = run.grpo.servers
+    has_samplers = kubernetes is not None and kubernetes.samplers is not None
+    if not has_samplers:
+        if servers is not None and not servers.urls:
+            return ["grpo.servers.urls: missing; expected addresses, or kubernetes.samplers"]
+        return []
+    assert kubernetes is not None
+    problems = []
+    if run.task != "grpo" or servers is None:
+        problems.append(
+            "kubernetes.samplers: draw for `task: grpo` with `grpo.servers: {}`; add both, or leave the pods out"
+        )
+    elif servers.urls:
+        problems.append(
+            "grpo.servers.urls: kubernetes.samplers have addresses of their own; leave one of both out"
+        )
+    if kubernetes.kind != "jobset":
+        problems.append(
+            f"kubernetes.samplers: found kind {kubernetes.kind}; expected jobset, which starts and ends both groups of pods "
+            "together"
+        )
+    return problems
 
 
 def _problems_of_servers(run: _Run) -> list[str]:

@@ -28,7 +28,7 @@ def outputs_access(spec: RunSpec) -> str:
     k = spec.kubernetes
     if k.storage.outputs.access:
         return k.storage.outputs.access
-    has_other_pods = k.tensorboard or k.ui or k.jupyter is not None or spec.prepares
+    has_other_pods = k.tensorboard or k.ui or k.jupyter is not None or spec.prepares or k.samplers
     if spec.nodes > 1 or has_other_pods:
         return "ReadWriteMany"
     return "ReadWriteOnce"

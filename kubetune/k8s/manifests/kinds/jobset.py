@@ -5,7 +5,7 @@ What is fetched and prepared before training is its first Job. The trainer's beg
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
@@ -16,6 +16,7 @@ from kubetune.k8s.manifests.kinds.failure import jobset_failure_policy
 from kubetune.k8s.manifests.kinds.gang import join, pod_group
 from kubetune.k8s.manifests.kinds.job import indexed_job
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
+from kubetune.k8s.manifests.samplers import SAMPLER, addresses, sampler_job
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, kind_and_name, non_empty
 from kubetune.k8s.manifests.storage import cache_is_jobsets, shared_cache_spec
 from kubetune.k8s.manifests.trainer import pod_template
@@ -37,11 +38,15 @@ def replicated_job(
 
 
 def jobset_spec(
-    spec: RunSpec, template: Manifest, before: list[Manifest], labels: dict[str, str]
+    spec: RunSpec,
+    template: Manifest,
+    before: list[Manifest],
+    labels: dict[str, str],
+    beside: Sequence[Manifest] = (),
 ) -> Manifest:
     """Return the spec of a JobSet: Jobs that run before, one after the other, then one pod on each node.
 
-    `labels` are those of the trainer's Job.
+    `labels` are those of the trainer's Job. `beside`: Jobs that start with it, and that nobody waits for the end of.
     """
     k = spec.kubernetes
     annotations = {}
@@ -54,6 +59,10 @@ def jobset_spec(
     jobs = [*before, trainer]
     for previous, job in pairwise(jobs):
         job["dependsOn"] = [{"name": previous["name"], "status": "Complete"}]
+    for job in beside:
+        if before:
+            job["dependsOn"] = trainer["dependsOn"]
+        jobs.append(job)
     body: Manifest = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": jobset_failure_policy(
@@ -63,6 +72,9 @@ def jobset_spec(
         ),
         "replicatedJobs": jobs,
     }
+    if beside:
+        # Once the trainer has ended well, the JobSet has, and deletes the pods of its other Jobs.
+        body["successPolicy"] = {"operator": "All", "targetReplicatedJobs": [REPLICATED_JOB]}
     if cache_is_jobsets(spec):
         body["volumeClaimPolicies"] = [_cache_policy(spec)]
         for job in jobs:
@@ -110,12 +122,17 @@ class JobSet(WorkloadKind):
     def render(self, spec: RunSpec) -> list[Manifest]:
         """Return PodGroup where the run needs it, and JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
         master = f"{RUN_NAME}-{REPLICATED_JOB}-0-0.{RUN_NAME}"
-        template = pod_template(spec, rendezvous=rendezvous(spec, master, COMPLETION_INDEX))
+        variables = [*rendezvous(spec, master, COMPLETION_INDEX), *addresses(spec)]
+        template = pod_template(spec, rendezvous=variables)
         template = join(spec, template)
         before = []
         if spec.prepares:
             before.append(replicated_job(PREPROCESS, preparing_job_of_all_steps(spec)))
-        body = jobset_spec(spec, template, before, labels={})
+        beside = []
+        samplers = spec.kubernetes.samplers
+        if samplers is not None:
+            beside.append(replicated_job(SAMPLER, sampler_job(spec, samplers)))
+        body = jobset_spec(spec, template, before, labels={}, beside=beside)
         return [*pod_group(spec, template), self.workload(spec, body)]
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:

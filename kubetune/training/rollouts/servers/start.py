@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +23,20 @@ if TYPE_CHECKING:
 
 _DIGEST_CHARACTERS = 8
 
+# The variable with the addresses of pods that draw (k8s/manifests/samplers.py).
+SAMPLERS = "KUBETUNE_SAMPLERS"
+
 
 def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
     """Return what has servers draw in place of the model. Raises ConfigError for adapters that they cannot load."""
     learner = drawer.learner
     _require_known_to_servers(learner, drawer.tokenizer)
-    addresses = [Server(url.rstrip("/")) for url in servers.urls]
+    urls = servers.urls or tuple(os.environ.get(SAMPLERS, "").split())
+    if not urls:
+        raise errors.ConfigError(
+            "grpo.servers.urls: missing, and kubernetes.samplers are pods of a cluster; expected addresses"
+        )
+    addresses = [Server(url.rstrip("/")) for url in urls]
     # Two runs on the same servers do not touch each other's adapters.
     run = hashlib.sha256(f"{drawer.run_dir.absolute()}\0{drawer.made_by}".encode()).hexdigest()
     asking = Asking(
