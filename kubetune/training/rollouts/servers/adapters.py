@@ -29,8 +29,8 @@ from kubetune.training.rollouts.servers.client import Refused, Server, ServerTro
 
 FOLDER: Final = "adapters"
 
-PAUSE_SECONDS: Final = 1.0
-"""Time before a server is asked again."""
+# Time before a server is asked again.
+_PAUSE_SECONDS: Final = 1.0
 
 # To unload is a courtesy to the server, so that a run does not wait long for it.
 _UNLOAD_SECONDS: Final = 10.0
@@ -194,9 +194,9 @@ def _loaded(
             reason = str(error)
         except TimeoutError:
             return reason
-        if time.monotonic() + PAUSE_SECONDS >= deadline:
+        if time.monotonic() + _PAUSE_SECONDS >= deadline:
             return reason
-        given_up.wait(PAUSE_SECONDS)
+        given_up.wait(_PAUSE_SECONDS)
     return reason
 
 

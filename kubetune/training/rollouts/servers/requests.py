@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from kubetune.training.rollouts.drawing import Slot
     from kubetune.training.rollouts.servers.adapters import Adapter
 
-AT_A_TIME: Final = 64
-"""Prompts that a rank has asked for at a time. A server makes batches of what it has been asked for."""
+# Prompts that a rank has asked for at a time. A server makes batches of what it has been asked for.
+_AT_A_TIME: Final = 64
 
 _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 5.0
@@ -55,7 +55,7 @@ class Requests:
         self._arrived = queue.Queue()
         self._cancelled = threading.Event()
         self._complained: set[str] = set()  # addresses of servers that were asked again
-        for _ in range(min(AT_A_TIME, len(slots))):
+        for _ in range(min(_AT_A_TIME, len(slots))):
             # Nobody waits for these threads at the end of the process.
             threading.Thread(target=self._work, name="ask server", daemon=True).start()
 
