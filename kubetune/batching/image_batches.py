@@ -57,6 +57,7 @@ class PictureReader:
                 futures[image] = self._waiting.pop(image)
             elif image not in futures:
                 futures[image] = self._submit(image)
+
         return [futures[image].result() for image in images]
 
     def _submit(self, image: ImageRef | bytes) -> Future[Picture | Upright]:
@@ -127,6 +128,7 @@ def collate_pictured(
             pixel_values=torch.from_numpy(pixel_values),
             grids=torch.tensor([image.grid for image in all_images]),
         )
+
     return replace(batch, pictures=result)
 
 
@@ -198,6 +200,7 @@ def grid_positions(
         positions[1, first:token] = position + np.repeat(np.arange(down), across)
         positions[2, first:token] = position + np.tile(np.arange(across), down)
         position += max(down, across)
+
     positions[:, token:] = np.arange(position, position + len(is_image) - token)
     return positions
 

@@ -283,4 +283,5 @@ def score(
         of_labels = log_probabilities.gather(1, labels[span, None])[:, 0]
         torch.neg(of_labels, out=losses[span])
         is_likeliest[span] = logits.argmax(-1) == labels[span]
+
     return loss, is_likeliest, losses

@@ -259,6 +259,7 @@ def _in_strides(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
             product = x[first : first + stride] @ weight[expert]
             y[start:stop] = product[start - first : stop - first]
             start = stop
+
     return y
 
 

@@ -43,11 +43,13 @@ class LinearLogProbabilities(Function):
             torch.neg(losses, out=log_probabilities[span])
             if slopes is not None:
                 torch.mm(d_logits, weight, out=slopes[span])
+
         if slopes is not None:
             ctx.save_for_backward(slopes)
         else:
             # The weight's gradient takes g too, so logits are made again when it is known.
             ctx.save_for_backward(hidden, weight, bias, labels)
+
         ctx.head = head
         return log_probabilities
 

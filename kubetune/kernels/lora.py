@@ -176,6 +176,7 @@ def lora_backward(
         d_a = _summed(ctx, 2 * number, d_down[ranks])
         d_b = _summed(ctx, 2 * number + 1, d_bs[number])
         gradients += [d_a, d_b, *no_gradients]
+
     return d_x, None, *gradients
 
 

@@ -59,6 +59,7 @@ def rows_of(
             places[row] = offset + number * batch.shape[1] + torch.arange(len(row))
         offset += batch.numel()
         batches.append(batch.to(device))
+
     return Rows(tuple(batches), places.to(device))
 
 

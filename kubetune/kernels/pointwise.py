@@ -154,6 +154,7 @@ def cross_entropy(
     else:
         minus_one = log_probabilities.new_full((1, 1), -1.0).expand_as(column)
         gradient = log_probabilities.exp_().scatter_add_(1, column, minus_one)
+
     if cap:
         gradient = gradient * (1 - (bent / cap) ** 2)
 
@@ -256,6 +257,7 @@ class _Untried:
         except compiler_errors() as error:
             compile_no_more(error)
             return self._give_up(expected, reason_of(error))
+
         if not _agree(result, expected):
             return self._give_up(expected, "its result differs")
         self.forms[self.plain.__name__] = compiled
@@ -348,6 +350,7 @@ class _RmsNorm(Function):
                 scale,
                 ctx.offset,
             )
+
         if ctx.needs_input_grad[2]:
             d_weight = ctx.kernels["rms_norm_weight_gradient"](grad, x, scale).to(weight.dtype)
 

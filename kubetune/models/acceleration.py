@@ -100,6 +100,7 @@ def tune(
             logs.MODEL.info(
                 "pointwise kernels are compiled after the first step, which waits for none"
             )
+
     # Last: what is compiled are the forwards that were swapped before.
     if training.compile == "layers":
         learner = replace(learner, compiled_layers=_compile_layers(model, fused=fused))
@@ -141,11 +142,13 @@ def wants_compile(
         if pays and missing is not None:
             logs.MODEL.warning("kernels stay plain, which is slower: %s (docs/image.md)", missing)
         return pays and missing is None
+
     # Asked for by name, so it is no warning.
     if setting and missing is not None:
         raise errors.ConfigError(
             f"training.compile is {str(setting).lower()}, but {missing}; install one, or leave it at auto"
         )
+
     return bool(setting)
 
 

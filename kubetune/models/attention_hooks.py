@@ -216,6 +216,7 @@ def _rule_of(
         return MaskRule(
             0, "attention that is neither causal nor a sliding window, but of chunks or the like"
         )
+
     return MaskRule(0, "attention that is neither full nor a sliding window")
 
 
@@ -281,6 +282,7 @@ def packed_attention(
         )
     else:
         output = attend(q, k, v, s_aux, cu_seqlens, rule)
+
     return output[None], None
 
 
@@ -354,6 +356,7 @@ def attend(
         else:
             ends = tuple(end - run[0] for end in run)
             parts.append(block_attention(q[span], k[span], v[span], None, ends, rule))
+
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
@@ -370,6 +373,7 @@ def shared_attention(
         raise CannotRunPaddingFree(
             "shared beginnings with attention dropout, or without a causal mask"
         )
+
     cu_seqlens, parents = layout
     plain = sinks is None and not rule.softcap and not rule.window
     if plain and q.shape[-1] == v.shape[-1]:
@@ -380,6 +384,7 @@ def shared_attention(
             keeps_no_scores = stop - start > LONG_SHARED
         if keeps_no_scores:
             return joined_attention(q, k, v, cu_seqlens, parents, rule.scale)
+
     return block_attention(q, k, v, sinks, cu_seqlens, rule, parents)
 
 
@@ -397,6 +402,7 @@ def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             yield tuple(run)
         yield start, stop
         run = [stop]
+
     if len(run) > 1:
         yield tuple(run)
 

@@ -84,6 +84,7 @@ def _require_runs(lm: Any) -> None:
         expected = [1, lm.config.num_labels]
         if shape != expected:
             problem = f"it gives {shape} for one text, expected {expected}"
+
     if problem:
         raise errors.ModelError(
             f"model {lm.name_or_path}: {type(lm).__name__} cannot classify a text of {batch.num_tokens} tokens by "
@@ -139,6 +140,7 @@ def flow(lm: Any, batch: Batch) -> AbstractContextManager[None]:
     else:
         # The last token of each sequence.
         rows = cu_seqlens[1:] - 1
+
     return packed(batch.cu_seqlens, rows, pools_last(lm), batch.parents)
 
 
@@ -246,6 +248,7 @@ def self_check(model: nn.Module) -> float:
             raise CannotRunPaddingFree(
                 f"its head gives {tuple(logits.shape)} for {number} packed sequences"
             )
+
         return list(pooled.reshape(number, -1).split(1))
 
     def run_lone(lm: Any, batch: Batch) -> Tensor:

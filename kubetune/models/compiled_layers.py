@@ -97,6 +97,7 @@ def compile_layers(model: nn.Module) -> CompiledLayers | None:
             num_skipped,
             len(all_layers),
         )
+
     if not layers:
         return None
     return CompiledLayers(layers, next(model.parameters()).dtype)

@@ -102,11 +102,13 @@ def load(
             transformers.__version__,
         )
         model = cut_by(read())
+
     if trained:
         for parameter in model.parameters():
             # What is whole does not learn, but was read in fp32 like what does.
             if not isinstance(parameter, DTensor):
                 parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
+
     # What is saved says what is computed with, and nothing of how many ranks there were.
     model.config.dtype = arithmetic
     model.config.distributed_config = None
@@ -144,6 +146,7 @@ def _cut_for(
             reduce_dtype=torch.float32,
             cast_forward_inputs=False,
         )
+
     whole = ADAPTED
     if trained:
         whole = frozen(lm) or NOTHING
@@ -186,6 +189,7 @@ def cut(
             # The loss is divided once for the whole global batch, so gradients are summed, not averaged.
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
+
     # FSDP wraps a method by its name. Nothing else is hung on a model here.
     lm.call_inside = MethodType(_call, lm)
     register_fsdp_forward_method(lm, "call_inside")
@@ -217,6 +221,7 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
             head.out_features,
             bias=head.bias is not None,
         )
+
     whole_head.to_empty(device="cpu")
     torch.manual_seed(seed)
     model._init_weights(whole_head)
@@ -229,6 +234,7 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
                     parameter.device_mesh,
                     parameter.placements,
                 )
+
             parameter.copy_(value)
 
 
@@ -272,6 +278,7 @@ def reaching(lm: Any, tensor: Tensor) -> Tensor:
         is_whole = not isinstance(parameter, DTensor)
         if is_whole and parameter.requires_grad and parameter not in of_text:
             others.append(parameter)
+
     return _Reaching.apply(tensor, *others)  # type: ignore[no-any-return, no-untyped-call]
 
 

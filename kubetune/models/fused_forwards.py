@@ -94,6 +94,7 @@ def _quantized_lora_forward(module: Any) -> Forward | None:
         # On a GPU inputs are rounded to 8 bits as well, and multiplied in these.
         is_known = type(base).__name__ == "Linear8bitLt" and _is_on_cpu(base.weight)
         return _eight_bit_forward if is_known else None
+
     state = getattr(base.weight, "quant_state", None)
     # Weights that are packed for inference on a CPU let no gradient through.
     is_packed = getattr(state, "packing_format_for_cpu", False)
@@ -139,6 +140,7 @@ def _swap_norms(model: nn.Module, kernels: Kernels) -> int:
         if forward is not None:
             module.forward = MethodType(forward, module)
             number += 1
+
     return number
 
 
@@ -165,6 +167,7 @@ def _proved_norm_forward(module: Any, kernels: Kernels) -> Forward | None:
                 return forward
     finally:
         weight.copy_(original)
+
     return None
 
 
@@ -281,6 +284,7 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
         if module is not None:
             module.forward = _of_labelled_rows(module.forward)
             number += 1
+
     # BERT and its kin have feed-forward, residual and norm in a method.
     if hasattr(last, "feed_forward_chunk"):
         last.feed_forward_chunk = _of_labelled_rows(last.feed_forward_chunk)

@@ -193,6 +193,7 @@ def load_trained(
             device,
             **settings,
         )
+
     require_plain_adapter(folder)
     base: Any = load_pretrained(auto_class, spec, device, **settings)
     adapted = with_adapter(base, folder)
@@ -220,17 +221,20 @@ def require_plain_adapter(folder: Path) -> None:
         require_plain(folder)
     except IrregularFileError as error:
         raise errors.ModelError(f"adapter {error}. Nothing was loaded.") from None
+
     if not (folder / "adapter_model.safetensors").is_file():
         raise errors.ModelError(
             f"adapter {folder}: has no adapter_model.safetensors; its weights are read from nothing else. Nothing was "
             "loaded."
         )
+
     facts = read_json(folder / "adapter_config.json")
     if facts.get("peft_type") != "LORA":
         raise errors.ModelError(
             f"adapter {folder}: its adapter_config.json has peft_type: {facts.get('peft_type')!r}; expected LORA. "
             "Nothing was loaded."
         )
+
     foreign = sorted(key for key in _FOREIGN_TO_ADAPTERS if facts.get(key))
     if foreign:
         raise errors.ModelError(
@@ -291,6 +295,7 @@ def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str,
                 f"model {model.path}: its config.json has auto_map: {value!r}, code of another repository, which "
                 "model.revision does not pin; copy that code beside config.json. Nothing was run."
             )
+
     return {} if code_from is None else {"code_revision": code_from.revision}
 
 
@@ -350,6 +355,7 @@ def _log_new_weights(differences: Mapping[str, Any], *, is_expected: bool) -> se
             "not in the checkpoint, so new and drawn at random: %s",
             ", ".join(sorted(names)),
         )
+
     return names
 
 
@@ -391,6 +397,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
                 f"model {model.path}: is a {kind}, which {other_kind[2]} has no form of; choose "
                 "a model of another kind, or another `task`"
             ) from error
+
         raise errors.ModelError(f"model {model.path}: {' '.join(str(error).split())}") from error
     except (*_OF_ODD_FILES, RuntimeError, strict) as error:
         words = " ".join(str(error).split())[:300]
@@ -400,6 +407,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
             is_odd = isinstance(error, _OF_ODD_FILES) or type(error) is RuntimeError
             if not is_odd or re.search(r"alloc|memory|CUDA", words):
                 raise
+
         raise errors.ModelError(
             f"model {model.path}: transformers cannot make a model of its config.json and weights "
             f"({type(error).__name__}: {words}); fetch it again, or mend config.json"
@@ -426,6 +434,7 @@ def check_rows(
             token=hub_token(),
             trust_remote_code=False,
         )
+
     _require_whole_groups(facts.get_text_config(), model)
 
     vocabulary = getattr(facts.get_text_config(), "vocab_size", None)

@@ -91,6 +91,7 @@ def logit_rule(lm: Any) -> LogitRule:
             value = getattr(config, name, None)
             if value:
                 return float(value)
+
         return 0.0
 
     # Names of Cohere and Falcon-H1, then those of Granite and Inkling.
@@ -198,6 +199,7 @@ def require_head(
     finally:
         fsdp.close(lm)
         lm.train(was_training)
+
     is_same = ours.shape == expected.shape
     if is_same:
         # Relative to the logits, as everywhere here.
@@ -254,6 +256,7 @@ def check_padding_free(
             )
         expected = lone_output.float()
         differences.append(float((packed_output - expected).norm() / expected.norm()))
+
     change = torch.cat(changed_outputs[1:]) - torch.cat(packed_outputs[1:])
     leak = change.norm() / torch.cat(packed_outputs).norm()
     return require_exact(differences, float(leak), lone_outputs[0].dtype)
@@ -286,6 +289,7 @@ def require_exact(
         raise CannotRunPaddingFree(
             f"the padding-free run differs from one by one ({max(differences):.0e})"
         )
+
     return max(differences)
 
 
@@ -332,6 +336,7 @@ def choose_attention(
     else:
         set_attention(lm, "padding_free")
         return route
+
     if wanted == "padding_free":
         raise CannotRunPaddingFree(f"model.attention is padding_free, but {reason}") from reason
     _restore(lm)
@@ -346,6 +351,7 @@ def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
         kept_apart = recurrences.keep_apart(decoder_layers(model), partial(check, model))
         if not kept_apart.modules:
             raise  # nothing in it was recurrent
+
     try:
         return Route(True, difference=check(model), in_rows=kept_apart.in_rows)
     except BaseException:

@@ -46,6 +46,7 @@ def why_not(learner: Learner) -> str:
         return errors.first_line(error)
     finally:
         fsdp.close(learner.lm)
+
     return ""
 
 

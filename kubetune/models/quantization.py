@@ -50,6 +50,7 @@ def decide(
         if missing is not None:
             chosen = "none"
             reason = missing
+
     logs.MODEL.info("quantization: auto -> %s, because %s", chosen, reason)
     return chosen
 
@@ -91,6 +92,7 @@ def settings(
         raise errors.ConfigError(
             f"quantization: {quantization} freezes the base: add a `lora` section"
         )
+
     require_bitsandbytes(f"quantization: {quantization}")
     from transformers import BitsAndBytesConfig
 

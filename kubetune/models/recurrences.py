@@ -78,6 +78,7 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
         module.forward = partial(way, module.forward)
         if way is IN_ROWS:
             in_rows.add(type(module).__name__)
+
     return KeptApart(
         len(replaced),
         tuple(sorted(in_rows)),
@@ -129,10 +130,12 @@ def _way_of(
     except ValueError:
         # transformers' code in torch refuses `cu_seqlens` and `seq_idx` in this way.
         return IN_ROWS
+
     if "cu_seq_lens_q" in kwargs:
         with suppress(Exception):  # code of others, called with an argument that it may not know
             if not _leaks(partial(with_cu_seqlens, stock), args, kwargs):
                 return with_cu_seqlens
+
     return IN_ROWS
 
 
@@ -172,6 +175,7 @@ def _differ(
         # `not (<=)` instead of `>`: NaN must count as a difference.
         if not difference <= noticed * float(kept.norm()):
             return True
+
     return False
 
 
@@ -222,6 +226,7 @@ def by_rows(stock: Forward, *args: Any, **kwargs: Any) -> Any:
                 outputs.append(stock(*row_args, **row_kwargs))
     finally:
         CURRENT.cu_seqlens = cu_seqlens
+
     return _packed(outputs, rows)
 
 

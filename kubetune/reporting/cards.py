@@ -157,4 +157,5 @@ def judged_cards(run: RunRecord) -> list[Card]:
         low, high = row["after_interval"]
         about = f"95 %: {low:.3g}–{high:.3g}"
         shown.append(Card(label, number(row["best"]), about, row["best"]))
+
     return shown

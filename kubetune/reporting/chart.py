@@ -98,6 +98,7 @@ class Chart:
                 parts.append(series)
                 columns.append(edge)
                 drawn.append({"label": f"{line.label}, {name}", "kind": "edge", **look})
+
         return {
             "name": self.name,
             "title": self.title,
@@ -125,6 +126,7 @@ class Chart:
                 for value, step in zip(values or (), series.steps, strict=True):
                     if value is not None:
                         points.append((value, step))
+
         return points
 
     @property
@@ -174,6 +176,7 @@ class Chart:
             heading.append(line.label)
             all_steps.update(line.series.steps)
             columns.append(dict(zip(line.series.steps, line.shown(), strict=True)))
+
         rows: list[list[Any]] = []
         for step in _spread(sorted(all_steps)):
             rows.append([step, *(column.get(step) for column in columns)])

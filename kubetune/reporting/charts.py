@@ -50,4 +50,5 @@ def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
             texts.append(f"{incident.what}: {incident.detail}")
             is_error = is_error or incident.is_error
         lines.append({"step": step, "text": "; ".join(texts), "error": is_error})
+
     return lines

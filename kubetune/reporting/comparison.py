@@ -87,6 +87,7 @@ def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
             "Whether the prepared data are the same is not known: no fingerprint is recorded in "
             f"{', '.join(unknown)}."
         )
+
     return "All have the same prepared data."
 
 

@@ -41,6 +41,7 @@ def differences(settings: Sequence[Mapping[str, Any]]) -> tuple[list[Row], list[
                     different.append((f"{key} · {name}", list(map(_text, parts))))
         else:
             different.append((key, list(map(_text, values))))
+
     return different, common
 
 
@@ -82,6 +83,7 @@ def _flat(settings: Mapping[str, Any]) -> Values:
                 name = f"{key}: {source['path']} ({count})"
             flat[name] = dict(source)
             del flat[name]["path"]
+
     return flat
 
 
@@ -115,7 +117,9 @@ def _joined_sections(runs: Sequence[Values]) -> list[Values]:
                 values.setdefault(section, {})[name] = value
             else:
                 values[key] = value
+
         joined.append(values)
+
     return joined
 
 
@@ -139,6 +143,7 @@ def _text(value: Any) -> str:
             if _is_set(name, part):
                 parts.append(f"{name} {_text(part)}")
         return ", ".join(parts) or "set"
+
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -104,4 +104,5 @@ def _charts_of(
             shown_title = f"Evaluation: {names_of_chart[0]}"
         shown_axis = axis or ", ".join(names_of_chart[:3])
         charts.append(Chart(f"{chart_name}-{part}", shown_title, unit, lines, axis=shown_axis))
+
     return charts

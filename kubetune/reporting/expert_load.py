@@ -54,6 +54,7 @@ def _layer_load(name: str, tokens: list[int]) -> LayerLoad:
         if load:
             heading = 1 + bisect_right(EDGES, load)
         counts[heading] += 1
+
     # The first of the emptiest and the last of the fullest, where several have the same load.
     by_load = sorted(range(len(loads)), key=loads.__getitem__)
     fullest = by_load[-1]

@@ -39,6 +39,7 @@ def fold(bars: Sequence[Bar], limit: int | None = None) -> list[Bar]:
             empty.append(bar)
         else:
             folded.append(bar)
+
     return folded + _joined(empty)
 
 

@@ -107,6 +107,7 @@ class NumbersReader:
                     self._collected.add_timings(chunk)
                 if time.monotonic() > until:
                     break
+
         return replace(self._collected.numbers(), unread=self.unread)
 
     @property
@@ -157,6 +158,7 @@ class _Collected:
                 self._evaluations.append(line)
             if "loss" in line:
                 steps.append(line)
+
         if not steps:
             return
 
@@ -191,6 +193,7 @@ class _Collected:
             if seconds and len(seconds) > 1:
                 steps.append(line["step"])
                 rank_seconds.append(seconds)
+
         self._thinners[SKEW].extend(steps, self._waits.add(rank_seconds))
 
     def _thin(self, keys: Sequence[str], lines: Lines) -> None:
@@ -212,6 +215,7 @@ class _Collected:
             series = thinner.series()
             if series is not None:
                 curves[key] = series
+
         axes = {}
         for name, milestones in self._axes.items():
             reached = milestones.reached()
@@ -284,6 +288,7 @@ class _Milestones:
                 return None
             steps.append(step)
             values.append(float(f"{value / self._unit:.6g}"))
+
         if not values or values[-1] <= 0:
             return None
         return steps, values
@@ -333,6 +338,7 @@ class _Waits:
             sums.slowest.update(map(list.index, rows_of_world, longest_of_steps))
             sums.longest += math.fsum(longest_of_steps)
             sums.steps += len(rows_of_world)
+
         return skews
 
     def summary(self) -> RankTimes | None:

@@ -68,6 +68,7 @@ def draw(lines: Sequence[Mapping[str, Any]]) -> str | None:
         parts.append(f'<text x="{legend_x + 17}" y="16">{escape(curve.label)}</text>')
         # About 7 pixels a letter, and room for the sample of the next line.
         legend_x += 40 + 7 * len(curve.label)
+
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -84,6 +85,7 @@ def _curves(lines: list[dict[str, Any]]) -> list[_Curve]:
             smoothed = Series(training.steps, smooth(training.values, width))
             curves.append(_Curve("smoothed", "c0", _points(smoothed)))
         curves.insert(0, _Curve("training loss", look, _points(training)))
+
     evaluation = column(lines, "eval_loss", _POINTS)
     if evaluation is not None:
         curves.append(_Curve("evaluation loss", "c1", _points(evaluation), has_dots=True))
@@ -135,11 +137,13 @@ def _axes(scale: _Scale) -> list[str]:
         y = scale.y(tick)
         parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+
     for tick in round_numbers(*scale.steps, whole=True):
         x = scale.x(tick)
         parts.append(
             f'<text x="{x:.1f}" y="{_BOTTOM + 16}" text-anchor="middle">{tick:,.0f}</text>'
         )
+
     parts.append(f'<text x="{_RIGHT}" y="{_BOTTOM + 32}" text-anchor="end">step</text>')
     return parts
 
@@ -180,5 +184,6 @@ def round_numbers(
         last = math.floor(high / distance + 1e-9)
         if last - first >= 2:
             break
+
     # Rounded, since 3 * 0.1 is 0.30000000000000004.
     return [float(f"{number * distance:.10g}") for number in range(first, last + 1)]

@@ -224,6 +224,7 @@ class _Files:
             # A folder without a manifest was never committed: it is no damage.
             elif (folder / MANIFEST).exists():
                 self.damage.append(f"checkpoint {folder.name} {problem}")
+
         return checkpoints
 
 

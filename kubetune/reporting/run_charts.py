@@ -43,6 +43,7 @@ def labels(runs: Runs) -> list[str]:
         # What all paths begin with tells nothing apart.
         common = os.path.commonpath(paths)
         return [str(path.relative_to(common)) for path in paths]
+
     # The same folder twice.
     return [f"{name} ({number})" for number, name in enumerate(names, 1)]
 
@@ -216,6 +217,7 @@ def curve_charts(runs: Runs) -> list[Chart]:
                     )
                 else:
                     lines += _plain_lines(runs, index, key, label)
+
         # No run of this page has the numbers of this chart.
         if not lines:
             continue
@@ -227,6 +229,7 @@ def curve_charts(runs: Runs) -> list[Chart]:
         if curves.name == "loss":
             axis = loss_axis(runs)
         charts.append(Chart(curves.name, curves.title, curves.unit, lines, about, axis))
+
     return charts
 
 
@@ -332,10 +335,12 @@ def _machine_lines(
             if isinstance(value, int | float):
                 by_step = samples.setdefault(name, {})
                 by_step.setdefault(sample["step"], []).append(value * scale)
+
     lines = []
     for index, (name, by_step) in enumerate(samples.items()):
         means = [sum(values) / len(values) for values in by_step.values()]
         series = shorten(list(by_step), means, POINTS)
         if series is not None:
             lines.append(Line(name, series, index, dash=index))
+
     return lines

@@ -155,6 +155,7 @@ def _confusion_matrix(evaluation: Mapping[str, Any]) -> dict[str, Any] | None:
         rows.append((name, shaded, row[index] / of_class))
         right += row[index]
         total += sum(row)
+
     return {
         "names": names,
         "rows": rows,
@@ -220,6 +221,7 @@ def _hours_rows(hours: Mapping[str, Any]) -> list[Row]:
     else:
         forecast = duration(hours["forecast"] * 3600)
         about = f"by {source}"
+
     return [
         ("Time in steps", forecast, steps, hours["relative_error"], about),
         ("Time in all", "–", total, None, "loading, evaluations and saves too"),

@@ -86,6 +86,7 @@ class SearchFacts:
             texts = [attempt.values[index] for attempt in self.attempts]
             name = setting.name.rpartition(".")[2]
             axes.append(_Axis.over(texts, name, _MARGIN + index * distance, log=setting.log))
+
         values = [_text(attempt.value) for attempt in self.attempts]
         x = _MARGIN + len(axes) * distance
         axes.append(_Axis.over(values, self.metric, x, log=False))
@@ -195,6 +196,7 @@ class _Axis:
             # Above the line of its trials; at the bottom below it, so that no line crosses it.
             y += 16 if y == _BOTTOM else -4
             parts.append(f'<text x="{self.x + 6:.1f}" y="{y:.1f}">{escape(label)}</text>')
+
         return f"<g>{''.join(parts)}</g>"
 
 

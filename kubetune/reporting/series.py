@@ -173,6 +173,7 @@ def smooth(values: Sequence[Number], span: float) -> list[Number]:
             total = kept * total + new * value
             weight = kept * weight + new
         result.append(total / weight if weight else None)
+
     return result
 
 

@@ -70,6 +70,7 @@ def read_answers(run_dir: Path, step: int) -> list[Answered]:
         raise errors.ConfigError(
             f"{run_dir} keeps no answers of step {step}; they are kept where the run file has evaluation.generate"
         )
+
     # Questions are kept once, in a file of their own; each line of answers names its question by its row.
     questions = {}
     for question in metrics.stream_lines(run_dir / metrics.ANSWERS / QUESTIONS):
@@ -81,6 +82,7 @@ def read_answers(run_dir: Path, step: int) -> list[Answered]:
             question = questions[line["row"]]
             prompt = question["prompt"]
             answers.append(Answered(prompt, question["reference"], line["answer"], line["scores"]))
+
     return answers
 
 
@@ -115,6 +117,7 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
         raise errors.ConfigError(
             "the two were not measured the same: no metric of answers is in both"
         )
+
     return [_measured(name, pairs) for name in names]
 
 

@@ -100,6 +100,7 @@ def _image_inputs(
         kinds = inputs["mm_token_type_ids"][0].split([len(prompt) for prompt in prompts])
         padded = [functional.pad(kind, (longest - len(kind), 0)) for kind in kinds]
         inputs["mm_token_type_ids"] = torch.stack(padded)
+
     return inputs
 
 

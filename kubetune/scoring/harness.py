@@ -76,6 +76,7 @@ def task_manager(wanted: BenchmarksConfig) -> Any:
             f"benchmarks: the harness knows no {', '.join(unknown)}; `lm-eval ls tasks` lists those it has, and "
             "tasks_folder names a folder with task files of your own. Nothing was written."
         )
+
     return manager
 
 
@@ -111,7 +112,9 @@ def run(
             of_rows = _scores(name, value, samples)
             if of_rows:
                 scores[name] = of_rows
+
         benchmarks[task] = Benchmark(values, scores)
+
     return benchmarks
 
 
@@ -130,6 +133,7 @@ def _scores(
         if not isinstance(line[metric], (int, float, np.number)):
             return {}
         scores[line["doc_id"]] = float(line[metric])
+
     if not scores:
         return {}
 
@@ -311,5 +315,6 @@ def _batches(sequences: Sequence[NDArray[np.uint32]], wanted: Sequence[int]) -> 
             num_tokens = num_shared
         numbers.append(number)
         num_tokens += num_new
+
     if numbers:
         yield numbers

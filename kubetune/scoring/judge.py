@@ -102,6 +102,7 @@ class Judge:
         except errors.ConfigError as error:
             place = f"row {question.row} of the evaluation data"
             raise errors.ConfigError(f"{place}: {error}") from error
+
         return scores
 
 
@@ -187,6 +188,7 @@ def _remarks_on_references(
         )
         remarks.append(remark)
         logs.EVAL.warning("%s", remark)
+
     return remarks
 
 
@@ -235,6 +237,7 @@ def answer(
             "evaluation.generate.max_seconds: %g s are over; %d of %d rows were asked, and the metrics are theirs",
             judge.wanted.max_seconds, len(answers), len(judge.asked),
         )  # fmt: skip
+
     return answers
 
 
@@ -318,4 +321,5 @@ def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:
             groups[-1].append(question)
         else:
             groups.append([question])
+
     return groups

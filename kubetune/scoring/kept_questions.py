@@ -85,6 +85,7 @@ def _turns(
         answered = trained_messages(example)
         if answered:
             turns[str(index)] = _question(example, answered[-1])
+
     return turns
 
 

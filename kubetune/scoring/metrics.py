@@ -105,6 +105,7 @@ def json_equal(answer: str, reference: str) -> float:
         common = ours.keys() & theirs.keys()
         equal = sum(_same(ours[key], theirs[key]) for key in common)
         return equal / len(keys)
+
     return float(ours is not INVALID and _same(ours, theirs))
 
 
@@ -126,6 +127,7 @@ def _same(ours: Any, theirs: Any) -> bool:
                 return False
         elif ours != theirs:
             return False
+
     return True
 
 

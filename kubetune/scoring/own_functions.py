@@ -46,6 +46,7 @@ def named(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
         code = getattr(function, "__code__", None)
         path = Path(code.co_filename) if code else Path("metrics")
         by_name[name] = _guarded(function, path, name)
+
     if problems:
         raise errors.ConfigError(problems)
     return by_name
@@ -77,6 +78,7 @@ def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
         if problem:
             problems.append(problem)
         by_name[name] = _guarded(function, path, name)
+
     if problems:
         raise errors.ConfigError(problems)
     return by_name
@@ -105,6 +107,7 @@ def _run(path: Path) -> ModuleType:
             spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise errors.ConfigError(f"{path} cannot be run:\n{_trace(error, path)}") from error
+
     return module
 
 
@@ -135,6 +138,7 @@ def _misfit(
     except ValueError:
         # Built-in functions have no signature; a call will show.
         return ""
+
     return ""
 
 
@@ -163,10 +167,12 @@ def _guarded(
             number = float(value)
         except (TypeError, ValueError):
             number = math.nan
+
         if not math.isfinite(number):
             raise errors.ConfigError(
                 f"{path}: {name} returned {value!r} for the answer {answer[:200]!r}; expected a finite number"
             )
+
         return number
 
     return call

@@ -78,4 +78,5 @@ def records_of(
         for number, read in enumerate(islice(records, last + 1)):
             if number in row_of_record:
                 values[row_of_record[number]] = read.value
+
     return values

@@ -55,6 +55,7 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
         facts |= _facts_of_answers(run_dir, step)
         for line in facts["answers"]:
             logs.RESULT.info("%s", line_in_words(line))
+
     warn_of_changed_functions(wanted, run_dir)
 
     checks = []
@@ -64,6 +65,7 @@ def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
         checks.append(check)
         if not wanted.is_benchmark(name):
             final.append(check)
+
     _decide(run_dir, facts, checks, final)
 
 
@@ -147,7 +149,9 @@ def judge_benchmarks(
                 line.get("after"),
                 line.get("before"),
             )
+
         checks.append(check)
+
     _decide(run_dir, facts, checks, checks)
 
 
@@ -231,6 +235,7 @@ def _check(
         message = f"{name} is {value:.4g}, expected {text}"
         if condition.is_change:
             message += f" of the base model's {base:.4g}"
+
     return {
         "metric": name,
         "wanted": text,

@@ -63,6 +63,7 @@ class CausalLM(Task):
                 task_type="CAUSAL_LM",
                 seed=training.seed,
             )
+
         learner = self.learner_of(model.train(), spec)
         return tune(learner, training, workload, spec.model.path, world.device)
 
@@ -114,6 +115,7 @@ class CausalLM(Task):
                 learner,
                 batch,
             )
+
         # Labels stand sequence after sequence. Of 2 sequences with 3 and 1 labels:
         #
         #     losses      0.5  0.1  0.2  0.9

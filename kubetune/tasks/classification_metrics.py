@@ -56,6 +56,7 @@ def losses_of(
         # The loss of one label is -log p of that label's class.
         classes = targets[:, 0].astype(np.int64)
         result = -_log_softmax(logits)[np.arange(len(logits)), classes]
+
     return result
 
 
@@ -154,4 +155,5 @@ def _regression(predicted: NDArray[np.float64], true: NDArray[np.float64]) -> di
 
         values["pearson"] = pearsonr(predicted, true).statistic
         values["spearman"] = spearmanr(predicted, true).statistic
+
     return values

@@ -105,6 +105,7 @@ class Preference(CausalLM):
             for batch in batches:
                 # The chosen answer of a pair comes first.
                 chosen_labels += sum(batch.label_counts[::2])
+
         # Ranks need not meet where no loss needs any of these.
         if settings.loss == "kto" or sft_weight(settings):
             chosen_labels, good, gain = sum_numbers([chosen_labels, good, gain], world)
@@ -235,6 +236,7 @@ def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
         reference = torch.zeros_like(counts)
     else:
         reference = batch.reference.view_as(logps)
+
     targets = None if batch.targets is None else batch.targets[:, 0]
     return Answers(logps, reference, counts, targets)
 

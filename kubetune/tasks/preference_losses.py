@@ -87,6 +87,7 @@ def losses(
         # whose chosen answers have 100 labels, a row adds -logp × 4 / 100, so that the sum over 4 is Σ -logp / 100.
         weight = weight * totals.rows / max(totals.chosen_labels, 1.0)
         values = values - answers.logps[:, 0] * weight
+
     return values
 
 

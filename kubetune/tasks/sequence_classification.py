@@ -267,6 +267,7 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
             batch.labels[:, 0].long(),
             reduction="sum",
         )
+
     if problem_type == "multi_label_classification":
         losses = F.binary_cross_entropy_with_logits(
             outputs,
@@ -274,6 +275,7 @@ def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
             reduction="none",
         )
         return scale * losses.mean(1).sum()
+
     return scale * F.mse_loss(outputs, batch.labels, reduction="sum")
 
 
@@ -326,4 +328,5 @@ def verdicts(labels: Labels, logits: NDArray[np.float64]) -> list[dict[str, Any]
         for name, probability in zip(labels.names, of_classes, strict=True):
             by_name[name] = round(float(probability), 6)
         results.append({"predicted": labels.name(choice), "probabilities": by_name})
+
     return results

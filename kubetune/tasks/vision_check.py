@@ -71,6 +71,7 @@ def check_packed(model: nn.Module, processor: ImageProcessor) -> float:
             picture = pictures.get(len(ids))
             rows.append(_with_image(ids, picture, processor))
             pictures_of_rows.append([picture] if picture else [])
+
         return collate_pictured(rows, pictures_of_rows, processor)
 
     return check_padding_free(
@@ -97,6 +98,7 @@ def _examples(processor: ImageProcessor) -> dict[int, Picture | Upright]:
         buffer = BytesIO()
         Image.fromarray(noise).save(buffer, "PNG")
         pictures[length] = processor.process(buffer.getvalue())
+
     return pictures
 
 

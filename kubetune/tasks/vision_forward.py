@@ -22,6 +22,7 @@ def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
         arguments["position_ids"] = rows[:, None]
         if len(batch.cu_seqlens) > 2:
             arguments |= varlen_kwargs(batch.cu_seqlens, batch.input_ids.device)
+
     arguments |= image_inputs(batch)
     out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **arguments)
     return cast(Tensor, out[0][0])

@@ -60,6 +60,7 @@ class CheckpointCopies:
                 weights[name] = self._copy(first_names[id(value)], value)
             else:
                 weights[name] = value.detach()  # frozen, so no step changes it
+
         return Tensors(state, weights)
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:

@@ -124,6 +124,7 @@ class Checkpointer:
             failure = self._attempt(self.run_dir, state, tensors)
             self._stall_seconds = time.perf_counter() - began
             self._settle(failure)
+
         return state
 
     def rehearse(self, state: State) -> int:
@@ -216,6 +217,7 @@ class Checkpointer:
                     state,
                     lambda folder: self._write(folder, tensors),
                 )
+
             self._tidy(run_dir, state)
 
             if self.brings_code and self.world.is_main:
@@ -228,6 +230,7 @@ class Checkpointer:
             if isinstance(cause, OSError) and cause.errno in files.DISK_FULL:
                 return errors.EnvironmentFault(f"{error}; a checkpoint takes {self._bytes:,} bytes")
             return error
+
         return None
 
     def _require_place(self, run_dir: Path) -> None:
@@ -354,6 +357,7 @@ class Checkpointer:
                     f"training.resume is must, but {self.run_dir} has no checkpoint"
                 )
             return first
+
         if mode == "never":
             raise errors.ConfigError(
                 f"training.resume is never, but {self.run_dir} has {folder.name}; choose another `output`"

@@ -65,6 +65,7 @@ def finish(run: Run, state: State, run_log: RunLog) -> State:
             run.world,
         )
         return run.checkpointer.save(state)
+
     return state
 
 
@@ -117,4 +118,5 @@ def _judged(
             best_value=value,
             evaluations_without_improvement=0,
         )
+
     return replace(state, evaluations_without_improvement=state.evaluations_without_improvement + 1)

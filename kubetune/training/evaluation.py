@@ -65,6 +65,7 @@ def measured(
         num_labels = sums[number + index]
         if num_labels:
             by_source[f"eval_loss/{name}"] = sums[index] / num_labels
+
     if len(by_source) > 1:
         metrics = metrics | by_source
     return metrics
@@ -128,4 +129,5 @@ def collect(
         # Also after an error, which preflight may catch.
         fsdp.close(unwrap(learner.model))
         learner.model.train()
+
     return parts

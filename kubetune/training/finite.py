@@ -55,6 +55,7 @@ def require_finite(
         cause = f"Non-finite loss on {'; '.join(places)}."
     else:
         cause = "Every loss was finite, the gradient was not."
+
     raise errors.Diverged(
         f"step {step + 1}: loss {loss}, gradient norm {gradient_norm}; the weights were not touched. {cause} "
         "Lower training.learning_rate, or look at these rows, and run again from the last checkpoint."
@@ -86,6 +87,7 @@ def steps_above_threshold(
             f"in {patience:,} steps in a row (training.loss_watchdog_patience); {checkpoint}. Lower "
             "training.learning_rate, or raise the threshold, and run again."
         )
+
     logs.TRAIN.warning(
         "step %d: loss %.4g is above training.loss_watchdog_threshold (%g): %d of %d steps in a row end the run",
         state.step + 1, loss, threshold, count, patience,

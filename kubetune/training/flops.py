@@ -138,6 +138,7 @@ def peak_of(
         known = stated_tflops(name)
         if known is not None:
             return known, f"stated for {name}"
+
     return _measured_peak(device, dtype)
 
 

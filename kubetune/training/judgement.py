@@ -106,7 +106,9 @@ def _score(
             lines_of_questions.append(
                 {"row": question.row, "prompt": prompt, "reference": reference}
             )
+
         write_lines(questions, lines_of_questions, run_dir)
+
     write_lines(answers_file(run_dir, step), lines, run_dir)
     return values
 

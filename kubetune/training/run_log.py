@@ -102,6 +102,7 @@ class RunLog:
                 learning_rate=rate,
                 tokens_per_second=speed,
             )
+
         if self._tracker is not None:
             self._tracker.log(state.step, {**values, "tokens_per_second": speed})
         if state.step % self._logging_steps == 0 or state.step == self._plan.num_steps:
@@ -164,6 +165,7 @@ class RunLog:
             # Steps differ in their labels, and each label counts once.
             losses.append(loss * labels)
             all_labels += labels
+
         mean = math.fsum(losses) / max(all_labels, 1)
 
         # A disk may have lost lines that earlier starts wrote.

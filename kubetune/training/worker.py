@@ -63,6 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 status = replace(status, reason=f"{exit_status.DONE}, but {remark}")
     except Exception as error:
         status = _status_of(error, run_dir)
+
     if run_dir is not None:
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
             exit_status.write_rank_exit_status(run_dir, rank, status)

@@ -112,6 +112,7 @@ def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
         seed = int(body.get("seed", 0))
     except (TypeError, ValueError, OverflowError):
         raise ConfigError("max_new_tokens, temperature, top_p and seed: expected numbers") from None
+
     require_sampling(tokens, temperature, top_p)
     return {
         "max_new_tokens": min(tokens, _MOST_NEW_TOKENS),

@@ -56,6 +56,7 @@ def main(argv: Sequence[str]) -> int:
             raise
         send(error=str(known_error))
         return known_error.exit_code
+
     send(
         ready=True,
         chats=loaded.is_chat,

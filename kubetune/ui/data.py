@@ -115,6 +115,7 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
         if path.is_file():
             prepared = read_object(path)
         return config, str(prepared.get("fingerprint", "")), target
+
     # Of a run file, the rows are those that a run would prepare now.
     config = load_config(target, environ=os.environ)
     require_sources(config.sources)
@@ -143,12 +144,14 @@ def _query(params: Mapping[str, str]) -> Query:
         if not text.isdecimal() or len(text) > 11:
             raise ConfigError(f"{key}: found {text!r}; expected a whole number")
         numbers[key] = int(text)
+
     problem = params.get("problem", "")
     order = params.get("order") or "file"
     if problem not in ("", *PROBLEMS) or order not in ORDERS:
         raise ConfigError(
             f"problem and order: expected one of {', '.join(PROBLEMS)}, and one of {', '.join(ORDERS)}"
         )
+
     return Query(
         split=params.get("split") or "train",
         source=numbers["source"],
@@ -223,6 +226,7 @@ def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, s
         total = int(next(lines).partition(": ")[2].rstrip(",\n"))
         next(lines)  # the head of the list
         of_page = list(islice(lines, at, min(at + MOST_BAD, total)))
+
     records = []
     for line in of_page:
         text = json.loads(line.strip().rstrip(","))
@@ -232,6 +236,7 @@ def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, s
             records.append(("", "", text))
         else:
             records.append((parts[1], parts[2], parts[3]))
+
     return total, records
 
 
@@ -259,6 +264,7 @@ async def _begin(request: Request, kind: str, words: list[str]) -> Response:
             verb = " ".join(words)
             instead = f"do it in a terminal: kubetune {verb} {quote(str(target))}"
             consent.require(consent.of_cache(data), target.parent, instead=instead)
+
         site.jobs.start(name, [*words, str(target)])
         return {"job": name}
 

@@ -77,6 +77,7 @@ def form() -> tuple[list[Field], list[Group]]:
             section = setting.key.partition(".")[0]
         about = schema["properties"].get(section, {}).get("description", "The run as a whole.")
         groups.setdefault(section, Group(section, about)).fields.append(setting)
+
     return [first[key] for key in LABELS], list(groups.values())
 
 
@@ -110,6 +111,7 @@ def _leaves(
                 _hint(key, node.get("default")),
                 _choices(key, kinds),
             )
+
         if sections:
             yield from _leaves(sections[0], definitions, f"{key}.")
 
@@ -129,6 +131,7 @@ def _choices(key: str, kinds: list[Mapping[str, Any]]) -> tuple[tuple[str, str],
         # A kind with values without end.
         elif kind.get("type") != "null" and "properties" not in kind:
             return ()
+
     if not values:
         return ()
     texts = dict.fromkeys(_text(value) for value in values)

@@ -51,6 +51,7 @@ class Jobs:
                 env=environ,
                 start_new_session=True,  # so that Ctrl-C ends the server alone
             )
+
         self._children[name] = child
 
         # A number of a process is given again after its end, but not with the same time.
@@ -124,6 +125,7 @@ class Jobs:
             has_ended = process.status() == psutil.STATUS_ZOMBIE
         except (KeyError, psutil.Error):
             return None
+
         if not is_same or has_ended:
             return None
         return process

@@ -40,6 +40,7 @@ def run_news(request: Request) -> Response:
                 for path in sorted(logs.iterdir()):
                     facts = path.stat()
                     state.append((facts.st_size, facts.st_mtime_ns))
+
         return crc32(repr(state).encode())
 
     return _stream(look)
@@ -79,6 +80,7 @@ def _stream(look: Callable[[], int]) -> Response:
             elif time.monotonic() - sent_at > _QUIET_SECONDS:
                 yield b": still here\n\n"
                 sent_at = time.monotonic()
+
             # However long a look takes, at most a quarter of the time is spent on looks.
             await asyncio.sleep(max(_POLL_SECONDS, 3 * (time.monotonic() - started)))
 

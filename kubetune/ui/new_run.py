@@ -84,6 +84,7 @@ def _texts_of(site: Site, config: Config) -> dict[str, str]:
         if not (site.folder / name).exists():
             texts["name"] = name
             break
+
     return texts
 
 
@@ -129,6 +130,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
                 planned["needed"].append(LABELS.get(key, key))
             else:
                 planned["problems"].append(line)
+
         return planned
 
     planned["yaml"] = as_yaml(config)
@@ -179,6 +181,7 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
         raise ConfigError(
             f"{', '.join(of_lora)}: for LoRA only, and the method is full fine-tuning; empty them or change it"
         )
+
     overrides = [f"{key}={text}" for key, text in typed.items()]
     config = load_config(None, overrides=overrides)
 
@@ -253,12 +256,14 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             output = Path(str(config.output))
             if output.exists():
                 raise ConfigError(f"{output} is there already; choose another name")
+
         _write_and_start(site, as_yaml(config), name, verb)
     except (KubetuneError, OSError) as error:
         refused = known(error)
         if refused is None:
             raise
         return {"problems": _lines_of(refused)}
+
     return {"problems": [], "job": name, "command": _command(site, config.name, verb)}
 
 
@@ -276,6 +281,7 @@ def _write_and_start(
         write_atomic(file, text)
     elif file.read_text("utf-8") != text:
         raise ConfigError(f"{file} is there already, with other settings; choose another name")
+
     try:
         site.jobs.start(name, [verb, str(file)])
     except (KubetuneError, OSError):

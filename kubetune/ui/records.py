@@ -84,11 +84,13 @@ class Records:
                     "spark": spark(run_dir),
                 }
                 self._facts[run_dir] = (now, run)
+
             if run["state"] in ("running", "waiting"):
                 # Heartbeats alone decide between these, and they are not part of the signature.
                 state, why = state_of(None, ranks(run_dir))
                 run = {**run, "state": state, "why": why}
             runs.append(run)
+
         return runs
 
     def read(self, run_dirs: Sequence[Path]) -> list[RunRecord]:
@@ -119,6 +121,7 @@ class Records:
                 with kept.lock:
                     kept.reader.read(_NEWS_SECONDS / len(shown))
                     unread += 1 + kept.reader.unread
+
         return unread
 
     def _read(
@@ -134,6 +137,7 @@ class Records:
             self._kept.move_to_end((run_dir, points))
             while len(self._kept) > _MOST_KEPT:
                 self._kept.popitem(last=False)
+
         with kept.lock:
             now = signature(run_dir)
             # Reading goes on where the last page stopped.

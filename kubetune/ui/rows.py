@@ -142,6 +142,7 @@ class PreparedRows:
                         page.append(index)
                     if len(page) == PAGE:
                         return page, at
+
         return page, at
 
     def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
@@ -261,6 +262,7 @@ def _fitting_batch(
     # Less than 5 %, in integers: 1 of 20 tokens is enough.
     elif query.problem == "little":
         fits &= rows.trained_counts[batch] * 20 < lengths
+
     indexes: NDArray[np.uint32] = (np.flatnonzero(fits) + batch.start).astype(np.uint32)
     return indexes
 
@@ -292,6 +294,7 @@ def _hashes(split: Path) -> NDArray[np.uint64]:
             products = (tokens + np.uint64(1)) * odd
             # The sum of each row's products.
             hashes[begin : begin + _HASH_BATCH] = np.add.reduceat(products, ends[:-1])
+
     return hashes
 
 

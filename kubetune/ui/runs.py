@@ -154,6 +154,7 @@ def compare(request: Request) -> Response:
             "kubetune report RUN --compare RUN",
             facts,
         )
+
     if len(run_dirs) > MOST_COMPARED:
         raise ConfigError(
             f"found {len(run_dirs)} runs to compare; expected at most {MOST_COMPARED}"

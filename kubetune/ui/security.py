@@ -88,6 +88,7 @@ class Guard:
                     headers[name] = value
                 if not self._is_open(scope["path"]):
                     headers["cache-control"] = "no-store"
+
             await send(message)
 
         await (answer or self._app)(scope, receive, guarded)
@@ -100,6 +101,7 @@ class Guard:
                 421,
                 f"This server is not {host}; kubetune ui --allow-host NAME lets it be called so.",
             )
+
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
             return _refused(403, "A page of another site asked for this.")
@@ -124,6 +126,7 @@ class Guard:
             ipaddress.ip_address(name)
         except ValueError:
             return False
+
         return True
 
     def _entry(self, method: str, request: HTTPConnection) -> Response | None:
@@ -154,6 +157,7 @@ class Guard:
                 path="/",
             )
             return answer
+
         if not self._is_token(request.cookies.get(cookie, "")):
             return _refused(401, _NO_TOKEN)
         return None

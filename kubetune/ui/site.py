@@ -171,6 +171,7 @@ async def body_of(request: Request) -> dict[str, Any]:
     # `[[[[…` nests deeper than Python can go.
     except (ValueError, RecursionError):
         body = None
+
     if not isinstance(body, dict):
         raise ConfigError("the request is no JSON object")
     return body

@@ -47,6 +47,7 @@ class Talker:
                     limit=_LINE_BYTES,
                 )
                 self.facts = {}
+
             # Not in the `if` above: a page that waited for the facts may have been closed.
             if not self.facts:
                 self.facts = await self._next()

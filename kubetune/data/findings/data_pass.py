@@ -120,4 +120,5 @@ def with_files_not_read(
         if of_split:
             left = not_read(of_split, images=images)
             with_files[split] = {**with_files[split], "files_not_read": left}
+
     return with_files

@@ -58,6 +58,7 @@ class _Seen:
             for row, digest in part(self.reversed_digests):
                 if first.get(digest, row) < row:
                     exchanged.append(row)
+
         return {
             "duplicates": len(repeats),
             "duplicate_places": self.places(repeats),
@@ -179,6 +180,7 @@ class RowWatch:
             for other_index, other in enumerate(self._sources["train"]):
                 if _input_of(source) == _input_of(other):
                     same += len(seen.records_of(index) & train.records_of(other_index))
+
         return {"rows": len(both), "same_records": same, "places": seen.places(both)}
 
 

@@ -148,6 +148,7 @@ def _unknown_ids(
         is_counted = is_counted and facts["known"] == embeddings.known
         number += facts["rows"]
         rows += of_split["rows"]
+
     holding = f"{number:,} of {counted(rows, 'row')}"
     if not is_counted:
         number = 0
@@ -186,6 +187,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
         yield counts.error("bad_records", sentence, number, advice)
         # Once these are mended, enough rows may be left.
         return
+
     try:
         require_rows(counts.data, counts.split, dict(counts.stats))
     except DataError as error:
@@ -219,11 +221,13 @@ def _advice_on_leaks(counts: SplitCounts, *, same_records: bool) -> str:
             f"data.train and {key} take the same records of a file: give ranges that do not overlap, "
             "or other files"
         )
+
     if counts.split == "eval" and isinstance(held_out, float):
         return (
             f"data.eval: {held_out:g} chooses records by their number, so of two equal records one may be trained on "
             "and the other evaluated: remove the repeats, or give data.eval a file"
         )
+
     return f"Remove them from data.train, or give {key} other rows"
 
 
@@ -298,6 +302,7 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
                 counts.counted_places(what),
                 advice,
             )
+
     for what, unit, meaning in _IMAGES:
         number = counts.stats[what]
         if number:
@@ -468,6 +473,7 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
                 where += f", {place(source['path'])}"
             number = sum(source["unused_keys"].values())
             yield counts.note("unused_keys", f"{where}: {line}", number)
+
     files = counts.stats.get("files_not_read", {})
     line = unused_keys(files, "files not read")
     if line:

@@ -213,6 +213,7 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
                 kind += " that are not there"
                 break
         shapes.kinds[kind] += 1
+
     return shapes
 
 

@@ -69,6 +69,7 @@ def _trained(
         kept = round((number or 0) * (1 - held_out_share))
         if kept:
             rows += max(1, round(kept * weight))
+
     return rows
 
 
@@ -126,6 +127,7 @@ def taken_by(source: SourceConfig, *, made_by_pod: bool = False) -> int | None:
         # Of 100 records, the range 90 to 120 takes 10.
         begin, end = source.range
         taken = max(0, min(taken, end) - begin)
+
     return taken
 
 
@@ -161,6 +163,7 @@ def estimate_lengths(
         located = where_is(source, made_by_pod=made_by_pod)
         if located is not None and located.files:
             sources.append(source)
+
     if not sources or not is_on_disk(spec.model.tokenizer or spec.model.path, environ):
         return None
     # It imports tokenizers, which a plan without data does without.
@@ -170,6 +173,7 @@ def estimate_lengths(
         tokenizer = load_here(spec.model, spec.data)
     else:
         tokenizer = load()
+
     return sample_rows(spec, training, tuple(sources), tokenizer, environ)
 
 

@@ -91,6 +91,7 @@ class Gallery:
                     self._least = row
                 if is_repeat:
                     self._repeats[digest] = row
+
             begin += length
 
     def rows(
@@ -211,6 +212,7 @@ def _pieces(
         pieces.append(
             {"text": brief(text), "trained": trained, "special": is_special, "rejected": rejected}
         )
+
     return pieces, len(tokens)
 
 
@@ -231,6 +233,8 @@ def _first_tokens(
         else:
             tokens += same[: _MOST_TOKENS - read]
             read += len(same)
+
         if read >= _MOST_TOKENS:
             break
+
     return tokens

@@ -40,6 +40,7 @@ def known_findings(
         located = where_is(source, made_by_pod=makes_data(config.kubernetes))
         if located is None or not located.files:
             return None
+
     if not is_on_disk(config.model.tokenizer or config.model.path, environ):
         return None
     from kubetune.data.findings.sentences import find

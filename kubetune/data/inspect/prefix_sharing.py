@@ -58,5 +58,6 @@ def saved_share(
             batch * data.max_length,
         )
         computed += num_tokens
+
     share = 1 - computed / total
     return share if share >= LEAST_SHARE else 0.0

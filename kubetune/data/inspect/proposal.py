@@ -128,6 +128,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         proposal.remarks.append(
             f"{counted(bad, 'record')} of the first {len(records):,} cannot be used: `kubetune data check` names them"
         )
+
     return proposal
 
 
@@ -226,6 +227,7 @@ def _other_columns(
         if key == "image" and name == "images":
             continue
         columns[key] = Choice(name, f"`{name}` is taken as the {_MEANINGS[key]}")
+
     return columns
 
 
@@ -252,6 +254,7 @@ def _read_all(
             examples.append(read(record.value, source.format, columns, kind=kind).example)
         except ValueError as error:
             problems.add(record.where, str(error))
+
     if not examples:
         raise problems.error()
     return examples

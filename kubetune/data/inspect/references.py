@@ -63,6 +63,7 @@ class References:
             advice = "Give data.eval conversations, or prompts with completions"
             yield Finding("no_questions", "error", "eval", sentence, advice=advice)
             return
+
         for name in self._waiting:
             sentence = (
                 f"evaluation.generate.metric: {name} finds no {TARGETS[name]} in any of the {self._number:,} "

@@ -155,6 +155,7 @@ def _encode_first(
                 unfit.add(where, what)
 
         results.append(result)
+
     unfit.raise_if_any()
     return results
 
@@ -189,6 +190,7 @@ def _require_embeddings(
         largest_of_row = max(max(ids, default=-1) for ids in row)
         largest = max(largest, largest_of_row)
         num_unknown += largest_of_row >= embeddings.known
+
     if num_unknown:
         holding = f"{num_unknown:,} of the first {counted(len(rows), 'row')}"
         token = tokenizer.decode([largest], skip_special_tokens=False)

@@ -118,6 +118,7 @@ class _Survey:
                 self._add_chat(example, record.where)
             for image in images_of(example):
                 self._add_image(record.file, image, verify)
+
         self.unreadable = problems.total
         self.records = self.refused + self.kinds.total() + self.unreadable
 
@@ -181,6 +182,7 @@ class _Survey:
         except UnusableImage as error:
             self.unusable[error.reason] += 1
             return
+
         self.image_sizes.append((facts.width, facts.height))
 
     def _note_empty(self, where: str) -> None:

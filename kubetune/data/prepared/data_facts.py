@@ -39,6 +39,7 @@ def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
         example = convert(record.value, source.format, source.columns, kind=kind)
     except (errors.KubetuneError, ValueError, StopIteration, OSError):
         return DataFacts()
+
     # Of a pair or a judged answer, the answer has the form.
     match example:
         case Labelled():
@@ -81,6 +82,7 @@ def known(
         logs.DATA.warning(
             "%s keeps no facts about its data: they are looked up in the data themselves", run_dir
         )
+
     return facts
 
 

@@ -62,6 +62,7 @@ def _fetch(
                 ignore_patterns=list(ignore) or None,
                 token=hub_token(),
             )
+
         files.write_atomic(done, folder)
         print(f"kubetune: {repo} is in {folder}", flush=True)
 
@@ -85,6 +86,7 @@ def main(argv: Sequence[str]) -> int:
             raise
         print(f"kubetune: {fault}", file=sys.stderr)
         return fault.exit_code
+
     return errors.OK
 
 

@@ -88,6 +88,7 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
         facts["images"] = processor.fingerprint
         # Rows hold absolute paths of images, so the same data in another folder make other rows.
         facts["folders"] = [os.path.abspath(locate(source).path) for source in sources]
+
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 

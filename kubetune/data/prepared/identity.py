@@ -126,6 +126,7 @@ def read(run_dir: Path) -> dict[str, Part]:
         damage = str(error)
     except (KeyError, TypeError, AttributeError) as error:
         damage = f"{path} is damaged ({type(error).__name__}: {error})"
+
     logs.MODEL.warning("the base of the run is not compared: %s", damage)
     return {}
 
@@ -184,6 +185,7 @@ class Check:
                 size(self.bytes_read),
                 waited,
             )
+
         self._has_logged = True
         return parts
 
@@ -198,6 +200,7 @@ class Check:
                 IDENTITY,
             )
             return
+
         for name, part in self.now().items():
             known = self._known.get(name)
             if known is None:

@@ -87,6 +87,7 @@ def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
             rows.targets[number],
             rows.segments(number),
         )
+
     images: tuple[bytes, ...] = ()
     if rows.processor is not None:
         images = tuple(map(rows.processor.content, rows.images(number)))
@@ -206,6 +207,7 @@ def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
             )
         )
         first_image = end_of_images
+
     return tuple(rows)
 
 

@@ -93,6 +93,7 @@ def _relieve(
             loads[most] -= moved
             loads[least] += moved
             return True
+
     return False
 
 
@@ -157,6 +158,7 @@ def pack(ids: Ids, lengths: Ids, token_budget: int) -> list[Ids]:
         else:  # it fits nowhere
             used.append(length)
             members.append([int(i)])
+
     return [np.array(rows, np.int64) for rows in members]
 
 
@@ -181,6 +183,7 @@ def fill(lengths: Ids, token_budget: int, most: int) -> Ids:
         if tokens > most_tokens:
             fullest = chosen
             most_tokens = tokens
+
     return by_length[fullest].astype(np.int64)
 
 
@@ -202,6 +205,7 @@ def _fill_from(
             break
         chosen.append(place)
         left -= int(falling[place])
+
     return chosen
 
 
@@ -217,6 +221,7 @@ def deal(
         rank = loads.index(min(loads))
         loads[rank] += int(lengths[group].sum())
         shares[rank].append(group)
+
     return shares
 
 

@@ -490,6 +490,7 @@ def _add_digests(result: Result) -> None:
         result.digests.append(_digest(row, crcs))
         if split:
             result.reversed_digests.append(_digest(row[split:], bytes(row[:split]), crcs))
+
     result.largest_id = max(chunk.tokens, default=-1)
 
 
@@ -601,6 +602,7 @@ def encode_batches(
             processes,
             if_killed=_KILLED,
         )
+
     try:
         for result in results:
             for where, what in result.problems:
@@ -627,4 +629,5 @@ def make_batches(
         batch.records.append((index, record))
         if len(batch.records) == BATCH_RECORDS:
             yield open_batches.pop(split)
+
     yield from open_batches.values()

@@ -54,4 +54,5 @@ def repeated_tokens(rows: Sequence[Sequence[Sequence[int]]]) -> int:
                 break
             common += 1
         repeated += common // GRAIN * GRAIN
+
     return repeated

@@ -109,6 +109,7 @@ def prefix_tree(sequences: Sequence[Tokens]) -> list[Segment]:
         parts.sort(key=lambda part: int(lengths[slice(*part)].max()))
         for part in parts:  # the last one, the longest, is taken next
             waiting.append((*part, laid, parent))
+
     return segments
 
 
@@ -143,7 +144,9 @@ class _SortedRows(NamedTuple):
                     begin = row
                     tokens = 0
                     more = int(self.lengths[row])
+
             tokens += more
+
         if begin < end:
             stretches.append(_Stretch(begin, end, tokens))
         return stretches
@@ -207,6 +210,7 @@ def split_by_prefix(
 
         ranks.append(_packed(groups, token_budget))
         computed += sum(group.tokens for group in groups)
+
     return ranks, computed
 
 

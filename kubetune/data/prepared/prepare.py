@@ -123,6 +123,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
     # Whatever a damaged file may hold: no JSON, JSON of another form, or nested a thousand times.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"has a damaged {MANIFEST} ({type(error).__name__}: {error})"
+
     if bytes_read >= _WORTH_LOGGING_BYTES:
         seconds = time.perf_counter() - began
         logs.DATA.info(
@@ -130,6 +131,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
             size_of(bytes_read),
             seconds,
         )
+
     return damage
 
 
@@ -226,6 +228,7 @@ def _write_rows(
                 pictured=data_pass.has_images,
             )
             writers[split] = stack.enter_context(writer)
+
         stack.enter_context(
             reminders.reminding(
                 lambda taken: logs.DATA.info(

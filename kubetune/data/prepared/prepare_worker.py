@@ -48,7 +48,9 @@ def main(argv: Sequence[str]) -> int:
                 error=type(fault).__name__,
             )
             exit_status.write_rank_exit_status(run_dir, rank, status)
+
         return fault.exit_code
+
     return errors.OK
 
 

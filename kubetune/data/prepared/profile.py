@@ -54,6 +54,7 @@ class Profile:
                 labels += sum(trained[limit:end])
                 self.lost[limit] += labels
                 end = limit
+
         labels += sum(trained[:end])
 
         self.labels += labels
@@ -92,6 +93,7 @@ class Profile:
                     "is_chosen": limit == chosen,
                 }
             )
+
         return costs
 
     def _limits_to_show(self, longest: int, chosen: int) -> list[int]:

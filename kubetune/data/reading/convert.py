@@ -57,6 +57,7 @@ def convert_source(
         problems.raise_if_any()
         if not counts["written"]:
             raise DataError(f"{source.path} holds no record to convert. Nothing was written.")
+
     return counts, unused
 
 
@@ -197,6 +198,7 @@ def _pair_of_chat(chat: Chat) -> dict[str, Any] | None:
         raise ValueError(
             "ends with an answer that is not trained, as a completion is; convert it --to messages"
         )
+
     before = list(chat.messages[:last])
     answer = chat.messages[last]
 

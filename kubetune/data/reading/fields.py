@@ -126,6 +126,7 @@ def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
             raise ValueError(
                 f"{where} holds half a surrogate pair at position {error.start}; expected text"
             ) from None
+
     return value
 
 

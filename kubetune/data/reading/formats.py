@@ -202,6 +202,7 @@ def read(
         return Reading(
             example, (), record.taken
         )  # functions that reward answers are given all columns
+
     return Reading(example, _without_obeyed(record.unused, value), record.taken)
 
 
@@ -226,6 +227,7 @@ def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]
         item = renamed.pop(column)
         renamed[expected] = item
         value = renamed
+
     return value, replaced
 
 
@@ -306,6 +308,7 @@ def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
         roles = {message["role"] for message in answer.messages[answer.context :]}
         if "assistant" not in roles:
             raise ValueError(f"{side.name} holds no message of the assistant; expected the answer")
+
     return answer, set(record.unused)
 
 
@@ -319,6 +322,7 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
         for shape, groups in _MARKS:
             if all(first_of(group, present) is not None for group in groups):
                 return shape
+
     # What one may paste, with two names of this record.
     names = [str(key) for key in value] or ["A"]
     columns = f"prompt: {show(names[0])}, completion: {show(names[-1])}"
@@ -405,12 +409,14 @@ def _from_pair(record: Fields) -> Pair | Chat:
             [_spoken("user", prompt), _spoken("assistant", completion)],
             context=1,
         )
+
     for key in ("system", "system_prompt", "tools", "functions"):
         if record.holds(key):
             raise ValueError(
                 f"has `{key}` beside a prompt that is plain text and goes through no chat template, so it would be "
                 "lost; put it into the prompt, or write `messages`"
             )
+
     return Pair(prompt, completion)
 
 
@@ -546,6 +552,7 @@ def _label(label: Any) -> Label:
         # Tables hold a list of labels as JSON.
         if label.startswith("["):
             label = parsed(label, "label")
+
     if isinstance(label, list):
         return _several(label)
     if isinstance(label, bool):
@@ -559,6 +566,7 @@ def _label(label: Any) -> Label:
         raise ValueError(
             f"label is {show(label)}; expected a class by name or number, a list of them, or a number"
         )
+
     return label
 
 
@@ -580,10 +588,12 @@ def _several(labels: list[Any]) -> Label:
             what = "a list of names or numbers of classes, or 0.0 or 1.0 for every class"
             raise ValueError(f"label is {show(labels)}; expected {what}")
         classes.append(label.strip() if isinstance(label, str) else label)
+
     if len(set(classes)) < len(classes):
         # [1, 0, 1] is refused here: it would be read as classes 1 and 0, and was hardly meant so.
         what = "each class that applies once, by name or number; a 0 or 1 for every class is written 0.0 or 1.0"
         raise ValueError(f"label is {show(classes)}; expected {what}")
+
     return tuple(classes)
 
 
@@ -606,6 +616,7 @@ def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
         turns = [system, *turns]
         if context:
             context += 1
+
     for turn in turns[:context]:
         if turn.trained:
             raise ValueError(f"{turn.where} says that it is trained; a prompt never is")
@@ -628,6 +639,7 @@ def _system(record: Fields, turns: list[Turn]) -> Turn | None:
         text = record.get(key)
         if text not in (None, ""):
             texts[key] = text
+
     if not texts:
         return None
     key, text = next(iter(texts.items()))
@@ -642,6 +654,7 @@ def _system(record: Fields, turns: list[Turn]) -> Turn | None:
         raise ValueError(
             f"has `{key}` and another message of the system, which says something else; expected one"
         )
+
     return None if has_system else _spoken("system", system)
 
 
@@ -707,6 +720,7 @@ def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, A
         if message["role"] == "user":
             content = f"{IMAGE_TAG}\n" * (images - tags) + message["content"]
             return [*messages[:i], {**message, "content": content}, *messages[i + 1 :]]
+
     raise ValueError(
         f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into"
     )

@@ -76,6 +76,7 @@ def find_files(
         if present:
             _require_plain(folder)
         return present
+
     files = {}
     for name in names:
         # A revision is the model's: a tokenizer from elsewhere has commits of its own.
@@ -83,6 +84,7 @@ def find_files(
         file = _download(path, name, revision, model.local_files_only)
         if file is not None:
             files[name] = file
+
     if not files and _is_offline() and not model.local_files_only:
         raise EnvironmentFault(_not_here("model", path))
     if not files and model.local_files_only:
@@ -90,6 +92,7 @@ def find_files(
             f"model {path} is not in the local cache and local_files_only is set; download it first "
             f"(`hf download {path}`), give the folder that holds it, or allow the network"
         )
+
     return files
 
 
@@ -163,6 +166,7 @@ def check_model_folder(model: ModelConfig) -> None:
         raise ModelError(
             f"model {folder}: has no config.json; expected a folder in Hugging Face form"
         )
+
     _require_plain(folder)
     # transformers would load the model that an adapter names, from wherever that is.
     if (folder / "adapter_config.json").exists():
@@ -170,6 +174,7 @@ def check_model_folder(model: ModelConfig) -> None:
             f"model {folder}: holds adapter_config.json, an adapter, which would have another model or weights loaded; "
             "give the folder of a whole model, such as `kubetune export --merge` writes. Nothing was loaded."
         )
+
     files = model_shapes.files_of(folder)
     if model.trust_remote_code:
         _require_read_code(folder, str(model.revision))
@@ -182,6 +187,7 @@ def check_model_folder(model: ModelConfig) -> None:
             f"model {folder}: has only {pickles[0].name}, a pickle that could run code when it is read; convert it to "
             "safetensors (model.save_pretrained with transformers does)"
         )
+
     raise ModelError(f"model {folder}: has no *.safetensors file")
 
 
@@ -283,6 +289,7 @@ def _explained(
                 f"what came from the hub as {what} cannot be read as rows ({_one_line(cause)}): a file of it is "
                 "damaged, or a page of somebody else came in its place"
             )
+
     return _unreachable(chain, what, kind, repo, is_wrapped=is_wrapped)
 
 
@@ -296,6 +303,7 @@ def _refused(status: int, what: str) -> KubetuneError:
             f"the hub refused {what} ({status}): {why}; set HF_TOKEN to a token that may "
             "(https://huggingface.co/settings/tokens)"
         )
+
     advice = "too many requests; wait some minutes" if status == 429 else "try again later"
     return EnvironmentFault(
         f"the hub refused {what} ({status}): {advice}, and run the same command again"
@@ -323,6 +331,7 @@ def _unreachable(
             f"the connection to the hub was lost over {what} ({reason}); run the same command again, which goes "
             "on with what has arrived"
         )
+
     away = (LocalEntryNotFoundError, ConnectionError, TimeoutError)
     if lost or is_wrapped or any(isinstance(cause, away) for cause in chain):
         return EnvironmentFault(_not_here(kind, repo, f" ({reason})"))
@@ -417,6 +426,7 @@ def misread(chain: Sequence[BaseException]) -> str:
         if (is_missing_field or is_failed_check) and _origin(error).startswith(client):
             words = " ".join(str(error).split())
             return f"expected another answer ({type(error).__name__}: {words})"
+
     return ""
 
 

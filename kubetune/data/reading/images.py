@@ -135,6 +135,7 @@ class ImageFolders:
             ) from error
         except ValueError as error:
             raise UnusableImage("image_outside", str(error)) from error
+
         if len(matches) > 1:
             first, second = matches[0].parent, matches[1].parent
             raise UnusableImage("image_ambiguous", f"image {path!r} is in {first} and {second}")
@@ -179,6 +180,7 @@ def verify_image(file: Path) -> ImageFacts:
         raise UnusableImage(
             "image_missing", f"image {_place(file)} cannot be read: {error.strerror}"
         ) from error
+
     # Cheap checks come before the file is opened.
     if not number:
         raise UnusableImage("image_damaged", f"image {_place(file)} is empty")
@@ -187,6 +189,7 @@ def verify_image(file: Path) -> ImageFacts:
             "image_too_large",
             f"image {_place(file)} has {number:,} bytes; at most {MAX_BYTES:,} are read",
         )
+
     return _decode(file, number)
 
 
@@ -236,6 +239,7 @@ def _require_sane_size(file: Path, facts: ImageFacts) -> None:
             "image_too_large",
             f"image {_place(file)} has {size}; at most {MAX_PIXELS:,} are decoded",
         )
+
     if longer > MAX_ASPECT_RATIO * shorter:
         raise UnusableImage(
             "image_too_narrow",
@@ -252,6 +256,7 @@ def thumbnail(file: str | Path, longest: int = 200) -> str:
         with pillow().open(file, formats=FORMATS) as image:
             image.draft("RGB", (longest, longest))
             small = ImageOps.exif_transpose(image).convert("RGB")
+
     # Exact now: a draft of a JPEG is only about as small.
     small.thumbnail((longest, longest))
     content = BytesIO()

@@ -50,6 +50,7 @@ def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
                 problems.add(f"{file}:{number}", str(error))
             else:
                 yield Record(str(file), number, value)
+
             is_first = False
 
 
@@ -67,6 +68,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
         raise ValueError(f"is not JSON: {_json_mistake(error)} at column {error.colno}") from None
     except RecursionError:
         raise ValueError("is nested too deeply") from None
+
     return _require_object(value)
 
 
@@ -140,6 +142,7 @@ def _is_one_list(file: Path) -> bool:
             _, value = next(_JsonScan(stream).values(), (1, {}))
         except (ValueError, RecursionError):
             return False
+
     if not isinstance(value, dict | Flawed):
         return False
     # `[{"text": "a"}]` on every line is a list on each line: the first line ends with `]`, and others follow.
@@ -147,6 +150,7 @@ def _is_one_list(file: Path) -> bool:
         written = (line for line in lines(stream) if line.strip(_BLANKS))
         first = next(written, b"")
         second = next(written, b"")
+
     return not (second and first.rstrip().endswith(b"]"))
 
 
@@ -206,6 +210,7 @@ class _JsonScan:
             yield line, self._next_value()
             separator = self._next_char()
             self._at += 1
+
         if separator != "]":
             raise ValueError(
                 f"is not JSON: found {separator!r} after an object; expected `,` or `]`"
@@ -240,6 +245,7 @@ class _JsonScan:
                 raise ValueError(f"is not JSON: {_json_mistake(error)}") from None
             except RecursionError:
                 raise ValueError("is nested too deeply") from None
+
             # A number at the end of what was read may go on behind it.
             if end < len(self._text) or not self._read_more():
                 self.line += self._text.count("\n", self._at, end)

@@ -89,6 +89,7 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
         raise ValueError(
             f"{where}.from is {show(speaker)}; expected human, gpt, system, function_call or observation"
         )
+
     # The message in OpenAI's form. A call is JSON in the text, and has no text beside it.
     is_call = speaker == "function_call"
     rest = _without_nulls(turn)
@@ -101,6 +102,7 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
         calls = parsed(text_of(content, f"{where}.value"), f"{where}.value")
         rest["tool_calls"] = calls if isinstance(calls, list) else [calls]
         content = ""
+
     return _turn({"role": role, "content": content, **rest}, where, record, "value")
 
 
@@ -131,6 +133,7 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
         raise ValueError(
             f"{where} is {show(message)}; expected an object with `role` and `content`"
         )
+
     message = _without_nulls(message) | {"role": _role_of(message, where, record)}
     # OpenAI's older name, for the only call of a message.
     call = message.pop("function_call", None)
@@ -140,6 +143,7 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
                 f"{where} has both `function_call` and `tool_calls`; expected one of them"
             )
         message["tool_calls"] = [call]
+
     return _turn(message, where, record, "content")
 
 
@@ -160,6 +164,7 @@ def read_history(history: Any) -> list[dict[str, str]]:
         question, answer = pair
         messages.append({"role": "user", "content": text_of(question, where)})
         messages.append({"role": "assistant", "content": text_of(answer, where)})
+
     return messages
 
 
@@ -208,6 +213,7 @@ def _turn(
         ]
     else:
         message.pop("tool_calls", None)
+
     _require_one_thought(message, where)
 
     place = f"{where}.{content_key}"
@@ -216,6 +222,7 @@ def _turn(
         if message.get("refusal"):
             expected = ", beside a `refusal`; put that there to have it learned"
         raise ValueError(f"{place} is missing{expected}")
+
     may_be_empty = bool(calls) or role in ("system", "tool")
     message["content"] = text_of(
         message.get("content", ""),
@@ -228,6 +235,7 @@ def _turn(
         if switch in SWITCHES:
             raise ValueError(f"{where} has the key {key!r}; did you mean `{switch}`?")
         record.note_unused(f"messages[].{key}")
+
     return Turn(message, trained, where)
 
 
@@ -254,6 +262,7 @@ def _take_switches(
             raise ValueError(
                 f"{where}.{key} marks parts of a message; one is trained whole or not at all"
             )
+
     for key in _MASKS:
         if isinstance(message.get(key), (bool, int)):
             raise ValueError(
@@ -284,6 +293,7 @@ def _take_switches(
         raise ValueError(
             f"{where}.{first} would have a message of the {role} trained; only the assistant's answers are"
         )
+
     return trained
 
 
@@ -326,6 +336,7 @@ def _joined(
                 f'{place} is {show(written_part)}; expected {{"type": "text", "text": …}}, {{"type": "image"}} for the '
                 "next of `images`, or parts as LLaMA-Factory writes them: text, reasoning, tool_call, image_url"
             )
+
         # What was read of the part has been taken out of it.
         for key in part.keys() - set(SWITCHES):
             record.note_unused(f"messages[].content[].{key}")
@@ -337,6 +348,7 @@ def _joined(
                 f"{where} holds reasoning, and so does the message beside it; expected one of them"
             )
         joined["reasoning_content"] = "".join(thoughts)
+
     if calls:
         joined["tool_calls"] = calls
     return joined
@@ -368,6 +380,7 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
         raise ValueError(
             f"{where} is {show(call)}; expected an object with the function's `name` and `arguments`"
         )
+
     arguments = _arguments(function, where)
 
     if function is call:
@@ -376,6 +389,7 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
         unused = call.keys() - {"id", "type", "function"}
         for key in function.keys() - {"name", "arguments"}:
             record.note_unused(f"messages[].tool_calls[].function.{key}")
+
     for key in unused:
         record.note_unused(f"messages[].tool_calls[].{key}")
 
@@ -402,12 +416,14 @@ def _arguments(function: dict[str, Any], where: str) -> dict[str, Any]:
                     f"{where} has no `arguments`, and `{key}` in their place; expected `arguments`"
                 )
         return {}
+
     if isinstance(arguments, str):
         arguments = parsed(arguments, f"{where}.arguments")
     if not isinstance(arguments, dict):
         raise ValueError(
             f"{where}.arguments is {show(arguments)}; expected an object, or JSON text of one"
         )
+
     return arguments
 
 
@@ -442,6 +458,7 @@ def read_tools(record: Fields) -> tuple[Any, ...]:
             raise ValueError(f"{key} is {show(tools)}; expected a list of function schemas")
         for i, tool in enumerate(tools):
             schemas.append(_tool(tool, key, f"{key}[{i}]"))
+
     return tuple(schemas)
 
 
@@ -459,6 +476,7 @@ def _tool(tool: Any, key: str, where: str) -> dict[str, Any]:
         raise ValueError(
             f"{where} is {show(tool)}; expected the schema of a function, with its `name`"
         )
+
     return tool
 
 

@@ -60,6 +60,7 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
         size = re.search(rb"^size (\d+)", start, re.MULTILINE)
         whole = f" of {int(size[1]):,} bytes" if size else ""
         return f"is a pointer of Git LFS in place of a file{whole}; fetch that by `git lfs pull`"
+
     for magic, unpacker in _UNPACKERS.items():
         if start.startswith(magic):
             return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
@@ -72,4 +73,5 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
         return (
             f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"
         )
+
     return None

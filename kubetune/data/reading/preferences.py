@@ -93,6 +93,7 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
             f"has {len(answers)} `answers` to one prompt; expected two, `chosen` and `rejected`: make a record of the "
             "best with one that is worse, or several such"
         )
+
     if rejected is None or (chosen is None and not has_talk):
         raise ValueError(
             f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt"
@@ -136,6 +137,7 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
         _take_repeated_prompts(rest, prompt)
     else:
         prompt = _question(rest)
+
     return Side(_record(rest, prompt, answer, shape), name), is_good
 
 
@@ -187,6 +189,7 @@ def _compared(
         raise ValueError(
             f"has no prompt: {keys(rest)} beside the answers; expected `prompt` or `messages`"
         )
+
     chosen_talk = _dialogue(chosen)
     rejected_talk = _dialogue(rejected)
     if chosen_talk and rejected_talk:
@@ -210,11 +213,13 @@ def _record(
             raise ValueError(
                 f"has `{key}` beside its answers and what they go on from; expected these alone"
             )
+
     # Two texts are plain texts, unless something beside them says that they go through the chat template.
     if isinstance(prompt, str) and isinstance(answer, str):
         is_of_chat = any(key in rest for key in _OF_CHATS)
         if shape == "prompt_completion" or (shape == "auto" and not is_of_chat):
             return {**rest, "prompt": prompt, "completion": answer}
+
     # A copy: the other answer's record is made of `rest` too.
     rest = dict(rest)
     if isinstance(prompt, str):
@@ -229,11 +234,13 @@ def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
         value = rest.pop(name, None)
         if value not in (None, [], {}):
             taken.append((name, value))
+
     if len(taken) > 1:
         places = quoted(name for name, _ in taken)
         raise ValueError(
             f"has {places}; expected one of them, or `data.train.columns` that say which"
         )
+
     return taken[0] if taken else None
 
 
@@ -260,6 +267,7 @@ def _turns(talk: list[Any]) -> list[Any]:
             return talk
         for role in ("user", "assistant"):
             turns.append({"role": role, "content": texts[role]})
+
     return turns
 
 
@@ -274,6 +282,7 @@ def _question(rest: dict[str, Any]) -> Any:
         parts = (questions["instruction"], questions["input"])
         if all(isinstance(part, str) for part in parts):
             return _asked(rest, "\n".join(filter(None, parts)))
+
     if len(questions) != 1:
         names = quoted(questions) or "no prompt"
         raise ValueError(
@@ -287,6 +296,7 @@ def _question(rest: dict[str, Any]) -> Any:
         if dialogue or key == "prompt":
             return dialogue or prompt
         return _asked(rest, prompt)
+
     if not isinstance(prompt, list):
         raise ValueError(f"{key} is {show(prompt)}; expected a text or messages")
     return prompt
@@ -351,6 +361,7 @@ def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> _Compared:
                 f"has prompts that differ: message {same + 1} of {name} is the {_speaker(talk[same])}'s; expected two "
                 "conversations that differ from an answer of the assistant on"
             )
+
     return _Compared(list(chosen[:same]), list(chosen[same:]), list(rejected[same:]))
 
 
@@ -369,15 +380,18 @@ def _shared_text(chosen: str, rejected: str) -> _Compared:
         raise Unusable(
             "has the same answer as chosen and as rejected; expected two that differ, and a `prompt`"
         )
+
     same = 0  # characters
     for ours, theirs in zip(chosen, rejected, strict=False):
         if ours != theirs:
             break
         same += 1
+
     if same in (len(chosen), len(rejected)):
         raise Unusable(
             "has an answer that the other begins with; expected two that differ, and a `prompt`"
         )
+
     # Neither a word, nor the space before it, which tokenizers take with it, is cut off from the rest.
     prompt = re.sub(r"\s*\S*$", "", chosen[:same])
     if not prompt:
@@ -452,6 +466,7 @@ def _verdict(rest: dict[str, Any]) -> bool:
                 f"{key} is {show(value)}; expected true for a good answer, false for a bad one"
             )
         verdicts.add(text in ("true", "1"))
+
     if not verdicts:
         raise ValueError(
             f"{keys(rest)}; expected a `label`, true for a good answer and false for a bad one"

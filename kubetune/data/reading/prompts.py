@@ -41,6 +41,7 @@ def right_answer(value: Mapping[str, Any], column: str | None = None) -> str | N
                 return reference
             if isinstance(reference, (int, float)) and not isinstance(reference, bool):
                 return str(reference)
+
     return None
 
 

@@ -81,6 +81,7 @@ def read_txt(file: Path, problems: Problems) -> Iterator[Record]:
                 except ValueError as error:
                     problems.add(f"{file}:{number}", str(error))
                 continue
+
             if size > record.MAX_RECORD_BYTES:
                 limit = f"{record.MAX_RECORD_BYTES:,} bytes"
                 problems.add(f"{file}:{begin}", f"is longer than {limit} up to the next blank line")

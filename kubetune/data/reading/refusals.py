@@ -53,6 +53,7 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
         # A number is a score of something, and no answer.
         if value.get(key) and isinstance(value[key], (str, list, dict)):
             answers.append(key)
+
     if answers:
         raise ValueError(
             f"is preference data, by {quoted(answers)}, and `task: causal_lm` would train the bad answers like the good "
@@ -148,6 +149,7 @@ def require_readable(record: Fields) -> None:
             raise ValueError(
                 f"has `{key}`, which kubetune cannot show to a model; expected texts and images"
             )
+
     if record.holds("chat_template_kwargs"):
         settings = show(record.peek("chat_template_kwargs"))
         raise ValueError(

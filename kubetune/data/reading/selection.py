@@ -85,6 +85,7 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
         raise DataError(
             f"{source.path}: range [{first}, {end}) takes no record of {len(sampled):,}"
         )
+
     return np.sort(sampled[first:end])
 
 
@@ -99,6 +100,7 @@ def hold_out(taken: Sequence[Ids], share: float, seed: int) -> list[Ids]:
         raise DataError(
             f"data.eval: {share} holds out a share of data.train, which has {total} record; expected 2"
         )
+
     number = min(max(1, round(share * total)), total - 1)
 
     # The records with the smallest hashes, over all sources together.
@@ -115,4 +117,5 @@ def hold_out(taken: Sequence[Ids], share: float, seed: int) -> list[Ids]:
         end = begin + len(ids)
         held_out.append(ids[chosen[begin:end]])
         begin = end
+
     return held_out

@@ -73,6 +73,7 @@ def locate(source: SourceConfig) -> Located:
         sample = int(match[2])
         if not sample:
             raise DataError(f"{source.path} asks for 0 samples; expected at least 1")
+
     if "\0" in path or "://" in path:
         raise DataError(
             f"{path!r} is no path; expected a file, a folder, a pattern such as data/*.jsonl, or a hub id"
@@ -189,6 +190,7 @@ def names_of(sources: Sequence[SourceConfig]) -> tuple[str, ...]:
         names = [_name(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             return tuple(names)
+
     # The same path twice.
     return tuple(f"{name} {number}" for number, name in enumerate(names, 1))
 
@@ -229,9 +231,11 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
                 f"{file} numbers its classes {', '.join(names[:12])}, but {first_file} {', '.join(first[:12])}: one "
                 "number would mean two classes. Give all the same names in the same order. Nothing was written."
             )
+
         if names and not first:
             first = names
             first_file = file
+
     return first
 
 
@@ -242,6 +246,7 @@ def _names_of_classes(features: Mapping[Any, Any], source: SourceConfig) -> tupl
         if key in features:
             kind = features[key]
             break
+
     # A list of labels has the account of one label inside: [kind], or {"feature": kind}.
     while isinstance(kind, list) or (isinstance(kind, dict) and "feature" in kind):
         kind = kind[0] if isinstance(kind, list) else kind["feature"]
@@ -407,6 +412,7 @@ def _require_saved_inside(folder: Path) -> None:
         require_plain(folder)
     except IrregularFileError as error:
         raise DataError(f"data set {error}. Nothing was written.") from None
+
     # Its own JSON files name others, which `datasets` opens wherever they lie.
     for file in sorted((*folder.rglob("dataset_dict.json"), *folder.rglob("state.json"))):
         for name in _names_in(read_object(file, folder)):

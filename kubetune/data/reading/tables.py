@@ -45,6 +45,7 @@ def read_tsv(file: Path, problems: Problems) -> Iterator[Record]:
             return
         if as_text and not enclosing:
             quoting = csv.QUOTE_NONE
+
     yield from _read_table(file, problems, "\t", quoting)
 
 
@@ -124,6 +125,7 @@ def _read_table(
                         problems.add(f"{file}:{line}", mistake)
                 else:
                     blank += 1
+
                 line = rows.line_num + 1
         # Behind a misplaced quote nothing tells where the next row begins, so reading ends here.
         except csv.Error as error:
@@ -152,6 +154,7 @@ def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
         mistake = f"has the column `{twice}` more than once; all but one would be lost"
         problems.add(f"{file}:1", mistake)
         return
+
     for values in _batches(file, table):
         for value in values:
             number += 1
@@ -207,6 +210,7 @@ def _named_twice(fields: Iterable[Any], place: str = "") -> str:
             inner = _named_twice(kind, f"{name}.")
             if inner:
                 return inner
+
     return ""
 
 

@@ -131,7 +131,9 @@ class Words:
                 ids.append(self._added[part])
             elif part:
                 ids += self._frequent(part)
+
             begin = end
+
         for border in borders[number:]:
             tokens[border] = len(ids)
         return ids, tokens
@@ -150,6 +152,7 @@ class Words:
             count += len(before)
             counts.append(count)
             begin = cut
+
         return ids, counts
 
     def _look_up(self, text: str) -> list[int]:

@@ -160,11 +160,13 @@ class Encoder:
             if not self.trains_all:
                 trained = trained_messages(chat)
             requests.append((chat.messages, chat.tools, trained))
+
         rendered = template.render_all(requests)
         if self.trains_all:  # the whole text is one span
             for i, rendering in enumerate(rendered):
                 if isinstance(rendering, Rendered):
                     rendered[i] = replace(rendering, spans=[(0, len(rendering.text))])
+
         return rendered
 
     def _label(self, chat: Rendered, placed: Placed) -> Encoded:
@@ -229,6 +231,7 @@ class Encoder:
             before = self._tokens.encode(pair.prompt)
             after_something = bool(self._prefix or before)
             return before, self._tokens.encode(pair.completion, after_something=after_something)
+
         first, _ = placed.runs[0]
         return placed.ids[:first], placed.ids[first:]
 

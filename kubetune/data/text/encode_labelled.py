@@ -41,6 +41,7 @@ class LabelledEncoder:
             # No token is a label here: the target is.
             not_trained = [False] * len(encoding.ids)
             rows[i] = Encoded(encoding.ids, not_trained, target, encoding.type_ids)
+
         return rows
 
     def cut(
@@ -82,6 +83,7 @@ def frame(
         encoding = backend.encode(text, second)
     finally:
         backend.no_truncation()
+
     return encoding.ids, encoding.type_ids, bool(encoding.overflowing)
 
 

@@ -50,7 +50,9 @@ class PreferenceEncoder:
                 if self._margins:
                     advice = "a reward model scores texts alone"
                 return answer.replace(SEEING, advice)
+
             rows.append(answer)
+
         if any(_shows_in_answer(answer) for answer in _answers(example)):
             return "has an image in an answer; expected all images in the prompt, the same for both"
         if isinstance(example, Preference):
@@ -99,6 +101,7 @@ class PreferenceEncoder:
             # Each sequence is cut as if it were a row of its own.
             sequence = replace(encoded, ids=ids, trained=trained, split=0)
             parts.append(self._encoder.cut(answer, sequence, limit))
+
         if not encoded.split:
             return parts[0]
         chosen, rejected = parts

@@ -56,6 +56,7 @@ class PromptEncoder:
             answer = example.completion
         else:
             raise ValueError("is a text without a question; expected `prompt`, or `messages`")
+
         if not prompt:
             raise ValueError("has an empty prompt; expected at least one token")
 

@@ -93,6 +93,7 @@ def find_labels(
         names = classification.labels
     else:
         names = _names(seen, names_in_data, of_model.get("id2label", {}))
+
     labels = Labels(kind, names)
     if kind == "multi_label_classification" and len(names) == 2:
         _require_one_reading(all_sources, names)
@@ -155,6 +156,7 @@ def _names_in_data(
                 f"{place} numbers its classes {listed(names)}, but {first_place} {listed(first)}: one number would "
                 f"mean two classes. Give all the same names in the same order. {_NOTHING_WRITTEN}"
             )
+
     if not named:
         return ()
     _, names = named[0]
@@ -194,6 +196,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
             except ValueError as error:
                 seen.first_bad = seen.first_bad or f"{record.where}: {error}"
                 continue
+
             if not isinstance(example, Labelled):
                 continue
             is_empty = False
@@ -209,6 +212,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
             f"data.train holds no labels. {seen.first_bad}. Where columns have other names, say so: "
             f"`data: {{train: {{path: FILE, columns: {{label: COLUMN}}}}}}`. {_NOTHING_WRITTEN}"
         )
+
     raise DataError(
         f"data.train holds no record that can be read. {seen.first_bad}. {_NOTHING_WRITTEN}"
     )
@@ -247,6 +251,7 @@ def _only_zero_and_one(source: SourceConfig) -> str:
             )
         except ValueError:
             continue  # reported when it is encoded
+
         if not isinstance(example, Labelled):
             continue
         label = example.label
@@ -255,6 +260,7 @@ def _only_zero_and_one(source: SourceConfig) -> str:
         if not isinstance(label, tuple) or set(label) != {0, 1}:
             return ""
         first = first or record.where
+
     return first
 
 
@@ -271,6 +277,7 @@ def _guess(seen: _Seen) -> ProblemType:
         if number is not None:
             numbers.append(number)
             has_fraction = has_fraction or number != int(number)
+
     # A few words among many numbers are bad records, not classes.
     if has_fraction and 2 * len(numbers) > len(seen.labels):
         return "regression"
@@ -298,6 +305,7 @@ def _names(
         number = whole_number_of(label)
         if number is not None:
             numbers.append(number)
+
     if numbers and len(numbers) == len(labels):
         return _numbered(numbers)
 
@@ -309,6 +317,7 @@ def _names(
             f"names ({listed(words)}); nothing says whether a number is a class of its own or counts the others. List "
             f"all classes in `classification.labels`, in whose order numbers count, or mend the data. {_NOTHING_WRITTEN}"
         )
+
     if len(names) < 2:
         raise DataError(_too_few(names, seen.first_bad))
     return names
@@ -330,6 +339,7 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
             f"label {least} stands in the data of training; classes are numbered from 0. -1: {UNLABELLED}. "
             f"{_NOTHING_WRITTEN}"
         )
+
     if most <= 1 or count == 1:  # one of two classes may be missing
         least = 0
     if most + 1 - least - count > MOST_UNSEEN:
@@ -339,6 +349,7 @@ def _numbered(numbers: Sequence[int]) -> tuple[str, ...]:
             "predict set `classification.problem_type: regression`; or name another column in `data.train.columns`. "
             f"{_NOTHING_WRITTEN}"
         )
+
     return tuple(str(number) for number in range(least, max(2, most + 1)))
 
 

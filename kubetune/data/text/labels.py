@@ -74,6 +74,7 @@ class Labels:
                     f"{listed(self.names)}"
                 )
             return label
+
         names = label if isinstance(label, tuple) else (label,)
         chosen = {self._index(name) for name in names}
         return tuple(float(index in chosen) for index in range(len(self.names)))
@@ -161,6 +162,7 @@ def number_of(label: Label) -> float | None:
         number = float(cast(Any, label))
     except (TypeError, OverflowError):  # a list, or a whole number beyond what a float holds
         return None
+
     if not abs(number) < float("inf"):  # NaN is not smaller either
         return None
     return number

@@ -134,6 +134,7 @@ class Tokenizer:
             for place in range(len(full)):
                 if bare and full[place : place + len(bare)] == bare:
                     return full[:place]
+
         kind = tokenizer_class(self.files, self._config)
         raise ModelError(
             f"the tokenizer of {self.name} makes no token of {', '.join(map(repr, PROBES))} or of entries of its own "

@@ -155,6 +155,7 @@ def read_json(path: Path | None) -> dict[str, Any]:
         raise ModelError(
             f"{path} cannot be read: {error}; the model may be downloaded incompletely"
         ) from error
+
     if not isinstance(value, dict):
         raise ModelError(f"{path} holds a {type(value).__name__}; expected an object")
     return value
@@ -205,6 +206,7 @@ def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[
         for name in NAMES:
             if name in source:
                 values[name] = source[name]
+
     tokens = {name: _text_of(values[name]) for name in NAMES if values.get(name)}
 
     # Tokens with other names.
@@ -216,6 +218,7 @@ def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[
         if isinstance(extra, dict):  # name -> token, as vision-language models have it
             for name, value in extra.items():
                 tokens[name] = _text_of(value)
+
     return tokens
 
 
@@ -247,6 +250,7 @@ def names_missing_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -
         for key, value in source.items():
             if key.endswith("_token") or key in _KEYS_OF_TOKENS:
                 texts.update(_texts_in(value))
+
     return not texts <= {token["content"] for token in added}
 
 
@@ -314,6 +318,7 @@ def _safe_as_it_is(
         by_id = _by_id((token["id"], token) for token in added)
         if by_id != _by_id(decoder.items()):
             return False
+
     # It takes some of these flags from one file and some from the other, and drops others.
     for token in added:
         if token.get("lstrip") or token.get("rstrip") or token.get("single_word"):
@@ -389,8 +394,10 @@ def _load_by_transformers(folder: Path) -> Any:
             f"{folder} holds no tokenizer that can be read: {error}; expected tokenizer.json, or the files that "
             "transformers can make one from"
         ) from error
+
     if not isinstance(getattr(tokenizer, "backend_tokenizer", None), tokenizers.Tokenizer):
         raise ModelError(
             f"the tokenizer of {folder} ({type(tokenizer).__name__}) has no fast form; kubetune needs a tokenizer.json"
         )
+
     return tokenizer

@@ -54,6 +54,7 @@ class VisionEncoder:
                 rows[number] = self._expand(examples[number], row)
             except ValueError as error:
                 rows[number] = str(error)
+
         return rows
 
     def encode_prompt(self, chat: Chat) -> Encoded:
@@ -68,6 +69,7 @@ class VisionEncoder:
             text = self._as_text(chat)
             assert isinstance(text, Chat)
             ids = tokenizer.encode_prompt(text.messages, text.tools)
+
         return self._expand(chat, Encoded(ids, [False] * len(ids)))
 
     def cut(
@@ -101,6 +103,7 @@ class VisionEncoder:
                 limit -= 1
             cut = self._encoder.cut(example, encoded, limit)
             return replace(cut, images=encoded.images[:whole])
+
         return self._encoder.cut(example, encoded, limit)
 
     def _see(self, paths: Sequence[str]) -> list[Seen]:
@@ -140,6 +143,7 @@ class VisionEncoder:
             begin = end
             content = message["content"].replace(IMAGE_TAG, IMAGE_MARK)
             messages.append({**message, "content": content, IMAGE_TEXTS: texts})
+
         return messages
 
     def _as_pair(self, example: Example) -> Pair:
@@ -149,6 +153,7 @@ class VisionEncoder:
                 "is not one question with its answer: this model reads all before the answer in both directions, so "
                 "it can learn only one; make a record of each answer"
             )
+
         if self._encoder.trains_all:
             raise ValueError(
                 "`data.train_on` is all, but this model sees its whole question when it reads its first word"
@@ -205,6 +210,7 @@ class VisionEncoder:
                 f"has {len(images)} images, but its text makes {placeholders} of the tokens that stand for them: it "
                 f"holds {self._placeholder.text!r} itself, or the chat template leaves images out"
             )
+
         if not images:
             return row
 

@@ -153,6 +153,7 @@ class ImageProcessor:
                 f"the images of {self.name} are prepared by {type(processor).__name__}; a budget of tokens is for "
                 "models whose processor cuts images into a grid (Qwen2-VL, Qwen2.5-VL, Qwen3-VL and the like)"
             )
+
         # "Edges" are areas in pixels. A token is, for example, 28 × 28 of them: patches of 14, of which 2 × 2 are merged.
         pixels_per_token = (processor.patch_size * processor.merge_size) ** 2
         longest = self._vision.image_max_tokens * pixels_per_token
@@ -200,6 +201,7 @@ class ImageProcessor:
                 text, runs = whole[number]
             notes = self._notes(facts[number], sum(runs))
             seen.append(Seen(text, runs, zlib.crc32(content), notes))
+
         return seen
 
     def _notes(self, facts: ImageFacts, tokens: int) -> tuple[str, ...]:
@@ -225,10 +227,12 @@ class ImageProcessor:
             raise DataError(
                 f"image {image.path} was there when the data were prepared: {error.strerror}"
             ) from error
+
         if zlib.crc32(content) != image.crc:
             raise DataError(
                 f"image {image.path} has changed since the data were prepared; prepare them again"
             )
+
         return content
 
     def features(self, picture: Picture | Upright) -> int:
@@ -274,6 +278,7 @@ class ImageProcessor:
                     settings[old] = size[new]
             write_atomic(folder / name, json.dumps(facts, indent=2) + "\n")
             written.append(name)
+
         # Read back as its user would: a file may have keys that override these.
         loaded = AutoImageProcessor.from_pretrained(
             folder,
@@ -285,6 +290,7 @@ class ImageProcessor:
             raise ModelError(
                 f"the exported image processor of {self.name} does not keep the limits {size}"
             )
+
         return written
 
     @cached_property
@@ -329,10 +335,12 @@ def load_image_processor(
             f"model {model.path} ({facts.get('model_type', 'of no known type')}) takes no images in a way "
             f"that is known: its config.json has no vision_config and image_token_id; {advice}, or take another model"
         )
+
     if not files:
         raise ModelError(
             f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights"
         )
+
     # An image stands between two tokens of its own: <|vision_start|><|image_pad|><|vision_end|>
     start = facts.get("vision_start_token_id", facts.get("image_start_token_id"))
     end = facts.get("vision_end_token_id", facts.get("image_end_token_id"))
@@ -347,6 +355,7 @@ def load_image_processor(
                 f"the tokenizer of {tokenizer.name} has no token {id}, which config.json has for images"
             )
         text += name
+
     feature = tokenizer.backend.id_to_token(token) or ""
     return ImageProcessor(
         model.path,

@@ -67,11 +67,13 @@ class WholeProcessor:
             raise ModelError(
                 f"{self._name} has no processor that can be used with Pillow alone: {reason}"
             ) from error
+
         if not getattr(processor, "image_token", None):
             raise ModelError(
                 f"the images of {self._name} are prepared by {type(processor).__name__}, which `task: vision_language` "
                 "does not know; see docs/vision.md for those it does"
             )
+
         return processor
 
     def _without_video(self) -> Any:
@@ -92,6 +94,7 @@ class WholeProcessor:
         except ImportError:  # it needs a library that is not here
             kind = _beside_pillow(name)
             return only_seeing(kind) if kind is not None else None
+
         if not set(parts) <= set(_SEEING):
             return only_seeing(kind)
         return kind if name in _SUBSTITUTES else None
@@ -148,6 +151,7 @@ class WholeProcessor:
                     f"the processor of {self._name} writes no {self._feature!r} for an image"
                 )
             seen.append((runs.sub(lambda _: self._feature, text), lengths))
+
         return seen
 
     def look(
@@ -189,10 +193,12 @@ class WholeProcessor:
             if not isinstance(value, torch.Tensor):
                 strange.append(name)
             seen[name] = value
+
         if strange:
             raise ModelError(
                 f"the processor of {self._name} makes {', '.join(strange)} in a form that is not known here"
             )
+
         return seen | inputs
 
 
@@ -254,4 +260,5 @@ def _beside_pillow(name: str) -> Any:
         spec.loader.exec_module(module)
     except ImportError:
         return None
+
     return getattr(module, name)

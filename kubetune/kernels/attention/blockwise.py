@@ -278,6 +278,7 @@ class _BlockAttention(Function):
             _add(d_key, block, block_d_key.transpose(0, 1))
             block_d_value = torch.bmm(probabilities[..., :m].transpose(1, 2), g)
             _add(d_value, block, block_d_value.transpose(0, 1))
+
         if d_sinks is not None:
             d_sinks = d_sinks.to(sinks.dtype)
         return d_query, d_key.to(key.dtype), d_value.to(value.dtype), d_sinks, None, None, None

@@ -92,6 +92,7 @@ def parts(
                 queries.append((stop, ends[number]))
                 keys.append((start, stop))
         result.append(_part(queries, keys, device, causal=False))
+
     return tuple(result)
 
 
@@ -174,6 +175,7 @@ class OnCPU:
             )
             out[rows] = stretch_out[0].transpose(0, 1)
             lse[:, rows] = stretch_lse[0]
+
         return out, lse
 
     def backward(
@@ -208,6 +210,7 @@ class OnCPU:
             d_q[rows] = rows_d_q[0].transpose(0, 1)
             d_k[columns] = _sum_of_repeats(columns_d_k, k.shape[1])
             d_v[columns] = _sum_of_repeats(columns_d_v, v.shape[1])
+
         return d_q, d_k, d_v
 
 
@@ -333,6 +336,7 @@ class _Joined(Function):
             weighted = total[rows] * _weight(before, after)
             total[rows] = weighted + part_out.float() * _weight(part_lse, after)
             lse[:, rows] = after
+
         out = total.to(q.dtype)
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.all_parts = all_parts
@@ -365,6 +369,7 @@ class _Joined(Function):
             d_q[rows] += part_d_q
             d_k[columns] += part_d_k
             d_v[columns] += part_d_v
+
         return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), None, None, None
 
 

@@ -120,6 +120,7 @@ def _layout(
         # Sequences up to SAME_LENGTH are one class; of longer ones each power of two is one.
         number = max(SAME_LENGTH - 1, stop - start - 1).bit_length()
         classes.setdefault(number, []).append((start, stop))
+
     groups: list[Group] = []
     sources: list[Places] = []
     place = np.empty((cu_seqlens[-1], heads), np.int64)
@@ -133,6 +134,7 @@ def _layout(
         sources.append(_source(filling, heads))
         place[filling.tokens] = first + _places_of_heads(filling, heads)
         first += len(sources[-1])
+
     source = torch.from_numpy(np.concatenate(sources))
     return Layout(
         tuple(groups),
@@ -155,6 +157,7 @@ def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
     elif device.type == "cpu":
         # oneDNN compiles each product of new sizes, which takes longer than a small one itself.
         length = few_values(length)
+
     rows_by_room: list[list[int]] = [[] for _ in range(length + 1)]
     size = 0
     firsts = []  # the first place of each sequence
@@ -168,6 +171,7 @@ def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
         size = max(size, row + 1)
         rows_by_room[room - needed].append(row)
         firsts.append((row + 1) * length - room)
+
     before = np.cumsum(lengths) - lengths  # tokens of the sequences before each
     within = np.arange(sum(lengths)) - np.repeat(before, lengths)  # of a token in its sequence
     starts = [start for start, _ in spans]
@@ -256,6 +260,7 @@ def padded_attention(
             group_v[number].view(shape),
         )
         outputs.append(output.reshape(-1, v.shape[-1]))
+
     whole = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return cast(Tensor, _Packed.apply(whole, place)).view(-1, heads, v.shape[-1])  # type: ignore[no-untyped-call]
 
@@ -276,6 +281,7 @@ def _attend(
             device=q.device,
         ).triu(1)
         hidden = future if hidden is None else hidden + future
+
     if q.is_cuda:
         return F.scaled_dot_product_attention(
             q,
@@ -285,6 +291,7 @@ def _attend(
             rule.dropout,
             scale=rule.scale,
         )
+
     # On a CPU plain products are faster than SDPA for short sequences, and SDPA's own fallback with dropout.
     scores = torch.matmul(q, k.transpose(-1, -2) * rule.scale)
     if hidden is not None:

@@ -51,6 +51,7 @@ def adopt(
         raise errors.ConfigError(
             f"training.fp8: {name} has no 8-bit floats (Ada, Hopper and later do); leave it out"
         )
+
     # The check compares the same batch before and after: what rounding does to a model shows only on the model.
     exact = loss_ahead()
     layers = round_layers(model, kernels)
@@ -91,10 +92,12 @@ def round_layers(model: nn.Module, kernels: Kernels) -> int:
             for layer in shared.layers:
                 if layer in layers:
                     layer.shared_input = SharedInput((layer,))
+
     for layer in layers:
         if not hasattr(layer, "shared_input"):
             layer.shared_input = SharedInput((layer,))
         layer.shared_input.compute = partial(_compute, kernels)
+
     return len(layers)
 
 

@@ -114,6 +114,7 @@ def _require_plain_head(model: nn.Module) -> None:
             f"{key}: {name} is the output head, whose product and the loss are one here, so that an adapter on it would "
             f"learn nothing; leave it out, or write lora.modules_to_save: [{name}], which trains it whole"
         )
+
     if hasattr(embeddings, "base_layer") and embeddings.weight is getattr(head, "weight", None):
         key, name = _key_of_target(embeddings), _last_part(model, embeddings)
         raise errors.ConfigError(
@@ -153,6 +154,7 @@ def _explained(error: ValueError, model: nn.Module, targets: str | Sequence[str]
         return (
             f"lora.target_modules: no module's whole name matches {targets}; names end in {names}"
         )
+
     return f"lora.target_modules: {message}"
 
 
@@ -181,4 +183,5 @@ def _last_parts(model: nn.Module, kind: type[nn.Module]) -> list[str]:
         is_other = not name or ".lora_" in name or name in out_of_reach or module is head
         if not is_other and isinstance(module, kind) and has_matrix(module):
             last_parts.add(name.rpartition(".")[2])
+
     return sorted(last_parts)

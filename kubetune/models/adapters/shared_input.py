@@ -44,6 +44,7 @@ def compute(
         if not is_transposed(layer):
             weight = weight.t()
         frozen.append((weight,))
+
     return lora_linears(x, *arguments(layers, frozen, copies))
 
 
@@ -174,6 +175,7 @@ class SharedInput:
             for parameter, copy in ((a, copy_of_a), (b, copy_of_b)):
                 if copy.data_ptr() != parameter.data_ptr():  # else it is the parameter itself
                     yield parameter, copy
+
         self.copies = AdapterCopies(down, tuple(ups), tuple(all_sums))
 
 
@@ -191,8 +193,10 @@ def swap(model: nn.Module) -> int:
             else:
                 for layer in siblings:
                     _share([layer])
+
         for layer in plain.values():
             _share([layer])
+
     return number
 
 

@@ -72,11 +72,13 @@ def swap_experts(model: nn.Module) -> int:
         if isinstance(module, peft_layers.ParamWrapper):
             wrappers.append(module)
             inner.add(module.base_layer)
+
     number = 0
     for module in wrappers:
         if module not in inner and is_plain(module):
             module.forward = MethodType(_forward, module)
             number += 1
+
     return number
 
 
@@ -160,6 +162,7 @@ def _forward(
         outputs = project(activated, "down_proj")
         if experts.has_bias:
             outputs = outputs + bias_of("down_proj") * weights
+
     return combine(outputs, routing).to(hidden_states.dtype)
 
 

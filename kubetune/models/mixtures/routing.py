@@ -165,6 +165,7 @@ class Routing:
             self.load = counts
         else:
             self.load = self.load + counts
+
         self.steps += 1
 
         values = summary(counts.tolist())
@@ -213,6 +214,7 @@ class Routing:
                 chosen = kwargs["top_k_index"]
             else:
                 chosen = args[1]
+
             chosen = chosen.flatten()
             assert self.counts is not None, "it is hooked only where there are experts"
             self.counts[layer].index_add_(0, chosen, torch.ones_like(chosen))
@@ -308,6 +310,7 @@ def _coefficients(
         # What the family was trained with.
         config = lm.config.get_text_config()
         balance = getattr(config, "router_aux_loss_coef", None) if is_known else None
+
     balance = float(balance or 0.0)
 
     balancing = "and nothing balances the load of the experts"
@@ -357,6 +360,7 @@ def summary(counts: list[list[int]]) -> dict[str, float]:
         spreads.append(math.sqrt(variance) / mean)
         unused += layer.count(0)
         number_of_experts += len(layer)
+
     return {
         "expert_load_max": max(maxima),
         "expert_load_cv": math.fsum(spreads) / len(spreads),

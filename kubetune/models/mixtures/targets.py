@@ -110,6 +110,7 @@ def _in_mixture(
             tensors.add(f"{name}.weight")
         elif f"{name}.weight" not in tensors:
             lost.append(name)
+
     if lost:
         logs.MODEL.warning(
             "no adapters on %s: PEFT takes their names for those of the experts, and their weights are quantised",
@@ -156,6 +157,7 @@ def _all_linear(
         is_in_router = f"{name}.".startswith(routers)
         if not is_skipped and not is_in_router:
             modules.append(name)
+
     tensors: set[str] = set()
     for name, stack in stacks.items():
         for tensor in _tensors(stack):
@@ -182,6 +184,7 @@ def _named(
                 f"lora.target_modules: {name.rpartition('.')[2]} can have no adapter, as this model computes with "
                 f"its weight by itself ({type(model.get_submodule(name)).__name__}); leave it out"
             )
+
     tensors: set[str] = set()
     for name, stack in stacks.items():
         for tensor in _wanted_tensors(name, stack, wanted):
@@ -331,6 +334,7 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
                     f"lora.target_parameters: {target} can have no adapter, as this model computes with it by itself; "
                     "leave it out"
                 )
+
         yield target
 
 

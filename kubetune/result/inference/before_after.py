@@ -47,6 +47,7 @@ def main(argv: Sequence[str]) -> int:
     except errors.KubetuneError as error:
         logs.ERROR.error("%s", error)
         return error.exit_code
+
     return errors.OK
 
 

@@ -45,6 +45,7 @@ def main(argv: Sequence[str]) -> int:
             reason=logs.scrub(str(error)),
         )
         return error.exit_code
+
     return errors.OK
 
 
@@ -79,6 +80,7 @@ def _measure(run_dir: Path) -> None:
             ok=True,
             tasks=list(wanted.tasks),
         )
+
     verdict.judge_benchmarks(config.evaluation, run_dir, step, known["compared"])
 
 
@@ -101,6 +103,7 @@ def evaluate_benchmarks(
         raise errors.ConfigError(
             f"benchmarks are for models of text; {run_dir} is a run of task {result.config.task}"
         )
+
     # Tasks are looked up before the model is loaded, so that a wrong name costs no time.
     manager = harness.task_manager(wanted)
     with result.checked():

@@ -51,6 +51,7 @@ def classify_texts(
                     text_of(part, "it")
         except ValueError as error:
             problems.add(f"texts:{number}", str(error))
+
     problems.raise_if_any()
 
     device = default_device()
@@ -66,6 +67,7 @@ def classify_texts(
         ids, segments, is_cut = frame(tokenizer, text, second, limit)
         rows.append((np.array(ids, np.uint32), np.array(segments, np.uint8)))
         cut_count += is_cut
+
     _warn_of_cuts(cut_count, len(texts), limit)
 
     batches = []
@@ -75,6 +77,7 @@ def classify_texts(
         unknown_labels = np.zeros((len(group), 1), np.float32)
         batch = collate_labelled(all_ids, all_segments, unknown_labels, group)
         batches.append(batch.to(device))
+
     if not batches:
         return []
     return task.classify(learner, batches)

@@ -28,6 +28,7 @@ def compare_runs(
         before = read_answers(run_dir, 0)
     else:
         before = _answers(Path(other), "best")
+
     return compare_answers(before, after)
 
 

@@ -57,6 +57,7 @@ def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[Sourc
         overrides.append(f"data.train={data}")
     else:
         flags["data.train"] = data
+
     sources = load_config(None, overrides=overrides, flags=flags).data.train
     weights = {source.weight for source in sources}
     if len(weights) == 1 and weights != {1.0}:
@@ -76,6 +77,7 @@ def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[Sourc
             if is_common and key not in source.model_fields_set:
                 defaults[key] = value
         completed.append(source.model_copy(update=defaults))
+
     return tuple(completed)
 
 
@@ -92,10 +94,12 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
         # The user knows these data by the option.
         problems = [problem.replace("data.train", "--data") for problem in error.problems]
         raise errors.DataError(problems) from None
+
     if is_other:
         names = {"train": "--data"}
         findings = find(DataSpec.of(config), prepared.stats, prepared.tokenizer, names=names)
         return prepared.train, None, _remarks(findings, {"train"})
+
     assert prepared.eval is not None
     return prepared.eval, prepared.forget, _remarks(prepared.findings, {"eval", "forget"})
 
@@ -156,6 +160,7 @@ def evaluate_run(
         text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
         write_atomic(predictions, text)
         evaluation = replace(evaluation, predictions=predictions)
+
     _write(run_dir, evaluation, which, data)
     return evaluation
 

@@ -126,6 +126,7 @@ class LoadedModel:
             raise ValueError(
                 f"has images, which need a model that sees; this run has `task: {self.config.task}`"
             )
+
         # Each image stands for as many tokens as the processor makes of its size.
         row = VisionEncoder(Encoder(self.tokenizer), self.reader.processor).encode_prompt(chat)
         return EncodedPrompt(row.ids, row.images)
@@ -171,6 +172,7 @@ def load_result(result: Result) -> LoadedModel:
             result.checkpoint,
             default_device(),
         ).eval()
+
     # Where nobody knows what it was taught, a model that can chat is taken for one that was taught to.
     is_chat = tokenizer.chat is not None and result.facts.is_chat is not False
     reader = None
@@ -201,6 +203,7 @@ def answer(
             encoded.append(loaded.encode(prompt, paths))
         except ValueError as error:
             problems.add(f"prompt:{number}", str(error))
+
     problems.raise_if_any()
     return list(answers(loaded, encoded, sampling, batch_size=batch_size))
 

@@ -89,6 +89,7 @@ class Result:
             if is_adapter or not is_local(settings.path):
                 code += consent.effects_of(config, [consent.REMOTE_CODE])
             consent.require(code, self.run_dir, self.trust_code)
+
         return config
 
     @cached_property
@@ -152,7 +153,9 @@ class Result:
                     spec,
                     default_device(),
                 )
+
             self._base.append(base.eval())
+
         yield self._base[0]
 
     @contextmanager

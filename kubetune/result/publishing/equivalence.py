@@ -77,6 +77,7 @@ def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
             reason = " ".join(str(error).split())
             origin = f"rows of random tokens, as the data are not at hand ({reason})"
             return Sample(_random(config.task, result.tokenizer.vocab_size), origin)
+
     batches = tuple(_batch(row, result.image_processor) for row in kept.rows)
     return Sample(batches, kept.origin)
 
@@ -90,6 +91,7 @@ def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
             row.target[None],
             [row.number],
         )
+
     if processor is not None:
         pictures = [processor.process(image) for image in row.images]
         return collate_pictured(
@@ -98,6 +100,7 @@ def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:
             processor,
             [row.number],
         )
+
     return collate([(row.ids, row.trained)], [row.number])
 
 
@@ -114,6 +117,7 @@ def _random(task: str, vocabulary: int) -> tuple[Batch, ...]:
             batches.append(collate_labelled([ids], [segments], target))
         else:
             batches.append(collate([(ids, np.ones(len(ids), bool))]))
+
     return tuple(batches)
 
 
@@ -132,6 +136,7 @@ def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
 
         kept = torch.linspace(0, len(logits) - 1, min(POSITIONS, len(logits))).long()
         kept_logits.append(logits[kept.to(logits.device)].float().cpu())
+
     return kept_logits
 
 
@@ -148,6 +153,7 @@ def compare(
         # Relative to the logits of the first model, whose size differs between families.
         differences.append(float((a - b).norm() / a.norm()))
         same_choices.append(a.argmax(1) == b.argmax(1))
+
     agreement = float(torch.cat(same_choices).float().mean())
     # numpy's maximum is NaN if one of the values is; Python's may pass over it.
     return Comparison(what, float(np.max(differences)), tolerance, agreement)
@@ -174,6 +180,7 @@ def check_tokenizer(
         names.append(name)
         if files.sha256_file(folder / name) != files.sha256_file(file):
             wrong.append(f"{name} is not the one that was trained with")
+
     if tokenizer.given_template is not None:
         names.append("chat_template.jinja")
 
@@ -188,10 +195,12 @@ def check_tokenizer(
             if ids != tokenizer.encode_text(text, special=False):
                 wrong.append("AutoTokenizer makes other ids of the same text")
                 break
+
     if wrong:
         raise errors.ModelError(
             f"the exported tokenizer differs: {'; '.join(wrong)}. Nothing was written."
         )
+
     return sorted(names)
 
 

@@ -85,6 +85,7 @@ def export_run(
         raise errors.ConfigError(
             f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
         )
+
     kind = _kind(config.lora, merged=merged)
     folder = Path(out or _place(result, kind)).absolute()
     _check_place(folder)
@@ -214,6 +215,7 @@ def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
         config_file = folder / "config.json"
         converted = serving.CONVERTED_BY_OLLAMA["model"]
         gguf = serving.MODEL_GGUF
+
     architectures = read_json(config_file).get("architectures") or ()
     if not converted.isdisjoint(architectures):
         gguf = None
@@ -294,9 +296,12 @@ def _dtype_name(result: Result, wanted: str | None) -> str:
                 revision=revision,
                 trust_remote_code=config.model.trust_remote_code,
             )
+
         name = str(facts.dtype or torch.float32).removeprefix("torch.")
+
     if name not in loading.DTYPES:
         raise errors.ConfigError(
             f"--dtype is {name}; expected one of {', '.join(loading.DTYPES)}. Nothing was written."
         )
+
     return name

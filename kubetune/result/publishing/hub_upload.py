@@ -53,6 +53,7 @@ def upload(
             raise errors.ConfigError(
                 f"{name} is set, so the hub may not be asked; unset it and run the same again"
             )
+
     from huggingface_hub import HfApi, get_token
 
     token = hub_token() or get_token()
@@ -76,6 +77,7 @@ def upload(
                     commit_message=message,
                     delete_patterns=STALE,
                 )
+
             return Pushed(
                 str(commit.commit_url).split("/commit/")[0],
                 commit.oid,
@@ -89,6 +91,7 @@ def upload(
                 ) from error
             tell(f"the upload broke off ({error}); going on in {wait:g} s")
             time.sleep(wait)
+
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -140,4 +143,5 @@ def _explained(repo: str) -> Iterator[None]:
                 break
         else:
             raise
+
         raise _Interrupted(" ".join(str(chain[-1]).split()) or type(chain[-1]).__name__) from error

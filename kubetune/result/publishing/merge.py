@@ -47,6 +47,7 @@ def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
         # transformers leaves some of the dequantised numbers in a dtype of its own choice.
         if isinstance(layer, nn.Linear) and layer.weight.dtype != dtype:
             layer.to(dtype)
+
     return loading.with_adapter(base, folder)
 
 

@@ -127,6 +127,7 @@ def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
         )
     elif facts["base"]["quantization"] != "none":
         text += f" The base was quantised ({facts['base']['quantization']}) in training."
+
     return text
 
 
@@ -164,6 +165,7 @@ def _snippet(
         lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"
         lines.append(f"config = AutoConfig.from_pretrained({here})")
         arguments += ", config=config, ignore_mismatched_sizes=True"
+
     lines += [
         f"base = {auto}.from_pretrained({arguments})",
         f"model = PeftModel.from_pretrained(base, {here})",
@@ -206,14 +208,17 @@ def _settings(config: Config, facts: Mapping[str, Any]) -> dict[str, Any]:
             settings["DoRA"] = "yes"
         if lora.use_rslora:
             settings["rsLoRA"] = "yes"
+
     if config.sees:
         settings["image tokens"] = (
             f"at most {config.vision.image_max_tokens:,}, as the image processor here makes them"
         )
+
     for name in _SETTINGS:
         value = getattr(training, name)
         if value is not None:
             settings[name] = value
+
     if training.max_steps is not None:
         del settings["num_train_epochs"]  # not what it ended by
     return settings
@@ -250,6 +255,7 @@ def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
             if name.startswith("eval_") and isinstance(value, int | float):
                 values[name] = f"{value:.6g}"
         text += f"\n\nAt step {last['step']:,}:\n\n{_table(values)}"
+
     return text
 
 
@@ -274,6 +280,7 @@ def _against_base(verdict: Mapping[str, Any]) -> str:
         best[name] = line["after"]
         if "test" in line:
             tested[name] = line
+
     if not base:
         return ""
 
@@ -296,6 +303,7 @@ def _against_base(verdict: Mapping[str, Any]) -> str:
             low, high = line["after_interval"]
             test = f"{low:.3g}–{high:.3g} | {line['gained']} | {line['lost']} | {line['p_value']:.2g} |"
         rows.append(f"| {name} | {value:.4g} | {tuned} | {test}")
+
     return "\n".join(rows)
 
 
@@ -320,4 +328,5 @@ def _proof(proof: Mapping[str, Any]) -> str:
         allowed = f"{comparison['tolerance']:.0e}"
         agreement = f"{comparison['agreement']:.2%}"
         rows.append(f"| {comparison['what']} | {difference} | {allowed} | {agreement} |")
+
     return "\n".join(rows)

@@ -79,6 +79,7 @@ class Layer:
             yield header.tobuf(tarfile.PAX_FORMAT)
             yield from _bytes_of(path)
             yield bytes(-size % tarfile.BLOCKSIZE)
+
         # Two empty blocks end a tar.
         yield bytes(2 * tarfile.BLOCKSIZE)
 
@@ -139,6 +140,7 @@ def push(
             tell(f"sending {what}")
             registry.put_blob(layer.digest, layer.size, layer.chunks)
             sent += 1
+
         config_digest = _digest(image.config)
         if not registry.has_blob(config_digest):
             registry.put_blob(
@@ -146,6 +148,7 @@ def push(
                 len(image.config),
                 lambda: [image.config],
             )
+
         # Some registries give back only what a manifest names. This one has no tag yet.
         registry.put_manifest(image.digest, image.manifest)
 
@@ -155,6 +158,7 @@ def push(
             raise errors.EnvironmentFault(
                 f"{address} was written, and the registry gives another image for it; has somebody else pushed?"
             )
+
     return PushedImage(image.digest, len(image.layers), sent, size)
 
 
@@ -169,6 +173,7 @@ def _compare(
         raise errors.EnvironmentFault(
             f"{registry.address.host} gives another manifest than {image.digest}, which was sent"
         )
+
     registry.check_blob(_digest(image.config), len(image.config))
     for layer in image.layers:
         registry.check_blob(layer.digest, layer.size)
@@ -198,11 +203,13 @@ def build(
         for first in range(0, len(weights), count):
             together = tuple(weights[first : first + count])
             layers.append(Layer(folder, together, _IMAGE_LAYER, is_tar=True))
+
     damage = whole_folder.damage(folder, facts["files"], but=PROVENANCE)
     if damage is not None:
         raise errors.ConfigError(
             f"{folder} {damage}; remove the folder, and run the same again. Nothing was sent."
         )
+
     layers = [_measured(layer) for layer in layers]
     return _image(layers, facts, title, as_modelpack=as_modelpack)
 
@@ -238,6 +245,7 @@ def _image(
             # Layers are not compressed, so these are their digests too.
             "rootfs": {"type": "layers", "diff_ids": digests},
         }
+
     config_bytes = _json(config)
     manifest: dict[str, Any] = {
         "schemaVersion": 2,

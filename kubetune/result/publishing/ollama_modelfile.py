@@ -77,6 +77,7 @@ def pieces_of(render: Render) -> Pieces | None:
             return None
     except ValueError:
         return None
+
     # These would end the TEMPLATE of a Modelfile, or begin an action of Go's.
     for text in (pieces.lead, *pieces.system, pieces.user, *pieces.answer):
         if "{{" in text or '"""' in text:
@@ -161,8 +162,10 @@ def modelfile(
             lines.append(
                 "# TEMPLATE: the model's chat template has no form in Ollama's language that gives equal prompts"
             )
+
     for token in stop:
         # A Modelfile has no way to write a quote inside quotes.
         if '"' not in token:
             lines.append(f'PARAMETER stop "{token}"')
+
     return "\n".join(lines) + "\n"

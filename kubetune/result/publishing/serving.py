@@ -100,6 +100,7 @@ def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[s
             modules.append(json.dumps({"name": name, "path": path, "is_3d_lora_weight": True}))
         else:
             modules.append(f"{name}={path}")
+
     return [*switches, "--lora-modules", *modules]
 
 
@@ -147,6 +148,7 @@ def commands(
             parts.append(
                 " ".join([*reasons, "`kubetune export --merge` makes what all of them run."])
             )
+
     if not parts:
         return []
     return ["\n\n".join(["## How to serve", *parts])]
@@ -162,6 +164,7 @@ def _reasons(lora: LoraConfig, base: Mapping[str, Any]) -> list[str]:
         reasons.append(
             "llama.cpp and Ollama would scale this adapter otherwise than it was trained: they know no rsLoRA."
         )
+
     experts_of = base.get("experts_of")
     if experts_of:
         reasons.append(f"llama.cpp and Ollama load no adapters on the experts of {experts_of}.")
@@ -170,6 +173,7 @@ def _reasons(lora: LoraConfig, base: Mapping[str, Any]) -> list[str]:
         reasons.append(
             f"vLLM is not known to load adapters on {kind}, and leaves some out without a word."
         )
+
     return reasons
 
 

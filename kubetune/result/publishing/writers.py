@@ -197,6 +197,7 @@ def _write_for_vllm(
         module = re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first))
         if not module.endswith(stacks):
             modules.add(module)
+
     targets = {"target_modules": sorted(modules), "target_parameters": parameters or None}
     _write_settings(folder, {**settings, **targets})
     job.tell(
@@ -261,6 +262,7 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> Proof:
         del model
         gc.collect()
         model = job.load(job.result.checkpoint)
+
     _save_model(job, folder, model)
     del model
     gc.collect()
@@ -311,6 +313,7 @@ def _save_model(job: Job, folder: Path, model: Any) -> None:
         raise errors.EnvironmentFault(
             f"{folder.parent}: the model takes {needed:,} bytes, {free:,} are free"
         )
+
     job.tell(f"writing {needed / 1e9:.2f} GB")
     _write_companions(job, folder, model)
     model.save_pretrained(folder, max_shard_size=job.max_shard_bytes)

@@ -48,6 +48,7 @@ def reward_of(name: str, settings: Settings) -> Reward:
             _of_tokens,
             partial(repetition, size=size, most=float(settings.get("max_penalty", -1.0))),
         )
+
     longest = int(settings["max_completion_len"])
     return partial(
         _of_tokens,
@@ -96,6 +97,7 @@ def length(ids: Sequence[int], settings: Settings) -> float:
         # With a target of 100, answers of 50 and of 150 tokens get 0.5.
         target = max(float(settings["target"]), 1.0)
         return max(0.0, 1.0 - abs(number - target) / target)
+
     least = float(settings.get("min_tokens", 0))
     most = float(settings.get("max_tokens", number))
     return float(least <= number <= most)

@@ -136,6 +136,7 @@ def _trl_arguments(request: Request, metrics: dict[str, list[float]]) -> dict[st
         # What has the name of an argument is not handed over twice; TRL leaves these columns out too.
         if key not in ("prompt", "completion", "completion_ids"):
             columns[key] = [item] * number
+
     state = SimpleNamespace(global_step=request.step, max_steps=request.max_steps)
     return {
         **columns,

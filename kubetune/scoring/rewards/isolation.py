@@ -38,6 +38,7 @@ def separate() -> bool:
         unshare = libc.unshare
     except (OSError, AttributeError):
         return False
+
     # Root needs no list of users of its own for this, and containers often forbid one.
     flags = _NEW_NETWORK | _NEW_PROCESSES
     if os.geteuid() != 0:

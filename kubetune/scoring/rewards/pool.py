@@ -91,6 +91,7 @@ class RewardPool:
             raise errors.ConfigError(
                 f"reward {reward.title}: {judgement.error}\ngrpo.on_reward_error is stop, so the run ends"
             )
+
         return judgement
 
     def _start(self) -> None:
@@ -150,6 +151,7 @@ class RewardPool:
             reply = json.loads(content)
         except ValueError:
             reply = None
+
         if not isinstance(reply, dict):
             raise _Gone(f"{what}: the reward process wrote something that is no reply")
         return reply
@@ -176,6 +178,7 @@ class RewardPool:
             if not part:
                 raise _Gone(f"{what}: ended the reward process ({self._end()})")
             content += part
+
         return content
 
     def _end(self) -> str:

@@ -44,6 +44,7 @@ def main() -> None:
             _, status = os.waitpid(child, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
         _die_with_parent()
+
     # After the fork, and before anything of the user's is run.
     isolation.limit(memory_bytes)
 
@@ -55,6 +56,7 @@ def main() -> None:
             judges.append(_judge_of(reward))
         except (Exception, SystemExit) as error:
             problems.append(f"{reward.title}: {_trace(error, reward.file)}")
+
     _reply(replies, {"problems": problems, "is_separate": is_separate})
 
     while content := _message(requests):
@@ -92,6 +94,7 @@ def _judged(
     except (Exception, SystemExit) as error:
         nothing: list[float | None] = [None] * len(request.texts)
         judgement = Judgement(nothing, _trace(error, reward.file))
+
     return {
         "rewards": judgement.rewards,
         "error": judgement.error,

@@ -199,6 +199,7 @@ class FlatAdamW:
             others = self._buffers(slice(middle, span.stop))
             self._move(decayed, learning_rate, self.settings.weight_decay)
             self._move(others, learning_rate, 0.0)
+
         for rows in self._occurring():
             self._move(rows.buffers(), learning_rate, 0.0)
 
@@ -282,6 +283,7 @@ class FlatAdamW:
             if id(copy) not in refreshed:
                 copies.append(process_group.local(copy))
                 values.append(value)
+
         if copies:  # one call for all: thousands of small copies take longer
             torch._foreach_copy_(copies, values)
 
@@ -311,6 +313,7 @@ class FlatAdamW:
             if collected.occurring is not None:
                 tables[parameter] = collected.occurring.read_again()
                 collected.occurring = None  # so that `_refresh` copies the whole table
+
         self._refresh()
         for parameter, rows in tables.items():
             self.collected[parameter].occurring = rows

@@ -93,6 +93,7 @@ class ShardedAdamW(FlatAdamW):
             first_row = min(num_rows, mesh.get_local_rank() * rows_of_rank)
             shards.append(OptimizerShard(start + first_row * width, value.numel()))
             start += parameter.numel()
+
         return shards
 
     def reduce_gradient(self, world: World) -> float:

@@ -110,6 +110,7 @@ class Buffers:
             if not is_whole:
                 break
             stop = source.stop
+
         if not is_whole:
             self._stack.close()
             raise ValueError(f"optimizer state lacks numbers from {stop} on")
@@ -160,6 +161,7 @@ class Buffers:
                     buffer[at : at + len(part)] = part
                     at += len(part)
             state[name] = buffer
+
         return state
 
 
@@ -201,6 +203,7 @@ def write_weights(
             "data_offsets": [begin, end],
         }
         begin = end
+
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that the numbers behind it are aligned
 

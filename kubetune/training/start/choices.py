@@ -97,6 +97,7 @@ def _choose(
         logs.MODEL.info(
             "training.fp8: true would be faster here, by what was measured on %s", known.time[:10]
         )
+
     return chosen
 
 

@@ -56,6 +56,7 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
             logs.DATA.info("%s", finding.line)
         else:
             logs.DATA.warning("%s", finding.line)
+
     logs.DATA.info("%s", plan.batch_line())
 
 
@@ -80,6 +81,7 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
             of_base[part] += quantization.count(parameter)
         if parameter.requires_grad:
             of_trained[part] += parameter.numel()
+
     logs.MODEL.info("trained: %s", parts_line(of_trained, of_base))
     logs.MODEL.debug("trained: %s", ", ".join(optimizer.layout))
 

@@ -66,6 +66,7 @@ def make_feed(
             reasons[0],
         )
         return feed(), plan
+
     logs.DATA.info("%s once", line)
     return sharing, plan.model_copy(update={"spared_share": share})
 

@@ -172,6 +172,7 @@ def _evaluate(run: Run, trials: _Trials) -> None:
             run.plan,
             run.world,
         )
+
     if run.judge is not None:
         num_tokens = run.judge.wanted.max_new_tokens
         with trials.trial("answers", f"{num_tokens} new tokens for each of the longest questions"):

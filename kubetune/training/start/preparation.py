@@ -52,6 +52,7 @@ class Preparation:
         except BaseException:
             processes.kill_children()
             raise
+
         return self
 
     def __exit__(

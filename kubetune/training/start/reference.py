@@ -175,6 +175,7 @@ def _fingerprint(
         facts["images"] = [data.train.image_digest]
         if data.eval is not None:
             facts["images"].append(data.eval.image_digest)
+
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
@@ -232,6 +233,7 @@ def scores(
     finally:
         fsdp.close(learner.lm)
         learner.model.train()
+
     return tables
 
 

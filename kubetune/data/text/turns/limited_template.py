@@ -114,6 +114,7 @@ class LimitedTemplate:
                 rendered.append(ValueError(value))
             else:
                 rendered.append(Rendered(*value))
+
         return rendered
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -151,6 +152,7 @@ class _Process:
             raise EnvironmentFault(
                 f"the process that renders chat templates cannot be started: {error}"
             ) from error
+
         assert self.child.stdin is not None
         assert self.child.stdout is not None
         self._requests = self.child.stdin
@@ -275,9 +277,11 @@ def _answer_all(made: Made, calls: list[Call]) -> list[Answer]:
         except ValueError as error:
             answers.append(("refused", str(error)))
             continue
+
         if isinstance(value, Rendered):  # marshal knows no dataclasses
             value = tuple(getattr(value, field.name) for field in fields(Rendered))
         answers.append(("done", value))
+
     return answers
 
 

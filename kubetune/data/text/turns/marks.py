@@ -118,6 +118,7 @@ def read_marks(marked: str, parts: Sequence[Part] = ()) -> tuple[str, list[Mark]
             calls.add((part, side))
         # Offsets are those in the text without marks, so only what stands between them counts.
         offset += len(pieces[i + 2])
+
     return "".join(pieces[::3]), marks
 
 
@@ -238,6 +239,7 @@ class _Marker:
             kind: Kind = "reasoning" if thinking else "content"
             text = self._around(pieces[i][begin:end], number, kind)
             pieces[i] = pieces[i][:begin] + text + pieces[i][end:]
+
         return "".join(pieces)
 
     def _around(self, text: str, number: int, kind: Kind) -> str:

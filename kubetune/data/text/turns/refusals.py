@@ -67,6 +67,7 @@ def words_of(error: Exception, template: jinja2.Template) -> str:
         if frame.tb_frame.f_code.co_filename == "<template>":
             line = f" in its line {template.get_corresponding_lineno(frame.tb_lineno)}"
         frame = frame.tb_next
+
     return f"it fails{line}: {error}"
 
 
@@ -112,6 +113,7 @@ def explained(
             write(*conversation, **variables)
         except ValueError:
             return False
+
         return True
 
     name = f"{refusal.name} chat template"
@@ -129,6 +131,7 @@ def explained(
             problem = f"does not take {needed} of this form"
         else:
             problem = f"takes only conversations with {needed}"
+
         return ValueError(f"{name} {problem} ({refusal.reason}); {_OTHER}")
 
     for attempt in _attempts(list(messages), tools):
@@ -137,6 +140,7 @@ def explained(
                 f"{name} does not take {attempt.what} ({refusal.reason}); choose one that does "
                 "(`model.chat_template: file.jinja`), or take that out of the data"
             )
+
     return ValueError(
         f"{name} does not take this conversation ({refusal.reason}), whatever part of it is left out; {_OTHER}, or "
         "take the record out of the data"

@@ -75,6 +75,7 @@ class _Layout(NamedTuple):
             marks.append(Mark(offset, part, True))
             offset += len(core)
             marks.append(Mark(offset, part, False))
+
         # A longer text has further parts, or another end.
         if text[offset:] != self.end:
             return None
@@ -124,6 +125,7 @@ class SpanFinder:
             if plain == text:
                 self._keep_layout(shape, text, marks)
                 return Rendering(text, conversation, marks)
+
         raise HiddenText("changes the texts of the conversation, or what it writes depends on them")
 
     def _keep_layout(
@@ -141,6 +143,7 @@ class SpanFinder:
                 return
             steps.append((text[end : opening.offset], opening.part))
             end = closing.offset
+
         if len(marks) % 2:
             return
         if len(self._layouts) >= _MOST_KEPT_LAYOUTS:
@@ -244,6 +247,7 @@ class SpanFinder:
             header = prompt[start:]
             if header.strip() and header in gap:
                 return gap.rindex(header) + len(header)
+
         return len(gap)
 
     def _end(
@@ -280,6 +284,7 @@ class SpanFinder:
                     frame,
                 ),
             )
+
         if length is None:
             return None
         written_space = len(gap) - len(frame)  # the template may have trimmed it
@@ -368,6 +373,7 @@ def _between(
             if before.part != part:
                 return None
             return text[before.offset : after.offset]
+
     return None
 
 
@@ -394,6 +400,7 @@ def _shared_tags(gap: str, other: str, *, to_last_tag: bool = True) -> int:
         if piece != other_piece:
             break
         shared.append(piece)
+
     up_to_tag = len(shared) // 2 * 2
     if to_last_tag or not up_to_tag:
         shared = shared[:up_to_tag]

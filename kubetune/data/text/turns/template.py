@@ -164,6 +164,7 @@ class ChatTemplate:
             absent = self._finder.locate(text, messages, tools).missing()
         except ValueError:
             absent = not_written(mark_texts(messages, tools or ()), prompt)
+
         missing = []
         for part in absent:
             if part.kind != "reasoning":
@@ -234,6 +235,7 @@ class ChatTemplate:
                 continue  # the template does not ask a model after these messages
             if not _is_behind(_end_of(prompt), text, start):
                 return True
+
         return False
 
     def _find_prompt_end(self) -> str:
@@ -288,6 +290,7 @@ class ChatTemplate:
         else:
             role = messages[part.message]["role"]
             what = f"the content of messages[{part.message}], by the {role} ({brief!r})"
+
         return f"{self.name} chat template leaves out {what}"
 
 
@@ -320,6 +323,7 @@ def _rewrites(rendering: Rendering, trained: Collection[int]) -> bool:
         begin = begins.get(mark.part, mark.offset)
         if rendering.text[begin : mark.offset] != part.text:
             return True
+
     return False
 
 
@@ -336,4 +340,5 @@ def _turn_of(block: Span, rendering: Rendering) -> int:
             break
         if mark.opens:
             return rendering.part(mark).message
+
     return rendering.part(marks[max(first - 1, 0)]).message

@@ -139,6 +139,7 @@ class TokenFinder:
                     first += 1  # a tag of the prompt, which includes the space behind it
                 else:
                     begins_inside = True
+
             if self._looks_ahead and self._differs_alone(text[:start], encoding, first):
                 begins_inside = True
 

@@ -193,6 +193,7 @@ class TemplateWriter:
                 self._calls_form = _CallsForm(null_content, text_arguments)
                 if ANSWER in self._try(messages, [tool]):
                     return self._calls_form
+
         return _CallsForm()
 
     def _lays_out(self, written: str) -> bool:
@@ -260,6 +261,7 @@ def _in_parts_of(content: str) -> list[dict[str, str]]:
             piece = piece.removesuffix("\n")
         if piece or len(pieces) == 1:
             parts.append({"type": "text", "text": piece})
+
     return parts
 
 
