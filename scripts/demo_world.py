@@ -190,7 +190,7 @@ DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
 def is_held_out(service: str, namespace: str) -> bool:
-    """Whether a service in a namespace is kept for the held-out requests: a quarter of all pairs, some of each."""
+    """True if a service in a namespace is kept for the held-out requests: a quarter of all pairs, some of each."""
     return (SERVICES.index(service) + NAMESPACES.index(namespace)) % 4 == 0
 
 

@@ -105,7 +105,7 @@ def shielded(environ: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def output_on_stderr() -> Iterator[None]:
-    """Within this block, send standard output of this process and its children to standard error."""
+    """Send standard output of this process and its children to standard error while the block runs."""
     sys.stdout.flush()
     kept = os.dup(1)
     # Also for children and for C code, which write to file descriptor 1.

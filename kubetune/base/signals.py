@@ -33,7 +33,7 @@ _compiles = False
 
 @contextlib.contextmanager
 def compiling() -> Iterator[None]:
-    """Within this block a request to stop raises CompilingStopped. The caller then goes on without the compiler."""
+    """Raise CompilingStopped for a request to stop while the block runs. The caller then goes on without the compiler."""
     global _compiles
     _compiles = True
     try:

@@ -113,7 +113,7 @@ def side_group(world: World, timeout_seconds: float) -> Group:
 
 @contextmanager
 def peers(group: Group = None) -> Iterator[None]:
-    """Within this block wait for other ranks: the watchdog knows it, and a broken collective becomes LostPeer.
+    """Tell the watchdog that this rank waits for others while the block runs. Raise LostPeer for a broken collective.
 
     A `group` is used by another thread than the loop's, which the watchdog does not watch.
     """

@@ -69,7 +69,7 @@ def packed(
     causal: bool = True,
     parents: tuple[int, ...] = (),
 ) -> Iterator[None]:
-    """Within, the packed batch of `CURRENT` is this one, without which "padding_free" attention refuses to run.
+    """Make this the packed batch that "padding_free" attention runs while the block runs. Without one it refuses.
 
     It must enclose the backward too: recomputed layers attend again there.
     """

@@ -272,7 +272,7 @@ def self_check(model: nn.Module) -> float:
 
 @contextmanager
 def _only_row(trunk: nn.Module, row: int) -> Iterator[None]:
-    """Within, the final hidden states of the trunk are zero for all tokens but one."""
+    """Set the trunk's final hidden states to zero for all tokens but one while the block runs."""
 
     def blank(_: nn.Module, __: Any, output: Any) -> Any:
         states = torch.zeros_like(output[0])

@@ -97,8 +97,8 @@ def load(
             model = read(**settings)
     else:
         logs.MODEL.info(
-            "transformers %s is none that kubetune shards a model with while it is read: each rank holds all of it once, "
-            "when training begins",
+            "this kubetune cannot shard a model while transformers %s reads it: at the start each rank holds all of it "
+            "once",
             transformers.__version__,
         )
         model = cut_by(read())
@@ -117,7 +117,7 @@ def load(
 
 @contextmanager
 def cutting(cut_by: Callable[[Any], Any], world_size: int) -> Iterator[dict[str, Any]]:
-    """Within, `from_pretrained` with the settings yielded gives a sharded model and reads only this rank's slices.
+    """Yield settings for `from_pretrained` that make a sharded model. Each rank reads its slices only.
 
     transformers builds the model on the meta device, cuts it, and reads what is left. Where it cuts is replaced: its
     own plans know some architectures only, and give the output head, which our loss uses, a group of its own.

@@ -167,7 +167,7 @@ def plain_logits(lm: Any, batch: Batch) -> Tensor:
 
 
 def lay(sequences: Sequence[NDArray[np.uint32]]) -> Batch:
-    """Return the packed batch of sequences of ids, of which all are trained."""
+    """Return sequences of ids as a packed batch. All tokens are trained."""
     return collate([(ids, np.ones(len(ids), bool)) for ids in sequences])
 
 
@@ -381,7 +381,7 @@ def _longest_list(model: nn.Module) -> nn.ModuleList:
 
 @contextmanager
 def own_attention(lm: Any) -> Iterator[None]:
-    """Within, the model attends by transformers' own code, which generating with a cache needs."""
+    """Use transformers' own attention while the block runs, since generating with a cache needs it."""
     before = implementation(lm)
     if before == "padding_free":
         _restore(lm)

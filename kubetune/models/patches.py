@@ -154,12 +154,12 @@ def can_shard_while_loading() -> bool:
 
 
 def unchecked_version() -> str:
-    """Return a sentence for the log if the installed version is unknown, so that speed is left out; else nothing."""
+    """Return a warning for the log if a patch for speed was not checked with the installed version, else nothing."""
     if ROTARY.is_known() and PACKING.is_known():
         return ""
     return (
-        f"transformers {version('transformers')} is none that this kubetune was checked with ({PACKING.checked}): it runs "
-        "by its own code alone, which gives the same and may be slower on a GPU"
+        f"this kubetune was not checked with transformers {version('transformers')} (expected {PACKING.checked}): "
+        "models run by transformers' own code, which gives the same results and may be slower on a GPU"
     )
 
 
@@ -275,7 +275,7 @@ def packing_by(find: Callable[[Find, Any], Any]) -> AbstractContextManager[None]
 
 @contextmanager
 def without_load_report() -> Iterator[None]:
-    """Within, transformers does not print its table of weights that a checkpoint lacks."""
+    """Keep transformers from printing its table of weights that a checkpoint lacks."""
 
     def is_other(record: logging.LogRecord) -> bool:
         return "LOAD REPORT" not in record.getMessage()

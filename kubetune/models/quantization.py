@@ -146,7 +146,7 @@ def keep_layout(model: nn.Module) -> None:
 
 @contextmanager
 def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
-    """Within, 8-bit layers on a CPU do not round their inputs in evaluation either.
+    """Keep 8-bit layers on a CPU from rounding their inputs in evaluation. In training they do not round either.
 
     What is compared with what a model says in training must be found as there.
     """

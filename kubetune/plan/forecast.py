@@ -250,7 +250,7 @@ def _logits_bytes(work: RankWork, weights: Weights, device_bytes: int | None) ->
 def remedies(
     config: Config, plan: Plan, weights: Weights, device_bytes: int, longest: int | None = None
 ) -> list[tuple[str, Forecast]]:
-    """Return the changes of the config, mildest first, each of which alone makes it fit, with the forecast then."""
+    """Return changes of the config that each make the run fit, mildest first, with the forecast after the change."""
     fitting = []
     for text, update in _changes(
         config.training, config.data, config.lora, config.quantization, plan

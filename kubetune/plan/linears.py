@@ -253,7 +253,7 @@ def adapted_stacks(lora: LoraConfig, weights: Weights) -> Iterator[Stack]:
 
 
 def unreached(kind: object) -> re.Pattern[str]:
-    """Return an expression for the whole names of modules an adapter of which would learn nothing, by `model_type`."""
+    """Return a regular expression, by `model_type`, for the names of modules whose adapters would learn nothing."""
     names = _UNREACHED
     if str(kind) in _READ_BY_KERNELS:
         names += f"|{_READ_BY_KERNELS[str(kind)]}"

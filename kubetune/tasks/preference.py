@@ -242,7 +242,7 @@ def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
 
 
 def _totals(settings: PreferenceConfig, answers: Answers) -> BatchTotals:
-    """Return the totals of a global batch of which all answers are here."""
+    """Return the totals of a global batch. All its answers must be on this rank."""
     good = 0.0 if answers.targets is None else float((answers.targets > 0).sum())
     kl = 0.0
     if settings.loss == "kto" and len(answers.logps):

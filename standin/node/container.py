@@ -276,7 +276,7 @@ class Container:
         self.worker.publish()
 
     async def _back_off(self, failures: int) -> None:
-        """The first restart is almost at once, later ones wait twice as long each time."""
+        """Wait before the next restart: hardly at all at first, then twice as long each time."""
         self.status["lastState"] = self.status["state"]
         factor = 0.1
         if failures > 1:

@@ -101,7 +101,7 @@ _BY_PATH = {(resource.group, resource.version, resource.plural): resource for re
 
 
 def resource_of(obj: Object) -> Resource:
-    """The kind of an object; several groups may have one of the same name."""
+    """Return the kind of an object. Its group counts too, since several groups may have a kind of the same name."""
     return _BY_TYPE[obj["apiVersion"], obj["kind"]]
 
 

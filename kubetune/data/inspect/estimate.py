@@ -60,7 +60,7 @@ def _trained(
     weights: Sequence[float],
     held_out_share: float,
 ) -> int | None:
-    """Return the rows of an epoch, of which a source has at least one."""
+    """Return the number of rows in an epoch. Each source has at least one."""
     if None in records:
         return None
     # As `prepared/order.epoch_size` counts them: 100 records of weight 2.5 are 250 rows.

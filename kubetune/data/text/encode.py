@@ -170,7 +170,7 @@ class Encoder:
         return rendered
 
     def _label(self, chat: Rendered, placed: Placed) -> Encoded:
-        """Return the row of a conversation, of which the tokens of the spans are trained."""
+        """Return the row of a conversation. The tokens of the spans are trained."""
         ids = placed.ids
         trained = [False] * len(ids)
         ends_turn = self.tokenizer.eos_ids

@@ -247,7 +247,7 @@ class FlatAdamW:
             collected.is_zero = True
 
     def _occurring(self) -> list[OccurringRows]:
-        """Return the embedding tables of which rows have occurred. They are updated by themselves."""
+        """Return the embedding tables that are updated row by row, since only some of their rows occur."""
         tables = []
         for collected in self.collected.values():
             rows = collected.occurring
