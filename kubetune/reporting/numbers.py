@@ -69,6 +69,7 @@ def read_numbers(
 
     The line numbers of damaged lines are added to `damaged`, by file.
     """
+    # Chunk by chunk, so that a long file is never in memory.
     collected = _Collected(points)
     for chunk in metrics.stream_chunks(run_dir / metrics.METRICS, damaged[metrics.METRICS]):
         collected.add_metrics(chunk)
@@ -273,11 +274,14 @@ class _Milestones:
             self._last = (lines[-1]["step"], value_after(len(lines) - 1))
 
         while len(self._milestones) > _MILESTONES:
+            # Every second one stays, and from now on every second one is taken.
             self._milestones = self._milestones[::2]
             self._stride *= 2
 
     def reached(self) -> tuple[Sequence[int], Sequence[float]] | None:
         """Return steps and values, or None if some value is missing or the values do not grow."""
+
+        # The last step ends the axis, whether it is a milestone or not.
         milestones = list(self._milestones)
         if self._last is not None and self._last not in milestones:
             milestones.append(self._last)
@@ -346,6 +350,8 @@ class _Waits:
         sums = self._by_world.get(self._world)
         if sums is None:
             return None
+
+        # With ranks of 3 and 5 s, of 5 s each rank waits 1 s on average: a fifth is lost.
         mean_of_ranks = math.fsum(sums.seconds) / self._world
         return RankTimes(
             means=[total / sums.steps for total in sums.seconds],

@@ -216,6 +216,7 @@ class _Files:
         checkpoints = []
         for step in steps(self._run_dir):
             folder = folder_of(self._run_dir, step)
+            # Sizes alone: checksums of a large model take minutes.
             problem = verify(folder, thorough=False)
             if problem is None:
                 files = read_object(folder / MANIFEST)["files"].values()
@@ -235,6 +236,7 @@ def _without_repeated_steps(samples: Lines) -> Lines:
     """
     kept: Lines = []
     for sample in samples:
+        # What came after this step was done again.
         while kept and kept[-1]["step"] > sample["step"]:
             kept.pop()
         kept.append(sample)

@@ -64,6 +64,7 @@ def gains(
 
     In the losses named by `means` it is a mean per label, else a sum.
     """
+    # ORPO, CPO and SimPO know no reference.
     value = answers.logps
     if settings.loss in COMPARED:
         value = value - answers.reference
@@ -80,6 +81,7 @@ def losses(
     """Return the loss of each row `[rows]`. Their sum over the global batch, divided by its rows, is the batch's loss."""
     if settings.loss == "kto":
         return judged_losses(settings, answers, max(totals.kl, 0.0))
+
     values = pair_losses(settings, answers)
     weight = sft_weight(settings)
     if weight:
@@ -114,9 +116,12 @@ def pair_losses(settings: PreferenceConfig, answers: Answers) -> Tensor:
     if settings.loss == "orpo":
         log_odds_ratio = margin - _log_1m_exp(chosen) + _log_1m_exp(rejected)
         return -beta * F.logsigmoid(log_odds_ratio)
+
+    # The others are -log σ of a logit, smoothed.
     logit = beta * margin
     if settings.loss == "simpo":
         logit = logit - (1.0 if settings.gamma is None else settings.gamma)
+
     right = F.logsigmoid(logit)
     wrong = F.logsigmoid(-logit)
     smoothing = settings.label_smoothing
@@ -166,6 +171,7 @@ def measures(
     over labels.
     """
     rewards = settings.beta * gains(settings, answers, REWARD_PER_TOKEN)
+
     logps = answers.logps
     if settings.loss in REWARD_PER_TOKEN:
         logps = logps / answers.labels.clamp(min=1)
@@ -184,6 +190,7 @@ def _measures_of_pairs(rewards: Tensor, logps: Tensor) -> Tensor:
     chosen, rejected = rewards.unbind(1)
     margin = chosen - rejected
     is_right = (margin > 0).to(margin)
+    # Only KTO estimates how far the model has moved.
     kl = torch.full_like(margin, torch.nan)
     return torch.stack([is_right, margin, chosen, rejected, *logps.unbind(1), kl], 1)
 
@@ -200,9 +207,12 @@ def _measures_of_judged(
     num_bad = totals.rows - totals.good
     weight_of_good = totals.rows / totals.good if totals.good else torch.nan
     weight_of_bad = totals.rows / num_bad if num_bad > 0 else torch.nan
+
     is_good = targets > 0
     good = is_good.to(reward) * weight_of_good
     bad = (~is_good).to(reward) * weight_of_bad
+
+    # An answer is told apart rightly if it gains more than answers in general and is good, or less and is bad.
     kl = max(totals.kl, 0.0)
     is_right = ((reward > beta * kl) == is_good).to(reward)
     columns = [

@@ -95,6 +95,7 @@ def _examples(processor: ImageProcessor) -> dict[int, Picture | Upright]:
             (height, width, 3),
             np.uint8,
         )
+        # As a file, since the processor reads files: the check takes the way of the training data.
         buffer = BytesIO()
         Image.fromarray(noise).save(buffer, "PNG")
         pictures[length] = processor.process(buffer.getvalue())

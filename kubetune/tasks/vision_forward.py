@@ -20,6 +20,7 @@ def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
         # The first row is for the mask, the others for the rotary embedding.
         rows = torch.cat([batch.position_ids[None], batch.pictures.positions])
         arguments["position_ids"] = rows[:, None]
+        # As for text alone: a lone sequence needs no borders.
         if len(batch.cu_seqlens) > 2:
             arguments |= varlen_kwargs(batch.cu_seqlens, batch.input_ids.device)
 

@@ -17,6 +17,7 @@ def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
     """Return `training.async_save`. `auto` means large checkpoints on a GPU, whose copies are in other memory."""
     if setting != "auto":
         return bool(setting)
+    # On a CPU the copies would lie in the memory that the training needs.
     size = sum(tensor.nbytes for tensor in optimizer.state().values())
     return optimizer.master.is_cuda and size >= WORTH_BACKGROUND_BYTES
 
@@ -49,6 +50,7 @@ class CheckpointCopies:
         if not is_whole:
             return Tensors(state)
 
+        # `keep_vars`, so that parameters can be told from what is frozen.
         entries = model.state_dict(keep_vars=True)
         # A tied weight has several names. It has one buffer, under its first name.
         first_names: dict[int, str] = {}

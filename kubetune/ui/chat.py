@@ -56,6 +56,7 @@ def chat(request: Request) -> Response:
 def stay(request: Request) -> Response:
     """Return the stream that a page keeps open. Its models are held as long as it is open."""
     site = site_of(request)
+    # Each is a process with a model in memory, so their number is limited.
     names = request.query_params.getlist("dir")
     if not 1 <= len(names) <= MOST_MODELS:
         raise ConfigError(f"dir: found {len(names)} runs; expected 1 to {MOST_MODELS}")
@@ -106,6 +107,7 @@ def _is_turn(turn: Any) -> bool:
 def _sampling(body: Mapping[str, Any]) -> dict[str, Any]:
     """Return how the answer is to be sampled. Raise ConfigError for numbers that make no sense."""
     try:
+        # Texts of numbers are numbers too: a form sends texts.
         tokens = int(body.get("max_new_tokens", 256))
         temperature = float(body.get("temperature", 0))
         top_p = float(body.get("top_p", 1))

@@ -72,6 +72,7 @@ def _stop(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             f"{run_dir} does not run on this machine, or has ended; stop it where it was started"
         )
     for process in processes:
+        # As Kubernetes does it: a rank saves at the end of its step, and ends.
         process.send_signal(signal.SIGTERM)
     return {}
 

@@ -41,6 +41,7 @@ class Jobs:
             child.poll()  # so that none of those that have ended stays a zombie
 
         self._log(name).parent.mkdir(parents=True, exist_ok=True)
+        # The token opens this server, and is none of the command's business.
         environ = {key: value for key, value in os.environ.items() if key != TOKEN}
         with self._log(name).open("wb") as log, self.result(name).open("wb") as result:
             child = subprocess.Popen(
@@ -73,6 +74,7 @@ class Jobs:
         The code is None if another server started the command.
         """
         self._require_plain()
+        # The system tells the code of a process to its parent alone.
         code = None
         child = self._children.get(name)
         if child is not None:
@@ -120,6 +122,7 @@ class Jobs:
         record = self._read_record(name)
         # The record may be damaged, and the process may end at any line.
         try:
+            # The same number with another time of creation is another process.
             process = psutil.Process(record["pid"])
             is_same = process.create_time() == record["created"]
             has_ended = process.status() == psutil.STATUS_ZOMBIE

@@ -35,6 +35,7 @@ def run_news(request: Request) -> Response:
         state: list[Any] = [site.records.read_on(run_dirs)]
         for run_dir in run_dirs:
             state += [signature(run_dir), site.jobs.is_running(site.records.name_of(run_dir))]
+            # Logs grow with each line, and heartbeats lie among them.
             logs = run_dir / "logs"
             if logs.is_dir():
                 for path in sorted(logs.iterdir()):
@@ -64,12 +65,14 @@ def _stream(look: Callable[[], int]) -> Response:
     """Send what `look` returns, each time that it changes."""
 
     async def events() -> AsyncIterator[bytes]:
+        # Sent at once, so that a page knows what it shows.
         current = await to_thread.run_sync(look)
         yield f"event: news\ndata: {current}\n\n".encode()
         sent_at = time.monotonic()
         while True:
             started = time.monotonic()
             try:
+                # In a thread: looking reads files, and other pages wait for the loop.
                 new = await to_thread.run_sync(look)
             except OSError:  # a file that was deleted meanwhile
                 new = current

@@ -74,11 +74,14 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
+        # No page uses web sockets.
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+
         request = HTTPConnection(scope)
         method = scope["method"]
+        # An answer of the guard, or none, and then the site answers.
         answer = self._refusal(method, request) or self._entry(method, request)
 
         async def guarded(message: Message) -> None:
@@ -86,6 +89,7 @@ class Guard:
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers[name] = value
+                # Pages show runs, which nobody should find in a browser's cache.
                 if not self._is_open(scope["path"]):
                     headers["cache-control"] = "no-store"
 
@@ -119,10 +123,12 @@ class Guard:
         parts = _HOST.fullmatch(host)
         if parts is None:
             return False
+        # Names of hosts have no case.
         name = (parts[1] or parts[2]).lower()
         if name in self._names:
             return True
         try:
+            # Nobody's DNS can make an address of ours out of a name of theirs.
             ipaddress.ip_address(name)
         except ValueError:
             return False

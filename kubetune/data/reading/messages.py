@@ -179,6 +179,7 @@ def _role_of(message: dict[str, Any], where: str, record: Fields) -> str:
         return "system"
     if role in ROLES:
         return str(role)
+
     state = f"is {show(role)}" if "role" in message else "is missing"
     advice = ""
     if isinstance(role, str) and role in _ROLES_TO_WRITE:
@@ -197,6 +198,7 @@ def _turn(
     content_key: str,
 ) -> Turn:
     """Return a message whose role is known with its other keys read. `content_key`: what the data call its content."""
+    # What says whether the message is trained is taken out, so that no template prints it.
     role = message["role"]
     trained = _take_switches(message, role, where, record)
     if isinstance(message.get("content"), list):
@@ -242,6 +244,7 @@ def _turn(
 def _require_one_thought(message: dict[str, Any], where: str) -> None:
     """Raise ValueError for reasoning that is no text, or that stands under two keys and differs."""
     keys = [key for key in _REASONING if key in message]
+    # A tool may write the same thought under two names.
     texts = {text_of(message[key], f"{where}.{key}", may_be_empty=True) for key in keys}
     if len(texts) > 1:
         raise ValueError(f"{where} has different texts in {quoted(keys)}; expected one")
@@ -320,6 +323,8 @@ def _joined(
             raise ValueError(
                 f"{place} is not to be trained, as a part of a message; one is trained whole or not"
             )
+
+        # Each kind of part: an image, a call, a text, a thought.
         text_key = next((key for key in _TEXT_KEYS if isinstance(part.get(key), str)), None)
         if kind in _IMAGE_KINDS:
             _take_image(part, record)
@@ -359,6 +364,7 @@ def _take_image(part: dict[str, Any], record: Fields) -> None:
     key = first_of(_PATH_KEYS, part)
     if key is None:
         return
+    # OpenAI has an object with the address, others the path itself.
     image = part.pop(key)
     if isinstance(image, dict):
         for detail in image.keys() - {"url", "path", "bytes"}:

@@ -163,6 +163,7 @@ def read_json(path: Path | None) -> dict[str, Any]:
 
 def tokenizer_class(files: Mapping[str, Path], config: Mapping[str, Any]) -> str | None:
     """Return the name of the class that `AutoTokenizer` would choose, without `Fast`; None if only transformers knows."""
+    # A tokenizer may name its class itself, or its model does, or the type of the model decides.
     model = read_json(files.get("config.json"))
     model_type = model.get("model_type")
     declared = config.get("tokenizer_class") or model.get("tokenizer_class")
@@ -244,6 +245,7 @@ def names_missing_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -
     settings, so it has to be asked.
     """
     added = read_json(files.get("tokenizer.json")).get("added_tokens", [])
+    # All tokens that any file names, against those that tokenizer.json has.
     texts = set(read_json(files.get("added_tokens.json")))
     texts.update(_default_tokens(files, config).values())
     for source in (config, read_json(files.get("special_tokens_map.json"))):
@@ -280,6 +282,7 @@ def load_backend(
     `names_missing`: the result of `names_missing_tokens`. Raises ModelError if there is no tokenizer, or only one that
     the `tokenizers` library cannot run.
     """
+    # From what needs transformers for certain to what can be read at once.
     file = files.get("tokenizer.json")
     if file is None or names_missing:
         return _ask_transformers(files, cache).backend()
@@ -361,6 +364,7 @@ class Answer(NamedTuple):
 
 def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
     """Return what transformers makes of a tokenizer's files. Raises ModelError if it cannot read them."""
+    # Another version of transformers may read the same files in another way.
     digest = hashlib.sha256(version("transformers").encode())
     for name in sorted(files):
         digest.update(name.encode() + b"\0" + files[name].read_bytes())

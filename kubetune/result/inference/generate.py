@@ -46,6 +46,7 @@ class Sampling:
 
     def settings(self) -> dict[str, Any]:
         """Return the arguments of transformers' `generate`."""
+        # Nothing is drawn, so the other settings mean nothing.
         if self.temperature == 0.0:
             return greedy(self.max_new_tokens)
         return {
@@ -255,6 +256,7 @@ def _in_order(
             new = _generate(loaded, [prompts[index] for index in part], sampling)
             for index, ids in zip(part, new, strict=True):
                 known[index] = loaded.tokenizer.decode(ids)
+            # Whatever comes next in order is shown at once.
             while next_index in known:
                 yield known.pop(next_index)
                 next_index += 1
@@ -323,6 +325,7 @@ class _Printer(BaseStreamer):  # type: ignore[misc]
         """Show what is new and complete."""
         # All is decoded each time, since the text of a token depends on those before it.
         text = self._tokenizer.decode(until_end(self._ids, self._tokenizer.eos_ids))
+        # Half a character is decoded as this sign; the next token may complete it.
         if final or not text.endswith("\N{REPLACEMENT CHARACTER}"):
             self._show(text[len(self._shown) :])
             self._shown = text

@@ -71,6 +71,8 @@ def served_by(
     # What none of the three loads as an adapter.
     if lora is not None and (lora.use_dora or lora.modules_to_save):
         return ()
+
+    # Then what single programs cannot do.
     able = {VLLM, GGUF, OLLAMA}
     if lora and (lora.use_rslora or base.get("experts_of")):
         able = {VLLM}

@@ -138,6 +138,7 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
     base = _kind_of_base(job, tensors, settings)
     if base["text_of"] in serving.NAMES_IN_VLLM:
         _write_for_vllm(job, folder, tensors, settings, base["text_of"])
+    # Adapters keep the dtype that they were trained in.
     dtype = _name(next(iter(tensors.values())).dtype)
     return [comparison], {"effect": effect, "dtype": dtype, "base": base}
 
@@ -221,6 +222,7 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
 
     job.tell("merging layer by layer")
     model = merge.merge_adapters(model, job.dtype)
+    # Asked before it is written, so that merging and writing are judged apart.
     merged = job.ask(model, sample)
     _save_model(job, folder, model)
     del model
@@ -308,6 +310,7 @@ def _save_model(job: Job, folder: Path, model: Any) -> None:
     needed = 0
     for parameter in model.parameters():
         needed += parameter.numel() * parameter.element_size()
+
     free = files.free_bytes(folder)
     if free < needed:
         raise errors.EnvironmentFault(

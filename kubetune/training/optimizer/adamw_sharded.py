@@ -40,6 +40,7 @@ class ShardedAdamW(FlatAdamW):
     def __init__(self, model: nn.Module, settings: AdamSettings) -> None:
         self._slices: list[tuple[Any, Tensor]] = []  # (parameter, its part of `master`)
         super().__init__(model.named_parameters(), settings)
+        # FSDP keeps views of the old memory until it is told.
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 _renew(module)
@@ -98,6 +99,7 @@ class ShardedAdamW(FlatAdamW):
 
     def reduce_gradient(self, world: World) -> float:
         """Return the norm over the slices of all ranks. FSDP has summed the gradient already."""
+        # Squares add up over ranks, norms do not.
         (squares,) = process_group.sum_numbers([sum_of_squares(self.gradient)], world)
         return math.sqrt(squares)
 
