@@ -51,7 +51,8 @@ def describe(
     yield "world", f"{plan.world_size} = {processes}"
     label, _, text = plan.batch_line().partition(" batch ")
     yield f"{label} batch", text
-    if _is_noisy(plan):
+    # Of GRPO a step has many answers to each of its rows.
+    if config.task != "grpo" and _is_noisy(plan):
         yield (
             "",
             (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -92,7 +93,8 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
         if not is_other:
             raise
         # The user knows these data by the option.
-        problems = [problem.replace("data.train", "--data") for problem in error.problems]
+        # Not of keys below it, such as data.train.columns, which are the run's.
+        problems = [re.sub(r"data\.train(?!\.)", "--data", problem) for problem in error.problems]
         raise errors.DataError(problems) from None
 
     if is_other:
