@@ -44,5 +44,7 @@ def explained_full_disk(folder: Path) -> Iterator[None]:
         match = re.search(r"\(os error (\d+)\)", str(error))
         if match is None:
             raise
+
+        # The number of the system is what callers know a full disk by.
         code = int(match[1])
         raise OSError(code, os.strerror(code), str(folder)) from error

@@ -11,6 +11,7 @@ from kubetune.base import logs
 from kubetune.rundir.checkpoints import State
 from kubetune.training.optimizer.adamw import FlatAdamW
 
+# Powers of 2, so that scaling rounds nothing.
 FIRST = 2.0**14
 STEPS_TO_RAISE = 1000
 

@@ -244,6 +244,7 @@ class RunLog:
 
 def _besides_loss(measured: Mapping[str, float]) -> str:
     """Return what a step's log line shows besides the loss."""
+    # Of dozens of measures, those that tell at a glance whether a run goes well.
     text = ""
     for name in ("reward", "completion_length", "accuracy", "margin", "expert_load_max"):
         if name in measured:

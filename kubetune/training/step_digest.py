@@ -32,6 +32,7 @@ def record(
     """Append the line of the step after `step` completed ones. Call it after its gradient, before its update."""
     if FOLDER not in os.environ:
         return
+    # Whatever a resumed run must have in common with the uninterrupted one.
     random = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         random["cuda"] = torch.cuda.get_rng_state()

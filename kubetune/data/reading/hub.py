@@ -85,6 +85,7 @@ def find_files(
         if file is not None:
             files[name] = file
 
+    # Nothing at all of a model means that it is not here; single files may not exist.
     if not files and _is_offline() and not model.local_files_only:
         raise EnvironmentFault(_not_here("model", path))
     if not files and model.local_files_only:
@@ -304,6 +305,7 @@ def _refused(status: int, what: str) -> KubetuneError:
             "(https://huggingface.co/settings/tokens)"
         )
 
+    # Anything else is the hub's to mend.
     advice = "too many requests; wait some minutes" if status == 429 else "try again later"
     return EnvironmentFault(
         f"the hub refused {what} ({status}): {advice}, and run the same command again"
@@ -397,6 +399,7 @@ def _wait_asked_for(response: Any) -> float:
     """Return the seconds after which the hub wants to be asked again, as its client reads it; 0 if it says nothing."""
     from huggingface_hub.utils import _http
 
+    # Only an error asks for a wait.
     if response.status_code < 400:
         return 0.0
     if response.status_code == 429:
@@ -432,6 +435,7 @@ def misread(chain: Sequence[BaseException]) -> str:
 
 def _origin(error: BaseException) -> str:
     """Return the file of the code that raised an error; empty if it was never raised."""
+    # The innermost frame is where it was raised.
     frames = list(traceback.walk_tb(error.__traceback__))
     return frames[-1][0].f_code.co_filename if frames else ""
 

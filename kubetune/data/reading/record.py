@@ -52,6 +52,7 @@ def not_utf8(line: bytes, error: UnicodeDecodeError) -> ValueError:
 
 def decode(line: bytes) -> str:
     """Return a line as text. Raises ValueError where it is too long or not UTF-8."""
+    # First of all: the beginning of a long line may end within a character.
     require_length(line)
     try:
         return line.decode()

@@ -75,6 +75,7 @@ def _advice(value: Mapping[str, Any], answers: Sequence[str]) -> str:
     for answer in answers:
         if answer.startswith(("chosen", "positive")):
             prompt = next((key for key in _PROMPTS if value.get(key)), None)
+            # Columns by which the same file trains its good answers alone.
             columns = _columns(prompt, answer)
             return f", or to train the good ones alone, give `columns: {{{columns}}}`"
     return ""
@@ -92,6 +93,7 @@ def _columns(prompt: str | None, chosen: str) -> str:
 
 
 def _is_false(verdict: Any) -> bool:
+    # Tables hold verdicts as texts.
     if isinstance(verdict, (bool, int, float)):
         return verdict == 0
     return str(verdict).lower() in ("false", "0")
@@ -128,6 +130,7 @@ def is_obeyed(key: str, value: Any) -> bool:
     name = key.strip().lower()
     if name not in SWITCHES:
         return False
+    # A number beside `loss` is a measured one, and says nothing about training.
     if name == "loss" and not isinstance(switch, bool | str):
         return False
     if isinstance(switch, bool | int | float):

@@ -59,6 +59,7 @@ def _as_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _as_float(digits: str) -> float:
+    # 1e999 is infinite to Python, and would be read without a word.
     value = float(digits)
     if math.isinf(value):
         raise Flawed(f"holds {digits}, which is beyond the numbers that can be read")

@@ -56,6 +56,8 @@ def copy(job: Job, folder: Path) -> tuple[list[str], list[str]]:
     """Copy the base's files on its licence, and its named chat templates. Return the names of both."""
     model = job.config.model
     licences = [name for name in _names(job, model, model.path) if is_licence(name)]
+
+    # Templates belong to the tokenizer, which may come from elsewhere.
     source = model.tokenizer or model.path
     templates = [name for name in _names(job, model, source) if is_named_template(name)]
 

@@ -41,6 +41,7 @@ def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
     is let go as its plain one is made, so the base never exists twice.
     """
     with quiet():
+        # Without its adapter, which is put on the plain layers again below.
         base = model.unload()
         base = base.dequantize(dtype)
     for layer in base.modules():
@@ -80,6 +81,8 @@ def _merge_layer(name: str, layer: Any, dtype: torch.dtype) -> None:
     weights = list(layer.get_base_layer().parameters(recurse=False))
     for weight in weights:
         weight.data = weight.data.float()
+
+    # `safe_merge` adds on a copy, so that a failure leaves the layer as it was.
     layer.merge(safe_merge=True)
     for weight in weights:
         weight.data = weight.data.to(dtype)

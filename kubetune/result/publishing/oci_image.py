@@ -60,6 +60,7 @@ class Layer:
             "digest": self.digest,
             "size": self.size,
         }
+        # Whoever wants one file of an image finds its layer by this.
         if len(self.names) == 1:
             described["annotations"] = {_FILE_PATH: self.names[0]}
         return described
@@ -204,12 +205,14 @@ def build(
             together = tuple(weights[first : first + count])
             layers.append(Layer(folder, together, _IMAGE_LAYER, is_tar=True))
 
+    # Whatever is pushed is what was proved.
     damage = whole_folder.damage(folder, facts["files"], but=PROVENANCE)
     if damage is not None:
         raise errors.ConfigError(
             f"{folder} {damage}; remove the folder, and run the same again. Nothing was sent."
         )
 
+    # Digests come before anything is sent: a registry is asked by them what it has.
     layers = [_measured(layer) for layer in layers]
     return _image(layers, facts, title, as_modelpack=as_modelpack)
 
@@ -270,6 +273,7 @@ def _image(
 
 def _measured(layer: Layer) -> Layer:
     """Return a layer with its digest and size."""
+    # Read once for the digest, and once more when it is sent: layers are too large to be kept.
     sha256 = hashlib.sha256()
     size = 0
     for chunk in layer.chunks():
@@ -303,6 +307,7 @@ def _bytes_of(path: Path) -> Iterator[bytes]:
 
 
 def _json(value: Any) -> bytes:
+    # Keys in order, so that the same export has the same digest.
     return json.dumps(value, sort_keys=True, ensure_ascii=False).encode()
 
 

@@ -47,6 +47,7 @@ class Pieces:
 
     def prompt(self, turns: Sequence[Turn]) -> str:
         """Return the prompt of turns, put together as Ollama does it with `template`."""
+        # Ollama joins system texts by a blank line.
         system = "\n\n".join(text for role, text in turns if role == "system")
         prompt = self.lead
         if system:
@@ -122,6 +123,7 @@ def _common_end(texts: Sequence[str]) -> str:
 def _conversations() -> list[Sequence[Turn]]:
     """Return conversations of one to three questions, with a system text and without."""
     conversations: list[Sequence[Turn]] = []
+    # Each with the user's turn last, as a prompt has it.
     for length in (0, 2, 4):
         turns = (*_TALK[:length], ("user", "and now?"))
         conversations += [turns, (("system", "Be short."), *turns)]

@@ -50,6 +50,7 @@ def make_feed(
     if not may_share:
         return feed(), plan
 
+    # Whether it pays is seen on the rows of the first steps, without running the model.
     sharing = feed(share_prefixes=True)
     share = spared_share(sharing, plan)
     if share < LEAST_SHARE:

@@ -107,6 +107,8 @@ def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
         logs.STEP.info("preparing data")
     else:
         logs.STEP.info("opening the prepared data")
+
+    # Pinned first: tokenizer and weights must be of the same commit.
     config = config.model_copy(update={"model": pinned(config.model, run_dir)})
     return prepare(config).path, config
 
@@ -141,5 +143,6 @@ def sizes(data: Prepared) -> dict[str, Any]:
 
 def planned_tokens(plan: Plan, data: Prepared) -> int:
     """Return about how many tokens all planned steps have."""
+    # Sources have weights, so an epoch has other rows than the files; their mean length is about the same.
     mean_tokens = float(data.train.lengths.mean())
     return round(mean_tokens * (plan.rows or 0) * plan.num_epochs)
