@@ -43,6 +43,9 @@ def model_short_name(path: str) -> str:
         if part.startswith("models--"):
             name = part.rsplit("--", 1)[1]
             break
+    # An image of a registry: kubetune/oci/registry.example.com/team/bot/sha256-1a2b3c…
+    if re.fullmatch("sha256-[0-9a-f]{64}", name) and len(parts) > 1:
+        name = parts[-2]
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"
 
 

@@ -237,7 +237,7 @@ def test_refusals_say_what_to_do(
         (507, "answers with 507"),
         (403, "refused team/bot .403: UNKNOWN not now.: docker's config has no login for it"),
         (413, "refused team/bot .413"),
-        (404, "has no repository team/bot, and none may be made by a push"),
+        (404, "has no repository team/bot"),
     ):
         registry.answers = {"POST": [status] * 3}
         with pytest.raises(errors.EnvironmentFault, match=message):

@@ -1,4 +1,4 @@
-"""Addresses of images: `oci://registry/name:tag`."""
+"""Addresses of images: `oci://registry/name:tag`, and `oci://registry/name@sha256:…`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ SCHEME: Final = "oci://"
 # Names and tags as the distribution spec has them.
 _NAME: Final = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*"
 _ADDRESS: Final = re.compile(
-    rf"oci://(?P<host>\[[0-9a-fA-F:.]+\](?::\d+)?|[\w.-]+(?::\d+)?)/(?P<name>{_NAME}):(?P<tag>\w[\w.-]{{0,127}})",
+    rf"oci://(?P<host>\[[0-9a-fA-F:.]+\](?::\d+)?|[\w.-]+(?::\d+)?)/(?P<name>{_NAME})"
+    r"(?::(?P<tag>\w[\w.-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))",
     re.ASCII,
 )
 DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
@@ -25,11 +26,17 @@ class Address:
 
     host: str  # of the registry, with the port if the address names one
     name: str  # of the repository
-    tag: str
+    reference: str  # the tag, or the digest
     is_plain: bool  # asked by http, without encryption
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.host}/{self.name}:{self.tag}"
+        mark = "@" if self.has_digest else ":"
+        return f"{SCHEME}{self.host}/{self.name}{mark}{self.reference}"
+
+    @property
+    def has_digest(self) -> bool:
+        """True if the address can mean one image alone."""
+        return self.reference.startswith("sha256:")
 
     @property
     def url(self) -> str:
@@ -48,11 +55,11 @@ def parse(text: str, *, plain: bool = False) -> Address:
     match = _ADDRESS.fullmatch(text)
     if match is None:
         raise ConfigError(
-            f"{text!r} is no address of an image; expected oci://registry/name:tag, the name in lower case. "
-            "Nothing was sent."
+            f"{text!r} is no address of an image; expected oci://registry/name:tag, the name in lower case"
         )
     host = match["host"]
-    return Address(host, match["name"], match["tag"], is_plain=plain or is_loopback(host))
+    reference = match["tag"] or match["digest"]
+    return Address(host, match["name"], reference, is_plain=plain or is_loopback(host))
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ import httpx
 
 from kubetune.base.registry import credentials
 from kubetune.base.registry.address import Address, is_loopback
-from kubetune.errors import ConfigError, EnvironmentFault, causes, first_line
+from kubetune.errors import EnvironmentFault, causes, first_line
 
 # Between attempts.
 WAITS_SECONDS = (2.0, 10.0, 30.0)
@@ -73,7 +73,7 @@ class Registry:
             except _Missing:
                 return False
 
-        return self._persistently(ask)
+        return self.persistently(ask)
 
     def put_blob(self, digest: str, size: int, body: Body) -> None:
         """Send a blob of `size` bytes. `body` is called for each attempt. The registry checks the digest."""
@@ -94,7 +94,7 @@ class Registry:
                 # The registry was started anew and has forgotten that this upload began.
                 raise _Interrupted("the registry has lost the upload") from None
 
-        self._persistently(send)
+        self.persistently(send)
 
     def blob(self, digest: str, size: int) -> Iterator[bytes]:
         """Yield the bytes of a blob, without trying again. Raise EnvironmentFault if they are not what was asked for."""
@@ -121,7 +121,7 @@ class Registry:
             for _ in self.blob(digest, size):
                 pass
 
-        self._persistently(read)
+        self.persistently(read)
 
     def manifest(self, reference: str) -> bytes | None:
         """Return a manifest by its tag or digest. None if the repository has none such."""
@@ -141,7 +141,7 @@ class Registry:
             except _Missing:
                 return None
 
-        return self._persistently(ask)
+        return self.persistently(ask)
 
     def put_manifest(self, reference: str, content: bytes) -> None:
         """Write a manifest under a tag or its digest. All that it names must be there."""
@@ -152,17 +152,17 @@ class Registry:
             with self._send("PUT", url, lambda: [content], headers):
                 pass
 
-        self._persistently(send)
+        self.persistently(send)
 
-    def _persistently(self, attempt: Callable[[], T]) -> T:
+    def persistently(self, attempt: Callable[[], T]) -> T:
         """Call until the registry answers. Raise EnvironmentFault if it does not in the end, or has no such repository."""
         for wait in (*WAITS_SECONDS, None):
             try:
                 return attempt()
             except _Missing as error:
                 raise EnvironmentFault(
-                    f"{self.address.host} has no repository {self.address.name}, and none may be made by a push "
-                    f"({error}); make it first"
+                    f"{self.address.host} has no repository {self.address.name}, or lacks a part of the image ({error}); "
+                    "some registries want a repository made before the first push"
                 ) from error
             except _Interrupted as error:
                 if wait is None:
@@ -330,16 +330,3 @@ def _reason(response: httpx.Response) -> str:
     except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         text = response.reason_phrase
     return " ".join(text.split())[:200]
-
-
-def require_manifest(content: bytes, address: Address) -> dict[str, Any]:
-    """Return a manifest as an object. Raise ConfigError if it is none of one image."""
-    try:
-        manifest = json.loads(content)
-        layers = [(layer["digest"], int(layer["size"])) for layer in manifest["layers"]]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        raise ConfigError(f"{address} is no image of one platform, with layers") from None
-    for digest, _ in layers:
-        if not re.fullmatch("sha256:[0-9a-f]{64}", str(digest)):
-            raise ConfigError(f"{address} names a layer by {digest!r}; expected sha256:…")
-    return dict(manifest)

@@ -185,6 +185,10 @@ def _target(
                 "--public is of the hub alone: a registry's own settings say who sees an image. Nothing was sent."
             )
         image = registry_address.parse(place, plain=args.plain_http)
+        if image.has_digest:
+            raise errors.ConfigError(
+                f"{place} names an image by its digest; expected a tag, oci://registry/name:tag. Nothing was sent."
+            )
         return Target(place, merge, private, image)
     for option in ("modelpack", "plain_http"):
         if getattr(args, option):

@@ -30,7 +30,9 @@ class ModelConfig(Section):
 
     # Where the model is, and what comes with it.
     path: str = Field(
-        min_length=1, description="Hub id (`Qwen/Qwen3-8B`) or a folder that holds the model."
+        min_length=1,
+        description="Hub id (`Qwen/Qwen3-8B`), a folder that holds the model, or an image in a registry "
+        "(`oci://registry/name:tag`).",
     )
     revision: str | None = Field(None, description="Branch, tag or commit on the hub.")
     tokenizer: str | None = Field(

@@ -16,7 +16,13 @@ from kubetune import errors
 from kubetune.base import files
 from kubetune.config.load import load_config
 from kubetune.config.schema import ModelConfig
-from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_local
+from kubetune.data.reading.hub import (
+    explained_hub_errors,
+    hub_token,
+    image_folder,
+    is_image,
+    is_local,
+)
 
 # Other forms of the same weights, which training never reads.
 NOT_NEEDED = ("*.pth", "*.gguf", "*.onnx", "original/*")
@@ -25,7 +31,9 @@ TOKENIZER_FILES = ("*token*", "*.json", "*.jinja")
 
 def fetch(model: ModelConfig) -> None:
     """Download the model, and the tokenizer if it is another model's. Raises ModelError, EnvironmentFault."""
-    if not is_local(model.path):
+    if is_image(model.path):
+        image_folder(model, model.path)
+    elif not is_local(model.path):
         _fetch(model.path, model.revision, ignore=NOT_NEEDED)
     if model.tokenizer and model.tokenizer != model.path and not is_local(model.tokenizer):
         _fetch(model.tokenizer, None, allow=TOKENIZER_FILES)

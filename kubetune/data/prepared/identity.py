@@ -28,7 +28,7 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import size
 from kubetune.config.schema import Config, ModelConfig
-from kubetune.data.reading.hub import find_files, is_local
+from kubetune.data.reading.hub import find_files, image_folder, is_image, is_local
 from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
 from kubetune.data.text.tokenizer_files import PROCESSOR_FILES
 from kubetune.plan import model_shapes
@@ -96,8 +96,11 @@ class Part:
 def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
     """Return the model section with a commit of the hub as its revision: the run's if it has begun, else today's.
 
-    A branch may move between two starts of a run, and even between loading the tokenizer and loading the weights.
+    A branch may move between two starts of a run, and even between loading the tokenizer and loading the weights. An
+    image of a registry is fetched, and its path is then that of its folder, which is named by its digest.
     """
+    if is_image(model.path):
+        return _fetched(model, run_dir)
     if is_local(model.path):
         return model
 
@@ -112,6 +115,19 @@ def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
         return model
     logs.MODEL.info("%s is taken at commit %s", model.path, commit)
     return model.model_copy(update={"revision": commit})
+
+
+def _fetched(model: ModelConfig, run_dir: Path) -> ModelConfig:
+    """Return the section with the folder of its image: the one that the run began with, else that of today's tag."""
+    from kubetune.base.registry.pull import cached_digest
+
+    known = read(run_dir).get("model")
+    digest = None
+    if known is not None:
+        digest = cached_digest(known.path, model.path)
+    folder = image_folder(model, model.path, digest)
+    logs.MODEL.info("%s is taken at %s", model.path, folder.name.replace("-", ":", 1))
+    return model.model_copy(update={"path": str(folder)})
 
 
 def read(run_dir: Path) -> dict[str, Part]:

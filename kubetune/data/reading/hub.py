@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.files import IrregularFileError, require_plain
+from kubetune.base.registry.address import SCHEME
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
 from kubetune.errors import EnvironmentFault, KubetuneError, ModelError, causes
@@ -48,12 +49,29 @@ def hub_token() -> str | None:
 
 
 def is_local(path: str) -> bool:
-    """True if a model's path means a folder on disk rather than a hub id."""
+    """True if a model's path means a folder on disk rather than a hub id or an image in a registry."""
+    if is_image(path):
+        return False
     return (
         Path(path).expanduser().is_dir()
         or path.startswith(("/", "./", "../", "~"))
         or path.count("/") > 1
     )
+
+
+def is_image(path: str) -> bool:
+    """True if a model's path is the address of an image, `oci://registry/name:tag`."""
+    return path.startswith(SCHEME)
+
+
+def image_folder(model: ModelConfig, path: str, digest: str | None = None) -> Path:
+    """Return the folder of an image in this user's cache, fetched unless it is there. `digest`: left out, today's."""
+    # Its HTTP library takes a quarter of a second to import.
+    from kubetune.base.registry import pull
+
+    # HF_HUB_OFFLINE is of the hub alone: pods have it whose model is not from there.
+    tell = logging.getLogger(__name__).info
+    return pull.fetch(path, digest, offline=model.local_files_only, tell=tell)
 
 
 def find_files(
@@ -66,6 +84,8 @@ def find_files(
     Asks the hub for what is not in the cache, unless `model.local_files_only`. Raises ModelError when there is no
     such model, it is gated, or it cannot be had offline; EnvironmentFault when the hub cannot be reached.
     """
+    if is_image(path):
+        path = str(image_folder(model, path))
     if is_local(path):
         folder = Path(path).expanduser()
         if not folder.is_dir():
@@ -102,6 +122,8 @@ def list_files(model: ModelConfig, path: str) -> list[str]:
 
     Raises as `find_files` does, also where the hub is not to be asked.
     """
+    if is_image(path):
+        path = str(image_folder(model, path))
     if is_local(path):
         folder = Path(path).expanduser()
         files = [*folder.glob("*"), *folder.glob("*/*")]

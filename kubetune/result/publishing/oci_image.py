@@ -128,7 +128,7 @@ def push(
     size = sum(layer.size for layer in image.layers)
     with Registry(address, tell) as registry:
         # The tag is written after the comparison, so an image that has it needs no other one.
-        if registry.manifest(address.tag) == image.manifest:
+        if registry.manifest(address.reference) == image.manifest:
             tell(f"{address} is this image already")
             return PushedImage(image.digest, len(image.layers), 0, size)
 
@@ -154,8 +154,8 @@ def push(
         registry.put_manifest(image.digest, image.manifest)
 
         _compare(registry, image, tell)
-        registry.put_manifest(address.tag, image.manifest)
-        if registry.manifest(address.tag) != image.manifest:
+        registry.put_manifest(address.reference, image.manifest)
+        if registry.manifest(address.reference) != image.manifest:
             raise errors.EnvironmentFault(
                 f"{address} was written, and the registry gives another image for it; has somebody else pushed?"
             )

@@ -1,0 +1,152 @@
+"""Bases from a registry: fetched by digest into the cache, checked, and nothing left of what is wrong."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import errors
+from kubetune.base import files
+from kubetune.base.registry import client, pull
+from kubetune.config.naming import model_short_name
+from kubetune.config.schema import ModelConfig
+from kubetune.data.prepared import fetch_worker, identity
+from kubetune.data.reading import hub
+from tests import registry as registries
+from tests.registry import Registry
+
+TAR = "application/vnd.oci.image.layer.v1.tar"
+RAW = "application/vnd.cncf.model.weight.v1.raw"
+
+
+@pytest.fixture(autouse=True)
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setattr(client, "WAITS_SECONDS", (0.0, 0.0))
+    monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path / "docker"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "kubetune" / "oci"
+
+
+@pytest.fixture
+def registry() -> Iterator[Registry]:
+    with registries.serving() as server:
+        yield server
+
+
+def tar(contents: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, content in contents.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def link(target: str) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        member = tarfile.TarInfo("model")
+        member.type = tarfile.SYMTYPE
+        member.linkname = target
+        archive.addfile(member)
+    return buffer.getvalue()
+
+
+def put(server: Registry, *layers: tuple[str, bytes, dict[str, str]]) -> str:
+    """Put an image of these layers (type, bytes, annotations) at tag 1, and return its digest."""
+    described: list[dict[str, Any]] = []
+    for media_type, content, notes in layers:
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        server.blobs[digest] = content
+        layer = {"mediaType": media_type, "digest": digest, "size": len(content)}
+        described.append(layer | {"annotations": notes})
+    manifest = json.dumps({"layers": described}).encode()
+    digest = f"sha256:{hashlib.sha256(manifest).hexdigest()}"
+    server.manifests |= {"1": manifest, digest: manifest}
+    return digest
+
+
+def test_an_image_is_fetched_once_by_its_digest(registry: Registry, cache: Path) -> None:
+    path = f"oci://{registry.host}/team/bot:1"
+    small = tar({"config.json": b"{}", "./extra/a.jinja": b"x"})
+    weights = {"org.cncf.model.filepath": "model.safetensors"}
+    digest = put(registry, (f"{TAR}+gzip", gzip.compress(small), {}), (RAW, b"w" * 3000, weights))
+    folder = pull.fetch(path)
+    assert folder == cache / registry.host / "team" / "bot" / digest.replace(":", "-")
+    names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    assert names == ["config.json", "extra/a.jinja", "model.safetensors"]
+    assert (folder / "model.safetensors").read_bytes() == b"w" * 3000
+    assert model_short_name(str(folder)) == "bot"
+
+    registry.requests.clear()
+    assert pull.fetch(path) == folder
+    assert registry.requests == ["GET /v2/team/bot/manifests/1"]
+    by_digest = f"oci://{registry.host}/team/bot@{digest}"
+    assert pull.fetch(by_digest, offline=True) == folder
+    fetch_worker.fetch(ModelConfig(path=by_digest))
+    model = ModelConfig(path=path)
+    assert hub.find_files(model, path, ["config.json"]) == {"config.json": folder / "config.json"}
+    assert "model.safetensors" in hub.list_files(model, path)
+    with pytest.raises(errors.ModelError, match="local_files_only is set"):
+        pull.fetch(path, offline=True)
+
+
+def test_a_run_stays_with_the_image_that_it_began_with(registry: Registry, tmp_path: Path) -> None:
+    path = f"oci://{registry.host}/team/bot:1"
+    first = put(registry, (TAR, tar({"config.json": b"{}"}), {}))
+    begun = identity.pinned(ModelConfig(path=path), tmp_path)
+    assert begun.path.endswith(first.replace(":", "-"))
+    part = {"path": begun.path, "commit": None, "files": {}}
+    (tmp_path / identity.IDENTITY).write_text(json.dumps({"parts": {"model": part}}))
+    second = put(registry, (TAR, tar({"config.json": b"[]"}), {}))
+    assert second != first
+    assert identity.pinned(ModelConfig(path=path), tmp_path).path == begun.path
+    assert pull.fetch(path).name == second.replace(":", "-")
+    # A digest of another repository says nothing of this one.
+    assert pull.cached_digest(begun.path, f"oci://{registry.host}/team/other:1") is None
+
+
+def test_what_is_no_model_in_whole_is_refused_and_leaves_nothing(
+    registry: Registry, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = f"oci://{registry.host}/team/bot:1"
+    with pytest.raises(errors.ModelError, match="has no image"):
+        pull.fetch(path)
+    for layers, message in (
+        ([(TAR, tar({"../evil": b""}), {})], "no path inside the image"),
+        ([(TAR, tar({"/evil": b""}), {})], "no path inside the image"),
+        ([(TAR, link("/etc"), {})], "neither a file nor a folder"),
+        ([(TAR, b"no tar at all" * 100, {})], "a layer is no tar"),
+        ([(RAW, b"w", {})], "has no path of its file"),
+        ([(RAW, b"w", {"org.cncf.model.filepath": "../evil"})], "no path inside the image"),
+        ([(f"{TAR}+zstd", b"", {})], "packed by zstd"),
+    ):
+        put(registry, *layers)
+        with pytest.raises(errors.ModelError, match=message):
+            pull.fetch(path)
+    registry.manifests["1"] = b'{"manifests": []}'
+    with pytest.raises(errors.ModelError, match="no single image with layers"):
+        pull.fetch(path)
+
+    put(registry, (TAR, tar({"config.json": b"{}" * 5000}), {}))
+    registry.damaged = set(registry.blobs)
+    with pytest.raises(errors.EnvironmentFault, match="gives other bytes"):
+        pull.fetch(path)
+    registry.damaged = set()
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "free_bytes", lambda path: 100)
+        with pytest.raises(errors.EnvironmentFault, match="bytes, 100 are free"):
+            pull.fetch(path)
+    left = [file.name for file in cache.rglob("*") if file.name.startswith((".", "sha256-"))]
+    assert left == []
+    registry.answers = {"GET": [503, 503]}
+    assert (pull.fetch(path) / "config.json").is_file()
