@@ -92,10 +92,12 @@ class Learner:
         evaluate: Callable[[Learner, Batch], Any],
     ) -> None:
         """Begin a step. The balance loss of routers looks at all of its micro-batches first."""
+        # It ran the model, whose layers are then let go.
         if self.routing.begin(work, world, partial(evaluate, self)):
             fsdp.close(self.lm)
 
     def expect_backward(self, *, is_last: bool) -> None:
         """Prepare for a backward. Behind the last micro-batch of a step whole gradients are summed over the ranks."""
+        # FSDP sums after each backward, unless it is told to wait.
         if self.sums_once_per_step:
             cast(Any, self.model).set_requires_gradient_sync(is_last)

@@ -30,6 +30,7 @@ class Lengths:
         """Return the most tokens that a row of so many may have; a quarter more where not all were sampled."""
         if rows is not None and rows <= self.sampled:
             return self.longest
+        # Rounded up; 5 / 4 of what the sample showed.
         return min(self.limit, -(-5 * self.longest // 4))
 
     def tokens(self, records: int | None) -> int | None:

@@ -27,6 +27,7 @@ def saved_share(
     total = 0
     for sequences in rows:
         total += sum(map(len, sequences))
+    # A quick look first: where little is repeated, nothing can be saved.
     if repeated_tokens(rows) < max(1, LEAST_SHARE * total):
         return 0.0
     # Only here: a check of a small file is done before numpy would be imported.
@@ -38,6 +39,7 @@ def saved_share(
     for sequences in rows:
         arrays.append([np.array(ids, np.uint32) for ids in sequences])
 
+    # The rows of a step, by which of the three settings it is.
     batch = training.per_device_train_batch_size
     steps = training.gradient_accumulation_steps or 1
     rows_per_step = training.global_batch_size or batch * steps

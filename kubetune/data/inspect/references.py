@@ -38,6 +38,7 @@ class References:
         place = last_answer(trained)
         if self._wanted is None or place is None or answer == "bad":
             return
+
         begin, is_whole = place
         # A text that is trained whole asks nothing.
         if is_whole:
@@ -46,6 +47,7 @@ class References:
 
         # As an evaluation decodes it, without special tokens.
         reference = self._tokenizer.decode(list(ids[begin:])).strip()
+        # One reference with a number is enough for `numeric`, and so for each measure.
         still_waiting = []
         for name in self._waiting:
             if lacks_target(name, reference, self._wanted.labels):

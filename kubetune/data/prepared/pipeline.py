@@ -357,6 +357,7 @@ class Worker:
         limit = self._data.max_length
         overlong = self._data.overlong
         if overlong == "drop":
+            # It makes no row.
             tally.count("overlong", record.index)
         elif overlong == "error":
             problem = f"has {encoded.longest:,} tokens; data.max_length is {limit:,}"
@@ -368,6 +369,7 @@ class Worker:
                 result.problems.append((record.where, problem))
                 tally.refused += 1
                 return
+            # Each piece is a row of its own.
             parts = pieces(encoded, limit)
             tally.count("split", record.index)
             tally.pieces += len(parts)
@@ -375,6 +377,7 @@ class Worker:
                 self._add(result, record, part)
         else:
             tally.count("truncated", record.index)
+            # What is left of it may have nothing that is trained.
             shorter = self._encoder.cut(record.example, encoded, limit)
             self._add_if_it_teaches(result, record, shorter)
 
@@ -426,8 +429,10 @@ def _encoder_for(
     """Return what encodes records of a kind; encoders for images and for pairs are wrapped around that for texts."""
     if labels is not None:
         return LabelledEncoder(tokenizer, labels)
+    # Answers come from the model, so only what is asked is encoded.
     if kind == "prompt":
         return PromptEncoder(tokenizer, add_special_tokens=data.add_special_tokens)
+
     compares_answers = kind not in ("text", "labelled")
     text_encoder = Encoder(
         tokenizer,
@@ -435,6 +440,8 @@ def _encoder_for(
         add_special_tokens=data.add_special_tokens,
         keeps_prompts=compares_answers,
     )
+
+    # Images go into conversations, and answers that are compared are conversations.
     encoder: Encoder | VisionEncoder = text_encoder
     if processor is not None:
         encoder = VisionEncoder(text_encoder, processor)

@@ -39,6 +39,7 @@ class Profile:
 
     def add_row(self, row: Encoded) -> None:
         """Count one row."""
+        # A limit holds for each sequence of a pair.
         for ids, trained in row.sequences:
             self._add_sequence(len(ids), trained)
         if row.images:

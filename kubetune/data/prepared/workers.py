@@ -37,6 +37,7 @@ def map_in_processes(
         initargs=(function, os.getpid()),
     )
 
+    # Items stay in memory until their results are taken, so only so many wait.
     waiting: deque[Future[Result]] = deque()
     try:
         for item in items:

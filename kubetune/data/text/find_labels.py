@@ -74,6 +74,7 @@ def find_labels(
     The training data are read once, unless the config and the model decide everything. Raises DataError if they hold no
     usable labels, or if their data sets number the classes differently.
     """
+    # What the config says comes first, then what the model knows.
     of_model = _labels_of_model(model)
     problem_type: str | None = classification.problem_type
     if problem_type == "auto":
@@ -83,10 +84,12 @@ def find_labels(
     needs_classes = problem_type != "regression" and not classification.labels
     if not problem_type or needs_classes:
         seen = _look_through(sources["train"])
+
     kind = cast(ProblemType, problem_type or _guess(seen))
     if kind == "regression":
         return Labels(kind, ("value",))
 
+    # Also those of evaluation: a number must mean the same class everywhere.
     all_sources = list(chain(*sources.values()))
     names_in_data = _names_in_data(classification, all_sources)
     if classification.labels:
@@ -205,6 +208,7 @@ def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
             if key == "score" and "label" not in source.columns:
                 seen.are_scores = True
 
+    # Some records are good, so the others are reported one by one.
     if not seen.first_bad or not is_empty:
         return seen
     if "`label` is missing" in seen.first_bad:
@@ -309,6 +313,7 @@ def _names(
     if numbers and len(numbers) == len(labels):
         return _numbered(numbers)
 
+    # Names in alphabetical order, so that the same data give the same numbers.
     names = tuple(sorted({str(label) for label in labels}))
     if numbers and not _are_codes(names):
         words = [name for name in names if whole_number_of(name) is None]

@@ -91,6 +91,7 @@ class Labels:
         index = class_index(self._indexes, label)
         if index is not None:
             return index
+        # The hub's data sets write -1 where a label is kept secret.
         if whole_number_of(label) == -1:
             raise ValueError(f"label is -1: {UNLABELLED}")
         expected = listed(self.names)
@@ -205,6 +206,7 @@ def class_index(indexes: Mapping[str, int], label: str | int | float) -> int | N
             return _TRUTHS[str(label)]
         return None
 
+    # An index, unless classes are called by numbers: then it would be another class's name.
     if number is None or not 0 <= number < len(indexes) or are_numbers(indexes):
         return None
     return number
@@ -220,6 +222,7 @@ def with_names(label: Label, names: Sequence[str]) -> Label:
 
 
 def _name_of(label: Any, names: Sequence[str]) -> Any:
+    # A number beyond the names is left for the check to name.
     if isinstance(label, int) and 0 <= label < len(names):
         return names[label]
     return label
@@ -228,6 +231,7 @@ def _name_of(label: Any, names: Sequence[str]) -> Any:
 def cover(names: Sequence[str], labels: set[Any]) -> bool:
     """True if all labels are among the names."""
     indexes = {name: index for index, name in enumerate(names)}
+    # False and True fit any two classes, so they show nothing of the names.
     if not labels.isdisjoint(_TRUTHS) and labels.isdisjoint(indexes):
         return False
     return all(class_index(indexes, label) is not None for label in labels)

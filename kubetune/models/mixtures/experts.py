@@ -65,6 +65,7 @@ def swap_experts(model: nn.Module) -> int:
     peft_layers = sys.modules.get("peft.tuners.lora.layer")
     if peft_layers is None:
         return 0
+
     wrappers: list[Any] = []
     inner: set[nn.Module] = set()  # wrappers inside another one
     module: Any
@@ -75,6 +76,7 @@ def swap_experts(model: nn.Module) -> int:
 
     number = 0
     for module in wrappers:
+        # The outermost wrapper is what the layer calls.
         if module not in inner and is_plain(module):
             module.forward = MethodType(_forward, module)
             number += 1
@@ -123,6 +125,8 @@ def _forward(
     """
     if outer.disable_adapters or outer.merged:
         return type(outer).forward(outer, hidden_states, top_k_index, top_k_weights)  # type: ignore[no-any-return]
+
+    # Wrappers lie in each other; all of a layer are run at once, by the tensors that they are on.
     experts = outer.get_base_layer()
     factors = {wrapper.parameter_name: _factors(wrapper) for wrapper in _wrappers(outer)}
     routing = sort_by_expert(top_k_index, experts.num_experts)
@@ -174,6 +178,7 @@ def _activated(experts: Any, x: Tensor) -> Tensor:
 
 def _is_swiglu(experts: Any) -> bool:
     """True if the activation is `silu(gate) * up`, of gate and up side by side."""
+    # A family may bend the gate, or clamp it, in a function of its own.
     is_plain = experts.has_gate and type(experts)._apply_gate.__name__ == "_default_apply_gate"
     return is_plain and "silu" in type(experts.act_fn).__name__.lower()
 
