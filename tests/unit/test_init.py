@@ -19,6 +19,7 @@ import pytest
 from kubetune import cli, errors
 from kubetune.cli.busy import busy
 from kubetune.cli.local.demo import EMBEDDED
+from kubetune.cli.prepare.init import TASKS
 from kubetune.cli.program import program
 from kubetune.cli.result import generate
 from kubetune.config.load import load_config
@@ -82,6 +83,19 @@ def test_a_task_that_is_given_is_kept() -> None:
     file = lines("l.jsonl", [{"text": "a film", "label": 1}] * 20)
     config, _ = written(file, "--task", "causal_lm")
     assert config.task == "causal_lm"
+    Path("run.yaml").unlink()
+    config, _ = written(
+        lines("p.jsonl", [{"prompt": "1 + 1?", "solution": "2"}] * 20), "--task", "grpo"
+    )
+    assert (config.task, config.rewards[0].name, config.data.train[0].columns) == (
+        "grpo",
+        "exact_match",
+        {},
+    )
+    Path("run.yaml").unlink()
+    pair = {"prompt": "Hi?", "chosen": "Yes.", "rejected": "No."}
+    config, _ = written(lines("p.jsonl", [pair] * 20), "--task", "reward_model")
+    assert config.task == "reward_model"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +181,7 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
     assert "DATA, which is missing" in refused(capsys, "--columns", "prompt=a")
 
 
-@pytest.mark.parametrize("task", ["causal_lm", "sequence_classification", "vision_language"])
+@pytest.mark.parametrize("task", sorted(TASKS))
 def test_a_starter_of_each_task_loads(task: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["init", "--task", task, "-o", "run.yaml"]) == 0
     assert load_config(Path("run.yaml")).task == task

@@ -79,6 +79,10 @@ preference:
 task: reward_model              # a score for each answer, trained on pairs
 # preference: {center_coefficient: 0.01}    # pull of the scores towards a mean of zero
 # train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
+    "grpo": """\
+task: grpo                      # learn by reward from answers of its own: docs/grpo.md
+rewards: [exact_match]          # or numeric, contains, functions of yours
+# train.jsonl: {"prompt": …, "solution": …}""",
     "sequence_classification": """\
 task: sequence_classification
 # classification: {labels: [bad, good]}      # default: the labels of the data

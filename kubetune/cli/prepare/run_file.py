@@ -98,6 +98,10 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
         lines.add(0, "preference")
         lines.add(1, "loss", *proposal.loss)
 
+    if task == "grpo":
+        reason = "right answers are rewarded; others, and functions of yours: docs/grpo.md"
+        lines.add(0, "rewards", ["exact_match"], reason)
+
     _add_data(lines, proposal, facts)
     _add_training(lines, proposal)
     head = [

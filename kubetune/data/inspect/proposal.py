@@ -64,6 +64,7 @@ _KINDS: Final[dict[str, RecordKind]] = {
     "preference": "pair",
     "reward_model": "graded",
     "sequence_classification": "labelled",
+    "grpo": "prompt",
 }
 _CLASSES_NAMED: Final = 6
 
