@@ -741,13 +741,13 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
     ("text", "message"),
     [
         (
-            "rl: grpo\nbase_model: x\ndatasets: [{path: y}]\n",
-            ":1: rl is grpo; kubetune import converts supervised fine-tuning",
+            "rl: gdpo\nbase_model: x\ndatasets: [{path: y}]\n",
+            ":1: rl is gdpo; kubetune import converts supervised fine-tuning",
         ),
         ("stage: ppo\nfinetuning_type: lora\n", ":1: stage is ppo"),
         (
             "a: 1\nb: 2\n",
-            "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift, job resources; found keys a, b",
+            "not recognised as a config of axolotl, LLaMA-Factory, TRL, ms-swift, verl, job resources; found keys a, b",
         ),
         ("base_model: x\nsequence_len: 512\n", "names no data to train on"),
         (
@@ -763,7 +763,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),
         (
             "model_name_or_path: x\ndataset_name: y\nreward_funcs: [z]\n",
-            ":3: reward_funcs is [z]; kubetune import converts",
+            ":3: reward_funcs: the file names no reward that is here",
         ),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
         (

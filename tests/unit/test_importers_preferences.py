@@ -228,7 +228,7 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [
-        ("a.yml", f"{AXOLOTL}rl: grpo\ndatasets: [{{path: a/b}}]\n", "rl is grpo"),
+        ("a.yml", f"{AXOLOTL}rl: gdpo\ndatasets: [{{path: a/b}}]\n", "rl is gdpo"),
         ("a.yaml", f"{FACTORY}stage: ppo\n", "stage is ppo"),
         (
             "a.yaml",
@@ -246,7 +246,7 @@ def test_pairs_about_images_are_carried_over(case: str, tmp_path: Path) -> None:
             f"{SWIFT}--rlhf_type rm --freeze_vit false\n",
             "a reward model scores texts alone",
         ),
-        ("a.yaml", f"{TRL}beta: 0.1\nnum_generations: 8\n", "num_generations is 8"),
+        ("a.yaml", f"{TRL}beta: 0.1\nnum_generations: 8\n", "names no reward that is here"),
     ],
 )
 def test_other_kinds_of_learning_are_refused(

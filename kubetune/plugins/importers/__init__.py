@@ -1,4 +1,4 @@
-"""Other tools' configs, turned into run files: axolotl, LLaMA-Factory, TRL, ms-swift, and a job's resources.
+"""Other tools' configs, turned into run files: axolotl, LLaMA-Factory, TRL, ms-swift, verl, and a job's resources.
 
 A tool is one file with one table, and one line in `TOOLS`. Read `engine` first, then a tool's table. What means the
 same is carried over, what only comes near is approximated, what is not there is dropped; each key of the file is
@@ -18,7 +18,7 @@ from typing import Any
 from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import preferences
+from kubetune.plugins.importers import by_reward, preferences
 from kubetune.plugins.importers.engine import (
     WRONG_KINDS,
     Draft,
@@ -29,6 +29,7 @@ from kubetune.plugins.importers.engine import (
 )
 from kubetune.plugins.importers.foreign import Foreign, read_foreign
 from kubetune.plugins.importers.settle import settle
+from kubetune.plugins.importers.verl import flattened
 from kubetune.plugins.importers.writing import comment, inline, run_file
 
 # The module of each tool, which holds its `TOOL`; `--from` takes the module's name, with dashes.
@@ -37,24 +38,23 @@ TOOLS: dict[str, str] = {
     "LLaMA-Factory": "kubetune.plugins.importers.llama_factory",
     "TRL": "kubetune.plugins.importers.trl",
     "ms-swift": "kubetune.plugins.importers.ms_swift",
+    "verl": "kubetune.plugins.importers.verl",
     "job resources": "kubetune.plugins.importers.resources",
 }
 
 # Keys that say what kind of learning it is, and the kinds that kubetune does.
 _KINDS_OF_LEARNING: dict[str, tuple[Any, ...]] = {
     "stage": ("sft", "pt", "dpo", "kto", "rm"),
-    "rl": preferences.METHODS,
-    "rlhf_type": preferences.METHODS,
+    "rl": (*preferences.METHODS, "grpo"),
+    "rlhf_type": (*preferences.METHODS, "grpo"),
     "reward_model": (True,),
     "process_reward_model": (),
     "task_type": ("causal_lm", "seq_cls"),
-    "num_generations": (),
-    "reward_funcs": (),
 }
-_COMMANDS = ("sft", "pt", "train", "rlhf", *preferences.METHODS)
+_COMMANDS = ("sft", "pt", "train", "rlhf", "grpo", *preferences.METHODS)
 _DOES = (
-    "kubetune import converts supervised fine-tuning, preference tuning and reward models only; learning by reward is "
-    "`task: grpo` of a run file, see docs/grpo.md"
+    "kubetune import converts supervised fine-tuning, preference tuning, reward models and learning by reward as GRPO "
+    "does it"
 )
 
 
@@ -90,7 +90,10 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
         if tool.command:
             commands[name] = tool.command
     foreign = read_foreign(path, commands)
-    draft = understand(path, foreign, peer or foreign.peer or _recognise(path, foreign))
+    peer = peer or foreign.peer or _recognise(path, foreign)
+    if _tools()[peer].has_sections:
+        foreign = flattened(foreign)
+    draft = understand(path, foreign, peer)
     _require_model_and_data(draft)
     text = _text(path, draft)
     _require_valid(text, draft)
@@ -103,8 +106,9 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     tool = _tools()[peer]
     draft = Draft(tool, foreign.settings, foreign.lines, str(path), foreign.command)
     try:
-        convert(draft, preferences.learn(draft))
+        convert(draft, by_reward.learn(draft) or preferences.learn(draft))
         preferences.finish(draft)
+        by_reward.finish(draft)
         settle(draft)
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
@@ -144,7 +148,9 @@ def _require_known_kind(path: Path, foreign: Foreign) -> None:
         if value and value not in known:
             line = foreign.lines.get(key, 1)
             problems.append(f"{path}:{line}: {key} is {inline(value)[:60]}; {_DOES}.")
-    if foreign.command and foreign.command not in _COMMANDS:
+    # verl's command has the name of another method; the file says that it is GRPO.
+    is_known = foreign.command in _COMMANDS or foreign.peer == "verl"
+    if foreign.command and not is_known:
         problems.append(f"{path}: runs `{foreign.command}`; {_DOES}.")
     if problems:
         problems[-1] += " Nothing was written."

@@ -171,6 +171,7 @@ class Tool:
     defaults: Mapping[str, Any] = field(default_factory=dict)  # by path, where ours are others
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)  # the same, for runs with LoRA
     command: str = ""  # pattern of its command in a script, whose group is the subcommand
+    has_sections: bool = False  # keys of nested sections are joined by dots
 
 
 @dataclass

@@ -125,7 +125,7 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
             elif match and first is not None:
                 first.more[line] = command.strip()
     if first is None:
-        expected = "`swift sft` or `rlhf`, `trl sft` or `dpo`, or `llamafactory-cli train`"
+        expected = "`swift sft` or `rlhf`, `trl sft`, `dpo` or `grpo`, `llamafactory-cli train` or verl's `main_ppo`"
         _refuse(path, f"holds no command that is known; expected {expected}, with its arguments")
     return first
 
@@ -140,6 +140,8 @@ def _read_command(
     settings |= _variables(before)
     settings |= _from_file(after, path)
     settings |= _options(after, path, line)
+    if peer == "verl":
+        settings |= _assignments(after)
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
     for key, value in _options(before, path, line).items():
         # Of several values the others are the program's name.
@@ -233,6 +235,22 @@ def _options(text: str, path: Path, line: int) -> dict[str, Any]:
         elif key:
             values[key].append(_value(word))
     return {key: _option(several) for key, several in values.items()}
+
+
+def _assignments(text: str) -> dict[str, Any]:
+    """Return what hydra reads from a command line, `key.of.section=value`."""
+    values = {}
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = text.split()
+    for word in words:
+        if word in _ENDS_OF_A_COMMAND or word.startswith((">", "2>")):
+            break
+        key, sign, value = word.partition("=")
+        if sign and not key.startswith("-"):
+            values[key] = _value(value)
+    return values
 
 
 def _option(values: list[Any]) -> Any:

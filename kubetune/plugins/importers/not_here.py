@@ -87,7 +87,7 @@ TABLE: Final = (
         "a setting of preference tuning; says nothing in supervised fine-tuning",
     ),
     Missing(
-        "trl vllm vllm_* sglang_* infer_* ppo_* reward_model_* grpo_* num_iterations num_generations* "
+        "trl reward_funcs vllm vllm_* sglang_* infer_* ppo_* reward_model_* grpo_* num_iterations num_generations* "
         "epsilon epsilon_high delta advantage_estimator kl_in_reward scale_rewards reward_weights "
         "steps_per_generation generation_batch_size dynamic_sample max_resample_times overlong_filter soft_* "
         "cosine_min_len* cosine_max_len* repetition_n_grams repetition_max_penalty importance_sampling_level "
@@ -95,7 +95,7 @@ TABLE: Final = (
         "log_completions multi_turn_scheduler max_turns async_generate completion_length_limit_scope "
         "gym_env use_gym_env nemo_gym_* ebft move_model_batches sleep_level wandb_log_unique_prompts "
         "router_replay_mode use_vllm structured_outputs_regex num_generation_samples",
-        "a setting of learning by reward, which kubetune import does not convert yet (`task: grpo`)",
+        "a setting of learning by reward that is not there: servers, environments, other losses than `task: grpo` has",
     ),
     Missing(
         "kd_* teacher_* offload_teacher_model gkd_* lmbda seq_kd logprobs top_logprobs",
@@ -216,5 +216,10 @@ TABLE: Final = (
         "use_flash_ckpt use_persistent_ckpt_worker no_load_* dist_ckpt_* distrib_optim_* nccl_comm_warmup "
         "mcore_* skip_megatron_init use_cache",
         _NO_EFFECT,
+    ),
+    Missing(
+        "actor_rollout_ref.* critic.* trainer.* algorithm.* data.* reward_model.* reward.* reward_manager.* ray_kwargs.* "
+        "ray_init.* global_profiler.* transfer_queue.* custom_reward_function.*",
+        "a setting of verl's workers or of another method, which has no counterpart",
     ),
 )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.plugins.importers import sources
+from kubetune.plugins.importers.by_reward import is_by_reward
 from kubetune.plugins.importers.common import (
     LORA,
     NO_EFFECT,
@@ -134,7 +135,7 @@ def _mixture(draft: Draft, mixture: dict[str, Any]) -> None:
 
 def _loss(draft: Draft) -> None:
     """Take both keys that say which tokens are trained."""
-    if is_preferred(draft):
+    if is_preferred(draft) or is_by_reward(draft):
         return
     path = "data.train_on"
     answers = draft.take("assistant_only_loss")
@@ -185,8 +186,8 @@ TOOL = Tool(
     name="TRL",
     marks="dataset_name use_peft dataset_train_split dataset_test_split assistant_only_loss completion_only_loss "
     "packing_strategy truncation_mode dataset_text_field dataset_config lora_task_type eos_token dataset_mixture "
-    "dataset_mixer dataset_splits max_seq_length model_name_or_path",
-    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward)(?:_vlm|_modeling)?\.py",
+    "dataset_mixer dataset_splits max_seq_length model_name_or_path reward_funcs num_generations",
+    command=r"\btrl(?:\s+|/scripts/)(\w+)|\bscripts/(sft|dpo|kto|orpo|cpo|reward|grpo)(?:_vlm|_modeling)?\.py",
     together=(
         _method,
         _max_length,

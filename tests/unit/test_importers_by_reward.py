@@ -1,0 +1,147 @@
+"""Other tools' files of GRPO as run files: the loss, the drawing, the rewards, and batches counted in prompts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.config.load import load_config
+from kubetune.errors import ConfigError
+from kubetune.plugins.importers import Imported, import_config
+
+AXOLOTL = (
+    "base_model: a/b\nrl: grpo\nlearning_rate: 1e-5\nmicro_batch_size: 8\ngradient_accumulation_steps: 4\n"
+    "datasets: [{path: org/sums}]\n"
+)
+TRL = "model_name_or_path: a/b\ndataset_name: org/sums\nper_device_train_batch_size: 16\n"
+SWIFT = (
+    "NPROC_PER_NODE=2 \\\nswift rlhf --rlhf_type grpo \\\n --model a/b --dataset org/sums --tuner_type lora "
+    "--use_hf true "
+)
+
+# File name, text, prompts of a step, settings of grpo that differ from ours, rewards.
+CASES: dict[str, tuple[str, str, int, dict[str, Any], list[dict[str, Any]]]] = {
+    "trl": (
+        "a.sh",
+        "accelerate launch --num_processes 2 trl/scripts/grpo.py --model_name_or_path a/b --dataset_name org/sums "
+        "--reward_funcs accuracy_reward my.rewards.short --reward_weights 1.0 0.5 --num_generations 4 --beta 0.04 "
+        "--loss_type dr_grpo --epsilon_high 0.28 --scale_rewards false --max_completion_length 256 --use_vllm "
+        "--vllm_mode colocate --per_device_train_batch_size 8 --gradient_accumulation_steps 2 --steps_per_generation 4 "
+        "--top_k -1 --log_completions\n",
+        8,
+        {
+            "num_generations": 4, "beta": 0.04, "loss_type": "dr_grpo", "epsilon_high": 0.28, "scale_rewards": "none",
+            "max_completion_length": 256, "steps_per_generation": 2,
+        },
+        [{"name": "numeric"}, {"file": "my/rewards.py", "function": "short", "weight": 0.5}],
+    ),
+    "trl by its keys": (
+        "a.yaml",
+        f"{TRL}reward_funcs: [think_format_reward]\nnum_generations: 8\ntemperature: 0.7\nepsilon: 0.1\nloss_type: sapo\n",
+        2,
+        {"temperature": 0.7, "loss_type": "sapo"},
+        [{"name": "think_format_reward"}],
+    ),
+    "axolotl": (
+        "a.yml",
+        f"{AXOLOTL}trl:\n  beta: 0.001\n  num_generations: 16\n  use_vllm: true\n  max_completion_length: 128\n"
+        "  reward_funcs: [r1.correct, r1.form]\n  reward_weights: [2.0, 1.0]\n  importance_sampling_level: sequence\n",
+        2,
+        {
+            "beta": 0.001, "num_generations": 16, "max_completion_length": 128, "use_bias_correction_kl": False,
+            "importance_sampling_level": "sequence",
+        },
+        [{"file": "r1.py", "function": "correct", "weight": 2.0}, {"file": "r1.py", "function": "form"}],
+    ),
+    "swift": (
+        "a.sh",
+        f"{SWIFT}--reward_funcs accuracy format soft_overlong --soft_cache_length 64 --max_completion_length 256 "
+        "--num_generations 4 --per_device_train_batch_size 4 --overlong_filter true\n",
+        2,
+        {
+            "loss_type": "grpo", "beta": 0.04, "temperature": 0.9, "num_generations": 4, "max_completion_length": 256,
+            "use_bias_correction_kl": False, "mask_truncated_completions": True,
+        },
+        [
+            {"name": "numeric"},
+            {"name": "format", "settings": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
+            {
+                "name": "get_soft_overlong_punishment",
+                "settings": {"max_completion_len": 256, "soft_punish_cache": 64},
+            },
+        ],
+    ),
+    "verl": (
+        "a.sh",
+        "python3 -m verl.trainer.main_ppo \\\n algorithm.adv_estimator=grpo data.train_files=$HOME/sums.parquet \\\n "
+        "data.train_batch_size=1024 data.max_response_length=256 actor_rollout_ref.model.path=a/b \\\n "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=256 actor_rollout_ref.actor.use_kl_loss=True "
+        "actor_rollout_ref.actor.kl_loss_coef=0.002 actor_rollout_ref.actor.kl_loss_type=low_var_kl "
+        "actor_rollout_ref.rollout.n=5 actor_rollout_ref.rollout.name=vllm trainer.save_freq=20 "
+        "trainer.logger=['console','wandb'] custom_reward_function.path=my.py $@\n",
+        256,
+        {
+            "num_generations": 5, "beta": 0.002, "max_completion_length": 256, "steps_per_generation": 4, "delta": 3.0,
+            "use_bias_correction_kl": False,
+        },
+        [{"file": "my.py", "function": "compute_score"}],
+    ),
+    "verl's yaml": (
+        "a.yaml",
+        "algorithm: {adv_estimator: grpo, norm_adv_by_std_in_grpo: false}\ndata: {train_files: a.parquet, "
+        "train_batch_size: 64, prompt_key: question}\nactor_rollout_ref:\n  model: {path: a/b, lora_rank: 8}\n"
+        "  actor: {ppo_mini_batch_size: 64, loss_agg_mode: seq-mean-token-mean, clip_ratio_high: 0.3}\n"
+        "  rollout: {n: 8, temperature: 1.0}\nreward_model: {enable: false}\n",
+        64,
+        {"loss_type": "grpo", "epsilon_high": 0.3, "delta": 3.0, "scale_rewards": "none"},
+        [{"name": "numeric"}],
+    ),
+}  # fmt: skip
+
+
+def imported(folder: Path, name: str, text: str) -> Imported:
+    path = folder / name
+    path.write_text(text)
+    return import_config(path)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_of_grpo_becomes_a_run_file(case: str, tmp_path: Path) -> None:
+    name, text, prompts, settings, rewards = CASES[case]
+    result = imported(tmp_path, name, text)
+    file = tmp_path / "run.yaml"
+    file.write_text(result.text)
+    config = load_config(file)
+    assert config.task == "grpo"
+    assert config.training.global_batch_size == prompts
+    assert config.grpo.model_dump(include=config.grpo.changed_keys) == settings
+    assert [reward.model_dump(exclude_defaults=True) for reward in config.rewards] == rewards
+    unknown = [note.key for note in result.notes if "not known to" in note.text]
+    assert not unknown
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("a.yaml", f"{TRL}num_generations: 8\n", "names no reward that is here"),
+        (
+            "a.yaml",
+            f"{TRL}reward_funcs: [a.b]\nloss_type: vespo\n",
+            "vespo is a loss that kubetune does not have",
+        ),
+        ("a.yml", AXOLOTL.replace("grpo", "gdpo"), "rl is gdpo"),
+        (
+            "a.sh",
+            "python -m verl.trainer.main_ppo actor_rollout_ref.model.path=a/b\n",
+            "gae, its default",
+        ),
+        ("a.sh", "trl rloo --model_name_or_path a/b --dataset_name org/sums\n", "runs `rloo`"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_name(
+    name: str, text: str, words: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        imported(tmp_path, name, text)
