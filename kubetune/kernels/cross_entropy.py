@@ -162,7 +162,13 @@ def chunks(
     The gradient holds until the next stretch is asked for.
     """
     rows = chunk_rows(len(head.weight), hidden.device)
-    buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
+    buffer = _room(
+        0,
+        hidden,
+        min(rows, len(hidden)),
+        len(head.weight),
+        hidden.dtype,
+    )
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
         logits = _logits(hidden[span], head, buffer)
@@ -272,9 +278,19 @@ def score(
     """
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
     losses = torch.empty(len(hidden), device=hidden.device)
-    is_likeliest = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
+    is_likeliest = torch.empty(
+        len(hidden),
+        dtype=torch.bool,
+        device=hidden.device,
+    )
     rows = chunk_rows(len(head.weight), hidden.device)
-    buffer = _room(0, hidden, min(rows, len(hidden)), len(head.weight), hidden.dtype)
+    buffer = _room(
+        0,
+        hidden,
+        min(rows, len(hidden)),
+        len(head.weight),
+        hidden.dtype,
+    )
     for start in range(0, len(hidden), rows):
         span = slice(start, start + rows)
         logits = head.rule.apply(_logits(hidden[span], head, buffer).float())

@@ -241,7 +241,11 @@ def _grouped(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     return F.grouped_mm(x, weight, offs=ends)
 
 
-def _in_strides(x: Tensor, weight: Tensor, ends: Sequence[int]) -> Tensor:
+def _in_strides(
+    x: Tensor,
+    weight: Tensor,
+    ends: Sequence[int],
+) -> Tensor:
     """Return the grouped product, made of products of the few sizes in `STRIDES`.
 
     Example: 40 rows, of which the expert has 20:37. The stride for 17 rows is 32, but row 20 + 32 is
@@ -283,7 +287,17 @@ def _stacked(
     """
     down = a.to(x.dtype).view(experts, -1, a.shape[-1])
     # As a matrix it is transposed in blocks, seven times as fast as a permutation of three dimensions.
-    up = b.to(x.dtype).view(-1, experts).t().contiguous().view(experts, len(b), -1)
+    up = (
+        b.to(x.dtype)
+        .view(-1, experts)
+        .t()
+        .contiguous()
+        .view(
+            experts,
+            len(b),
+            -1,
+        )
+    )
 
     missing = -down.shape[1] % (ALIGNED // x.element_size())
     if missing:

@@ -161,7 +161,11 @@ def lora_backward(
         d_lows.append(ups[number].t() @ d_y.t())
         d_bs.append((low[:, ranks].t() @ d_y).t())
         if ctx.needs_input_grad[0]:
-            d_x = product(d_x, d_y, *frozen[number * width : (number + 1) * width])
+            d_x = product(
+                d_x,
+                d_y,
+                *frozen[number * width : (number + 1) * width],
+            )
 
     # 2. Of all layers together, the adapters' part of dx, and dA.
     d_low = d_lows[0] if number_of_layers == 1 else torch.cat(d_lows)

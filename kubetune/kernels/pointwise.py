@@ -332,7 +332,13 @@ class _RmsNorm(Function):
         offset: float,
         late_cast: bool,
     ) -> Tensor:
-        y, scale = kernels["rms_norm_forward"](x, weight, eps, offset, late_cast)
+        y, scale = kernels["rms_norm_forward"](
+            x,
+            weight,
+            eps,
+            offset,
+            late_cast,
+        )
         ctx.save_for_backward(x, weight, scale)
         ctx.kernels = kernels
         ctx.offset = offset

@@ -75,7 +75,12 @@ def load(
     `labels`: settings of a classifier.
     """
     if not is_wanted(training.parallelism, world):
-        return loading.load_pretrained(auto_class, spec, world.device, **labels)
+        return loading.load_pretrained(
+            auto_class,
+            spec,
+            world.device,
+            **labels,
+        )
 
     # Weights that learn are fp32 masters; those that do not have the dtype that is computed with.
     arithmetic = loading.choose_dtype(spec.model.dtype, world.device)

@@ -123,7 +123,11 @@ def _eight_bit_forward(module: Any, x: Tensor) -> Tensor:
     return _in_few_bits(module, x, few_bits.EightBits(state.CB, state.SCB))
 
 
-def _in_few_bits(module: Any, x: Tensor, bits: few_bits.Bits) -> Tensor:
+def _in_few_bits(
+    module: Any,
+    x: Tensor,
+    bits: few_bits.Bits,
+) -> Tensor:
     (layer,), adapters = shared_input.arguments([module], [()], None)
     return few_bits.lora_linear(x, layer, adapters, bits)
 
@@ -215,7 +219,11 @@ def _is_swiglu(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def _gives_the_same(module: Any, forward: Forward, features: int) -> bool:
+def _gives_the_same(
+    module: Any,
+    forward: Forward,
+    features: int,
+) -> bool:
     """True if `forward` gives what the module does, up to rounding, for random input."""
     # Norms divide sums and MLPs add up thousands of products, so results are compared as a whole, not number by number.
     parameter = next(module.parameters())
@@ -237,7 +245,13 @@ def _swap_rotary(lm: Any, kernels: Kernels, undo: ExitStack) -> int:
         # Partial embeddings, other axes and the like are left to the model.
         if args or kwargs or cos.shape[-1] != q.shape[-1] or cos.dim() != 3:
             return stock(q, k, cos, sin, *args, **kwargs)
-        return pointwise.rotary(kernels, q, k, cos.unsqueeze(1), sin.unsqueeze(1))
+        return pointwise.rotary(
+            kernels,
+            q,
+            k,
+            cos.unsqueeze(1),
+            sin.unsqueeze(1),
+        )
 
     if not _rotates_alike(stock, apply):
         return 0

@@ -503,7 +503,12 @@ def skeleton(auto_class: Any, model: ModelConfig) -> nn.Module:
         return built
 
 
-def check_positions(lm: Any, longest: int, *, warn: bool = True) -> None:
+def check_positions(
+    lm: Any,
+    longest: int,
+    *,
+    warn: bool = True,
+) -> None:
     """Raise ConfigError if a sequence of `longest` tokens has no place in a learned table of positions.
 
     Rotary models compute any position; beyond what they were trained on they only get a warning.

@@ -147,10 +147,19 @@ def varlen_kwargs(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str
 
 def self_check(model: nn.Module) -> float:
     """Compare the padding-free run of a causal LM with its own attention, as `check_padding_free` does."""
-    return check_padding_free(model, lay, partial(packed_logits, hidden_states), plain_logits)
+    return check_padding_free(
+        model,
+        lay,
+        partial(packed_logits, hidden_states),
+        plain_logits,
+    )
 
 
-def packed_logits(hidden: Callable[[Any, Batch], Tensor], lm: Any, batch: Batch) -> list[Tensor]:
+def packed_logits(
+    hidden: Callable[[Any, Batch], Tensor],
+    lm: Any,
+    batch: Batch,
+) -> list[Tensor]:
     """Return the logits `[tokens, vocabulary]` of each sequence of a packed batch, by its `hidden` states."""
 
     def raw_logits() -> Tensor:

@@ -241,7 +241,12 @@ def _cutting_what_is_made() -> Callable[..., Any]:
             return value
         if parameter.shape != value.shape:
             return value
-        return cut(slicing(parameter), value, device=value.device, dtype=value.dtype)
+        return cut(
+            slicing(parameter),
+            value,
+            device=value.device,
+            dtype=value.dtype,
+        )
 
     return convert
 

@@ -62,7 +62,12 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
 
     ways: dict[type, Forward | None] = {}
     for module in before:
-        module.forward = partial(_try_module, ways, module.forward, type(module))
+        module.forward = partial(
+            _try_module,
+            ways,
+            module.forward,
+            type(module),
+        )
     with suppress(Exception):
         run()
     _restore(before)
@@ -139,7 +144,11 @@ def _way_of(
     return IN_ROWS
 
 
-def _leaks(forward: Forward, args: Any, kwargs: dict[str, Any]) -> bool:
+def _leaks(
+    forward: Forward,
+    args: Any,
+    kwargs: dict[str, Any],
+) -> bool:
     """Return True if later sequences of a packed batch come out otherwise once the first one is reversed."""
     assert CURRENT.cu_seqlens is not None
     first = CURRENT.cu_seqlens[1]  # tokens of the first sequence
@@ -156,7 +165,12 @@ def _leaks(forward: Forward, args: Any, kwargs: dict[str, Any]) -> bool:
 
     # Sequence 0 is turned round: a b c | d e becomes c b a | d e. What comes out for d and e must stay.
     changed_args, changed_kwargs = tree_map(reverse_first, (args, kwargs))
-    return _differ(forward(*changed_args, **changed_kwargs), output, first, total)
+    return _differ(
+        forward(*changed_args, **changed_kwargs),
+        output,
+        first,
+        total,
+    )
 
 
 def _differ(

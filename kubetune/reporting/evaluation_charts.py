@@ -44,10 +44,23 @@ def evaluation_charts(runs: Runs) -> list[Chart]:
             others[name] = parts
 
     title = "Evaluation loss by source"
-    charts = _charts_of(runs, sources, "sources", title, "fixed", loss_axis(runs))
+    charts = _charts_of(
+        runs,
+        sources,
+        "sources",
+        title,
+        "fixed",
+        loss_axis(runs),
+    )
     if len(runs) == 1 and len(runs[0].evaluations) < _LEAST_EVALUATIONS:
         return charts
-    charts += _charts_of(runs, shares, "scores", "Evaluation scores", "percent")
+    charts += _charts_of(
+        runs,
+        shares,
+        "scores",
+        "Evaluation scores",
+        "percent",
+    )
     for name, parts in others.items():
         charts += _charts_of(runs, {name: parts}, f"score-{name}", "", "fixed")
     return charts

@@ -142,7 +142,11 @@ def judge_of(
             loaded = {**own_functions.load(evaluation.metrics), **functions}
         records = {}
         if loaded:
-            records = records_of(sources, rows, [question.row for question in asked])
+            records = records_of(
+                sources,
+                rows,
+                [question.row for question in asked],
+            )
         remarks = _remarks_on_references(wanted, tokenizer, asked)
         judge = replace(
             judge,
@@ -225,7 +229,14 @@ def answer(
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
     get equal ones together. Where the time runs out, rows are left unasked, which is logged.
     """
-    mine = _ask(judge, learner, world, _groups(judge, learner), {}, is_stopping)
+    mine = _ask(
+        judge,
+        learner,
+        world,
+        _groups(judge, learner),
+        {},
+        is_stopping,
+    )
     if mine is None:
         return None
 

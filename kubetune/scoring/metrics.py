@@ -27,7 +27,11 @@ from kubetune.scoring.statistics import interval
 Measure = Callable[[str, str], float]
 
 # Packages that measures are computed by: the extra `evaluation`.
-PACKAGES: Final = {"rouge_l": "rouge_score", "bleu": "sacrebleu", "chrf": "sacrebleu"}
+PACKAGES: Final = {
+    "rouge_l": "rouge_score",
+    "bleu": "sacrebleu",
+    "chrf": "sacrebleu",
+}
 # Measures that are no mean of rows.
 OF_ALL_ROWS: Final = ("bleu", "chrf")
 

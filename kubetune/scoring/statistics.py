@@ -90,7 +90,13 @@ def compare(
     lost = int((change < 0).sum())
     mean = float(change.mean()) if len(change) else math.nan
     if np.isin(np.concatenate([first, second]), (0.0, 1.0)).all():
-        return Comparison(mean, gained, lost, _mcnemar(gained, lost), "McNemar")
+        return Comparison(
+            mean,
+            gained,
+            lost,
+            _mcnemar(gained, lost),
+            "McNemar",
+        )
 
     # How many sums of flipped changes are as far from 0 as the sum that was seen.
     draw = np.random.default_rng(seed)

@@ -34,7 +34,11 @@ _COMPARISONS: Final = {
 SHOWN = 5
 
 
-def conclude(wanted: EvaluationConfig, run_dir: Path, step: int) -> None:
+def conclude(
+    wanted: EvaluationConfig,
+    run_dir: Path,
+    step: int,
+) -> None:
     """Write the verdict on the checkpoint of a step. Raises GateFailed where that misses the gate.
 
     Benchmarks are still to come: conditions on them do not hold yet, and fail nothing.
@@ -86,7 +90,12 @@ def _facts_of_answers(run_dir: Path, step: int) -> dict[str, Any]:
     changed = {}
     for measured in compare_answers(before, after):
         answers.append(measured.facts())
-        changed[measured.metric] = turned(before, after, measured.metric, SHOWN)
+        changed[measured.metric] = turned(
+            before,
+            after,
+            measured.metric,
+            SHOWN,
+        )
     lengths = {"before": _lengths(before), "after": _lengths(after)}
     return {"answers": answers, "turned": changed, "lengths": lengths}
 
@@ -203,7 +212,11 @@ def _lengths(answers: Sequence[Answered]) -> list[list[int]]:
     return histogram
 
 
-def is_met(condition: Condition, value: float, base: float | None) -> bool:
+def is_met(
+    condition: Condition,
+    value: float,
+    base: float | None,
+) -> bool:
     """True if the metric's value meets the condition. NaN never does."""
     limit = condition.number
     if condition.is_change:

@@ -124,7 +124,11 @@ class CausalLM(Task):
 
         # Summed in fp64, in which a long sequence loses no digits.
         number = len(batch.samples)
-        loss_sums = np.bincount(sequence, losses.double().cpu().numpy(), number)
+        loss_sums = np.bincount(
+            sequence,
+            losses.double().cpu().numpy(),
+            number,
+        )
         label_counts = np.bincount(sequence, minlength=number)
         return Sums(
             loss=float(total),
@@ -192,7 +196,11 @@ def head_of(learner: Learner) -> Head:
     )
 
 
-def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
+def summed_loss(
+    learner: Learner,
+    batch: Batch,
+    scale: float,
+) -> Tensor:
     """Return `scale × Σ cross-entropy` over the labels of one micro-batch. Call `.backward()` inside `packed`."""
     hidden = learner.hidden(learner, batch)[batch.rows]
     head = head_of(learner)

@@ -108,7 +108,11 @@ def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[
     if logits.shape[1] == 2:
         average = "binary"
         values["f1"] = metrics.f1_score(true, predicted)
-    values["precision"] = metrics.precision_score(true, predicted, average=average)
+    values["precision"] = metrics.precision_score(
+        true,
+        predicted,
+        average=average,
+    )
     values["recall"] = metrics.recall_score(true, predicted, average=average)
     return values
 

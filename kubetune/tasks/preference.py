@@ -320,7 +320,12 @@ def _without_gradient(learner: Learner, batch: Batch) -> Answers:
         packed(batch.cu_seqlens, parents=batch.parents),
         quantization.multiplying_as_in_training(learner.lm),
     ):
-        _, _, label_losses = fsdp.inside(learner.lm, score_labels, learner, batch)
+        _, _, label_losses = fsdp.inside(
+            learner.lm,
+            score_labels,
+            learner,
+            batch,
+        )
         return _answers(batch, -label_losses)
 
 

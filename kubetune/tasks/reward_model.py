@@ -71,7 +71,12 @@ class RewardModel(SequenceClassification):
         read_at_end(learner.model, load_tokenizer(spec.model).eos_id)
         return replace(learner, preference=spec.preference)
 
-    def load(self, spec: ModelSpec, folder: Path, device: torch.device) -> Learner:
+    def load(
+        self,
+        spec: ModelSpec,
+        folder: Path,
+        device: torch.device,
+    ) -> Learner:
         """Return the trained model of a checkpoint folder, to be evaluated."""
         learner = super().load(spec, folder, device)
         return replace(learner, preference=spec.preference)
@@ -87,11 +92,21 @@ class RewardModel(SequenceClassification):
     def labels_of(self, folder: Path) -> None:
         """Return None: a reward model tells no labels apart."""
 
-    def with_batch_totals(self, learner: Learner, work: Work, world: World) -> Work:
+    def with_batch_totals(
+        self,
+        learner: Learner,
+        work: Work,
+        world: World,
+    ) -> Work:
         """Divide the work of a step by its pairs."""
         return replace(work, divisor=work.samples)
 
-    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+    def backward(
+        self,
+        learner: Learner,
+        batch: Batch,
+        scale: float,
+    ) -> Tensor:
         """Add the gradient of one micro-batch to the parameters; return loss and measures, scaled, detached."""
         with running(learner, batch):
             rewards = rewards_of(learner, batch)
@@ -111,7 +126,12 @@ class RewardModel(SequenceClassification):
         samples = np.asarray(batch.samples, np.int64)
         return Scores(samples, rewards.cpu().numpy(), losses.cpu().numpy())
 
-    def metrics(self, learner: Learner, parts: Sequence[Scores], world: World) -> dict[str, float]:
+    def metrics(
+        self,
+        learner: Learner,
+        parts: Sequence[Scores],
+        world: World,
+    ) -> dict[str, float]:
         """Return loss and measures over all pairs of all ranks, each pair once."""
         parts_of_all_ranks: list[Scores] = []
         for share in gather(list(parts), world):
@@ -134,7 +154,12 @@ class RewardModel(SequenceClassification):
         pairs = _joined(parts)
         return pairs.samples, pairs.losses, np.ones(len(pairs.samples))
 
-    def predictions(self, learner: Learner, parts: Sequence[Any], rows: Any) -> None:
+    def predictions(
+        self,
+        learner: Learner,
+        parts: Sequence[Any],
+        rows: Any,
+    ) -> None:
         """Return None: a reward model predicts no labels."""
 
     def confusion(self, learner: Learner, parts: Sequence[Any]) -> None:
@@ -160,7 +185,11 @@ def _outputs(learner: Learner, batch: Batch) -> Tensor:
     return torch.cat([logits(learner, sequence) for sequence in lone_sequences(batch)])
 
 
-def pair_losses(learner: Learner, batch: Batch, rewards: Tensor) -> Tensor:
+def pair_losses(
+    learner: Learner,
+    batch: Batch,
+    rewards: Tensor,
+) -> Tensor:
     """Return the loss of each pair `[pairs]`: the better answer's reward is to be higher, by its margin if it has one."""
     # -log σ(r₀ - r₁ - margin) (Bradley and Terry 1952; margins as in Llama 2, arXiv 2307.09288). Rewards that are both
     # shifted give the same loss; c (r₀ + r₁)² keeps them around 0 (arXiv 2312.09244).

@@ -249,7 +249,11 @@ def logits(learner: Learner, batch: Batch) -> Tensor:
     return run(learner.lm, batch).float()
 
 
-def summed_loss(learner: Learner, batch: Batch, scale: float) -> Tensor:
+def summed_loss(
+    learner: Learner,
+    batch: Batch,
+    scale: float,
+) -> Tensor:
     """Return `scale × Σ loss` over the sequences of one micro-batch."""
     # For logits z of the classes, p = softmax(z), σ the logistic function:
     #

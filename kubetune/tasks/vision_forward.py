@@ -12,7 +12,12 @@ from kubetune.batching.image_batches import image_inputs
 from kubetune.models.padding_free import backbone, varlen_kwargs
 
 
-def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
+def hidden_states(
+    lm: Any,
+    batch: Batch,
+    *,
+    padding_free: bool,
+) -> Tensor:
     """Return final hidden states `[tokens, hidden]` of one packed batch; `padding_free`: inside `packed(...)`."""
     arguments: dict[str, Any] = {}
     if padding_free:
@@ -25,7 +30,11 @@ def hidden_states(lm: Any, batch: Batch, *, padding_free: bool) -> Tensor:
             arguments |= varlen_kwargs(batch.cu_seqlens, batch.input_ids.device)
 
     arguments |= image_inputs(batch)
-    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **arguments)
+    out = backbone(lm)(
+        input_ids=batch.input_ids[None],
+        use_cache=False,
+        **arguments,
+    )
     return cast(Tensor, out[0][0])
 
 

@@ -191,7 +191,12 @@ class Checkpointer:
         name = checkpoint.folder_of(self.run_dir, step).name
         logs.STEP.info("saved checkpoint %s%s", name, pause(seconds))
         if self.world.is_main:
-            metrics.record_event(self.run_dir, "save", step=step, seconds=seconds)
+            metrics.record_event(
+                self.run_dir,
+                "save",
+                step=step,
+                seconds=seconds,
+            )
 
     def _attempt(
         self,
@@ -327,7 +332,11 @@ class Checkpointer:
         path = folder / shards.part_name(self.world.rank, self.world.size)
         try:
             with files.explained_writes(path), explained_full_disk(folder):
-                shards.write_part(path, tensors.optimizer, self.optimizer.shards)
+                shards.write_part(
+                    path,
+                    tensors.optimizer,
+                    self.optimizer.shards,
+                )
                 fault_injection.reach("commit.part")
         except errors.EnvironmentFault as error:
             failure = error
@@ -337,7 +346,12 @@ class Checkpointer:
         """Put the model together from the parts in the folder, and write the files that belong to it."""
         config = self.model.config
         others = fsdp.saved_beside(self.model)
-        shards.write_weights(folder, self.optimizer.layout, config.dtype, others)
+        shards.write_weights(
+            folder,
+            self.optimizer.layout,
+            config.dtype,
+            others,
+        )
         config.save_pretrained(folder)
         if self.model.can_generate():
             self.model.generation_config.save_pretrained(folder)

@@ -85,7 +85,12 @@ def _evaluate(run: Run, state: State, run_log: RunLog) -> State:
         stop(run, state, run_log)
     state = _judged(run.config.training, state, values)
     seconds = time.perf_counter() - began
-    run_log.evaluation(state.step, values, state.best_step == state.step, seconds)
+    run_log.evaluation(
+        state.step,
+        values,
+        state.best_step == state.step,
+        seconds,
+    )
     return state
 
 

@@ -80,7 +80,12 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     if run.judge is None:
         return values
 
-    answers = answer(run.judge, run.learner, run.world, lambda: run.stop.requested)
+    answers = answer(
+        run.judge,
+        run.learner,
+        run.world,
+        lambda: run.stop.requested,
+    )
     if answers is None:
         return None
     # Rank 0 scores and writes, and all ranks get the numbers, on which the best checkpoint depends.

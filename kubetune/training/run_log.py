@@ -262,7 +262,13 @@ def open_run_log(
 ) -> Iterator[RunLog]:
     """Yield the log of one start of a run, which continues from `state`."""
     # Other ranks get one too, so that the loop need not ask which rank it is on.
-    run_log = RunLog(config.training.logging_steps, plan, run_dir, world, state)
+    run_log = RunLog(
+        config.training.logging_steps,
+        plan,
+        run_dir,
+        world,
+        state,
+    )
     if not world.is_main:
         yield run_log
         return

@@ -86,7 +86,12 @@ def _answer(
         if question["base"]:
             speaker = loaded.as_base()
         with speaker as model:
-            stream_answer(model, prompt, sampling, lambda piece: send(piece=piece))
+            stream_answer(
+                model,
+                prompt,
+                sampling,
+                lambda piece: send(piece=piece),
+            )
         send(end=True, left_out=left_out)
     except KeyboardInterrupt:
         send(end=True, stopped=True)

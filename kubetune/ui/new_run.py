@@ -67,7 +67,11 @@ def _starting_texts() -> dict[str, str]:
 def _texts_of(site: Site, config: Config) -> dict[str, str]:
     """Return what one would type for this config, with a name that no run has."""
     # Two runs must not write to the same directory.
-    settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    settings = config.model_dump(
+        mode="json",
+        by_alias=True,
+        exclude_defaults=True,
+    )
     settings.pop("output", None)
     texts = {}
     for key, value in dotted_values(settings):
@@ -264,7 +268,11 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             raise
         return {"problems": _lines_of(refused)}
 
-    return {"problems": [], "job": name, "command": _command(site, config.name, verb)}
+    return {
+        "problems": [],
+        "job": name,
+        "command": _command(site, config.name, verb),
+    }
 
 
 def _write_and_start(

@@ -145,7 +145,12 @@ class PreparedRows:
 
         return page, at
 
-    def _show(self, rows: Rows, split: str, index: int) -> dict[str, Any]:
+    def _show(
+        self,
+        rows: Rows,
+        split: str,
+        index: int,
+    ) -> dict[str, Any]:
         """Return a row as the template draws it."""
         tokens, trained = rows.row(index)
         images = []
@@ -192,7 +197,11 @@ def _has_all(text: str, words: Sequence[str]) -> bool:
     return all(word in text for word in words)
 
 
-def _read_tokens(file: BinaryIO, rows: Rows, index: int) -> list[int]:
+def _read_tokens(
+    file: BinaryIO,
+    rows: Rows,
+    index: int,
+) -> list[int]:
     """Return the tokens of a row. They are 4 bytes each, and rows follow each other in the file."""
     begin = int(rows.offsets[index])
     end = int(rows.offsets[index + 1])
@@ -202,7 +211,11 @@ def _read_tokens(file: BinaryIO, rows: Rows, index: int) -> list[int]:
 
 
 @lru_cache(maxsize=2)
-def _fitting(split: Path, query: Query, limit: int) -> NDArray[np.uint32]:
+def _fitting(
+    split: Path,
+    query: Query,
+    limit: int,
+) -> NDArray[np.uint32]:
     """Return the indexes of the rows that fit a query without a text, in its order."""
     rows = Rows(split, ())
     indexes = np.empty(0, np.uint32)
@@ -308,7 +321,11 @@ def open_rows(config: Config, fingerprint: str) -> PreparedRows | None:
 
 
 @lru_cache(maxsize=3)
-def _opened(folder: Path, settings: str, cache: Path) -> PreparedRows:
+def _opened(
+    folder: Path,
+    settings: str,
+    cache: Path,
+) -> PreparedRows:
     """Return rows whose folder is whole. `settings`: the config as JSON, which a cache can compare."""
     config = load_resolved(json.loads(settings))
     labels = None

@@ -181,7 +181,11 @@ class RowWatch:
                 if _input_of(source) == _input_of(other):
                     same += len(seen.records_of(index) & train.records_of(other_index))
 
-        return {"rows": len(both), "same_records": same, "places": seen.places(both)}
+        return {
+            "rows": len(both),
+            "same_records": same,
+            "places": seen.places(both),
+        }
 
 
 def _input_of(source: SourceConfig) -> tuple[Any, ...]:

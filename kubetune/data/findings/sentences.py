@@ -74,7 +74,14 @@ class SplitCounts:
         advice: str = "",
     ) -> Finding:
         """Return a finding that keeps training from beginning."""
-        return Finding(id, "error", self.split, sentence, number, advice=advice)
+        return Finding(
+            id,
+            "error",
+            self.split,
+            sentence,
+            number,
+            advice=advice,
+        )
 
     def warning(
         self,
@@ -85,7 +92,15 @@ class SplitCounts:
         advice: str = "",
     ) -> Finding:
         """Return a finding that a person should act on."""
-        return Finding(id, "warning", self.split, sentence, number, places, advice)
+        return Finding(
+            id,
+            "warning",
+            self.split,
+            sentence,
+            number,
+            places,
+            advice,
+        )
 
     def note(
         self,
@@ -96,7 +111,15 @@ class SplitCounts:
         advice: str = "",
     ) -> Finding:
         """Return a finding that a person should know."""
-        return Finding(id, "note", self.split, sentence, number, places, advice)
+        return Finding(
+            id,
+            "note",
+            self.split,
+            sentence,
+            number,
+            places,
+            advice,
+        )
 
 
 def find(
@@ -176,7 +199,13 @@ def _positions(
     if positions is not None and longest > positions.limit:
         # A table has no entry for later positions; computed ones only go beyond what the model was trained on.
         severity: Severity = "error" if positions.is_table else "warning"
-        yield Finding("positions", severity, "", positions.say(longest), longest)
+        yield Finding(
+            "positions",
+            severity,
+            "",
+            positions.say(longest),
+            longest,
+        )
 
 
 def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
@@ -307,7 +336,12 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counted(number, unit)} of {counts.name} {meaning}"
-            yield counts.warning(what, sentence, number, counts.counted_places(what))
+            yield counts.warning(
+                what,
+                sentence,
+                number,
+                counts.counted_places(what),
+            )
 
 
 def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
@@ -397,7 +431,11 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
         asked = locate(source).sample
         if asked is not None and asked > available:
             sentence = f"{counts.name}: {path} asks for {asked:,} records, and there are only {available:,}"
-            yield counts.warning("sample_beyond_end", sentence, asked - available)
+            yield counts.warning(
+                "sample_beyond_end",
+                sentence,
+                asked - available,
+            )
         last = available if asked is None else min(asked, available)
         if source.range is not None and source.range[1] > last:
             begin, end = source.range
@@ -426,7 +464,12 @@ def _split_texts(counts: SplitCounts) -> Iterator[Finding]:
     number = counts.stats["split"]
     if number:
         sentence = f"{counts.records(number)} split into {counted(counts.stats['pieces'], 'row')}"
-        yield counts.note("split", sentence, number, counts.counted_places("split"))
+        yield counts.note(
+            "split",
+            sentence,
+            number,
+            counts.counted_places("split"),
+        )
 
 
 def _answers(counts: SplitCounts) -> Iterator[Finding]:

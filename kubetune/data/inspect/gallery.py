@@ -172,7 +172,12 @@ def shown(
     pieces, shown_tokens = _pieces(row, chosen, tokenizer, rejected=False)
     if row.second:
         rejected = slice(row.second, len(row.ids))
-        more_pieces, more_tokens = _pieces(row, rejected, tokenizer, rejected=True)
+        more_pieces, more_tokens = _pieces(
+            row,
+            rejected,
+            tokenizer,
+            rejected=True,
+        )
         pieces += more_pieces
         shown_tokens += more_tokens
 

@@ -185,7 +185,11 @@ def _columns_of(
     if kind != "text" and _can_be_read(records[0], kind):
         return {}
     if kind in ("pair", "graded"):
-        return _other_columns(("chosen", "rejected", "prompt"), by_name, records)
+        return _other_columns(
+            ("chosen", "rejected", "prompt"),
+            by_name,
+            records,
+        )
     if kind == "judged":
         return _other_columns(("prompt", "completion"), by_name, records)
     if kind == "labelled":
@@ -310,7 +314,11 @@ def _classes_of(examples: Sequence[Example]) -> str:
     return f"{counted(len(labels), 'label')}: {', '.join(most_common)}{more}"
 
 
-def _unknown(names: Mapping[str, str], path: str, has_images: bool) -> str:
+def _unknown(
+    names: Mapping[str, str],
+    path: str,
+    has_images: bool,
+) -> str:
     """Return what a user should do where no column is known."""
     columns = list(names.values())
     text = f"{path} has the columns {quoted(columns[:12])}, and none is known as a question with its answer"

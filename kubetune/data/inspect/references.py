@@ -30,7 +30,12 @@ class References:
         """True if other sequences would change nothing."""
         return self._wanted is None or (self._number > 0 and not self._waiting)
 
-    def add(self, ids: Sequence[int], trained: bytes, answer: str) -> None:
+    def add(
+        self,
+        ids: Sequence[int],
+        trained: bytes,
+        answer: str,
+    ) -> None:
         """Look at the last answer of a row's first sequence, which of a pair has the chosen one.
 
         `trained`: a 1 for each id that is trained, else a 0. `answer`: "bad" where somebody judged it so.
@@ -63,7 +68,13 @@ class References:
                 "evaluation.generate: no row of the evaluation data has a prompt and an answer"
             )
             advice = "Give data.eval conversations, or prompts with completions"
-            yield Finding("no_questions", "error", "eval", sentence, advice=advice)
+            yield Finding(
+                "no_questions",
+                "error",
+                "eval",
+                sentence,
+                advice=advice,
+            )
             return
 
         for name in self._waiting:

@@ -36,7 +36,12 @@ def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
     """Return the facts of a source, by its first record. They are unknown if that is missing or bad."""
     try:
         record = next(read_source(source, Problems()))
-        example = convert(record.value, source.format, source.columns, kind=kind)
+        example = convert(
+            record.value,
+            source.format,
+            source.columns,
+            kind=kind,
+        )
     except (errors.KubetuneError, ValueError, StopIteration, OSError):
         return DataFacts()
 

@@ -126,7 +126,11 @@ def _fetched(model: ModelConfig, run_dir: Path) -> ModelConfig:
     if known is not None:
         digest = cached_digest(known.path, model.path)
     folder = image_folder(model, model.path, digest)
-    logs.MODEL.info("%s is taken at %s", model.path, folder.name.replace("-", ":", 1))
+    logs.MODEL.info(
+        "%s is taken at %s",
+        model.path,
+        folder.name.replace("-", ":", 1),
+    )
     return model.model_copy(update={"path": str(folder)})
 
 
@@ -309,12 +313,20 @@ class Check:
             known = self._known[part].files
         contents = {}
         for name, path in sorted(paths.items()):
-            contents[name], bytes_read = content_of(path, cache, known.get(name))
+            contents[name], bytes_read = content_of(
+                path,
+                cache,
+                known.get(name),
+            )
             self.bytes_read += bytes_read
         return contents
 
 
-def _change(file: str, before: Content | None, now: Content | None) -> str:
+def _change(
+    file: str,
+    before: Content | None,
+    now: Content | None,
+) -> str:
     """Return in words how a file differs from what it was."""
     if before is None:
         return f"{file} was not there, now is"

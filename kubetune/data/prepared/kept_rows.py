@@ -73,7 +73,11 @@ def proof_rows(data: Prepared) -> KeptRows:
     return KeptRows(tuple(row(rows, int(number), longest) for number in chosen), origin)
 
 
-def row(rows: Rows, number: int, longest: int | None = None) -> KeptRow:
+def row(
+    rows: Rows,
+    number: int,
+    longest: int | None = None,
+) -> KeptRow:
     """Return a row with all that is needed to run it, cut to `longest` tokens. Of a pair, only the chosen answer."""
     ids, trained = rows.sequences(number)[0]
     ids = ids[:longest]

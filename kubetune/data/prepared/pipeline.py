@@ -285,7 +285,12 @@ class Worker:
         tally: Tally,
     ) -> Example:
         """Return the example of a record. Raises ValueError if it is none, Unusable for a pair without a difference."""
-        reading = read(record.value, source.format, source.columns, kind=self._kind)
+        reading = read(
+            record.value,
+            source.format,
+            source.columns,
+            kind=self._kind,
+        )
         example = located(reading.example, record.file, self._data.cache)
         example = self._named(example, batch)
         for key in reading.unused:

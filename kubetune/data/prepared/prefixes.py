@@ -163,7 +163,11 @@ class _SortedRows(NamedTuple):
             return len(self.cut(0, rows, most)) <= number
 
         # The higher the limit, the fewer stretches: a binary search finds the lowest limit that is enough.
-        return self.cut(0, rows, least + bisect_left(sizes, True, key=is_enough))
+        return self.cut(
+            0,
+            rows,
+            least + bisect_left(sizes, True, key=is_enough),
+        )
 
 
 class _Group(NamedTuple):

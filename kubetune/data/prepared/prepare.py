@@ -119,7 +119,12 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
         # Compared as text: JSON forgives changes that a checksum would not.
         if text != manifest_text(key, listed):
             return f"has a damaged {MANIFEST}"
-        damage = whole_folder.damage(folder, listed, but=MANIFEST, digest=digest)
+        damage = whole_folder.damage(
+            folder,
+            listed,
+            but=MANIFEST,
+            digest=digest,
+        )
     # Whatever a damaged file may hold: no JSON, JSON of another form, or nested a thousand times.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         return f"has a damaged {MANIFEST} ({type(error).__name__}: {error})"
@@ -174,7 +179,12 @@ def load_prepared(
     rows = {}
     for split, of_split in spec.splits.items():
         weights = [source.weight for source in of_split]
-        rows[split] = Rows(folder / split, weights, processor, names_of(of_split))
+        rows[split] = Rows(
+            folder / split,
+            weights,
+            processor,
+            names_of(of_split),
+        )
 
     stats = kept_stats(folder, spec)
     labels = None

@@ -27,7 +27,11 @@ def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
     facts        what the result needs: data_facts.DataFacts, labels, SHA-256 of the chat template, what decides images
     """
     # Counts come from stats.json, lengths from the rows themselves.
-    rows = {"train": prepared.train, "eval": prepared.eval, "forget": prepared.forget}
+    rows = {
+        "train": prepared.train,
+        "eval": prepared.eval,
+        "forget": prepared.forget,
+    }
     splits = {}
     for split, stats in prepared.stats.items():
         of_split = rows[split]
@@ -61,7 +65,11 @@ def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
     }
 
 
-def record(run_dir: Path, spec: DataSpec, prepared: Prepared) -> None:
+def record(
+    run_dir: Path,
+    spec: DataSpec,
+    prepared: Prepared,
+) -> None:
     """Write into the run directory what its result needs from the data: data.json, and the rows that are kept.
 
     Raises EnvironmentFault for a full disk.

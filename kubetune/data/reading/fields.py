@@ -108,7 +108,12 @@ def listed(value: Mapping[str, Any], key: str) -> list[Any]:
     return items
 
 
-def text_of(value: Any, where: str, *, may_be_empty: bool = False) -> str:
+def text_of(
+    value: Any,
+    where: str,
+    *,
+    may_be_empty: bool = False,
+) -> str:
     """Return a text that can be tokenised. Raises ValueError for what is none."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {show(value)}; expected a text")

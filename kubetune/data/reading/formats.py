@@ -203,7 +203,11 @@ def read(
             example, (), record.taken
         )  # functions that reward answers are given all columns
 
-    return Reading(example, _without_obeyed(record.unused, value), record.taken)
+    return Reading(
+        example,
+        _without_obeyed(record.unused, value),
+        record.taken,
+    )
 
 
 def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]]:
@@ -420,7 +424,11 @@ def _from_pair(record: Fields) -> Pair | Chat:
     return Pair(prompt, completion)
 
 
-def _key_of(record: Fields, names: Sequence[str], meaning: str) -> str:
+def _key_of(
+    record: Fields,
+    names: Sequence[str],
+    meaning: str,
+) -> str:
     """Return the first of these keys that is not null; if all are, the first that is there, or the first name."""
     not_null = [name for name in names if record.peek(name) is not None]
     if not_null:
@@ -434,7 +442,11 @@ def _key_of(record: Fields, names: Sequence[str], meaning: str) -> str:
 
 def _from_question(record: Fields) -> Chat:
     """Read a question and its answer under one of their names, as a conversation."""
-    question_key = _only_key(record, (*QUESTIONS, "prompt", "input"), "question")
+    question_key = _only_key(
+        record,
+        (*QUESTIONS, "prompt", "input"),
+        "question",
+    )
     answer_key = _only_key(record, ANSWERS, "answer")
     record.note_taken(question_key, "the user's message")
     record.note_taken(answer_key, "the assistant's")
@@ -447,7 +459,11 @@ def _from_question(record: Fields) -> Chat:
     return _chat(record, turns)
 
 
-def _only_key(record: Fields, names: Sequence[str], what: str) -> str:
+def _only_key(
+    record: Fields,
+    names: Sequence[str],
+    what: str,
+) -> str:
     """Return the only one of these keys that holds something."""
     held = [name for name in names if record.holds(name)]
     if len(held) > 1:
@@ -609,7 +625,11 @@ SHAPES: Final[dict[str, Callable[[Fields], Example]]] = {
 _MAY_BE_CHATS: Final = frozenset(SHAPES) - {"text", "labelled"}
 
 
-def _chat(record: Fields, turns: list[Turn], context: int = 0) -> Chat:
+def _chat(
+    record: Fields,
+    turns: list[Turn],
+    context: int = 0,
+) -> Chat:
     """Return a conversation with what stands beside its messages. `context`: how many of them are a prompt."""
     system = _system(record, turns)
     if system is not None:
@@ -719,7 +739,11 @@ def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, A
     for i, message in enumerate(messages):
         if message["role"] == "user":
             content = f"{IMAGE_TAG}\n" * (images - tags) + message["content"]
-            return [*messages[:i], {**message, "content": content}, *messages[i + 1 :]]
+            return [
+                *messages[:i],
+                {**message, "content": content},
+                *messages[i + 1 :],
+            ]
 
     raise ValueError(
         f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into"

@@ -64,7 +64,11 @@ def is_image(path: str) -> bool:
     return path.startswith(SCHEME)
 
 
-def image_folder(model: ModelConfig, path: str, digest: str | None = None) -> Path:
+def image_folder(
+    model: ModelConfig,
+    path: str,
+    digest: str | None = None,
+) -> Path:
     """Return the folder of an image in this user's cache, fetched unless it is there. `digest`: left out, today's."""
     # Its HTTP library takes a quarter of a second to import.
     from kubetune.base.registry import pull

@@ -103,7 +103,12 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
         rest["tool_calls"] = calls if isinstance(calls, list) else [calls]
         content = ""
 
-    return _turn({"role": role, "content": content, **rest}, where, record, "value")
+    return _turn(
+        {"role": role, "content": content, **rest},
+        where,
+        record,
+        "value",
+    )
 
 
 def _require_one_spelling(
@@ -168,7 +173,11 @@ def read_history(history: Any) -> list[dict[str, str]]:
     return messages
 
 
-def _role_of(message: dict[str, Any], where: str, record: Fields) -> str:
+def _role_of(
+    message: dict[str, Any],
+    where: str,
+    record: Fields,
+) -> str:
     """Return the role of one of OpenAI's messages, also where it has an older or a newer name."""
     role = message.get("role")
     if role == "function":

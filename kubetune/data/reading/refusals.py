@@ -32,7 +32,13 @@ _PROMPTS: Final = (
 )
 # Keys that say whether an answer is a good one.
 _VERDICTS: Final = ("label", "kto_tag")
-_ANSWERED: Final = ("messages", "conversations", "completion", "output", "response")
+_ANSWERED: Final = (
+    "messages",
+    "conversations",
+    "completion",
+    "output",
+    "response",
+)
 _TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
 _TALKS: Final = ("messages", "conversations")
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")

@@ -89,7 +89,11 @@ def select_rows(source: SourceConfig, seed: int) -> Ids | None:
     return np.sort(sampled[first:end])
 
 
-def hold_out(taken: Sequence[Ids], share: float, seed: int) -> list[Ids]:
+def hold_out(
+    taken: Sequence[Ids],
+    share: float,
+    seed: int,
+) -> list[Ids]:
     """Return the records of each source to evaluate on: `share` of all that are taken, at least one and never all.
 
     `taken` and the result: the indices of each source's records, ascending.

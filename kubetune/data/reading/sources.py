@@ -256,7 +256,11 @@ def _names_of_classes(features: Mapping[Any, Any], source: SourceConfig) -> tupl
 
 
 @lru_cache(maxsize=8)
-def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
+def load_dataset(
+    path: str,
+    subset: str | None,
+    split: str,
+) -> Dataset:
     """Return a data set of the hub, or one saved to a folder by `datasets`, with that optional library."""
     from kubetune.extras import require
 
@@ -285,7 +289,11 @@ def load_dataset(path: str, subset: str | None, split: str) -> Dataset:
             raise explained from error
 
 
-def _load_saved(path: str, subset: str | None, split: str) -> Dataset:
+def _load_saved(
+    path: str,
+    subset: str | None,
+    split: str,
+) -> Dataset:
     """Return a split of a data set that `datasets` saved to a folder."""
     import datasets
 

@@ -66,7 +66,11 @@ def _lines(stream: IO[bytes]) -> Iterator[bytes]:
         is_first = False
 
 
-def _rows(stream: IO[bytes], delimiter: str, quoting: Quoting) -> Any:
+def _rows(
+    stream: IO[bytes],
+    delimiter: str,
+    quoting: Quoting,
+) -> Any:
     """Return a `csv.reader` of the stream, which also knows the number of the line it has come to."""
     csv.field_size_limit(record.MAX_RECORD_BYTES)
     return csv.reader(

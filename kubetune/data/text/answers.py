@@ -99,7 +99,11 @@ def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
 
-def lacks_target(name: str, reference: str, labels: Sequence[str]) -> bool:
+def lacks_target(
+    name: str,
+    reference: str,
+    labels: Sequence[str],
+) -> bool:
     """True if a measure compares with something that this reference lacks, so that every answer would be wrong."""
     reference = without_thoughts(reference)
     if name == "numeric":

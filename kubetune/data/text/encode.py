@@ -131,7 +131,12 @@ class Encoder:
             results[i] = self._label(rendered[i], row)
         return results
 
-    def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
+    def cut(
+        self,
+        _: Example,
+        encoded: Encoded,
+        limit: int,
+    ) -> Encoded:
         """Return the first `limit` tokens of a row."""
         return replace(
             encoded,

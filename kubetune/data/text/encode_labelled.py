@@ -40,7 +40,12 @@ class LabelledEncoder:
                 continue
             # No token is a label here: the target is.
             not_trained = [False] * len(encoding.ids)
-            rows[i] = Encoded(encoding.ids, not_trained, target, encoding.type_ids)
+            rows[i] = Encoded(
+                encoding.ids,
+                not_trained,
+                target,
+                encoding.type_ids,
+            )
 
         return rows
 

@@ -34,7 +34,12 @@ class PromptEncoder:
                 rows.append(str(error))
         return rows
 
-    def cut(self, _: Example, encoded: Encoded, limit: int) -> Encoded:
+    def cut(
+        self,
+        _: Example,
+        encoded: Encoded,
+        limit: int,
+    ) -> Encoded:
         """Raise AssertionError: the config refuses to cut prompts."""
         raise AssertionError("prompts are asked whole")
 

@@ -42,7 +42,12 @@ _SUBSTITUTES: Final = {"SmolVLMProcessor": "Idefics3Processor"}
 class WholeProcessor:
     """The processor of the model in `folder`; `feature` is the token repeated for each feature of an image."""
 
-    def __init__(self, name: str, folder: Path, feature: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        feature: str,
+    ) -> None:
         self._name = name
         self._folder = folder
         self._feature = feature

@@ -148,7 +148,12 @@ def _fold(x: Tensor, kv_heads: int) -> Tensor:
     """Turn `[n, kv_heads * groups, dim]` to `[kv_heads, groups * n, dim]`: query groups become rows."""
     # Of 4 heads with 2 heads of keys, the heads 0 and 1 see the keys of head 0, and lie below each other.
     n, heads, dim = x.shape
-    by_group = x.reshape(n, kv_heads, heads // kv_heads, dim).permute(1, 2, 0, 3)
+    by_group = x.reshape(n, kv_heads, heads // kv_heads, dim).permute(
+        1,
+        2,
+        0,
+        3,
+    )
     return by_group.reshape(kv_heads, -1, dim)
 
 

@@ -266,4 +266,8 @@ def is_simple(lora: Any) -> bool:
 def is_transposed(lora: Any) -> bool:
     """Return True if the weight under an adapter is stored as `[in, out]`."""
     # A wrapped weight lacks the second attribute.
-    return lora.fan_in_fan_out or getattr(lora, "is_target_conv_1d_layer", False)
+    return lora.fan_in_fan_out or getattr(
+        lora,
+        "is_target_conv_1d_layer",
+        False,
+    )

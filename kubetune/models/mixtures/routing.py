@@ -177,7 +177,12 @@ class Routing:
             values["router_z_loss"] = z
         return values
 
-    def write_load(self, run_dir: Path, step: int, world: World) -> None:
+    def write_load(
+        self,
+        run_dir: Path,
+        step: int,
+        world: World,
+    ) -> None:
         """Write how many tokens each expert got in the steps of this start, up to `step`."""
         if self.load is None or not world.is_main:
             return

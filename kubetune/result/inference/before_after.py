@@ -94,7 +94,11 @@ def record(run_dir: Path, number: int) -> Path:
         lines.append(json.dumps(line, ensure_ascii=False, default=str))
 
     path = run_dir / metrics.BEFORE_AFTER
-    files.write_atomic(path, "".join(f"{line}\n" for line in lines), within=run_dir)
+    files.write_atomic(
+        path,
+        "".join(f"{line}\n" for line in lines),
+        within=run_dir,
+    )
     logs.RESULT.info(
         "%s before and after training, at %s: %s",
         counted(len(lines), "row"), counted(len(answered.after), "checkpoint"), path,
@@ -133,7 +137,11 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
     return Answers(best, before, after, tokenizer)
 
 
-def _questions(run_dir: Path, config: Config, number: int) -> KeptRows:
+def _questions(
+    run_dir: Path,
+    config: Config,
+    number: int,
+) -> KeptRows:
     """Return the rows that the run keeps to be asked; where it has none, or fewer, choose rows of its data."""
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
     if kept is not None and number <= config.logging.before_after:

@@ -253,7 +253,11 @@ def _in_order(
     for group in groups.values():
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
-            new = _generate(loaded, [prompts[index] for index in part], sampling)
+            new = _generate(
+                loaded,
+                [prompts[index] for index in part],
+                sampling,
+            )
             for index, ids in zip(part, new, strict=True):
                 known[index] = loaded.tokenizer.decode(ids)
             # Whatever comes next in order is shown at once.
@@ -273,7 +277,12 @@ def stream_answer(
     # As in `answers`, so that a lone prompt gets the same answer streamed or not.
     torch.manual_seed(sampling.seed)
     printer = _Printer(loaded.tokenizer, show)
-    [ids] = _generate(loaded, [loaded.encode(prompt, images)], sampling, printer)
+    [ids] = _generate(
+        loaded,
+        [loaded.encode(prompt, images)],
+        sampling,
+        printer,
+    )
     printer.flush(final=True)
     return loaded.tokenizer.decode(ids)
 

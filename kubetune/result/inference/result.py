@@ -223,7 +223,11 @@ def open_result(
     require_plain(run_dir, but=OF_TRACKERS)
     data = _with_own_cache(config.data, run_dir)
     # `auto` means what it meant in training, whatever this machine has.
-    quantized_as = quantization.as_trained(run_dir, config.quantization, config.lora)
+    quantized_as = quantization.as_trained(
+        run_dir,
+        config.quantization,
+        config.lora,
+    )
     dtype = cpu_dtype.as_trained(run_dir, config.model.dtype)
     trained = config.model_copy(
         update={

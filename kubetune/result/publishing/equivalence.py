@@ -122,7 +122,11 @@ def _random(task: str, vocabulary: int) -> tuple[Batch, ...]:
 
 
 @torch.inference_mode()
-def ask(task: Task, model: nn.Module, sample: Sample) -> list[Tensor]:
+def ask(
+    task: Task,
+    model: nn.Module,
+    sample: Sample,
+) -> list[Tensor]:
     """Return the logits of each row in fp32 in main memory, `[positions, outputs]`.
 
     They are of POSITIONS tokens at most, spread evenly over the row.

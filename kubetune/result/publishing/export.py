@@ -190,7 +190,11 @@ def _require_proof(comparisons: Sequence[Comparison]) -> None:
         raise errors.ModelError(f"{reason}. Nothing was written. `--dtype float32` rounds nothing.")
 
 
-def _write_modelfile(folder: Path, result: Result, kind: Kind) -> None:
+def _write_modelfile(
+    folder: Path,
+    result: Result,
+    kind: Kind,
+) -> None:
     """Write the Modelfile that Ollama wants beside weights."""
     tokenizer = result.tokenizer
     bos = ""
@@ -268,7 +272,11 @@ def _place(result: Result, kind: Kind) -> Path:
 def _bytes_of(size: str) -> int:
     """Return `5GB` or `500MB` in bytes, as the hub's libraries count them. Raise ConfigError for other texts."""
     number = 0
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])B", size.strip(), re.IGNORECASE)
+    match = re.fullmatch(
+        r"(\d+(?:\.\d+)?)\s*([KMGT])B",
+        size.strip(),
+        re.IGNORECASE,
+    )
     if match is not None:
         power = "KMGT".index(match[2].upper()) + 1
         number = int(float(match[1]) * 1000**power)

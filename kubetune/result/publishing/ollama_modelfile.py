@@ -25,7 +25,12 @@ _QUESTION: Final = "first question"
 _ANSWER: Final = "first answer"
 _NEXT_QUESTION: Final = "second question"
 
-_TALK: Final = (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
+_TALK: Final = (
+    ("user", "a"),
+    ("assistant", "b"),
+    ("user", "c"),
+    ("assistant", "d"),
+)
 
 
 @dataclass(frozen=True)

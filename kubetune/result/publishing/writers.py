@@ -195,7 +195,11 @@ def _write_for_vllm(
     # Each by its whole name: a pattern would miss the new ones, or hit layers that see.
     modules = set()
     for name in renamed:
-        module = re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first))
+        module = re.sub(
+            r"(\.base_layer)?\.lora_.*",
+            "",
+            name.removeprefix(first),
+        )
         if not module.endswith(stacks):
             modules.add(module)
 
@@ -293,7 +297,11 @@ def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | 
     return model, trained, equivalence.compare("", trained, base, 0.0).difference
 
 
-def _ask_reloaded(job: Job, folder: Path, sample: Sample) -> list[Tensor]:
+def _ask_reloaded(
+    job: Job,
+    folder: Path,
+    sample: Sample,
+) -> list[Tensor]:
     """Return the logits of an export, loaded as anybody would load it."""
     job.tell("loading the export with plain transformers")
     trusted = job.config.model.trust_remote_code

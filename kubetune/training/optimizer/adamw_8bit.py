@@ -46,7 +46,12 @@ class FlatAdamW8bit(FlatAdamW):
         )
         # The code for zero differs: only the first moment's table is signed.
         zero, zero_sq = (int(code.abs().argmin()) for code in self.codes)
-        self.exp_avg = torch.full((size,), zero, dtype=torch.uint8, device=device)
+        self.exp_avg = torch.full(
+            (size,),
+            zero,
+            dtype=torch.uint8,
+            device=device,
+        )
         self.exp_avg_sq = torch.full(
             (size,),
             zero_sq,
@@ -74,7 +79,12 @@ class FlatAdamW8bit(FlatAdamW):
             learning_rate,
             self.settings.weight_decay,
         )
-        self._move_span(others, slice(blocks, len(self.scale)), learning_rate, 0.0)
+        self._move_span(
+            others,
+            slice(blocks, len(self.scale)),
+            learning_rate,
+            0.0,
+        )
         self.clear_gradient()
         self._refresh()
 

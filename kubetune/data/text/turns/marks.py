@@ -214,7 +214,12 @@ class _Marker:
                 self.unmarked.append(Part(number, "call", str(value)))
         return value
 
-    def _content(self, content: str, number: int, is_answer: bool) -> str:
+    def _content(
+        self,
+        content: str,
+        number: int,
+        is_answer: bool,
+    ) -> str:
         """Mark a content; in pieces, if it has images, or reasoning between tags.
 
         <think>⏎Warm.⏎</think>⏎⏎Yes   →   <think>⏎«0 Warm. 0»⏎</think>⏎⏎«1 Yes 1»
@@ -235,7 +240,11 @@ class _Marker:
             begin = 0
             end = len(pieces[i])
             if not is_answer:
-                begin, end = _inside_tags(pieces[i], i == 0, i == len(pieces) - 1)
+                begin, end = _inside_tags(
+                    pieces[i],
+                    i == 0,
+                    i == len(pieces) - 1,
+                )
             kind: Kind = "reasoning" if thinking else "content"
             text = self._around(pieces[i][begin:end], number, kind)
             pieces[i] = pieces[i][:begin] + text + pieces[i][end:]
@@ -255,7 +264,12 @@ class _Marker:
         self.parts.append(Part(number, kind, core, before, after))
         return f"{before}{_marked(core, len(self.parts) - 1)}{after}"
 
-    def _around_call(self, text: str, number: int, kind: Kind) -> str:
+    def _around_call(
+        self,
+        text: str,
+        number: int,
+        kind: Kind,
+    ) -> str:
         """Put marks around a text of a tool or a call, if those are marked."""
         if self._calls:
             return self._around(text, number, kind)

@@ -203,7 +203,11 @@ class SpanFinder:
         """Return how much of `gap`, the text between mark `before` and a turn, is the generation prompt."""
         conversation = rendering.conversation
         history = conversation.messages[:turn]
-        written = self._write(history, conversation.tools, generation_prompt=True)
+        written = self._write(
+            history,
+            conversation.tools,
+            generation_prompt=True,
+        )
         with_prompt, marks = read_marks(written, conversation.parts)
         # The prompt must follow the same text as the turn does.
         if not marks or marks[-1].part != before.part:
@@ -389,7 +393,12 @@ def _others_end_with(end: str, rendering: Rendering) -> bool:
     return False
 
 
-def _shared_tags(gap: str, other: str, *, to_last_tag: bool = True) -> int:
+def _shared_tags(
+    gap: str,
+    other: str,
+    *,
+    to_last_tag: bool = True,
+) -> int:
     """Return how much both begin with, in tags and whole texts between tags; 0 if they share no tag.
 
     With `to_last_tag`, text behind the last shared tag, such as a line break, does not count.

@@ -230,7 +230,11 @@ class ChatTemplate:
             if turn == 0 or _is_behind(self._prompt_end, text, start):
                 continue
             try:
-                prompt = self.render(messages[:turn], tools, generation_prompt=True)
+                prompt = self.render(
+                    messages[:turn],
+                    tools,
+                    generation_prompt=True,
+                )
             except ValueError:
                 continue  # the template does not ask a model after these messages
             if not _is_behind(_end_of(prompt), text, start):

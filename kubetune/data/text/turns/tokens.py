@@ -240,7 +240,11 @@ def _token_at(encoding: Encoding, border: int, length: int) -> int:
     return len(encoding.ids)
 
 
-def _begins_before(encoding: Encoding, token: int, border: int) -> bool:
+def _begins_before(
+    encoding: Encoding,
+    token: int,
+    border: int,
+) -> bool:
     """True if a token begins before a border, so that it lies across it."""
     if token >= len(encoding.ids):
         return False

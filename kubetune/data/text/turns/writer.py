@@ -87,7 +87,12 @@ class TemplateWriter:
                 **variables,
             }
             # `Template.render` gathers the globals anew each time, which takes longer than most templates.
-            context = Context(template.environment, variables, None, template.blocks)
+            context = Context(
+                template.environment,
+                variables,
+                None,
+                template.blocks,
+            )
             return "".join(template.root_render_func(context))
         except MemoryError:
             raise
@@ -104,7 +109,11 @@ class TemplateWriter:
     ) -> str:
         """Do what `write` does, but raise a ValueError that names the part that the template does not take."""
         try:
-            return self.write(messages, tools, generation_prompt=generation_prompt)
+            return self.write(
+                messages,
+                tools,
+                generation_prompt=generation_prompt,
+            )
         except Refusal as refusal:
             raise explained(refusal, self.write, messages, tools) from refusal
 
@@ -239,7 +248,11 @@ def _plain(message: Message) -> dict[str, Any]:
     plain = {key: value for key, value in message.items() if value is not None}
     for key in REASONING_FIELDS:
         if key in plain:
-            return {"thinking": plain[key], **plain, "reasoning_content": plain[key]}
+            return {
+                "thinking": plain[key],
+                **plain,
+                "reasoning_content": plain[key],
+            }
     return plain
 
 
