@@ -63,6 +63,7 @@ def as_trained(
     """Return what `quantization` was decided to be when a run was trained, whatever this machine has."""
     if quantization != "auto":
         return quantization
+    # By the device and the ranks of the training, which the run's plan has.
     plan = Plan.read(run_dir / metrics.PLAN)
     world = World(size=plan.world_size, device=torch.device(plan.device))
     return decide(quantization, lora, world)
@@ -86,6 +87,7 @@ def settings(
 
     Raises ConfigError when bitsandbytes is missing or cannot run, and when nothing but the base would be trained.
     """
+    # `auto` that was not decided has nothing to quantise.
     if quantization in ("none", "auto"):
         return None
     if lora is None:
@@ -128,6 +130,7 @@ def describe(
 
 def count(parameter: nn.Parameter) -> int:
     """Return how many numbers a parameter stands for: of a 4-bit one each byte holds two."""
+    # bitsandbytes' state has the shape that the weight had before it was packed.
     state = getattr(parameter, "quant_state", None)
     return parameter.numel() if state is None else math.prod(state.shape)
 
@@ -141,6 +144,7 @@ def keep_layout(model: nn.Module) -> None:
     module: Any
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
+            # The flag by which a layer decides to repack itself.
             module.support_avx512bf16_for_cpu = False
 
 
@@ -153,6 +157,7 @@ def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
     # bitsandbytes rounds inputs on a CPU exactly where a layer is not in training.
     layers = [module for module in model.modules() if _rounds_inputs(module)]
     for layer in layers:
+        # The flag alone: calling `train` would reach the adapters too.
         layer.training = True
     try:
         yield

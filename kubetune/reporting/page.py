@@ -38,6 +38,7 @@ def write_report(
     `search`: the search whose trials the runs are; its page may have no run. Raise ConfigError for
     a folder that is no run directory.
     """
+    # More runs on a page have fewer points each, so that it stays small.
     points = points_of(len(run_dirs))
     runs = [read_run(folder, points) for folder in run_dirs]
     template, facts = page_of(runs, search)

@@ -64,6 +64,7 @@ def style() -> str:
     The length of a bar is a class (`part-37`), since pages that are served may have no inline styles.
     """
     # .part-37{--part:0.37}
+    # One class for each length that a bar can have.
     parts = [f".part-{n}{{--part:{n / 100:g}}}" for n in range(101)]
     return _text("templates/style.css") + "".join(parts)
 

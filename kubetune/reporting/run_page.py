@@ -74,6 +74,7 @@ def sentence(run: RunRecord) -> str:
     config = run.config
     plan = run.plan
 
+    # Such as "LoRA of rank 8 on a base in 4bit".
     method = "full fine-tuning"
     if config.lora:
         method = f"LoRA of rank {config.lora.r}"
@@ -89,6 +90,7 @@ def sentence(run: RunRecord) -> str:
     if plan is None:
         return text
 
+    # Such as "2 processes on GPU, about 32 samples a step."
     device = "GPU" if plan.device == "cuda" else "CPU"
     processes = counted(plan.world_size, "process")
     samples = counted(plan.global_batch_size, "sample")
@@ -283,6 +285,7 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
 
 def _config_values(run: RunRecord) -> list[tuple[str, str]]:
     """Return every setting with its value as JSON, also those that the run file does not name."""
+    # With the defaults filled in, as the run saw them.
     values = dotted_values(resolved(run.config))
     return [(key, json.dumps(value, ensure_ascii=False)) for key, value in values]
 

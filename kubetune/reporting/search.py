@@ -88,6 +88,7 @@ class SearchFacts:
             axes.append(_Axis.over(texts, name, _MARGIN + index * distance, log=setting.log))
 
         values = [_text(attempt.value) for attempt in self.attempts]
+        # The metric's axis stands last, so that lines end at the results.
         x = _MARGIN + len(axes) * distance
         axes.append(_Axis.over(values, self.metric, x, log=False))
 
@@ -110,6 +111,7 @@ class SearchFacts:
     def _line(self, index: int, axes: Sequence[_Axis]) -> str:
         """Return the line of a trial. One without a value of the metric ends before the last axis."""
         attempt = self.attempts[index]
+        # An empty text is a setting that this trial did not have.
         points = []
         for axis, text in zip(axes, (*attempt.values, _text(attempt.value)), strict=True):
             if text:
@@ -118,6 +120,7 @@ class SearchFacts:
         look = attempt.state.replace(" ", "-")
         if index == 0 and attempt.state == "done":
             look = "best"
+        # Shown where the pointer is on the line.
         title = f"trial {attempt.label}: {self.metric} {number(attempt.value)}, {attempt.state}"
         return (
             f'<polyline class="{escape(look)}" points="{" ".join(points)}">'
@@ -158,6 +161,7 @@ class _Axis:
         # One text among numbers makes all of them texts.
         if len(numbers) < len(texts) or not texts:
             return cls(name, x, tuple(texts))
+        # A logarithm needs numbers above 0.
         low = min(numbers)
         return cls(name, x, low=low, high=max(numbers), log=log and low > 0)
 

@@ -79,6 +79,7 @@ def read_answers(run_dir: Path, step: int) -> list[Answered]:
     answers = []
     for line in metrics.stream_lines(path):
         if line["row"] in questions:
+            # Answers to a question that was lost cannot be compared.
             question = questions[line["row"]]
             prompt = question["prompt"]
             answers.append(Answered(prompt, question["reference"], line["answer"], line["scores"]))
@@ -123,6 +124,7 @@ def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> li
 
 def _measured(name: str, pairs: Sequence[tuple[Answered, Answered]]) -> Measured:
     """Compare one measure."""
+    # Both columns have the questions in the same order, so that rows can be paired.
     first = _Column(name)
     second = _Column(name)
     for before, after in pairs:

@@ -170,6 +170,7 @@ def _compared_metric(
     label = f"{task}/{metric.removesuffix(',none')}"
     before = base.values[metric]
     after = tuned.values[metric]
+    # Without the scores of rows there are only the two numbers.
     of_base = base.scores.get(metric)
     of_tuned = tuned.scores.get(metric)
     if of_base is None or of_tuned is None:

@@ -261,6 +261,7 @@ def _ask(
     is_stopping: Callable[[], bool],
 ) -> dict[int, str] | None:
     """Return this rank's answers by row; None if a stop was asked for meanwhile."""
+    # `max_seconds` counts from here, on each rank by its own clock; all decide together below.
     began = time.monotonic()
     lm = learner.lm
     most_seconds = judge.wanted.max_seconds

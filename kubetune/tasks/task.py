@@ -103,6 +103,7 @@ class Task:
         """Return the metrics over all ranks. `parts` are the results of `evaluate` on this rank."""
         raise NotImplementedError
 
+    # What evaluations by source, and charts, are made of.
     def sample_losses(
         self,
         learner: Learner,

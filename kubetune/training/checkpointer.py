@@ -328,6 +328,7 @@ class Checkpointer:
 
     def _write_part(self, folder: Path, tensors: Tensors) -> None:
         """Write this rank's shards. Raises on every rank an error that any rank had."""
+        # Kept until all ranks have met: one that raised alone would leave the others waiting.
         failure: errors.KubetuneError | None = None
         path = folder / shards.part_name(self.world.rank, self.world.size)
         try:

@@ -110,6 +110,7 @@ def collect(
             batches.sort(key=lambda ids: -int(rows.lengths[ids].sum()))
             del batches[1:]
 
+    # Every rank computes all shares by itself, so nothing is sent.
     share = shares[world.rank]
     longest = max(len(batches) for batches in shares)
     parts = []

@@ -119,6 +119,7 @@ def _remark(runaway: Any) -> str:
 
 def totals_of(run_dir: Path, plan: Plan, state: State) -> Totals:
     """Return the sums of the whole run: of its metrics, or of its checkpoint if the disk has lost lines of metrics."""
+    # Lines and state agree, unless the disk has lost some lines.
     of_lines = read_totals(run_dir)
     if of_lines.steps == state.step:
         return replace(of_lines, seconds=state.seconds)

@@ -47,6 +47,7 @@ def require_finite(
     places = []
     for rank, samples in enumerate(gather(sorted(suspects), world)):
         if samples:
+            # A batch may have thousands of rows; some are enough to look at.
             some = samples[:MOST_ROWS_NAMED]
             places.append(f"rank {rank}: prepared rows {some}, which are {origin(some)}")
 
@@ -71,6 +72,7 @@ def steps_above_threshold(
 
     Raises Diverged, on every rank and before weights move, if these are too many.
     """
+    # All ranks know the same loss, so all count alike.
     threshold = training.loss_watchdog_threshold
     patience = training.loss_watchdog_patience
     if threshold is None or loss <= threshold:

@@ -147,6 +147,7 @@ def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str
 
     The fastest, because whatever else the machine does only slows products down.
     """
+    # Large enough that starting the product takes no part of the time.
     size = 512
     if device.type == "cuda":
         size = 8192  # smaller ones do not fill a GPU

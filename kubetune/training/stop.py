@@ -55,6 +55,7 @@ class StopRequest:
 
     # Python runs a handler between two instructions of the main thread, so it must not do much.
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        # First the note, so that nothing below can lose the request.
         self.requested = True
         if not self._deferred:
             raise errors.Preempted(0)

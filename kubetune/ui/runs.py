@@ -32,6 +32,7 @@ def all_runs(request: Request) -> Response:
     text = params.get("text", "").strip()
     state = params.get("state", "")
 
+    # Sorted and filtered here, so that an address shows the same to everybody.
     runs = site.records.listed()
     sorts = [*SORTS, *metric_names(runs)]
     if sort not in sorts:
@@ -131,6 +132,7 @@ def _is_over(ended: Mapping[str, Any] | None) -> bool:
 
 def _number(text: str | None) -> int:
     """Return the number that an address has as a rank, or 0 for anything else."""
+    # An address may hold anything.
     if text is None or not text.isdecimal() or len(text) > 6:
         return 0
     return int(text)
@@ -139,6 +141,7 @@ def _number(text: str | None) -> int:
 def compare(request: Request) -> Response:
     """Show runs side by side, or a form to choose them if there are not two."""
     site = site_of(request)
+    # Named by the address, so that a comparison can be kept as a link.
     run_dirs = runs_of(request)
     if len(run_dirs) < 2:
         chosen = [site.records.name_of(run_dir) for run_dir in run_dirs]

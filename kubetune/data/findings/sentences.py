@@ -49,6 +49,7 @@ class SplitCounts:
 
     def places(self, pairs: Sequence[Sequence[int]]) -> tuple[str, ...]:
         """Return pairs of a source's index and a record's, as people read them: `data.jsonl records 5, 9`."""
+        # Records count from 1 for people.
         by_source: dict[int, list[str]] = {}
         for source, record in pairs:
             by_source.setdefault(source, []).append(f"{record + 1:,}")
@@ -134,6 +135,7 @@ def find(
     `stats`: of each split, `splits.summarise` and `RowWatch.facts` together. `tokenizer`: to show a token that the
     model does not know. `names`: of splits that are called something else.
     """
+    # What each finder looks at: the counts of one split, with its name for people.
     splits = []
     for split, of_split in stats.items():
         name = names.get(split, split)
@@ -209,6 +211,7 @@ def _positions(
 
 
 def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
+    # A run refuses to begin with any of these.
     number = counts.stats["refused"] + counts.stats["unreadable"]
     if number:
         sentence = f"{counted(number, 'record')} of {counts.name} cannot be used"
@@ -225,6 +228,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _in_train(counts: SplitCounts) -> Iterator[Finding]:
+    # Only splits other than train have this count.
     facts = counts.stats.get("in_train") or {"rows": 0}
     number = facts["rows"]
     if not number:
@@ -243,6 +247,7 @@ def _in_train(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _advice_on_leaks(counts: SplitCounts, *, same_records: bool) -> str:
+    # The advice names the key that has to change.
     key = "data.eval" if counts.split == "eval" else "evaluation.forget"
     held_out = counts.data.eval
     if same_records:
@@ -345,6 +350,7 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
+    # Rows that must not be forgotten need not have every label.
     missing = [label for label, number in counts.stats["classes"].items() if not number]
     if not missing or counts.split == "forget":
         return
@@ -517,6 +523,7 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
             number = sum(source["unused_keys"].values())
             yield counts.note("unused_keys", f"{where}: {line}", number)
 
+    # Only folders have such files, and older counts lack the key.
     files = counts.stats.get("files_not_read", {})
     line = unused_keys(files, "files not read")
     if line:

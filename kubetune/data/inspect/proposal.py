@@ -103,6 +103,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         problems.raise_if_any()
         raise DataError(f"{source.path} holds no records. Nothing was written.")
 
+    # From what records are to what their columns are called, and only then to reading them.
     names = _names_in(records)
     by_name = {key: _find(key, names) for key in _OTHER_NAMES}
     kind = _kind_of(records, by_name, source.columns)
@@ -112,6 +113,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
     keys = {key: choice.value for key, choice in columns.items()}
     examples = _read_all(records, source, kind, keys)
 
+    # The first record stands for all of what is no count.
     first = examples[0]
     choice = _task(kind, examples)
     if task is not None:
@@ -148,6 +150,7 @@ def _names_in(records: Sequence[Record]) -> dict[str, str]:
 
 def _find(expected: str, names: Mapping[str, str]) -> str | None:
     """Return the key that stands for one of our names; None where there is none."""
+    # In the order in which they are believed.
     for name in _OTHER_NAMES[expected]:
         if name in names:
             return names[name]
@@ -182,6 +185,7 @@ def _columns_of(
     if source.columns:
         return {key: Choice(name, "as given") for key, name in source.columns.items()}
     by_name = {key: _find(key, names) for key in _OTHER_NAMES}
+    # The readers know these names by themselves.
     if kind != "text" and _can_be_read(records[0], kind):
         return {}
     if kind in ("pair", "graded"):

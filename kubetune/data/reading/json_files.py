@@ -56,6 +56,7 @@ def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
 
 def _parse_line(line: bytes) -> dict[str, Any]:
     require_length(line, "; expected one JSON object per line")
+    # Known mistakes are named before a parser says something less clear.
     if line.startswith(codecs.BOM_UTF8):
         raise ValueError("begins with a byte order mark; save the file as UTF-8 without one")
     if b"\0" in line:
@@ -86,6 +87,7 @@ def _json_mistake(error: json.JSONDecodeError) -> str:
 def _require_object(value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return value
+    # True and False are whole numbers to Python, but `type` tells them apart.
     kinds = {
         list: "a list",
         str: "a string",
@@ -226,6 +228,7 @@ class _JsonScan:
             begin = self._at
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._at += 1
+            # Mistakes are named by the line that they stand on.
             self.line += self._text.count("\n", begin, self._at)
             if self._at < len(self._text):
                 return self._text[self._at]
@@ -259,6 +262,7 @@ class _JsonScan:
             raise ValueError(f"is longer than {record.MAX_RECORD_BYTES:,} bytes")
         if self._is_at_end:
             return False
+        # Twice as much each time: a value of n bytes is then parsed log n times, and not n times.
         block = self._stream.read(max(record.BLOCK, waiting))
         self._is_at_end = not block
         self._text = self._text[self._at :] + self._utf8.decode(block, self._is_at_end)

@@ -24,6 +24,7 @@ class LabelledEncoder:
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Return rows of many examples; in place of one that is refused, the reason."""
+        # Each example is refused until it turns out to be labelled.
         rows: list[Encoded | str] = [
             "has no label; expected a labelled text, as `task` is sequence_classification"
         ] * len(examples)

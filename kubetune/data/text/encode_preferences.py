@@ -135,4 +135,5 @@ def _prompt(row: Encoded) -> list[int]:
     """Return the ids before the first label."""
     if not any(row.trained):
         return row.ids
+    # The prompt is all that no label is in: P P P c c has P P P.
     return row.ids[: row.trained.index(True)]

@@ -26,6 +26,7 @@ class PromptEncoder:
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Return rows of many examples; in place of one that is refused stands why."""
+        # One by one: prompts are short, and rendering is not what takes time here.
         rows: list[Encoded | str] = []
         for example in examples:
             try:

@@ -28,6 +28,7 @@ def varlen_fits(q: Tensor, v: Tensor) -> bool:
         return False
     if q.shape[-1] != v.shape[-1] or v.shape[-1] > 256:
         return False
+    # Earlier versions of torch had the kernel without these.
     return {"window_size", "scale", "enable_gqa", "return_aux"} <= _varlen_parameters()
 
 

@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
     run_dir = Path(argv[0])
     logs.configure("INFO")
     try:
+        # The number in the command comes before that of the run file.
         number = read_config(run_dir).logging.before_after
         if len(argv) > 1:
             number = int(argv[1])
@@ -143,6 +144,7 @@ def _questions(
     number: int,
 ) -> KeptRows:
     """Return the rows that the run keeps to be asked; where it has none, or fewer, choose rows of its data."""
+    # What the run kept comes first: its data may have gone or changed since.
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
     if kept is not None and number <= config.logging.before_after:
         return replace(kept, rows=kept.rows[:number])

@@ -204,6 +204,7 @@ def _evaluate(
         remarks += (*judge.remarks, *remarks_on_answers(learner.lm))
 
     confusion = task.confusion(learner, parts)
+    # Names are shown beside the matrix, and mean nothing without one.
     names = labels.names if confusion and labels else ()
     evaluation = Evaluation(metrics, None, confusion, names, remarks)
     return evaluation, task.predictions(learner, parts, rows)

@@ -268,6 +268,7 @@ def _with_pin(model: ModelConfig) -> ModelConfig:
     """Return the section with the digest of the model's code for a pin, where that lies in a folder of this machine."""
     if not is_local(model.path):
         return model
+    # A folder has no commit, so what the user has read is known by its digest.
     pin = consent.folder_digest(Path(model.path).expanduser())
     return model.model_copy(update={"revision": pin})
 

@@ -87,6 +87,7 @@ def export_run(
         )
 
     kind = _kind(config.lora, merged=merged)
+    # Where it goes must be free too, or hold an export that this one replaces.
     folder = Path(out or _place(result, kind)).absolute()
     _check_place(folder)
     job = Job(
@@ -98,6 +99,7 @@ def export_run(
         max_shard_bytes=_bytes_of(max_shard_size),
     )
 
+    # One export of a run at a time; others would remove each other's leftovers.
     with (
         files.lock(result.run_dir / "logs" / "export.lock", wait=False),
         files.explained_writes(folder),
@@ -196,6 +198,7 @@ def _write_modelfile(
     kind: Kind,
 ) -> None:
     """Write the Modelfile that Ollama wants beside weights."""
+    # Ollama puts BOS in front by itself.
     tokenizer = result.tokenizer
     bos = ""
     if tokenizer.bos_id is not None:
@@ -242,6 +245,7 @@ def find_export(
 ) -> Export | None:
     """Return the whole export of this very checkpoint that `export_run` would make again, if it is there."""
     result = open_result(run_dir, which, model)
+    # The same kind in the same place, and whole.
     kind = _kind(result.trained.lora, merged=merged)
     out = _place(result, kind)
     if not whole_folder.is_whole(out, PROVENANCE):
@@ -278,6 +282,7 @@ def _bytes_of(size: str) -> int:
         re.IGNORECASE,
     )
     if match is not None:
+        # 5 GB are 5 × 1000³ bytes.
         power = "KMGT".index(match[2].upper()) + 1
         number = int(float(match[1]) * 1000**power)
     if not number:
@@ -298,6 +303,7 @@ def _dtype_name(result: Result, wanted: str | None) -> str:
         if config.lora is None:
             path = str(result.checkpoint)
             revision = None
+        # config.json says in what dtype the weights lie, without reading them.
         with loading.explain(config.model):
             facts = transformers.AutoConfig.from_pretrained(
                 path,

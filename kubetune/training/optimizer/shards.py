@@ -84,6 +84,7 @@ class Buffers:
 
     def __init__(self, folder: Path) -> None:
         self._stack = ExitStack()
+        # A sharded run has a file of each rank, any other run one file.
         paths = sorted(folder.glob(PART))
         if not paths:
             paths = [folder / OPTIMIZER]

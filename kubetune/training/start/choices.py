@@ -44,6 +44,7 @@ def decide(
         chosen = _choose(config, plan, tokens, run_dir, world)
     chosen = process_group.broadcast(chosen, world)
 
+    # From here on nobody sees `auto`, so that nobody decides it a second time.
     changes = {"dtype": dtype, "attention": chosen["attention"]}
     model = config.model.model_copy(update=changes)
     training = config.training.model_copy(update={"compile": chosen["compile"]})
@@ -78,6 +79,7 @@ def _choose(
     if asked["attention"] == "auto" and known.attention == "sdpa":
         chosen["attention"] = "sdpa"
     if asked["compile"] == "auto":
+        # Whether compiling pays depends on the model's size, and on the tokens ahead.
         weights = read_weights(config.model.path, os.environ)
         if weights is not None:
             compiles = measured.compiles(

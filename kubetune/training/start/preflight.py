@@ -195,6 +195,7 @@ class _Trials:
     def trial(self, name: str, what: str) -> Iterator[None]:
         """Time the block. If memory runs out on any rank, raise OutOfMemory on all."""
         began = time.perf_counter()
+        # Rank 0 alone could not know whether another rank had too little.
         shortage = ""
         try:
             yield
