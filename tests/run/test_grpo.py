@@ -385,12 +385,12 @@ def test_groups_that_are_whole_are_not_drawn_again(inputs: Path, tmp_path: Path)
 
 def test_any_number_of_ranks_draws_the_same_answers(inputs: Path, tmp_path: Path) -> None:
     config = config_of(inputs, {"max_steps": 2, "eval_steps": 2})
-    one = toy.finished(tmp_path / "1", config, 1)
+    first = toy.finished(tmp_path / "1", config, 1)
     two = toy.finished(tmp_path / "2", config, 2)
     three = toy.finished(tmp_path / "3", config, 3)
     for other in (two, three):
-        assert records.read_groups(one, 0) == records.read_groups(other, 0)
-        toy.require_like(one, other)
+        assert records.read_groups(first, 0) == records.read_groups(other, 0)
+        toy.require_like(first, other)
 
 
 def test_a_stop_while_answers_are_drawn_loses_and_repeats_nothing(

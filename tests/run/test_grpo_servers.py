@@ -135,8 +135,8 @@ def test_any_number_of_ranks_asks_for_the_same_answers(
 ) -> None:
     config = served_config(inputs, servers, **WAYS[way])
     two = toy.finished(tmp_path / "2", config, 2)
-    one = records.read_groups(whole[way], 0)
-    assert one == records.read_groups(two, 0)
+    of_one = records.read_groups(whole[way], 0)
+    assert of_one == records.read_groups(two, 0)
     toy.require_like(whole[way], two)
 
 
@@ -232,7 +232,7 @@ def test_a_fault_that_passes_changes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("hang", "timed out|time is up"),
         pytest.param("500", "EngineCore encountered an issue", marks=slow),
@@ -244,7 +244,7 @@ def test_a_fault_that_passes_changes_nothing(
     ],
 )
 def test_a_fault_that_stays_ends_the_run_by_name(
-    inputs: Path, servers: list[FakeServer], tmp_path: Path, fault: str, said: str
+    inputs: Path, servers: list[FakeServer], tmp_path: Path, fault: str, message: str
 ) -> None:
     servers[1].set_fault(fault)
     config = served_config(inputs, servers, servers={"timeout_seconds": 4})
@@ -257,7 +257,7 @@ def test_a_fault_that_stays_ends_the_run_by_name(
     assert re.search(
         rf"generation: rank \d: server {re.escape(servers[1].url)} did not answer", log
     )
-    assert re.search(said, log)
+    assert re.search(message, log)
     # The prompts of the other server are kept, and no other ones are lost.
     servers[1].set_fault("")
     if fault in ("hang", "trickle"):
@@ -363,7 +363,7 @@ def test_an_answer_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"index": 0}, "expected 0 to 1"),
         ({"token_ids": None}, "no token_ids"),
@@ -380,8 +380,8 @@ def test_an_answer_is_taken_as_it_is() -> None:
         ({"prompt_token_ids": [7]}, "another prompt"),
     ],
 )
-def test_an_answer_that_was_not_asked_for_is_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ServerTrouble, match=re.escape(said)):
+def test_an_answer_that_was_not_asked_for_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ServerTrouble, match=re.escape(message)):
         answers_in(reply_of(**changes), [7, 8], SETTINGS, [2, 3], 100)
 
 
@@ -400,7 +400,7 @@ def test_nobody_there_is_said_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "message"),
     [
         ({"urls": []}, "urls"),
         ("ftp://x", "expected such as"),
@@ -410,20 +410,20 @@ def test_nobody_there_is_said_at_once() -> None:
         ({"urls": ["http://x"], "timeout_seconds": 1800}, "expected less than"),
     ],
 )
-def test_servers_that_cannot_be_asked_are_refused(inputs: Path, section: Any, said: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(said)):
+def test_servers_that_cannot_be_asked_are_refused(inputs: Path, section: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
         config_of(inputs, servers=section)
 
 
 @pytest.mark.parametrize(
-    ("lora", "said"),
+    ("lora", "message"),
     [
         (None, "no new weights of a whole model"),
         ({"use_dora": True}, "lora.use_dora"),
         ({"modules_to_save": ["lm_head"]}, "lora.modules_to_save"),
     ],
 )
-def test_what_servers_cannot_load_is_refused(lora: Any, said: str) -> None:
+def test_what_servers_cannot_load_is_refused(lora: Any, message: str) -> None:
     section = {
         "task": "grpo",
         "model": "x",
@@ -432,7 +432,7 @@ def test_what_servers_cannot_load_is_refused(lora: Any, said: str) -> None:
         "grpo": {"servers": "http://x"},
         "lora": lora,
     }
-    with pytest.raises(ValueError, match=re.escape(said)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         Config.model_validate(section)
 
 

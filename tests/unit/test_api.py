@@ -168,7 +168,7 @@ def sweep(rates: list[float]) -> Run:
     answers: list[str] = kubetune.generate(best, ["a", [{"role": "user", "content": "b"}]])
     path: Path = kubetune.export(best, merged=True).path
     page: Path = kubetune.report(runs, path / answers[0])
-    kinds = [found["kind"] for found in kubetune.render({"model": "m"})]
+    kinds = [manifest["kind"] for manifest in kubetune.render({"model": "m"})]
     print(kinds, page, kubetune.submit("run.yaml").outcome, best.exit_status and best.exit_status.code)
     reveal_type(kubetune.train)
     reveal_type(best.series("loss"))

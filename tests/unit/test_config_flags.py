@@ -98,16 +98,16 @@ def test_a_run_without_a_file_starts_from_what_init_writes() -> None:
 
 
 def test_whoever_says_otherwise_is_obeyed() -> None:
-    given = ("--model", "m", "--data", "d")
-    assert config_of(*given, "--full").lora is None
-    assert config_of(*given, "lora=null", "data.eval=null").lora is None
-    assert config_of(*given, "data.eval=null").data.eval is None
-    assert config_of(*given, environ={"LORA_RANK": "4"}).lora.r == 4
+    flags = ("--model", "m", "--data", "d")
+    assert config_of(*flags, "--full").lora is None
+    assert config_of(*flags, "lora=null", "data.eval=null").lora is None
+    assert config_of(*flags, "data.eval=null").data.eval is None
+    assert config_of(*flags, environ={"LORA_RANK": "4"}).lora.r == 4
     for batch in (("--batch", "2"), ("--grad-accum", "4"), ("training.global_batch_tokens=99",)):
-        assert config_of(*given, *batch).training.global_batch_size is None
-    assert config_of(*given, environ={"BATCH": "2"}).training.global_batch_size is None
+        assert config_of(*flags, *batch).training.global_batch_size is None
+    assert config_of(*flags, environ={"BATCH": "2"}).training.global_batch_size is None
     with pytest.raises(ConfigError, match="--full and LoRA's options exclude each other"):
-        config_of(*given, "--full", "--lora-r", "4")
+        config_of(*flags, "--full", "--lora-r", "4")
 
 
 def test_columns_are_named_beside_the_data() -> None:

@@ -581,8 +581,8 @@ def test_the_problems_kept_are_those_of_the_lowest_lines() -> None:
     assert few.first == [f"a.jsonl:{line}: is blank." for line in range(1, 21)]
     assert few.total == len(all_of_them.first) == 59
     # What all of them have is told once.
-    told = "a.jsonl:1: is blank. The same in 58 more records: lines 2, 3, 4 …\n59 problems. Nothing was written."
-    assert str(all_of_them.error()) == str(few.error()) == told
+    message = "a.jsonl:1: is blank. The same in 58 more records: lines 2, 3, 4 …\n59 problems. Nothing was written."
+    assert str(all_of_them.error()) == str(few.error()) == message
 
 
 def test_each_problem_is_told_once_with_its_first_lines() -> None:

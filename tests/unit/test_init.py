@@ -65,8 +65,8 @@ def test_a_table_of_questions_by_other_names(capsys: pytest.CaptureFixture[str])
     for reason in ("`Question` is taken as the question", "about 30 of 300 rows", "300 records"):
         assert reason in text
     # What it says to do next works when pasted, and knows nothing bad about the data.
-    said = capsys.readouterr().out
-    assert f"Next: {program()} plan run.yaml · {program()} train run.yaml" in said
+    output = capsys.readouterr().out
+    assert f"Next: {program()} plan run.yaml · {program()} train run.yaml" in output
     assert cli.main(["data", "check", "run.yaml"]) == 0
     assert "ready to train" in capsys.readouterr().out
 
@@ -157,9 +157,9 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = table("odd.csv", ("foo", "bar"), [(1, 2)])
-    said = refused(capsys, file)
-    assert "has the columns `foo` and `bar`" in said
-    assert "--columns prompt=foo completion=bar" in said
+    output = refused(capsys, file)
+    assert "has the columns `foo` and `bar`" in output
+    assert "--columns prompt=foo completion=bar" in output
 
     # What it says to paste works.
     table("odd.csv", ("foo", "bar"), [("What?", "That.")])
@@ -168,8 +168,8 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
 
     Path("photos/cat").mkdir(parents=True)
     Path("photos/cat/1.png").touch()
-    said = refused(capsys, "photos")
-    assert 'photos/train.jsonl with lines such as {"image": "cat/1.png"' in said
+    output = refused(capsys, "photos")
+    assert 'photos/train.jsonl with lines such as {"image": "cat/1.png"' in output
     table("photos/labels.csv", ("file_name", "label"), [("cat/1.png", "cat")])
     assert "add a column `prompt`" in refused(capsys, "photos")
     lines("photos/labels.jsonl", [{"image": "cat/1.png", "prompt": "?", "completion": "A cat."}])

@@ -116,7 +116,7 @@ def test_the_run_ends_when_the_trainer_does() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"kubernetes": {"kind": "job"}}, "expected jobset"),
         ({"grpo": {}}, "grpo.servers: {}"),
@@ -125,6 +125,6 @@ def test_the_run_ends_when_the_trainer_does() -> None:
         ({"kubernetes": {"samplers": None}}, "grpo.servers.urls: missing"),
     ],
 )
-def test_pods_that_nobody_would_ask_are_refused(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=re.escape(said)):
+def test_pods_that_nobody_would_ask_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=re.escape(message)):
         config_of(**changes)

@@ -158,7 +158,7 @@ def _find(expected: str, names: Mapping[str, str]) -> str | None:
 
 
 def _kind_of(
-    records: Sequence[Record], by_name: Mapping[str, str | None], given: Mapping[str, Any]
+    records: Sequence[Record], by_name: Mapping[str, str | None], columns: Mapping[str, Any]
 ) -> RecordKind:
     """Return the kind of the records."""
     # Two answers to compare, or answers that are judged.
@@ -169,7 +169,7 @@ def _kind_of(
     if kind != "text":
         return kind
     # A label beside a text, with nothing that is an answer: the classes of a classifier.
-    if "label" in given:
+    if "label" in columns:
         return "labelled"
     talks = by_name["messages"] or by_name["completion"] or "conversations" in records[0].value
     has_text = by_name["text"] or _can_be_read(records[0], "labelled")
