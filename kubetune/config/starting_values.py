@@ -10,6 +10,8 @@ from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kubetune.base.humanize import counted
+
 # Optimizer steps with fewer rows than this are noisy; `plan` warns of them.
 FEWEST_ROWS_OF_A_STEP: Final = 8
 # Below so many rows a share of them is too small to tell anything, so none is held out.
@@ -49,7 +51,9 @@ def _share(rows: int | None) -> StartingValue:
             0.05, "5 % is held out, to see whether what is learned holds for new rows"
         )
     if rows < _FEWEST_ROWS_TO_SHARE:
-        return StartingValue(None, f"{rows} rows are too few to hold some out; better give a file")
+        return StartingValue(
+            None, f"{counted(rows, 'row')}: too few to hold some out; better give a file"
+        )
     share = 0.1 if rows < _SMALL else 0.05
     if share * rows > _ENOUGH_TO_EVALUATE:
         # 1,000,000 rows: 0.002. One digit, as people write it.
@@ -60,7 +64,7 @@ def _share(rows: int | None) -> StartingValue:
 
 def _epochs(rows: int | None) -> StartingValue:
     if rows is not None and rows < _LARGE:
-        return StartingValue(3, f"{rows:,} rows are few: each is seen three times")
+        return StartingValue(3, "few rows: each is seen three times")
     return StartingValue(1, "each row is seen once; more epochs for small data")
 
 

@@ -131,7 +131,12 @@ def test_conversations_of_a_model_without_a_template(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}]
     config, text = written(lines("c.jsonl", [{"messages": turns}] * 3), model=str(plain))
     assert config.model.chat_template == "chatml"
-    assert "3 rows are too few to hold some out" in text
+    assert "3 rows: too few to hold some out" in text
+
+
+def test_a_file_name_that_is_no_image_is_no_image() -> None:
+    config, _ = written(lines("t.jsonl", [{"text": "A page.", "filename": "a.md"}] * 20))
+    assert (config.task, config.data.train[0].columns) == ("causal_lm", {})
 
 
 def test_text_and_unknown_models(capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,6 +177,12 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
     assert 'photos/train.jsonl with lines such as {"image": "cat/1.png"' in output
     table("photos/labels.csv", ("file_name", "label"), [("cat/1.png", "cat")])
     assert "add a column `prompt`" in refused(capsys, "photos")
+    table("photos/labels.csv", ("file_name", "label", "prompt"), [("cat/1.png", "cat", "What?")])
+    config, _ = written("photos", model="acme/sees")
+    assert (config.task, config.data.train[0].columns) == (
+        "vision_language",
+        {"image": "file_name", "completion": "label"},
+    )
     lines("photos/labels.jsonl", [{"image": "cat/1.png", "prompt": "?", "completion": "A cat."}])
     Path("photos/labels.csv").unlink()
     assert f"model {MODEL} sees none" in refused(capsys, "photos", "--model", MODEL)

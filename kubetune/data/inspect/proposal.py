@@ -105,7 +105,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
 
     # From what records are to what their columns are called, and only then to reading them.
     names = _names_in(records)
-    by_name = {key: _find(key, names) for key in _OTHER_NAMES}
+    by_name = _by_our_names(names, records)
     kind = _kind_of(records, by_name, source.columns)
     if task is not None and not (task == "preference" and kind == "judged"):
         kind = _KINDS.get(task, "text")
@@ -148,6 +148,25 @@ def _names_in(records: Sequence[Record]) -> dict[str, str]:
     return names
 
 
+def _by_our_names(names: Mapping[str, str], records: Sequence[Record]) -> dict[str, str | None]:
+    """Return the key that stands for each of our names."""
+    by_name = {expected: _find(expected, names) for expected in _OTHER_NAMES}
+    # A `filename` may be that of the text, too.
+    image = by_name["image"]
+    if image is not None:
+        values = [record.value.get(image) for record in records]
+        if not any(_is_image(value) for value in values):
+            by_name["image"] = None
+    return by_name
+
+
+def _is_image(value: Any) -> bool:
+    """True if a value may be an image: its path, its bytes, or a list of these."""
+    if isinstance(value, str):
+        return value.lower().endswith(IMAGE_SUFFIXES) or value.startswith("data:image")
+    return isinstance(value, (dict, list))
+
+
 def _find(expected: str, names: Mapping[str, str]) -> str | None:
     """Return the key that stands for one of our names; None where there is none."""
     # In the order in which they are believed.
@@ -182,32 +201,31 @@ def _columns_of(
     kind: RecordKind, records: Sequence[Record], names: Mapping[str, str], source: SourceConfig
 ) -> dict[str, Choice]:
     """Return our names of columns that have others. Raise DataError where no column is known."""
+    by_name = _by_our_names(names, records)
+    images: dict[str, Choice] = {}
+    if by_name["image"]:
+        images = _other_columns(("image",), by_name)
     if source.columns:
-        return {key: Choice(name, "as given") for key, name in source.columns.items()}
-    by_name = {key: _find(key, names) for key in _OTHER_NAMES}
-    # The readers know these names by themselves.
+        given = {key: Choice(name, "as given") for key, name in source.columns.items()}
+        return {**images, **given} if kind == "text" else given
     if kind != "text" and _can_be_read(records[0], kind):
         return {}
     if kind in ("pair", "graded"):
-        return _other_columns(
-            ("chosen", "rejected", "prompt"),
-            by_name,
-            records,
-        )
+        return _other_columns(("chosen", "rejected", "prompt"), by_name)
     if kind == "judged":
-        return _other_columns(("prompt", "completion"), by_name, records)
+        return _other_columns(("prompt", "completion"), by_name)
     if kind == "labelled":
-        return _other_columns(("text", "label"), by_name, records)
+        return _other_columns(("text", "label"), by_name)
 
     # Texts to write: the shape is known by its keys, or by other names of them.
-    columns: dict[str, Choice] = {}
-    if by_name["image"]:
-        columns = _other_columns(("image",), by_name, records)
     if _can_be_read(records[0], "text"):
-        return columns
+        return images
+    # Of images with a question, the label is the answer.
+    if by_name["image"] and by_name["completion"] is None:
+        by_name["completion"] = by_name["label"]
     for expected in (("prompt", "completion"), ("messages",), ("text",)):
         if all(by_name[key] for key in expected):
-            return columns | _other_columns(expected, by_name, records)
+            return images | _other_columns(expected, by_name)
     raise DataError(_unknown(names, source.path, bool(by_name["image"])))
 
 
@@ -223,9 +241,7 @@ def _can_be_read(record: Record, kind: RecordKind) -> bool:
     return True
 
 
-def _other_columns(
-    expected: Sequence[str], by_name: Mapping[str, str | None], records: Sequence[Record]
-) -> dict[str, Choice]:
+def _other_columns(expected: Sequence[str], by_name: Mapping[str, str | None]) -> dict[str, Choice]:
     """Return the columns that have another name than the expected one, as `data.train.columns` has them."""
     columns: dict[str, Choice] = {}
     for key in expected:
@@ -328,7 +344,10 @@ def _unknown(
     text = f"{path} has the columns {quoted(columns[:12])}, and none is known as a question with its answer"
     if has_images:
         text = f"{path} has images ({quoted(columns[:12])}), but no question and answer about them"
-        return f"{text}; add a column `prompt` (such as: What is this?) and name the answer with `--columns completion=NAME`"
+        return (
+            f"{text}; add a column `prompt` (such as: What is this?); the label, or "
+            "`--columns completion=NAME`, is its answer"
+        )
     first = columns[0] if columns else "A"
     last = columns[-1] if columns else "B"
     return (
