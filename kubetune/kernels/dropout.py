@@ -17,6 +17,7 @@ def seed(number: int, device: torch.device) -> None:
 
 def draw(x: Tensor, p: float) -> tuple[Tensor, float]:
     """Return the mask of numbers that dropout keeps, bool of x's shape, and the factor of these."""
+    # A byte for each number is all that the backward keeps of it.
     mask = torch.empty_like(x, dtype=torch.bool).bernoulli_(1 - p)
     return mask, 1 / (1 - p)
 

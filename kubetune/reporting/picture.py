@@ -52,6 +52,7 @@ def draw(lines: Sequence[Mapping[str, Any]]) -> str | None:
     all_points = []
     for curve in curves:
         all_points += curve.points
+
     scale = _Scale.of(all_points)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
@@ -61,6 +62,8 @@ def draw(lines: Sequence[Mapping[str, Any]]) -> str | None:
         f'<text x="{_LEFT}" y="16" style="font-weight:bold">Loss</text>',
         *_axes(scale),
     ]
+
+    # The legend stands in one row above the curves.
     legend_x = _LEFT + 140
     for curve in curves:
         parts += _drawn(curve, scale)
@@ -150,6 +153,7 @@ def _axes(scale: _Scale) -> list[str]:
 
 def _drawn(curve: _Curve, scale: _Scale) -> list[str]:
     """Return a curve as SVG: a line where it has several points, and its dots."""
+    # A tenth of a pixel is finer than anybody sees.
     places = [(scale.x(step), scale.y(value)) for step, value in curve.points]
     parts = []
     if len(places) > 1:
@@ -174,6 +178,7 @@ def round_numbers(
         0.13 to 0.98    tenths are the size; a distance of 0.5 or 0.2 gives 1 or 4 ticks
         ticks           0.2, 0.4, 0.6, 0.8
     """
+    # From the widest distance to the narrowest: the first with enough ticks is taken.
     size = 10.0 ** math.floor(math.log10(high - low))
     for factor in (5, 2, 1, 0.5, 0.2):
         distance = size * factor

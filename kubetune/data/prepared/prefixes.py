@@ -98,6 +98,8 @@ def prefix_tree(sequences: Sequence[Tokens]) -> list[Segment]:
         if first + 1 == end:
             segments.append(Segment(parent, laid, int(lengths[first]), order[first:end]))
             continue
+
+        # What all of these rows have in common is a segment of its own.
         common = int(shared[first + 1 : end].min())
         if common > laid:
             segments.append(Segment(parent, laid, common, order[first:end]))
@@ -194,6 +196,8 @@ def split_by_prefix(
     single = np.delete(np.arange(len(ids)), family.places)
     total = int(lengths.sum() - family.shared.sum())
     even_share = -(-total // world_size)  # rounded up
+
+    # Each rank gets at most one stretch: cutting more often would compute more prefixes again.
     stretches = family.cut_evenly(world_size, even_share)
 
     # What ranks get is a unit: the stretches come first, then the single rows.
@@ -203,6 +207,7 @@ def split_by_prefix(
     computed = 0  # tokens, of all ranks
     for of_rank in balance_ranks(np.arange(len(units)), units, world_size):
         groups = []
+        # Numbers below `len(stretches)` are stretches, others single rows.
         is_stretch = of_rank < len(stretches)
         for unit in of_rank[is_stretch]:
             stretch = stretches[unit]
@@ -240,6 +245,7 @@ def _packed(groups: Sequence[_Group], token_budget: int) -> list[Ids]:
     tokens = np.array([group.tokens for group in groups], np.int64)
     micro_batches = []
     for numbers in pack(np.arange(len(groups)), tokens, token_budget):
+        # A group stays whole, or its rows would lose what they share.
         rows = [groups[number].rows for number in numbers]
         micro_batches.append(np.concatenate(rows))
     return micro_batches

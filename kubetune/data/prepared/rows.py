@@ -191,6 +191,7 @@ class Rows:
         table = self._images
         images = []
         for i in range(table.firsts[index], table.firsts[index + 1]):
+            # Paths are bytes: a file system may have names that are no UTF-8.
             path = table.paths[table.path_offsets[i] : table.path_offsets[i + 1]].tobytes()
             images.append(ImageRef(os.fsdecode(path), int(table.crcs[i])))
         return tuple(images)
@@ -202,6 +203,7 @@ class Rows:
 
     def row(self, index: int) -> TrainedIds:
         """Return the ids of a row, and of each token whether it is a label."""
+        # Views, not copies: a row is read from the disk when it is used.
         start = self.offsets[index]
         end = self.offsets[index + 1]
         return self.tokens[start:end], self._trained[start:end]

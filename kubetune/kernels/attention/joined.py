@@ -73,10 +73,13 @@ def parts(
     #
     # Beginnings of one depth are in one part, as no token goes on from two of them.
     spans = list(pairwise(cu_seqlens))
+
     depths = [0] * len(parents)  # how many beginnings a sequence has; parents come first
     for number, parent in enumerate(parents):
         if parent >= 0:
             depths[number] = depths[parent] + 1
+
+    # Backwards, so that an end has come up from all that goes on from a sequence.
     ends = list(cu_seqlens[1:])  # where the last sequence ends that goes on from each one
     for number in reversed(range(len(parents))):
         parent = parents[number]
@@ -103,6 +106,7 @@ def _part(
     *,
     causal: bool,
 ) -> Part:
+    # Kernels take both: numbers on the device, and where Python cuts.
     cu_queries = _cumulated_lengths(queries)
     cu_keys = _cumulated_lengths(keys)
     return Part(
@@ -331,6 +335,8 @@ class _Joined(Function):
                 part,
                 scale,
             )
+
+            # Both outputs by their share of the sum, as the top of this file shows.
             before = lse[:, rows]
             after = torch.logaddexp(before, part_lse)
             weighted = total[rows] * _weight(before, after)
