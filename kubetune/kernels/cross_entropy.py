@@ -181,6 +181,7 @@ def add_product(total: Tensor, d_logits: Tensor, x: Tensor) -> None:
 
     So `[vocabulary, hidden]` never exists twice.
     """
+    # 4 Mi numbers of fp32 are 16 MiB.
     rows = max(1, STRIPE // x.shape[1])
     for start in range(0, len(total), rows):
         total[start : start + rows] += d_logits[:, start : start + rows].t() @ x

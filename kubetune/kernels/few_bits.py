@@ -119,6 +119,7 @@ class _LoraLinear(Function):
         bits: Bits,
         *flat: Tensor | None,
     ) -> tuple[Tensor, ...]:
+        # No tensor, so autograd need not keep it.
         ctx.bits = bits
         return lora_forward(ctx, bits.times, x, adapters, *flat)
 

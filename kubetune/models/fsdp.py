@@ -152,6 +152,7 @@ def _cut_for(
             cast_forward_inputs=False,
         )
 
+    # What stays whole: with adapters all that they may lie in, else what does not learn.
     whole = ADAPTED
     if trained:
         whole = frozen(lm) or NOTHING

@@ -197,6 +197,7 @@ def _epsilon(norm: Any) -> Any:
 
 def _swap_swiglu(model: nn.Module, kernels: Kernels) -> int:
     def forward(self: Any, x: Tensor) -> Tensor:
+        # By the module's own layers, which may have adapters.
         gated = pointwise.swiglu(kernels, self.gate_proj(x), self.up_proj(x))
         return self.down_proj(gated)  # type: ignore[no-any-return]
 
@@ -292,6 +293,7 @@ def _skip_unlabelled_rows(model: nn.Module) -> int:
 
     # The wrapped modules keep their parameters and names: only which rows they see changes.
     modules = [getattr(last, name, None) for name in ("mlp", "ffn")]
+    # The projection works on each row by itself, as the MLP does.
     modules.append(_output_projection(last))
     number = 0
     for module in modules:

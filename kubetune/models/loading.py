@@ -228,6 +228,7 @@ def require_plain_adapter(folder: Path) -> None:
             "loaded."
         )
 
+    # PEFT does what this file says, so it must say nothing unknown.
     facts = read_json(folder / "adapter_config.json")
     if facts.get("peft_type") != "LORA":
         raise errors.ModelError(
@@ -534,6 +535,7 @@ def check_positions(
     limit = stated - skipped
     if longest <= limit:
         return
+
     problem = f"the model has {limit:,} positions, the longest row {longest:,} tokens"
     if is_learned:
         raise errors.ConfigError(

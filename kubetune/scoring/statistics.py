@@ -43,6 +43,7 @@ def _wilson(right: int, rows: int) -> tuple[float, float]:
     """Return the bounds of a share. 8 of 10 right: 0.49 to 0.94; 10 of 10 right: 0.72 to 1."""
     from statistics import NormalDist
 
+    # 1.96 for 95 %.
     z = NormalDist().inv_cdf((1 + _CONFIDENCE) / 2)
     share = right / rows
 

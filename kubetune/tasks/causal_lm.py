@@ -83,6 +83,7 @@ class CausalLM(Task):
 
     def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
         """Choose how sequences go through a loaded model."""
+        # Proved on the model at hand, and not by the name of its family.
         route = padding_free.choose_attention(model, spec.model.attention)
         if not route.padding_free:
             # The check of a padding-free route looks at the head too. This route had no check.
@@ -169,6 +170,7 @@ class CausalLM(Task):
         if not parts:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
 
+        # Batches in the order in which they were run; the caller sorts by source.
         ids = np.concatenate([part.samples for part in parts])
         losses = np.concatenate([part.sample_losses for part in parts])
         labels = np.concatenate([part.sample_labels for part in parts])

@@ -68,6 +68,7 @@ def count_confusions(
     """Return how often class i (row) was taken for class j (column); for single labels only."""
     from sklearn import metrics
 
+    # Rows are what is true, columns what was predicted.
     true = targets[:, 0].astype(np.int64)
     classes = range(len(labels.names))  # also those that do not occur
     matrix = metrics.confusion_matrix(true, logits.argmax(1), labels=classes)
@@ -80,6 +81,7 @@ def probabilities(labels: Labels, logits: NDArray[np.float64]) -> NDArray[np.flo
     if labels.problem_type == "regression":
         return logits
     if labels.problem_type == "multi_label_classification":
+        # Each class by itself: several may apply.
         return np.exp(-np.logaddexp(0.0, -logits))  # σ, without overflow
     return np.exp(_log_softmax(logits))
 

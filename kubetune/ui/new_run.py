@@ -186,6 +186,7 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
             f"{', '.join(of_lora)}: for LoRA only, and the method is full fine-tuning; empty them or change it"
         )
 
+    # As on a command line, so that a field takes what an override takes.
     overrides = [f"{key}={text}" for key, text in typed.items()]
     config = load_config(None, overrides=overrides)
 

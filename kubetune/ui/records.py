@@ -55,6 +55,7 @@ class Records:
 
     def find(self, name: str) -> Path | None:
         """Return the run directory of a path relative to the folder, or None if it is not inside."""
+        # `..` is taken out by the text first: on the disk a link may lead elsewhere.
         run_dir = Path(os.path.normpath(self.folder / name))
         try:
             real = run_dir.resolve()
@@ -159,6 +160,7 @@ class _Kept:
 
 def spark(run_dir: Path) -> str:
     """Return the training loss as points of a polyline that is as small as a word; "" if it has none."""
+    # A sample of the file: a small curve needs no more.
     lines = jsonl.sample(run_dir / metrics.METRICS, _SPARK_POINTS)
     losses = [line["loss"] for line in lines if isinstance(line.get("loss"), int | float)]
     if len(losses) < 2:

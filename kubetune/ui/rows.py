@@ -205,6 +205,7 @@ def _read_tokens(
     """Return the tokens of a row. They are 4 bytes each, and rows follow each other in the file."""
     begin = int(rows.offsets[index])
     end = int(rows.offsets[index + 1])
+    # By place, so that threads of two pages can read the same file.
     content = os.pread(file.fileno(), 4 * (end - begin), 4 * begin)
     tokens: list[int] = np.frombuffer(content, "u4").tolist()
     return tokens

@@ -197,7 +197,7 @@ def split_by_prefix(
     total = int(lengths.sum() - family.shared.sum())
     even_share = -(-total // world_size)  # rounded up
 
-    # Each rank gets at most one stretch: cutting more often would compute more prefixes again.
+    # As many stretches as ranks: cutting more often would compute more prefixes again.
     stretches = family.cut_evenly(world_size, even_share)
 
     # What ranks get is a unit: the stretches come first, then the single rows.

@@ -199,6 +199,7 @@ class VisionEncoder:
         refs: list[ImageRef] = []
         notes: list[str] = []
         for path, image in zip(images, self._see(images), strict=True):
+            # An image may be several runs of its token, such as rows of a grid.
             runs += image.runs
             refs.append(ImageRef(path, image.crc))
             notes += image.notes
