@@ -64,6 +64,7 @@ class PictureReader:
         # Threads start with the first image, since a run may have none.
         if self._pool is None:
             self.processor.import_libraries()
+            # More would take cores from the training itself.
             threads = min(4, len(os.sched_getaffinity(0)))
             self._pool = ThreadPoolExecutor(threads, thread_name_prefix="images")
         if isinstance(image, bytes):

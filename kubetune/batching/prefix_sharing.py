@@ -134,6 +134,7 @@ def _labels(
     owners = []
     tokens = []
     for segment, first in zip(segments, cu_seqlens, strict=False):
+        # Whether a token is trained may differ between rows that share it.
         of_rows = []
         for row in segment.rows:
             _, trained_of_row = rows[row]

@@ -336,6 +336,7 @@ def choose_attention(
         set_attention(lm, wanted)
         return Route(False, f"model.attention is {wanted}")
     try:
+        # Whatever goes wrong with packed batches, the model's own attention is still there.
         route = _proved(model, check)
     except CannotRunPaddingFree as refusal:
         reason: Exception = refusal
@@ -391,6 +392,7 @@ def _longest_list(model: nn.Module) -> nn.ModuleList:
 @contextmanager
 def own_attention(lm: Any) -> Iterator[None]:
     """Use transformers' own attention while the block runs, since generating with a cache needs it."""
+    # A cache holds keys and values of sequences, which a packed batch has no place for.
     before = implementation(lm)
     if before == "padding_free":
         _restore(lm)

@@ -299,6 +299,7 @@ def machine_charts(runs: Runs) -> list[Chart]:
     """Return the load of a lone run's machine: processors and memory."""
     if len(runs) > 1:
         return []
+    # Loads of several machines over each other would compare nothing.
     about = "Of the whole machine of rank 0, other work on it included."
     charts = []
     busy = _machine_lines(runs[0], "CPU", "cpu_percent", "percent", scale=0.01)

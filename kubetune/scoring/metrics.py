@@ -118,6 +118,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
     Answers may nest deeper than functions can call themselves, so this is a loop.
     """
+    # What is still to be compared; lists and objects put their items to it.
     pairs = [(ours, theirs)]
     while pairs:
         ours, theirs = pairs.pop()

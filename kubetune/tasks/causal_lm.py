@@ -170,7 +170,7 @@ class CausalLM(Task):
         if not parts:
             return np.empty(0, np.int64), np.empty(0), np.empty(0)
 
-        # Batches in the order in which they were run; the caller sorts by source.
+        # In the order in which they were run; the caller adds them up by source.
         ids = np.concatenate([part.samples for part in parts])
         losses = np.concatenate([part.sample_losses for part in parts])
         labels = np.concatenate([part.sample_labels for part in parts])

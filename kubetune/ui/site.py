@@ -115,6 +115,7 @@ def problem(
     status: int = 400,
 ) -> Response:
     """Return a page that says what is wrong, in the words of the command line."""
+    # The same words as in a terminal, on a page.
     facts = {
         "title": "Not found" if status == 404 else "This cannot be shown",
         "text": str(error),

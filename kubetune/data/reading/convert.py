@@ -257,6 +257,7 @@ def _to_judged(example: Example) -> dict[str, Any]:
 
 def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
     """Return the prompt and the answer, as texts or messages, and what stands beside them."""
+    # Plain texts have no tools and no images beside them.
     if isinstance(answer, Pair):
         return answer.prompt, answer.completion, {}
     # The answer begins behind the messages that both answers of a pair share.

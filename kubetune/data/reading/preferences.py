@@ -87,6 +87,7 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     elif chosen is None and not has_talk:
         chosen = _take(rest, _ANSWERS)
 
+    # Ranked answers are more than a pair can hold.
     answers = rest.get("answers")
     if chosen is None and rejected is None and isinstance(answers, list):
         raise ValueError(

@@ -101,6 +101,7 @@ class SpanFinder:
         tools = list(tools or ())
         has_calls = bool(tools) or any(message.get("tool_calls") for message in messages)
         ways_to_mark = [True]
+        # Marks in calls come first: with them the places of calls are known too.
         if has_calls:
             # Some templates compare calls with tools: marks would change what they write.
             ways_to_mark.append(False)

@@ -141,6 +141,7 @@ class TemplateWriter:
                 "leaves images out, or a text holds that itself"
             )
 
+        # Text by text and image by image, with a note of how far all behind has moved.
         result = pieces[0]
         # (offset in `text` behind an image, by how much the text has grown up to there)
         shifts = [(0, 0)]
@@ -190,6 +191,7 @@ class TemplateWriter:
 
     def _find_calls_form(self) -> _CallsForm:
         """Return the first form in which the template writes the arguments of a call."""
+        # A small conversation with one call, whose argument is the text that is looked for.
         function = {"name": "f", "arguments": {"a": ANSWER}}
         call = {"id": "abcdefghi", "type": "function", "function": function}
         tool = {"type": "function", "function": {"name": "f", "description": "?", "parameters": {}}}
