@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kubetune import cli
+from kubetune.cli.program import program
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -797,7 +798,7 @@ def test_the_command_writes_a_file_that_can_be_planned(
         "base_model: x\ndatasets: [{path: rows.jsonl}]\nsequence_len: 512\n"
     )
     assert cli.main(["import", "a.yml", "-o", "run.yaml"]) == 0
-    assert "wrote run.yaml; next: kubetune plan run.yaml" in capsys.readouterr().out
+    assert f"wrote run.yaml; next: {program()} plan run.yaml" in capsys.readouterr().out
     assert cli.main(["import", "a.yml", "-o", "run.yaml"]) == 2
     assert "exists already" in capsys.readouterr().err
     assert cli.main(["plan", "run.yaml", "--json"]) == 0
