@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
+from kubetune.base import files
+from kubetune.data.prepared import identity
 from kubetune.rundir import exit_status, metrics
 from tests import registry as registries
 from tests import toy
@@ -204,3 +206,21 @@ def test_a_push_to_a_registry_is_of_the_same_export(run_dir: Path) -> None:
             assert message in ended.stderr
             assert "Traceback" not in ended.stderr
         assert registry.manifests == {}
+
+
+@pytest.mark.slow
+def test_a_run_takes_a_pushed_image_for_its_base(
+    run_dir: Path, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with registries.serving() as registry:
+        address = f"oci://{registry.host}/team/base:1"
+        pushed = push(str(run_dir), address, "--merge", "--json", environ=dict(os.environ))
+        assert pushed.returncode == 0, pushed.stderr
+        digest = json.loads(pushed.stdout)["digest"]
+        config = toy.make_config(inputs, ONE_EPOCH, model=address)
+        trained = toy.finished(tmp_path / "run", config)
+        base = identity.read(trained)["model"]
+        assert base.path.endswith(f"/team/base/{digest.replace(':', '-')}")
+        weights = run_dir / "exports" / "step-000007-merged" / "model.safetensors"
+        assert base.files["model.safetensors"].sha256 == files.sha256_file(weights)

@@ -86,6 +86,7 @@ class Registry:
                 "Content-Type": "application/octet-stream",
                 "Content-Length": str(size),
             }
+            # The place may carry a state of the registry's own, which must come back as it is.
             url = place.copy_merge_params({"digest": digest})
             try:
                 with self._send("PUT", str(url), body, headers):
@@ -191,6 +192,7 @@ class Registry:
         self._require_safe(url)
         with self._explained():
             response = self._answer(method, url, body, headers, follow=follow)
+            # The first answer says which login is wanted. So does one after which a token has run out.
             if response.status_code == _UNAUTHORIZED:
                 challenge = response.headers.get("WWW-Authenticate", "")
                 response.close()
@@ -215,6 +217,7 @@ class Registry:
         # An upload may go to a store beside the registry, which is told no secret.
         if self._authorization and _origin(url) == _origin(self.address.url):
             all_headers["Authorization"] = self._authorization
+        # The body is read anew for each attempt, since an iterator is used up by the first.
         content = body() if body is not None else None
         request = self._client.build_request(method, url, content=content, headers=all_headers)
         return self._client.send(request, stream=True, follow_redirects=follow)

@@ -31,6 +31,7 @@ def cached_digest(folder: str, address: str) -> str | None:
     """Return the digest of an image that lies in a folder of a cache. None if it is of another repository, or none."""
     wanted = parse(address)
     *_, last = Path(folder).parts or ("",)
+    # The caches of two machines differ in what stands before this.
     is_of = Path(folder).parent.as_posix().endswith(f"/{_FOLDER}/{wanted.host}/{wanted.name}")
     if not is_of or not last.startswith(_PREFIX):
         return None
@@ -100,6 +101,7 @@ def _layers(content: bytes, address: Address) -> list[dict[str, Any]]:
 def _fill(
     registry: Registry, layers: list[dict[str, Any]], folder: Path, tell: Callable[[str], None]
 ) -> None:
+    # A tar packed by gzip takes more in the end, but weights hardly do.
     needed = sum(int(layer["size"]) for layer in layers)
     free = files.free_bytes(folder.parent)
     if free < needed:
@@ -120,6 +122,7 @@ def _unpack_persistently(registry: Registry, layer: dict[str, Any], folder: Path
 def _unpack(registry: Registry, layer: dict[str, Any], folder: Path) -> None:
     chunks = registry.blob(layer["digest"], int(layer["size"]))
     kind: str = layer["mediaType"]
+    # ModelPack calls a file that is a layer by itself raw; oras gives it a type of its own.
     if kind.endswith(".raw") or "tar" not in kind:
         annotations = layer.get("annotations") or {}
         name = next((annotations[key] for key in _PATHS if key in annotations), None)
