@@ -48,8 +48,15 @@ _WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 # A folder where a file is expected, or the other way round.
 _OF_OTHER_SORT = (errno.EISDIR, errno.ENOTDIR)
 _OF_THE_SYSTEM = (
-    *DISK_FULL, *_NOT_PERMITTED, *_OF_OTHER_SORT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.ELOOP, errno.ENAMETOOLONG
-)  # fmt: skip
+    *DISK_FULL,
+    *_NOT_PERMITTED,
+    *_OF_OTHER_SORT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.ESTALE,
+    errno.ELOOP,
+    errno.ENAMETOOLONG,
+)
 
 _NO_INODES = "delete some files, or choose a disk that can hold more of them"
 # A file younger than this may not have its writer's lock yet.
@@ -130,14 +137,18 @@ def fault_of(error: BaseException) -> KubetuneError | None:
         if shortage is not None:
             return shortage
 
+    # A library that cannot be loaded names its own reason. One of ours would be a bug.
     library = _library_loaded(error)
     if library is not None:
         return _library_fault(library, error)
+
     trouble = _folder_trouble(error)
     if trouble:
         return EnvironmentFault(
             f"the folder that this was started in {trouble}; go to another one (cd)"
         )
+
+    # Other numbers, such as those of sockets, are for the code that caused them.
     if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
         return _refusal(error)
     return None
@@ -161,7 +172,10 @@ def _library_fault(library: str, error: BaseException) -> EnvironmentFault:
 def _refusal(error: OSError) -> EnvironmentFault:
     """Explain an error of the file system: which file, why, and what to do."""
     name = error.filename2 or error.filename  # a rename has two; the second one was to be made
-    where = "" if name is None else f"{name}: "
+    where = ""
+    if name is not None:
+        where = f"{name}: "
+
     if error.errno == errno.EFBIG:
         advice = _LARGER_FILES
     elif error.errno in DISK_FULL and name is not None and _lacks_inodes(name):
@@ -175,6 +189,7 @@ def _refusal(error: OSError) -> EnvironmentFault:
 
 def _library_loaded(error: BaseException) -> str | None:
     """Return the package that was being imported when an error came up in its code. None if it was none or ours."""
+    # Code at the top of a module runs while it is imported. The innermost such frame is where it went wrong.
     packages = []
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_name == "<module>":
@@ -189,7 +204,9 @@ def _folder_trouble(error: BaseException) -> str:
     try:
         os.getcwd().encode()
     except FileNotFoundError:
-        return "is gone" if isinstance(error, FileNotFoundError) else ""
+        # Another error came up in a folder that happens to be gone too.
+        if isinstance(error, FileNotFoundError):
+            return "is gone"
     except UnicodeEncodeError:
         # safetensors raises an error of its own, with these words.
         if isinstance(error, UnicodeEncodeError) or "not valid UTF-8" in str(error):
@@ -199,7 +216,9 @@ def _folder_trouble(error: BaseException) -> str:
 
 def known(error: BaseException) -> KubetuneError | None:
     """Return an error as users may see it: one of ours, or a fault of the environment. None for a possible bug."""
-    return error if isinstance(error, KubetuneError) else fault_of(error)
+    if isinstance(error, KubetuneError):
+        return error
+    return fault_of(error)
 
 
 _SHORT_OF_PROCESSES = ("can't start new thread", "Resource temporarily unavailable")
@@ -217,16 +236,19 @@ def _shortage_of(error: BaseException) -> EnvironmentFault | None:
     if isinstance(error, OSError):
         number = error.errno
     text = str(error)
+
     # Open files.
     if number in (errno.EMFILE, errno.ENFILE):
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return EnvironmentFault(
             f"{error}: this process may have {most:,} files open; allow more (ulimit -n)"
         )
+
     # Memory. The loader of libraries and torch say it in words alone.
     tells_of_memory = any(words in text for words in _SHORT_OF_MEMORY)
     if isinstance(error, MemoryError) or number == errno.ENOMEM or tells_of_memory:
         return _out_of_memory(text)
+
     # Processes and threads.
     tells_of_processes = any(words in text for words in _SHORT_OF_PROCESSES)
     if number == errno.EAGAIN or (isinstance(error, RuntimeError) and tells_of_processes):
@@ -248,9 +270,13 @@ def _out_of_memory(text: str) -> OutOfMemory:
 
 def _out_of_processes(text: str, *, is_thread: bool) -> EnvironmentFault:
     most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    allowed = "no limit" if most == resource.RLIM_INFINITY else f"{most:,}"
+    allowed = f"{most:,}"
+    if most == resource.RLIM_INFINITY:
+        allowed = "no limit"
     # Python does not tell why a thread cannot start.
-    or_memory = "; or memory is short" if is_thread else ""
+    or_memory = ""
+    if is_thread:
+        or_memory = "; or memory is short"
     return EnvironmentFault(
         f"no more processes or threads can be started ({text}); allow more: ulimit -u gives {allowed}, and the "
         f"container or the service may have a limit of its own (pids.max){or_memory}"
@@ -330,6 +356,8 @@ def written_whole(
                 with contextlib.suppress(OSError):
                     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 yield file
+
+                # The content must be on the disk before the name: else a power cut could leave an empty file.
                 file.flush()
                 fault_injection.reach(f"write {path.name}")
                 os.fsync(file.fileno())
@@ -337,6 +365,7 @@ def written_whole(
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+        # And the name itself.
         fsync_folder(path.parent)
 
 
@@ -365,8 +394,10 @@ def require_not_read(output: StrPath, source: StrPath) -> None:
 
 def write_atomic(path: StrPath, content: bytes | str, within: Path | None = None) -> None:
     """Write a file in one go, as `written_whole` does."""
+    if isinstance(content, str):
+        content = content.encode()
     with written_whole(path, within) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content)
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
@@ -389,6 +420,7 @@ def open_inside(
     Raises IrregularFileError for a pipe, a socket, a device, and a link that leads out of `folder`. Raises OSError as
     `open` does.
     """
+    # A plain file right in its folder needs no look at the links above it, which is the usual case.
     path = Path(path)
     is_in_subfolder = folder is not None and Path(folder) != path.parent
     if is_in_subfolder or stat.S_ISLNK(os.lstat(path).st_mode):
@@ -419,15 +451,20 @@ def require_inside(
     path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
 ) -> str:
     """Return the path with links resolved. Raises IrregularFileError if that is outside of `folder`."""
-    folder = Path(path).parent if folder is None else Path(folder)
+    if folder is None:
+        folder = Path(path).parent
+    folder = Path(folder)
+
+    # By whole parts: /runs/ab is not inside /runs/a.
     real = os.path.realpath(path)
-    if not any(os.path.commonpath([root, real]) == root for root in _roots(folder)):
-        raise IrregularFileError(
-            path,
-            f"is a link that leads out of {folder}; put what it should hold there itself",
-            errno.ELOOP,
-        )
-    return real
+    for root in _roots(folder):
+        if os.path.commonpath([root, real]) == root:
+            return real
+    raise IrregularFileError(
+        path,
+        f"is a link that leads out of {folder}; put what it should hold there itself",
+        errno.ELOOP,
+    )
 
 
 def require_plain(folder: str | os.PathLike[str], but: tuple[str, ...] = ()) -> None:
@@ -439,6 +476,7 @@ def require_plain(folder: str | os.PathLike[str], but: tuple[str, ...] = ()) -> 
     folder = Path(folder)
     count = 0
     for place, folders, names in os.walk(folder):
+        # os.walk goes into the folders that are left in its list.
         if Path(place) == folder:
             folders[:] = [name for name in folders if name not in but]
         for name in sorted((*names, *folders)):
@@ -478,6 +516,7 @@ def _opened(path: Path, real: str) -> BufferedReader:
     # O_NONBLOCK: if somebody replaces the file by a pipe now, opening it must not wait for a writer.
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     number = os.open(real, flags)
+    # What was opened is looked at again, since it may be another file than the one above.
     try:
         _require_regular(path, os.fstat(number).st_mode)
         return os.fdopen(number, "rb")
@@ -551,6 +590,8 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
             raise EnvironmentFault(
                 f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
             ) from None
+
+        # What the user would otherwise take for a hang: a line now, and others from time to time.
         log.info("waiting for %s, which holds %s", holder, path)
         with reminders.reminding(
             lambda taken: log.info("for %s, %s has held %s", taken, holder, path)
@@ -560,6 +601,7 @@ def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManage
         if error.errno not in _WITHOUT_LOCKS:
             raise
         return lockfile.held(path, wait=wait, reason=error.strerror or str(error))
+
     # Whoever finds the file locked reads this.
     os.ftruncate(fd, 0)
     os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
@@ -572,6 +614,7 @@ def locker(path: Path) -> int | None:
         text = read_inside(path).decode(errors="replace")
     except (FileNotFoundError, IrregularFileError):
         return None
+    # On a shared disk, another machine's process may have the number of one here.
     match = re.match(r"process (\d+) on (\S+)", text)
     if match is None or match[2] != socket.gethostname():
         return None

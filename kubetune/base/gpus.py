@@ -52,12 +52,21 @@ def _listed_by_smi() -> int:
     if command is None:
         return 0
     try:
-        listed = subprocess.run(
-            [command, "-L"], capture_output=True, text=True, timeout=10, check=True
-        ).stdout
+        listing = subprocess.run(
+            [command, "-L"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=True,
+        )
     except (OSError, subprocess.SubprocessError):
         return 0
-    return sum(1 for line in listed.splitlines() if line.startswith("GPU "))
+    # GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-…); slices of it follow, indented.
+    count = 0
+    for line in listing.stdout.splitlines():
+        if line.startswith("GPU "):
+            count += 1
+    return count
 
 
 def gpu_use() -> list[dict[str, Any]]:
@@ -86,6 +95,8 @@ def _number(cell: str) -> str | float | int | None:
     if cell.startswith("["):
         return None
     try:
-        return float(cell) if "." in cell else int(cell)
+        if "." in cell:
+            return float(cell)
+        return int(cell)
     except ValueError:
         return cell

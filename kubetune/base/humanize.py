@@ -37,7 +37,9 @@ def counted(count: int, unit: str) -> str:
     """Return a count with its unit: `1 row`, `1,234 rows`, `2 processes`."""
     if count == 1:
         return f"1 {unit}"
-    ending = "es" if unit.endswith(("s", "ch")) else "s"
+    ending = "s"
+    if unit.endswith(("s", "ch")):
+        ending = "es"
     return f"{count:,} {unit}{ending}"
 
 
@@ -59,6 +61,7 @@ def size(value: float | None) -> str:
     if value is None:
         return "–"
     for unit in ("B", "KiB", "MiB", "GiB"):
+        # From here on the number would be rounded to 1,024, which is 1 of the next unit.
         if abs(value) < 1023.5:
             return _three_digits(value, unit)
         value /= 1024
@@ -78,13 +81,23 @@ def duration(seconds: float | None) -> str:
         return "–"
     if seconds < 9.95:
         return f"{seconds:.2g} s"
+
+    # Two units at most, and no zeros: 125 s → 2 min 5 s, 1,800 s → 30 min.
     minutes, rest = divmod(round(seconds), 60)
     if not minutes:
         return f"{rest} s"
     if minutes < 60:
-        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+        text = f"{minutes} min"
+        if rest:
+            text += f" {rest} s"
+        return text
+
+    # Rounded anew, since seconds are not shown beside hours.
     hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours:,} h {minutes} min" if minutes else f"{hours:,} h"
+    text = f"{hours:,} h"
+    if minutes:
+        text += f" {minutes} min"
+    return text
 
 
 def pause(seconds: float) -> str:
@@ -152,7 +165,14 @@ def visible(text: str, keep: str = "\n\t") -> str:
 
     Texts of data and models may hold such characters. Those in `keep` stay; pass "" if the text must stay on one line.
     """
-    return _ACTED_UPON.sub(lambda match: match[0] if match[0] in keep else _escape(match[0]), text)
+
+    def shown(match: re.Match[str]) -> str:
+        char = match[0]
+        if char in keep:
+            return char
+        return _escape(char)
+
+    return _ACTED_UPON.sub(shown, text)
 
 
 def shown_on(stream: TextIO, text: str) -> str:
@@ -181,7 +201,9 @@ def _escape_in_shell(match: re.Match[str]) -> str:
 
 def _escape(char: str) -> str:
     code = ord(char)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    if code < 256:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}"
 
 
 def sparkline(values: Values, width: int) -> str:
@@ -217,11 +239,15 @@ def limits_of(values: Values) -> tuple[float, float] | None:
 
 def thinned(values: Values, width: int) -> list[float | None]:
     """Return at most `width` values, each the mean of the known ones among some neighbours."""
+    # Seven values in three cells: [0 1] [2 3] [4 5 6].
     count = min(max(0, width), len(values))
     cells: list[float | None] = []
     for index in range(count):
         first = index * len(values) // count
         end = (index + 1) * len(values) // count
         known = [value for value in values[first:end] if value is not None]
-        cells.append(sum(known) / len(known) if known else None)
+        mean = None
+        if known:
+            mean = sum(known) / len(known)
+        cells.append(mean)
     return cells

@@ -56,11 +56,13 @@ class Appender(FileIO):
         """
         finite: dict[str, Any] = {}
         for key, value in values.items():
-            is_number = not isinstance(value, float) or math.isfinite(value)
-            finite[key] = value if is_number else None
+            is_infinite = isinstance(value, float) and not math.isfinite(value)
+            finite[key] = None if is_infinite else value
+
         line = logs.scrub(json.dumps(finite, allow_nan=False) + "\n").encode()
         if self._is_torn:
             line = b"\n" + line
+
         with explained_writes(str(self.name)):
             written = self.write(line)
             if written < len(line):
@@ -119,11 +121,13 @@ def _chunks(
         file = open_inside(path)
     except FileNotFoundError:
         return
+
     first = 1  # number of the chunk's first line
     with file:
         for lines in _whole_lines(file):
             values = _parse_all(lines)
             count = len(lines)
+            # One check of all lines, where there is one. Only if it fails each line is looked at.
             if not are_good(values):
                 is_fine = [value is not None and is_good(value) for value in values]
                 if not all(is_fine):
@@ -134,6 +138,7 @@ def _chunks(
                     values = list(compress(values, is_fine))
             yield lines, cast(list[Line], values)
             first += count
+
     if damaged is not None:
         damaged += wrong
     elif wrong:
@@ -178,6 +183,8 @@ class Follower:
             return iter(())
         except OSError:
             return iter(())
+
+        # Another file has another inode, and one that was cut is shorter than what was read of it.
         facts = os.fstat(file.fileno())
         is_same = self._inode in (-1, facts.st_ino) and facts.st_size >= self._place
         if is_same:
@@ -190,6 +197,7 @@ class Follower:
             self._place = 0
             self._before = b""
             self._count = 0
+
         self._inode = facts.st_ino
         file.seek(self._place)
         return self._lines(file)
@@ -232,10 +240,12 @@ def _parse_all(lines: list[bytes]) -> list[Line | None]:
         items = from_json(b"[" + b",0,".join(lines) + b"]")
     except ValueError:
         return [parse(line) for line in lines]
+    # The form that undamaged lines give: object, 0, object, 0, object.
     values = items[::2]
     zeros = items[1::2]
     are_objects = all(type(value) is dict for value in values)
-    if len(values) == len(lines) and are_objects and all(type(zero) is int for zero in zeros):
+    are_zeros = all(type(zero) is int for zero in zeros)
+    if len(values) == len(lines) and are_objects and are_zeros:
         return list(values)
     return [parse(line) for line in lines]
 
@@ -252,7 +262,10 @@ def last_lines(path: Path, most_bytes: int, folder: Path | None = None) -> list[
             lines = file.read().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    return lines[1:] if size > most_bytes else lines
+    # The place where reading began lies within a line, as a rule.
+    if size > most_bytes:
+        return lines[1:]
+    return lines
 
 
 def tail(path: Path, is_good: IsGood = lambda _: True, most: int | None = None) -> list[Line]:
@@ -277,6 +290,7 @@ def newest_with(
 
 
 def _newest_with(lines: Sequence[bytes], key: str, is_good: IsGood) -> Line | None:
+    """Return the last good line that has a key. Looking for its name in the bytes spares parsing most lines."""
     quoted = f'"{key}"'.encode()
     for line in reversed(lines):
         if quoted in line and line.endswith(b"\n"):
@@ -298,19 +312,23 @@ def sample(path: Path, count: int) -> list[Line]:
         return []
     result = []
     for line in lines:
-        value = parse(line) if line.endswith(b"\n") else None
-        if value is not None:
-            result.append(value)
+        # The last line may still be being written.
+        if line.endswith(b"\n"):
+            value = parse(line)
+            if value is not None:
+                result.append(value)
     return result
 
 
 def _lines_at(file: BinaryIO, count: int) -> list[bytes]:
+    """Return whole lines: of a short file every n-th, of a long one those behind `count` places."""
     size = file.seek(0, os.SEEK_END)
     if size <= _TAIL_BYTES:
         file.seek(0)
         all_lines = file.readlines()
         every = -(-len(all_lines) // count)  # rounded up
         return all_lines[:: max(1, every)]
+
     lines = []
     for index in range(count):
         file.seek(index * size // count)
@@ -342,7 +360,10 @@ def describe(numbers: list[int], what: str = "line") -> str:
 
     texts = []
     for first, last in ranges[:_SHOWN_RANGES]:
-        texts.append(f"{first:,}" if first == last else f"{first:,}-{last:,}")
+        text = f"{first:,}"
+        if last != first:
+            text += f"-{last:,}"
+        texts.append(text)
     text = ", ".join(texts)
     if len(ranges) > _SHOWN_RANGES:
         text += f" and {len(ranges) - _SHOWN_RANGES:,} more ranges"
@@ -353,11 +374,13 @@ def parse(line: bytes) -> Line | None:
     """Return the object that a line holds. None if it holds none."""
     try:
         value = from_json(line)
-    # Also for bytes that are no UTF-8, and for an object that is nested too deeply.
     except ValueError:
+        # Also raised for bytes that are no UTF-8, and for an object that is nested too deeply.
         try:
             # Python's parser takes half a surrogate pair, which the name of a file may have.
             value = json.loads(line)
         except (ValueError, RecursionError):
             return None
-    return value if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        return value
+    return None

@@ -21,7 +21,9 @@ class Origin(NamedTuple):
     line: int = 0  # from 1; 0 for a source without lines
 
     def __str__(self) -> str:
-        return f"{self.source}:{self.line}" if self.line else self.source
+        if self.line:
+            return f"{self.source}:{self.line}"
+        return self.source
 
 
 class Problem(NamedTuple):
@@ -46,7 +48,12 @@ class Entry:
 
 def dotted(path: KeyPath) -> str:
     """Return a path as people write it: `data.train[0].weight` for `("data", "train", 0, "weight")`."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+    text = ""
+    for part in path:
+        if isinstance(part, int):
+            text += f"[{part}]"
+        else:
+            text += f".{part}"
     return text.removeprefix(".")
 
 
@@ -81,17 +88,20 @@ class Tree:
                 if not isinstance(node.get(parent), dict):
                     node[parent] = {}
                 node = node[parent]
+
+            # `lora:` before its keys is only where the section begins: what is in it stays.
             if entry.value != {} or not isinstance(node.get(name), dict):
                 # A copy, since the tree grows in place and the caller's value must not.
                 node[name] = deepcopy(entry.value)
                 self._forget_below(entry.path)
+
             self._origins[entry.path] = entry.origin
-            self._origins.update(
-                {entry.path + inner: origin for inner, origin in entry.inner.items()}
-            )
+            for inner, origin in entry.inner.items():
+                self._origins[entry.path + inner] = origin
 
     def _forget_below(self, path: KeyPath) -> None:
-        for known in [k for k in self._origins if k[: len(path)] == path]:
+        below = [known for known in self._origins if known[: len(path)] == path]
+        for known in below:
             del self._origins[known]
 
     def origin(self, path: KeyPath) -> Origin:
@@ -100,7 +110,11 @@ class Tree:
             exact = self._origins.get(path[:end])
             if exact is not None:
                 return exact
-            below = [origin for known, origin in self._origins.items() if known[:end] == path[:end]]
+            # A section of a mapping has no line of its own; its first key has.
+            below = []
+            for known, origin in self._origins.items():
+                if known[:end] == path[:end]:
+                    below.append(origin)
             if below:
                 return min(below)
         return self._default_origin
@@ -142,10 +156,15 @@ def into_lists(
     """
     for entry in entries:
         # The first index in the path: 2 in ("data", "train", 0, "weight").
-        at = next((i for i, part in enumerate(entry.path) if isinstance(part, int)), None)
+        at = None
+        for place, part in enumerate(entry.path):
+            if isinstance(part, int):
+                at = place
+                break
         if at is None:
             yield entry
             continue
+
         path_of_list = entry.path[:at]
         index, *keys = entry.path[at:]
         items = _as_list(deepcopy(tree.find(path_of_list)))
@@ -156,12 +175,17 @@ def into_lists(
             )
             problems.append(Problem(entry.origin, f"{dotted(entry.path)}: {what}"))
             continue
+
         if keys:
             item = items[index]
-            items[index] = item if isinstance(item, dict) else {whole: item}
-            items[index][keys[0]] = entry.value
+            if not isinstance(item, dict):
+                item = {whole: item}
+            item[keys[0]] = entry.value
+            items[index] = item
         else:
             items[index] = entry.value
+
+        # The list is still the file's. Only what changed in it has the entry's origin.
         inner = {(index, *keys): entry.origin}
         yield Entry(path_of_list, items, tree.origin(path_of_list), inner)
 
@@ -169,4 +193,6 @@ def into_lists(
 def _as_list(value: Any) -> list[Any]:
     if value is None:
         return []
-    return value if isinstance(value, list) else [value]
+    if isinstance(value, list):
+        return value
+    return [value]

@@ -50,13 +50,18 @@ def written(
         with explained(final):
             partial.mkdir()
             yield partial
+
+            # Content first, then the name.
             _fsync_tree(partial)
             fault_injection.reach(f"{what}.sealed")
+
+            # A folder cannot be renamed onto another one that holds something.
             if final.exists():
                 if set_aside is not None:
                     set_aside(final)
                 else:
                     os.rename(final, former)
+
             # Before the former folder is deleted: else a kill meanwhile would leave neither.
             os.rename(partial, final)
             fault_injection.reach(f"{what}.renamed")
@@ -94,7 +99,10 @@ def remove_leftovers(parent: Path, name: str | None = None) -> None:
 
     Only for the holder of a lock: nobody else may be writing in `parent`.
     """
-    pattern = f".{glob.escape(name)}.*.tmp" if name else ".*.tmp"
+    # The names that `temporary_sibling` makes.
+    pattern = ".*.tmp"
+    if name:
+        pattern = f".{glob.escape(name)}.*.tmp"
     for leftover in parent.glob(pattern):
         if leftover.is_dir() and not leftover.is_symlink():
             shutil.rmtree(leftover, ignore_errors=True)
@@ -121,10 +129,10 @@ def contents(folder: Path, but: str = "") -> dict[str, Path]:
 
 def checksums(folder: Path, but: str = "") -> dict[str, Any]:
     """Return size and SHA-256 of every file of a folder, for its manifest. `but`, the manifest itself, is left out."""
-    return {
-        name: {"sha256": sha256_file(path), "bytes": path.stat().st_size}
-        for name, path in contents(folder, but).items()
-    }
+    facts = {}
+    for name, path in contents(folder, but).items():
+        facts[name] = {"sha256": sha256_file(path), "bytes": path.stat().st_size}
+    return facts
 
 
 def is_whole(folder: Path, manifest: str, *, thorough: bool = False) -> bool:
@@ -132,10 +140,13 @@ def is_whole(folder: Path, manifest: str, *, thorough: bool = False) -> bool:
     try:
         listed: dict[str, Any] = json.loads(read_inside(folder / manifest))["files"]
         for name, facts in listed.items():
-            if os.stat(require_inside(folder / name, folder)).st_size != facts["bytes"]:
+            # A manifest that somebody else wrote may name files outside of its folder.
+            real = require_inside(folder / name, folder)
+            if os.stat(real).st_size != facts["bytes"]:
                 return False
             if thorough and sha256_file(folder / name) != facts["sha256"]:
                 return False
+    # A damaged manifest may have any form.
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return False
     return True
@@ -160,6 +171,7 @@ def damage(
     foreign = sorted(present.keys() - listed.keys())
     if foreign:
         return f"holds {', '.join(foreign)}, which its manifest does not name"
+
     for name, path in present.items():
         size = path.stat().st_size
         # The size first, since it costs nothing.

@@ -51,7 +51,9 @@ def read_entries(source: Path | FileText) -> tuple[list[Entry], list[Problem]]:
 
     Raises ConfigError if nothing can be read: the file is missing, is no text, or has broken syntax.
     """
-    file = source if isinstance(source, FileText) else read_file(source)
+    file = source
+    if not isinstance(file, FileText):
+        file = read_file(file)
     try:
         return _Reader(str(file.path)).entries(file.text)
     except _BrokenError as error:
@@ -89,8 +91,11 @@ def parse_value(text: str) -> Any:
     """Return one YAML value, as in `key=value`. Raises ValueError that says what is wrong."""
     reader = _Reader("")
     try:
+        # An empty text is null, as in `key=`.
         node = reader.compose(text)
-        value = None if node is None else reader.build(node, (), depth=0)
+        value = None
+        if node is not None:
+            value = reader.build(node, (), depth=0)
     except _BrokenError as error:
         raise ValueError(error.problem.text) from None
     if reader.problems:
@@ -130,7 +135,9 @@ class _Reader:
             raise _BrokenError(
                 self._origin(root), "expected `key: value` lines at the top of the file"
             )
-        tree = {} if root is None else self.build(root, (), depth=0)
+        tree: Any = {}
+        if root is not None:
+            tree = self.build(root, (), depth=0)
         return list(self._flatten(tree, ())), self.problems
 
     def compose(self, text: str) -> Node | None:
@@ -140,9 +147,11 @@ class _Reader:
             mark = error.problem_mark or error.context_mark
             # str(error) quotes lines of the file, which may hold a secret; `problem` does not.
             what = error.problem or error.context or "not valid YAML"
-            raise _BrokenError(
-                Origin(self.source, mark.line + 1 if mark else 0), f"not valid YAML: {what}"
-            ) from None
+            line = 0
+            if mark:
+                line = mark.line + 1
+            origin = Origin(self.source, line)
+            raise _BrokenError(origin, f"not valid YAML: {what}") from None
         except YAMLError:
             raise _BrokenError(
                 Origin(self.source), "not valid YAML: it holds a character YAML does not allow"
@@ -184,7 +193,10 @@ class _Reader:
         # Merged keys (`<<: *base`) are built first, wherever they stand, so that the mapping's own keys win, and so do
         # the lines of these.
         merges = [value for key, value in node.value if key.value == "<<"]
-        merged = self._merge(merges[0], path, depth) if merges else {}
+        merged: dict[str, Any] = {}
+        if merges:
+            merged = self._merge(merges[0], path, depth)
+
         for key_node, value_node in node.value:
             if not isinstance(key_node, ScalarNode):
                 self._problem(key_node, path, "has a list or a mapping as key; expected a word")
@@ -204,7 +216,10 @@ class _Reader:
         return {**merged, **values}
 
     def _merge(self, node: Node, path: KeyPath, depth: int) -> dict[str, Any]:
-        parts = node.value if isinstance(node, SequenceNode) else [node]
+        """Return the keys of a mapping, or of several, of which the first that has a key decides."""
+        parts = [node]
+        if isinstance(node, SequenceNode):
+            parts = node.value
         merged: dict[str, Any] = {}
         for part in parts:
             if not isinstance(part, MappingNode):
@@ -228,6 +243,7 @@ class _Reader:
                 node, path, f"has the tag !!{kind}; tags are not allowed, write a plain value"
             )
             return None
+
         # Before it is converted, since that takes time that grows with the square of the digits.
         if kind == "int" and len(node.value) > MAX_INTEGER_BITS + len("-0b"):
             self._problem(node, path, TOO_LARGE)
@@ -249,6 +265,8 @@ class _Reader:
             for key, item in value.items():
                 yield from self._flatten(item, (*path, key))
             return
+
+        # A list is one setting, but each of its items keeps its line, for messages.
         size = len(path)
         inner = {}
         for known, origin in self._origins.items():

@@ -145,13 +145,17 @@ def overview() -> str:
     width = max(map(len, VERBS)) + 2
     parts = ["usage: kubetune VERB …", "Fine-tune language models from one YAML file."]
     for group, verbs in GROUPS.items():
-        parts.append(
-            "\n".join([f"{group}:", *(f"  {verb:<{width}}{line}" for verb, line in verbs.items())])
-        )
+        lines = [f"{group}:"]
+        for verb, line in verbs.items():
+            lines.append(f"  {verb:<{width}}{line}")
+        parts.append("\n".join(lines))
     parts.append("`kubetune VERB --help` shows the options of a verb, with examples.")
     return "\n\n".join(parts) + "\n"
 
 
 def examples_of(verb: str) -> str:
     """Return the examples of a verb, for its own help."""
-    return "\n".join(["examples:", *(f"  kubetune {example}" for example in EXAMPLES[verb])])
+    lines = ["examples:"]
+    for example in EXAMPLES[verb]:
+        lines.append(f"  kubetune {example}")
+    return "\n".join(lines)

@@ -21,10 +21,12 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
     Nothing is cut off, so that everything can be searched and copied.
     """
+    # A file or a pipe has no width: programs that read it expect one line for each row.
     width = None
     if sys.stdout.isatty():
         width = shutil.get_terminal_size().columns
-    print(visible(scrub("\n".join(table(head, rows, width)))))
+    text = "\n".join(table(head, rows, width))
+    print(visible(scrub(text)))
 
 
 def table(
@@ -36,15 +38,28 @@ def table(
     """
     lines = [list(head)]
     for row in rows:
-        lines.append(["" if cell is None else str(cell) for cell in row])
+        cells = []
+        for cell in row:
+            text = ""
+            if cell is not None:
+                text = str(cell)
+            cells.append(text)
+        lines.append(cells)
+
     widths = _widths(lines, width)
     for line in lines:
-        folded = [_fold(cell, widths[column]) for column, cell in enumerate(line)]
+        # Each cell is a list of lines, which stand below each other:
+        #     ["support-", "bot"], ["done"]   →   support-  done
+        #                                         bot
+        folded = []
+        for column, cell in enumerate(line):
+            folded.append(_fold(cell, widths[column]))
         if len(line) < len(head):
             folded[-1] = line[-1:]
+
         for parts in zip_longest(*folded, fillvalue=""):
-            cells = [part.ljust(widths[column]) for column, part in enumerate(parts)]
-            yield GAP.join(cells).rstrip()
+            padded = [part.ljust(widths[column]) for column, part in enumerate(parts)]
+            yield GAP.join(padded).rstrip()
 
 
 def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
@@ -57,17 +72,23 @@ def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
     columns: list[list[str]] = [[] for _ in head]
     for line in lines:
         # The last cell of a short row is a sentence, which gives its column no width.
-        cells = line if len(line) == len(head) else line[:-1]
+        cells = line
+        if len(line) < len(head):
+            cells = line[:-1]
         for column, cell in enumerate(cells):
             columns[column].append(cell)
+
     widths = [max(map(len, cells)) for cells in columns]
     least = [max(len(name), NARROWEST) for name in head]
+
     gaps = len(GAP) * (len(head) - 1)
     while width is not None and sum(widths) + gaps > width:
+        # Heads stay whole.
         wide = [column for column in range(len(head)) if widths[column] > least[column]]
         if not wide:
             break
 
+        # How many cells would not fit a column that is narrower by one. Of equals, the widest is taken.
         def cost(column: int) -> tuple[int, int]:
             folded = [cell for cell in columns[column] if len(cell) >= widths[column]]
             return len(folded), -widths[column]

@@ -120,10 +120,11 @@ def require(
         return
 
     # The message names the digest, so that the user who has looked at the code can allow it.
-    problems = [
-        f"{whose}: {effect.key} {effect.does} that nobody allowed here: {effect.what}"
-        for effect in refused
-    ]
+    problems = []
+    for effect in refused:
+        problems.append(
+            f"{whose}: {effect.key} {effect.does} that nobody allowed here: {effect.what}"
+        )
     wrong = ""
     if typed_digest is not None:
         wrong = f"--trust-code is {typed_digest}, which is not the digest of this code; "
@@ -141,7 +142,8 @@ def is_started(run_dir: Path) -> bool:
 
 def is_allowed(effect: Effect) -> bool:
     """True if this user has allowed exactly this effect on this machine."""
-    if effect.digest in {known.digest for known in _of_defaults()}:
+    digests_of_defaults = {known.digest for known in _of_defaults()}
+    if effect.digest in digests_of_defaults:
         return True
     folder = _folder(os.environ)
     return folder is not None and (folder / f"{effect.digest}.json").is_file()
@@ -180,7 +182,8 @@ def _of_defaults() -> list[Effect]:
 
 def _together(effects: Sequence[Effect]) -> str:
     # Sorted, so that the same effects have the same digest in any order.
-    digest = hashlib.sha256("".join(sorted(effect.digest for effect in effects)).encode())
+    digests = sorted(effect.digest for effect in effects)
+    digest = hashlib.sha256("".join(digests).encode())
     return digest.hexdigest()[:_DIGEST_CHARACTERS]
 
 
@@ -193,15 +196,19 @@ def _code_in(
     command = hooks.on_event
     if command is not None:
         named["hooks"] = _code("hooks", f"the command {command}", command)
+
     metrics = evaluation.metrics
     if metrics is not None:
         file = _absolute(metrics.file)
         named[METRICS] = _code(METRICS, f"the file {file}", [file, *_contents([Path(file)])])
+
     benchmarks = evaluation.benchmarks
     if benchmarks is not None and benchmarks.tasks_folder is not None:
         folder = _absolute(benchmarks.tasks_folder)
         content = [folder, *_contents(_task_files(Path(folder)))]
         named[TASKS] = _code(TASKS, f"task files of {folder}, which may import Python", content)
+
+    # Code on the hub is pinned by its commit; without one, the newest runs.
     if model.trust_remote_code:
         named[REMOTE_CODE] = _remote_code(str(model.revision), model.path)
     return named
@@ -239,7 +246,9 @@ def _sent(
         addresses["mirror"] = mirror
     if push is not None:
         # Who can see the upload is part of what the user allows.
-        who_sees = "private" if push.private else "public"
+        who_sees = "public"
+        if push.private:
+            who_sees = "private"
         addresses["push"] = f"the hub's {push.repo}, {who_sees}"
     if tracking.mlflow is not None:
         addresses["tracking.mlflow"] = tracking.mlflow.uri
@@ -252,10 +261,11 @@ def _sent(
         addresses["tracking.trackio"] = place or "your own Trackio"
     if servers is not None and servers.urls:
         addresses["grpo.servers"] = ", ".join(servers.urls)
-    return {
-        key: _effect(key, "has data sent", f"to {address}", address)
-        for key, address in addresses.items()
-    }
+
+    effects = {}
+    for key, address in addresses.items():
+        effects[key] = _effect(key, "has data sent", f"to {address}", address)
+    return effects
 
 
 def _remote_code(pin: str, where: str) -> Effect:

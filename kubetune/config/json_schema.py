@@ -25,11 +25,13 @@ def schema() -> Node:
 def editor_schema() -> Node:
     """Return the schema that is published for editors. Other tools' names are valid too, marked as deprecated."""
     base = schema()
-    aliases = {
-        name: {"description": f"Other spelling of `{alias.path}`.", "deprecated": True}
-        for name, alias in ALIASES.items()
-        if "." not in name
-    }
+    aliases = {}
+    for name, alias in ALIASES.items():
+        # Names within sections, such as lora.rank, are not offered.
+        if "." not in name:
+            description = f"Other spelling of `{alias.path}`."
+            aliases[name] = {"description": description, "deprecated": True}
+
     dialect = "https://json-schema.org/draft/2020-12/schema"
     # Nothing is "required" at the top: `model` may be missing because the file says `base_model`. The loader checks it.
     top = {"$schema": dialect, **base, "title": "kubetune run", "required": []}
@@ -49,7 +51,9 @@ def options(node: Node) -> list[Node]:
         for branch in node["anyOf"]:
             branches += options(branch)
         return branches
-    return [] if node.get("type") == "null" else [node]
+    if node.get("type") == "null":
+        return []
+    return [node]
 
 
 def keys(node: Node) -> dict[str, Node]:
@@ -126,11 +130,15 @@ def _words(node: Node) -> str:
         case "array":
             return "a list"
         case "object":
-            return "a section" if "properties" in node else "a mapping"
+            if "properties" in node:
+                return "a section"
+            return "a mapping"
         case _:
             if "examples" in node:
                 return f"text such as {' or '.join(node['examples'])}"
-            return f"text that matches {node['pattern']}" if "pattern" in node else "text"
+            if "pattern" in node:
+                return f"text that matches {node['pattern']}"
+            return "text"
 
 
 def _bounds(node: Node) -> str:
@@ -145,13 +153,20 @@ def _bounds(node: Node) -> str:
         "maximum": "of at most",
         "exclusiveMaximum": "below",
     }
-    parts = [f"{word} {node[key]:,}" for key, word in words.items() if key in node]
-    return f" {' and '.join(parts)}" if parts else ""
+    parts = []
+    for key, word in words.items():
+        if key in node:
+            parts.append(f"{word} {node[key]:,}")
+    if not parts:
+        return ""
+    return f" {' and '.join(parts)}"
 
 
 def leaves(node: Node | None = None, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Node]]:
     """Yield every key that is not inside a list, with its schema. A section comes before its keys."""
     # Depth first: `lora`, `lora.r`, `lora.alpha`, …
-    for name, key in keys(schema() if node is None else node).items():
+    if node is None:
+        node = schema()
+    for name, key in keys(node).items():
         yield (*path, name), key
         yield from leaves(key, (*path, name))

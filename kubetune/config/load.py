@@ -89,7 +89,9 @@ def load_config(
     except ValidationError as error:
         problems += explain(error.errors(include_url=False), tree)
     if problems:
-        raise ConfigError(list(dict.fromkeys(str(problem) for problem in sorted(problems))))
+        # By file and line. Two checks may say the same of one key.
+        texts = [str(problem) for problem in sorted(problems)]
+        raise ConfigError(list(dict.fromkeys(texts)))
     return config
 
 
@@ -134,8 +136,11 @@ def read_tree(
     # Later layers win: values to start from, defaults, then the file, then what was typed.
     _put_lowest(tree, starting or {}, (*written, *ours), problems)
     tree.put(_safe(_absolute(written, folders), problems))
+
+    # Items of lists can be changed only once the file's lists are there.
     _displace_global_batch(tree, {entry.path for entry in ours})
-    tree.put(_safe(_absolute(into_lists(ours, tree, problems, whole="path"), [here]), problems))
+    whole_lists = into_lists(ours, tree, problems, whole="path")
+    tree.put(_safe(_absolute(whole_lists, [here]), problems))
 
     # Short forms that need the whole tree.
     _sample_sources(tree, environ or {}, problems)
@@ -186,6 +191,7 @@ def _sample_sources(tree: Tree, environ: Mapping[str, str], problems: list[Probl
     except ValueError as error:
         problems.append(Problem(Origin("environment variable MAX_SAMPLES"), str(error)))
         return
+
     data = tree.data.get("data")
     if number is None or not isinstance(data, dict):
         return
@@ -211,6 +217,8 @@ def _split_output(tree: Tree, problems: list[Problem]) -> None:
     output = tree.data.get("output")
     if not isinstance(output, str) or "://" not in output:
         return
+
+    # s3://bucket/run has a bucket and a folder in it; a whole bucket cannot be one run's.
     origin = tree.origin(("output",))
     address = output.strip().rstrip("/")
     _, _, place = address.partition("://")
@@ -221,6 +229,7 @@ def _split_output(tree: Tree, problems: list[Problem]) -> None:
         )
         problems.append(Problem(origin, message))
         return
+
     # A `mirror` of its own may name the same address, but no other.
     mirror = tree.data.get("mirror")
     if mirror not in (None, address):
@@ -273,13 +282,19 @@ def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved confi
     `where` names the source of data for messages.
     """
     try:
-        text = read_inside(source) if isinstance(source, Path) else json.dumps(source)
+        text: str | bytes
+        if isinstance(source, Path):
+            text = read_inside(source)
+        else:
+            text = json.dumps(source)
         return Config.model_validate_json(text, strict=True)
     except ValidationError as error:
-        details = error.errors(include_url=False)[:_SHOWN_PROBLEMS]
-        reason = "; ".join(
-            f"{dotted(detail['loc'])}: {detail['msg']}".removeprefix(": ") for detail in details
-        )
+        reasons = []
+        for detail in error.errors(include_url=False)[:_SHOWN_PROBLEMS]:
+            # A check of the whole config has no place in it.
+            where_and_what = f"{dotted(detail['loc'])}: {detail['msg']}"
+            reasons.append(where_and_what.removeprefix(": "))
+        reason = "; ".join(reasons)
     except (OSError, ValueError, TypeError, RecursionError) as error:  # also what is no UTF-8
         reason = str(error)
     name = source if isinstance(source, Path) else where

@@ -41,19 +41,25 @@ def compare(
     # The memory forecast needs what the last start saw: its device, and the share of tokens that it computed once.
     weights = read_weights(config.model.path, os.environ)
     starts = [event for event in events if event["event"] in ("start", "resume")]
-    last_start: Mapping[str, Any] = starts[-1] if starts else {}
+    last_start: Mapping[str, Any] = {}
+    if starts:
+        last_start = starts[-1]
     plan = plan.model_copy(update={"spared_share": last_start.get("spared_share") or 0.0})
     memory = None
     if weights is not None:
         work = RankWork.of(config, plan, longest)
         memory = forecast(work, weights, last_start.get("device_bytes"))
+
     # Runs that ended after this one began, this one too, were no part of its forecast.
-    began = str(starts[0]["time"]) if starts else None
+    began = None
+    if starts:
+        began = str(starts[0]["time"])
     known = earlier_runs.read(before=began)
     work = RankWork.of(config, plan)
     gpu = _gpu(plan, last_start)
     planned = bill(work, config.compute, plan, weights, tokens, gpu, known)
     assert planned is not None, "tokens are known"
+
     # Devices cost money from the launch to the end, not only within steps.
     held_hours = max(step_seconds, held_seconds(events, until)) / 3600
     hours = _hours(planned, step_seconds / 3600, held_hours)
@@ -146,6 +152,7 @@ def remember(
         return
     weights = read_weights(model_path, os.environ)
     kind = kind_of(work, plan, weights, _gpu(plan, starts[0]))
+    # A run that only read its checkpoint and ended has no speed.
     if kind is not None and tokens_per_second > 0 and seconds > 0:
         earlier_runs.keep(earlier_runs.Speed(kind, tokens_per_second, seconds, metrics.now()))
 
@@ -159,6 +166,8 @@ def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:
 
 def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
     """Return the seconds that devices were held: each start from its launch to its end, or to its last sign of life."""
+    # launch 9:00, exit 9:30, launch 10:00 (killed), launch 11:00 (the one before was last seen at 10:20), exit 11:10
+    #     30 min          + 20 min                                                                      + 10 min
     total = 0.0
     begun = None  # when the start that holds the devices began; None between starts
     last = None  # time of the event before
@@ -179,6 +188,8 @@ def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
         elif begun is None and event["event"] in ("start", "resume"):
             begun = now  # ranks that no agent started
         last = now
+
+    # The start that writes this is not over yet.
     if begun is not None:
         total += _moment(until) - begun
     return total
@@ -210,7 +221,9 @@ def _time_line(hours: Mapping[str, Any]) -> str:
         if span["source"] == hours["source"]:
             is_within = span["low_hours"] <= hours["step_hours"] <= span["high_hours"]
             bounds = f"{_duration(span['low_hours'])}–{_duration(span['high_hours'])}"
-            verdict = "within" if is_within else "NOT within"
+            verdict = "NOT within"
+            if is_within:
+                verdict = "within"
             return f"{line}: {verdict} {bounds}"
     return line
 

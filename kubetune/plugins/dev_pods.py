@@ -43,14 +43,13 @@ def dev_config(config: Config) -> Config:
             "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
         )
     # Nothing prepares before people work in them: they do that themselves.
-    kubernetes = config.kubernetes.model_copy(
-        update={
-            "kind": "statefulset",
-            "preprocess": None,
-            "initialisers": (),
-            "jobset": JobSetConfig(),
-        }
-    )
+    changes = {
+        "kind": "statefulset",
+        "preprocess": None,
+        "initialisers": (),
+        "jobset": JobSetConfig(),
+    }
+    kubernetes = config.kubernetes.model_copy(update=changes)
     name = name_beside(run_name(config.name, config.model.path), _SUFFIX)
     return config.model_copy(update={"name": name, "kubernetes": kubernetes})
 
@@ -59,7 +58,8 @@ def idling(objects: list[Manifest]) -> list[Manifest]:
     """Return the same objects with trainers that do nothing until somebody starts something in them."""
     for obj in objects:
         if obj["kind"] == "StatefulSet":
-            obj["spec"]["template"]["spec"]["containers"][0]["command"] = [*_INSIDE, IDLE]
+            pod = obj["spec"]["template"]["spec"]
+            pod["containers"][0]["command"] = [*_INSIDE, IDLE]
     return objects
 
 
@@ -86,6 +86,8 @@ def pack_tree(root: Path, config_text: str) -> bytes:
                     "many); run this in a folder of code, with what is not code in .gitignore"
                 )
             tar.add(path, f"tree/{path.relative_to(root)}", recursive=False)
+
+        # The config is no file of this machine: it has the paths that pods see.
         config = config_text.encode()
         info = tarfile.TarInfo("run.yaml")
         info.size = len(config)
@@ -101,7 +103,11 @@ def _code_files(root: Path) -> Iterator[Path]:
         paths = [root / name for name in listing.decode().split("\0") if name]
     # There is no git, or this is no repository.
     except (FileNotFoundError, subprocess.CalledProcessError):
-        paths = [path for path in sorted(root.rglob("*")) if _may_be_code(path.relative_to(root))]
+        paths = []
+        for path in sorted(root.rglob("*")):
+            if _may_be_code(path.relative_to(root)):
+                paths.append(path)
+
     for path in paths:
         # Secrets lie in `.env`, which some repositories do not ignore.
         if path.is_file() and path.name != ".env":
@@ -119,10 +125,12 @@ def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], t
     agent = ["python", "-P", "-m", "kubetune.agent", spec.run_dir]
 
     def copy(target: Target) -> None:
-        _must(cluster, target, [*_INSIDE, "unpack", BENCH], stdin=io.BytesIO(archive))
+        argv = [*_INSIDE, "unpack", BENCH]
+        _must(cluster, target, argv, stdin=io.BytesIO(archive))
 
     def start(target: Target) -> None:
-        _must(cluster, target, [*_INSIDE, "start", BENCH, *agent, "--config", f"{BENCH}/run.yaml"])
+        argv = [*_INSIDE, "start", BENCH, *agent, "--config", f"{BENCH}/run.yaml"]
+        _must(cluster, target, argv)
 
     # No pod starts with old code while another one is still copied to.
     on_all(copy, targets)

@@ -50,6 +50,9 @@ def describe() -> dict[str, Any]:
     The code is the commit that git has checked out in the current folder, where people start their own runs.
     """
     gpus = gpu_use()
+    driver = None
+    if gpus:
+        driver = gpu_driver()
     return {
         "host": platform.node(),
         "system": platform.platform(),
@@ -57,7 +60,7 @@ def describe() -> dict[str, Any]:
         "cores": usable_cores(),
         "memory_bytes": _memory_bytes(),
         "gpus": [gpu["name"] for gpu in gpus],
-        "driver": gpu_driver() if gpus else None,
+        "driver": driver,
         "command": os.environ.get(COMMAND) or command_line(),
         "git_commit": git_commit(),
         "git_dirty": git_is_dirty(),
@@ -67,6 +70,7 @@ def describe() -> dict[str, Any]:
 
 def gpu_driver(file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
     """Return the version of NVIDIA's driver, None where there is none."""
+    # The file's first line:  NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  …
     with suppress(OSError):
         match = re.search(r"\b(\d{3,}\.\d+(?:\.\d+)?)\b", file.read_text())
         if match:
@@ -112,7 +116,9 @@ def versions() -> dict[str, str]:
 def _memory_bytes() -> int:
     """Return the memory of this machine, or of the container if that may use less."""
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return min(physical, cgroup.memory_limit() or physical)
+    # A container without a limit may use all of it.
+    limit = cgroup.memory_limit() or physical
+    return min(physical, limit)
 
 
 class Load:
@@ -136,12 +142,15 @@ class Load:
         self._before = after
         seconds = max(after["time"] - before["time"], 1e-9)
         cpu_seconds = max(after["cpu"] - before["cpu"], 1e-9)
+
         memory = psutil.virtual_memory()
         load = {
             "cpu_percent": 100 * (after["busy"] - before["busy"]) / cpu_seconds,
             "memory_bytes": memory.used,
             "memory_percent": memory.percent,
         }
+
+        # A disk may be missing from the counters, and the folder may have been deleted.
         if "disk" in after and "disk" in before:
             load["disk_bytes_per_second"] = (after["disk"] - before["disk"]) / seconds
         with suppress(OSError):
@@ -157,6 +166,7 @@ class Load:
         # The system counts the seconds of guests as user and nice, too.
         guests = times.get("guest", 0.0) + times.get("guest_nice", 0.0)
         total = sum(times.values()) - guests
+        # A CPU that waits for a disk could compute.
         idle = times["idle"] + times.get("iowait", 0.0)
         counters = {"time": time.monotonic(), "cpu": total, "busy": total - idle}
         with suppress(OSError, RuntimeError):  # some containers say nothing of disks
@@ -168,14 +178,17 @@ class Load:
 
 def _load_of(gpu: dict[str, Any]) -> dict[str, Any]:
     """Return the load of a GPU. Some GPUs do not say all of it: nvidia-smi then prints a word for the number."""
-    used = gpu["memory_used_mib"]
-    values = {
-        "percent": gpu["utilization_percent"],
-        "memory_bytes": used * 2**20 if isinstance(used, int | float) else None,
-        "watts": gpu["power_watts"],
-    }
-    numbers = {name: value for name, value in values.items() if isinstance(value, int | float)}
-    return {"index": gpu["index"], **numbers}
+    load = {"index": gpu["index"]}
+    percent = gpu["utilization_percent"]
+    if isinstance(percent, int | float):
+        load["percent"] = percent
+    mebibytes = gpu["memory_used_mib"]
+    if isinstance(mebibytes, int | float):
+        load["memory_bytes"] = mebibytes * 2**20
+    watts = gpu["power_watts"]
+    if isinstance(watts, int | float):
+        load["watts"] = watts
+    return load
 
 
 @contextmanager
@@ -206,4 +219,5 @@ def recorded(
 
 def _pause(elapsed: float) -> float:
     """Return the seconds until the next measurement, for a run of this age."""
+    # 30 s old: 1 s.  5 min: 5 s.  An hour: 15 s.
     return min(_LONGEST_SECONDS, max(_FIRST_SECONDS, elapsed / _MEASUREMENTS))

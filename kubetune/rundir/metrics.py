@@ -53,6 +53,7 @@ class MetricsLog:
     """
 
     def __init__(self, run_dir: Path, resume_step: int = 0, evaluated_step: int = 0) -> None:
+        # First cut, then open: an open file would stay that of before where the cut replaces it.
         for name in (METRICS, TIMINGS):
             _cut_after(run_dir / name, resume_step, evaluated_step)
         self._metrics = Appender(run_dir / METRICS)
@@ -92,6 +93,7 @@ class MetricsLog:
 
 def record_event(run_dir: Path, event: str, **facts: Any) -> None:
     """Append an event of a kind that events.py describes, and its time, to events.jsonl; any process may."""
+    # Opened for each event, since agents, ranks and observers all write some.
     with Appender(run_dir / EVENTS) as events:
         events.append({"schema_version": EVENTS_VERSION, "time": now(), "event": event, **facts})
 
@@ -122,6 +124,7 @@ def _of_step(path: Path, step: int | None) -> dict[str, Any]:
         results = read_object(path)
     except FileNotFoundError:
         return {}
+    # An earlier start may have written the file, for a checkpoint that is not the best any more.
     if step is not None and results.get("step") != step:
         return {}
     return results
@@ -149,9 +152,11 @@ def stream_lines(path: Path, damaged: list[int] | None = None) -> Iterator[dict[
 
 def stream_chunks(path: Path, damaged: list[int] | None = None) -> Iterator[list[dict[str, Any]]]:
     """Yield what `stream_lines` does, some hundred lines at once."""
+    # Only the long files have a check of many lines at once.
     checks_of_many = {METRICS: _are_steps, TIMINGS: _are_timings}
     are_good = checks_of_many.get(path.name, lambda _: False)
-    return jsonl.read_chunks(path, _LINE_CHECKS.get(path.name, _is_anything), damaged, are_good)
+    is_good = _LINE_CHECKS.get(path.name, _is_anything)
+    return jsonl.read_chunks(path, is_good, damaged, are_good)
 
 
 def follower(path: Path, offset: int = 0) -> jsonl.Follower:
@@ -217,23 +222,28 @@ def _are_timings(lines: list[Any]) -> bool:
 
 
 def _is_event(line: Mapping[str, Any]) -> bool:
-    is_dated = _is_time(line.get("time")) and (
-        "last_seen" not in line or _is_time(line["last_seen"])
-    )
-    return is_dated and isinstance(line.get("event"), str)
+    if not isinstance(line.get("event"), str) or not _is_time(line.get("time")):
+        return False
+    # Only a launch has it, and only after a start that was cut off.
+    return "last_seen" not in line or _is_time(line["last_seen"])
 
 
 def _is_answered(line: Mapping[str, Any]) -> bool:
     """True for a line of before_after.jsonl: a prompt, its turns, and the answers to it."""
     turns = line.get("messages", [])
     answers = line.get("answers", [])
-    if not all(isinstance(values, list) for values in (turns, answers, line.get("tools", []))):
-        return False
-    return (
-        all(isinstance(line.get(key), str) for key in ("prompt", "expected", "before", "after"))
-        and all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in turns)
-        and all(_is_answer_of_step(answer) for answer in answers)
-    )
+    tools = line.get("tools", [])
+    for values in (turns, answers, tools):
+        if not isinstance(values, list):
+            return False
+
+    for key in ("prompt", "expected", "before", "after"):
+        if not isinstance(line.get(key), str):
+            return False
+    for turn in turns:
+        if not isinstance(turn, dict) or not isinstance(turn.get("role"), str):
+            return False
+    return all(_is_answer_of_step(answer) for answer in answers)
 
 
 def _is_answer_of_step(answer: object) -> bool:
@@ -258,6 +268,7 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
                 f"{path} is gone: the curves of this run begin after step {step:,}; its totals still count all"
             )
         return
+
     # First pass: which steps are there, and how many bytes stay.
     size = 0
     has_step = bytearray(step + 1)
@@ -268,6 +279,7 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
             has_evaluation = has_evaluation or values["step"] == evaluated_step
         elif 0 < values["step"] <= step:
             has_step[int(values["step"])] = 1
+
     missing = [number for number in range(1, step + 1) if not has_step[number]]
     if missing:
         lost = jsonl.describe(missing, "step")
@@ -278,6 +290,7 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
         jsonl.warn(
             f"{path}: the evaluation after step {evaluated_step:,} is missing; the best one is known all the same"
         )
+
     # Second pass: write the lines that stay, if any other line is to go.
     if size != path.stat().st_size:
         with written_whole(path) as file:
@@ -290,6 +303,7 @@ def _lines_up_to(
 ) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """Yield the lines that an earlier start wrote before its checkpoint, as bytes and as values."""
     for line, values in jsonl.read_both(path, _LINE_CHECKS[path.name]):
+        # The checkpoint of step 40 may be older than the evaluation after step 40, which is then done again.
         last = step
         if "eval_loss" in values:
             last = evaluated_step

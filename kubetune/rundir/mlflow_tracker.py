@@ -34,6 +34,7 @@ from kubetune.rundir.tracker_queue import (
 )
 
 _log = family_logger("TRACKING")
+# Limits of MLflow's API: characters of a setting and of a data set's digest, entries of a call.
 _LONGEST_PARAM = 500
 _PARAMS_PER_CALL = 100
 _NUMBERS_PER_CALL = 1000
@@ -57,11 +58,16 @@ class MlflowSink(Sink):
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_RESPECT_RETRY_AFTER_HEADER", "false")
+
         from mlflow import MlflowClient
 
+        # Both write a line for each table that they make in a new SQLite file.
         for name in ("mlflow", "alembic"):
             logging.getLogger(name).setLevel(logging.WARNING)
-        uri, artifacts = find_store(os.environ.get("MLFLOW_TRACKING_URI") or settings.uri)
+
+        # The variable wins over the config, as with MLflow's own commands.
+        address = os.environ.get("MLFLOW_TRACKING_URI") or settings.uri
+        uri, artifacts = find_store(address)
         self._settings = settings
         self._run = run
         self._run_dir = run.run_dir
@@ -73,7 +79,12 @@ class MlflowSink(Sink):
 
     def begin(self) -> None:
         """Begin a run, or continue that of an earlier start."""
-        self._run_id = self._continue(self._uri) or self._begin(self._artifacts, self._uri)
+        run_id = self._continue(self._uri)
+        if not run_id:
+            run_id = self._begin(self._artifacts, self._uri)
+        self._run_id = run_id
+
+        # A store of files has no page of its own. A server's address is enough.
         advice = ""
         if self._artifacts is not None:
             advice = f"; open it with: mlflow ui --backend-store-uri {self._uri}"
@@ -84,8 +95,10 @@ class MlflowSink(Sink):
         values: list[Any] = []
         for of_step in numbers:
             values += _metrics(of_step)
+
         for first in range(0, len(values), _NUMBERS_PER_CALL):
-            self._client.log_batch(self._run_id, metrics=values[first : first + _NUMBERS_PER_CALL])
+            batch = values[first : first + _NUMBERS_PER_CALL]
+            self._client.log_batch(self._run_id, metrics=batch)
 
     def tell(self, name: str, text: str) -> None:
         """Set a tag of the run."""
@@ -101,16 +114,22 @@ class MlflowSink(Sink):
         if status != "KILLED":
             yield SECONDS_FOR_FILES, _tolerant("data set", self._send_data_set)
             yield SECONDS_FOR_FILES, _tolerant("files", self._send_files)
+
+        # A run that failed has no result to register.
         if status == "FINISHED" and self._settings.log_model:
             yield SECONDS_FOR_FILES, _tolerant("model", self._send_model)
+
+        # The end comes last: MLflow shows the run's time up to it.
         yield SECONDS_TO_SEND_THE_REST, lambda: self._client.set_terminated(self._run_id, status)
 
     def _send_files(self) -> None:
+        # Copies are sent, since secrets are taken out of their text. MLflow sends a folder in one call.
         with tempfile.TemporaryDirectory() as folder:
             for name in _FILES:
                 file = self._run_dir / name
                 if file.is_file():
-                    (Path(folder) / name).write_text(scrub(file.read_text("utf-8")), "utf-8")
+                    text = scrub(file.read_text("utf-8"))
+                    (Path(folder) / name).write_text(text, "utf-8")
             if self._write_page is not None:
                 self._write_page(Path(folder) / "report.html")
             self._client.log_artifacts(self._run_id, folder)
@@ -121,20 +140,24 @@ class MlflowSink(Sink):
         data = self._run_dir / metrics.DATA
         if not data.is_file():
             return
+
         facts = read_object(data)
         inputs = []
         for split, stats in (facts.get("splits") or {}).items():
             sources = [scrub(str(source["path"])) for source in stats.get("sources", ())]
+            # One source has a name and an address, several have a number and a list.
             name = f"{len(sources)} sources"
             address: str | list[str] = sources
             if len(sources) == 1:
                 name = Path(sources[0]).name
                 address = sources[0]
+
             # What MLflow's page shows of a data set.
             counts = {}
             for key in ("records", "rows", "tokens", "trained_tokens"):
                 if key in stats:
                     counts[key] = stats[key]
+
             dataset = Dataset(
                 name=name,
                 digest=str(facts["fingerprint"])[:_LONGEST_DIGEST],
@@ -142,7 +165,9 @@ class MlflowSink(Sink):
                 source=json.dumps({"uri": address}),
                 profile=json.dumps(counts),
             )
-            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", split)]))
+            # MLflow calls the split of a data set its context.
+            context = InputTag("mlflow.data.context", split)
+            inputs.append(DatasetInput(dataset, [context]))
         self._client.log_inputs(self._run_id, datasets=inputs)
 
     def _send_model(self) -> None:
@@ -161,6 +186,7 @@ class MlflowSink(Sink):
             # An earlier run has registered the name. This one becomes the next version of it.
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
+
         source = f"{self._client.get_run(self._run_id).info.artifact_uri}/model"
         model = self._client.create_model_version(name, source, self._run_id)
         _log.info("MLflow has the model as %s, version %s", name, model.version)
@@ -175,6 +201,8 @@ class MlflowSink(Sink):
         except errors.EnvironmentFault as error:
             _log.warning("%s; a new run begins in MLflow", error)
             return None
+
+        # With another server in the config, or a damaged file, a new run begins.
         if known.get("uri") != uri or not isinstance(known.get("run_id"), str):
             return None
         run_id: str = known["run_id"]
@@ -185,29 +213,38 @@ class MlflowSink(Sink):
         """Make a run with settings and tags, note it in tracking.json, and return its id."""
         from mlflow.entities import Param, RunTag
 
+        # Runs of one experiment are compared with each other. It is made with the first of them.
         name = self._settings.experiment
         experiment = self._client.get_experiment_by_name(name)
         if experiment is not None:
             experiment_id = experiment.experiment_id
         else:
             experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
-        run_id = self._client.create_run(experiment_id, run_name=self._run.name).info.run_id
+        created = self._client.create_run(experiment_id, run_name=self._run.name)
+        run_id = created.info.run_id
 
         # MLflow limits the length of a setting and the number of them in a call.
         params = []
         for key, value in dotted_values(self._run.settings):
             if value is not None:
-                text = value if isinstance(value, str) else json.dumps(value)
+                text = value
+                if not isinstance(value, str):
+                    text = json.dumps(value)
                 params.append(Param(key, scrub(text)[:_LONGEST_PARAM]))
         for first in range(0, len(params), _PARAMS_PER_CALL):
-            self._client.log_batch(run_id, params=params[first : first + _PARAMS_PER_CALL])
-        tags = {**dict(_tags(self._run)), **self._settings.tags}
-        self._client.log_batch(
-            run_id, tags=[RunTag(key, scrub(value)) for key, value in tags.items()]
-        )
+            batch = params[first : first + _PARAMS_PER_CALL]
+            self._client.log_batch(run_id, params=batch)
+
+        # The user's tags win over ours.
+        texts = {**dict(_tags(self._run)), **self._settings.tags}
+        tags = [RunTag(key, scrub(text)) for key, text in texts.items()]
+        self._client.log_batch(run_id, tags=tags)
+
+        # The next start finds the run by this file.
+        known = {"uri": uri, "run_id": run_id}
         write_atomic(
             self._run_dir / metrics.TRACKING,
-            json.dumps({"uri": uri, "run_id": run_id}) + "\n",
+            json.dumps(known) + "\n",
             within=self._run_dir,
         )
         return str(run_id)
@@ -228,22 +265,29 @@ def _tolerant(what: str, send: Callable[[], None]) -> Callable[[], None]:
 def _metrics(numbers: Numbers) -> list[Any]:
     from mlflow.entities import Metric
 
-    moment = int(numbers.moment * 1000)
-    return [Metric(name, value, moment, numbers.step) for name, value in numbers.values.items()]
+    milliseconds = int(numbers.moment * 1000)
+    entities = []
+    for name, value in numbers.values.items():
+        entities.append(Metric(name, value, milliseconds, numbers.step))
+    return entities
 
 
 def _tags(run: TrackedRun) -> Iterator[tuple[str, str]]:
     """Yield tags that tell runs apart beside their settings, under MLflow's own names where it has them."""
     yield "mlflow.source.name", "kubetune train"
     yield "mlflow.source.type", "LOCAL"
+
     commit = git_commit()
     if commit:
         yield "mlflow.source.git.commit", commit
+
     yield "kubetune.run_dir", str(run.run_dir.absolute())
     yield "kubetune.host", platform.node()
     yield "kubetune.task", run.task
     yield "kubetune.method", run.method
     yield "kubetune.model", run.model
+
+    # A loss that differs between two runs of one config is often a library's.
     for name in _LIBRARIES:
         try:
             yield f"kubetune.version.{name}", version(name)
@@ -257,10 +301,14 @@ def machine_load(load: Mapping[str, Any]) -> dict[str, float]:
         "cpu_percent": "cpu_utilization_percentage",
         "memory_percent": "system_memory_usage_percentage",
     }
-    values = {f"system/{name}": load[key] for key, name in names.items()}
+    values = {}
+    for key, name in names.items():
+        values[f"system/{name}"] = load[key]
     values["system/system_memory_usage_megabytes"] = load["memory_bytes"] / 1e6
     if "disk_free_bytes" in load:
         values["system/disk_available_megabytes"] = load["disk_free_bytes"] / 1e6
+
+    # A GPU shows what its driver lets it: a MIG slice has no load, and some have no power.
     for gpu in load["gpus"]:
         name = f"system/gpu_{gpu['index']}"
         if "percent" in gpu:
@@ -278,11 +326,15 @@ def find_store(uri: str) -> tuple[str, str | None]:
     A folder means a SQLite file in it. MLflow no longer develops its store of plain files, which is used only if the
     folder holds one already.
     """
+    # Servers and databases are taken as they are.
     if "://" in uri.removeprefix("file://") or uri.startswith("databricks"):
         return uri, None
+
     folder = Path(uri.removeprefix("file://")).absolute()
     if any(folder.glob("*/meta.yaml")):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
         return folder.as_uri(), None
+
+    # Left to itself, MLflow would put artifacts into the working directory.
     folder.mkdir(parents=True, exist_ok=True)
     return f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()

@@ -15,16 +15,32 @@ if TYPE_CHECKING:
 # Keys, or whole sections, that may differ between two starts of one run: none moves a number by more than rounding.
 # `data.date` may differ in the file, but the run keeps what its first start had.
 _FREE_TO_CHANGE = (
-    "name", "output", "push", "mirror", "compute", "kubernetes", "logging", "tracking", "hooks",
-    "data.cache", "data.date", "data.num_proc", "training.resume", "training.save_total_limit",
-    "training.timeout_seconds", "training.pause_at_step", "training.async_save", "training.parallelism",
-)  # fmt: skip
+    "name",
+    "output",
+    "push",
+    "mirror",
+    "compute",
+    "kubernetes",
+    "logging",
+    "tracking",
+    "hooks",
+    "data.cache",
+    "data.date",
+    "data.num_proc",
+    "training.resume",
+    "training.save_total_limit",
+    "training.timeout_seconds",
+    "training.pause_at_step",
+    "training.async_save",
+    "training.parallelism",
+)
 
 
 def moved_numbers(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (key, old value, new value) of what makes two runs of two configs, given as dotted values."""
     differences = []
     for key in sorted(old.keys() | new.keys()):
+        # By whole names: `compute` frees compute.nodes, but no key that only begins alike.
         is_free = any(f"{key}.".startswith(f"{free}.") for free in _FREE_TO_CHANGE)
         if old.get(key) != new.get(key) and not is_free:
             differences.append((key, json.dumps(old.get(key)), json.dumps(new.get(key))))
@@ -43,6 +59,8 @@ def train_again(run_dir: Path) -> list[str]:
     output = f"output={run_dir}"
     at_first = read_config(run_dir)
     by_file = load_config(run_file, overrides=[output], environ=os.environ)
+
+    # What the file alone does not say was typed at the first start.
     now = dict(dotted_values(resolved(by_file)))
     then = dict(dotted_values(resolved(at_first)))
     overrides = [f"{key}={value}" for key, _, value in moved_numbers(now, then)]

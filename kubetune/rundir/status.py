@@ -35,11 +35,28 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
     `verdict` is that of the best checkpoint without its answers; it is empty before there is one.
     """
     # The newest steps, and how long they took.
-    steps = [line for line in metrics.last_lines(run_dir / metrics.METRICS) if "loss" in line]
+    steps = []
+    for line in metrics.last_lines(run_dir / metrics.METRICS):
+        # Lines of evaluations lie between those of steps.
+        if "loss" in line:
+            steps.append(line)
     steps = steps[-_POINTS:]
-    newest = steps[-1] if steps else {}
+    newest: dict[str, Any] = {}
+    loss_steps = None
+    if steps:
+        newest = steps[-1]
+        loss_steps = [steps[0]["step"], newest["step"]]
+
     timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
-    timing = timings[-1] if timings else {}
+    timing: dict[str, Any] = {}
+    if timings:
+        timing = timings[-1]
+    speeds = []
+    for line in timings:
+        if "tokens_per_second" in line:
+            speeds.append(line["tokens_per_second"])
+
+    # The newest start says what a token costs and what its devices can do.
     start = last_start(metrics.read_events(run_dir))
 
     verdict: dict[str, Any] = {}
@@ -47,13 +64,14 @@ def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
         verdict = metrics.read_verdict(run_dir)
     if verdict:
         verdict = {key: verdict.get(key) for key in ("step", "base", "best", "answers")}
+
     return {
         "progress": progress(run_dir),
         "losses": [line["loss"] for line in steps],
         "learning_rate": newest.get("learning_rate"),
         "grad_norm": newest.get("grad_norm"),
-        "loss_steps": [steps[0]["step"], newest["step"]] if steps else None,
-        "speeds": [line["tokens_per_second"] for line in timings if "tokens_per_second" in line],
+        "loss_steps": loss_steps,
+        "speeds": speeds,
         "rank_seconds": timing.get("rank_seconds") or [],
         "peak_memory_bytes": timing.get("peak_memory_bytes"),
         "flops_per_token": start.get("flops_per_token"),
@@ -82,6 +100,8 @@ def ranks(run_dir: Path, beats: Sequence[Mapping[str, Any]] | None = None) -> li
         beats = heartbeat.read_beats(run_dir)
     now = time.time()
     facts = []
+
+    # Clocks of nodes differ by a little, so that a beat may come from the future.
     for beat in beats:
         facts.append(
             {
@@ -104,12 +124,17 @@ def state_of(
     `exit_facts` are `progress`'s exit_status, `ranks` those of `ranks`.
     """
     if exit_facts is None:
+        # One rank that speaks is enough: the others may be waiting for it in a collective.
         silent = min((rank["silent_seconds"] for rank in ranks), default=None)
         if silent is not None and silent < _SILENT_SECONDS:
             return "running", ""
         return "waiting", "no rank has said where it is: it starts, has just ended, or was cut off"
+
     ended = exit_status.ExitStatus(**exit_facts)
-    return ended.state, "" if ended.reason == exit_status.DONE else ended.reason
+    reason = ended.reason
+    if reason == exit_status.DONE:
+        reason = ""
+    return ended.state, reason
 
 
 def log_lines(run_dir: Path, rank: int, count: int = _LOG_LINES) -> list[str]:
@@ -122,10 +147,13 @@ def log_lines(run_dir: Path, rank: int, count: int = _LOG_LINES) -> list[str]:
 
 def last_lines(path: Path, count: int = _LOG_LINES, folder: Path | None = None) -> list[str]:
     """Return the last lines of a text file, none if it is missing. `folder`: the one that it must lie in."""
-    return [
-        line.decode(errors="replace").rstrip("\r\n")
-        for line in jsonl.last_lines(path, _LOG_BYTES, folder)[-count:]
-    ]
+    lines = jsonl.last_lines(path, _LOG_BYTES, folder)
+    texts = []
+    for line in lines[-count:]:
+        # What a library prints need not be UTF-8, and the first line may begin within a character.
+        text = line.decode(errors="replace")
+        texts.append(text.rstrip("\r\n"))
+    return texts
 
 
 def progress(
@@ -141,6 +169,7 @@ def progress(
         events = metrics.read_events(run_dir)
     if beats is None:
         beats = heartbeat.read_beats(run_dir)
+
     # A list of runs calls this for thousands of them, so only the needed lines are parsed.
     newest = metrics.newest_with(run_dir / metrics.METRICS, ("loss", "eval_loss"))
     training = newest["loss"] or {}
@@ -149,22 +178,34 @@ def progress(
     steps = _planned_steps(run_dir, events)
     status = exit_status.read_exit_status(run_dir)
     saved = _newest_checkpoint(run_dir)
+
+    # Rank 0's phase stands for that of the run.
+    phase = None
+    if beats:
+        phase = beats[0]["phase"]
+    tokens_per_second = None
+    if timings:
+        tokens_per_second = timings[-1].get("tokens_per_second")
+    exit_facts = None
+    if status:
+        exit_facts = asdict(status)
+
     return {
         "starting": _is_starting(events),
-        "phase": beats[0]["phase"] if beats else None,
+        "phase": phase,
         "step": step,
         "steps": steps,
         "loss": training.get("loss"),
         "measures": _present(training, (*PREFERENCE_MEASURES, *DRAWN_MEASURES)),
         "experts": _present(training, EXPERT_MEASURES),
-        "tokens_per_second": timings[-1].get("tokens_per_second") if timings else None,
+        "tokens_per_second": tokens_per_second,
         "seconds_left": _seconds_left(step, steps, timings),
         "evaluation": newest["eval_loss"],
         "saved_step": saved,
         "best": _best(run_dir, saved),
         "restarts": _restarts(events),
         "last_exit": _cause(events),
-        "exit_status": asdict(status) if status else None,
+        "exit_status": exit_facts,
     }
 
 
@@ -207,18 +248,25 @@ def _present(line: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 def _is_starting(events: Sequence[dict[str, Any]]) -> bool:
     """True if the newest start has not come to training yet: what is known of speed is of the one before."""
-    begins = [event["event"] for event in events if event["event"] in ("launch", "start", "resume")]
-    return begins[-1:] == ["launch"]
+    # Each start writes `launch`, and once it trains `start` or, from a checkpoint, `resume`:
+    #     launch start launch          the second start is still preparing
+    #     launch start launch resume   it trains
+    for event in reversed(events):
+        if event["event"] in ("launch", "start", "resume"):
+            return bool(event["event"] == "launch")
+    return False
 
 
 def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the exit that caused the others, among the failed exits of the last start that failed."""
+    # Go back to the launch before the newest failed exits: each node has written one.
     exits: list[dict[str, Any]] = []
     for event in reversed(events):
         if event["event"] == "exit" and event.get("code"):
             exits.insert(0, event)
         elif event["event"] == "launch" and exits:
             break
+
     # Nodes that lost a peer, or were stopped because another node ended, only followed. Of the others, the first.
     for event in exits:
         if not only_followed(event["code"], event.get("error")):
@@ -235,6 +283,7 @@ def _plan(run_dir: Path) -> dict[str, Any]:
 
 
 def _newest_checkpoint(run_dir: Path) -> int | None:
+    """Return the step of the newest complete checkpoint. The manifest is the last file that is written of it."""
     for step in reversed(checkpoints.steps(run_dir)):
         if (checkpoints.folder_of(run_dir, step) / checkpoints.MANIFEST).exists():
             return step

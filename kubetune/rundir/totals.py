@@ -49,17 +49,21 @@ class Totals:
             self.first = steps[0]
         self.last = steps[-1]
         self.steps += len(steps)
+
+        # Only the losses at both ends are kept, however long the run is.
         missing = _ENDS - len(self.first_losses)
         self.first_losses += islice(_losses(steps), missing)
         newest = list(islice(_losses(reversed(steps)), _ENDS))
         newest.reverse()
         self.last_losses = [*self.last_losses, *newest][-_ENDS:]
+
         self.samples += _sum(steps, "samples")
         self.tokens += _sum(steps, "tokens")
         self.trained_tokens += _sum(steps, "trained_tokens")
 
 
 def _sum(steps: Sequence[Mapping[str, Any]], key: str) -> int:
+    # Nearly all lines have the key, and asking for it without a default is faster.
     try:
         return sum([step[key] for step in steps])
     except KeyError:
@@ -73,7 +77,8 @@ def _losses(steps: Iterable[Mapping[str, Any]]) -> Iterator[float]:
 def read_totals(run_dir: Path) -> Totals:
     """Return the sums of what metrics.jsonl and timings.jsonl hold."""
     totals = Totals()
-    totals.seconds = math.fsum(line["seconds"] for line in stream_lines(run_dir / TIMINGS))
+    seconds = (line["seconds"] for line in stream_lines(run_dir / TIMINGS))
+    totals.seconds = math.fsum(seconds)
     for line in stream_lines(run_dir / METRICS):
         if "eval_loss" in line:
             totals.evaluation = line
@@ -94,7 +99,9 @@ def runaway(totals: Totals) -> dict[str, Any] | None:
     # At most a quarter of the steps at each end, so that the two do not overlap in short runs.
     count = min(_ENDS, totals.steps // 4)
     first = totals.first_losses[:count]
-    last = totals.last_losses[-count:] if count else []
+    last = []
+    if count:
+        last = totals.last_losses[-count:]
     if not first or not last:
         return None
     # The median, since single batches are noisy.

@@ -105,8 +105,9 @@ def reason_of(error: Exception) -> str:
 
 def curve(name: str) -> str:
     """Return a number's name for trackers that group by folders: `train/loss`, `eval/loss`."""
-    group = "eval" if name.startswith("eval_") else "train"
-    return f"{group}/{name.removeprefix('eval_')}"
+    if name.startswith("eval_"):
+        return f"eval/{name.removeprefix('eval_')}"
+    return f"train/{name}"
 
 
 class TrackerQueue:
@@ -122,6 +123,7 @@ class TrackerQueue:
         self._calls: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self.dropped = Lack()
         self._lock = threading.Lock()
+
         # Unlike an executor's, this thread keeps no process from ending.
         threading.Thread(target=self._work, name=name, daemon=True).start()
         # The first call of the thread opens the run in the store, which may take long.
@@ -133,7 +135,9 @@ class TrackerQueue:
         """Keep numbers, and send what waits if it is time to. Raise the error of an earlier sending."""
         self._step = step
         self._keep(step, values)
-        if self._sending.done() and time.monotonic() - self._last_send >= SECONDS_BETWEEN_SENDS:
+        # A sending that is still under way is not waited for: what comes meanwhile goes with the next.
+        seconds_since = time.monotonic() - self._last_send
+        if self._sending.done() and seconds_since >= SECONDS_BETWEEN_SENDS:
             self._send()
 
     def note_load(self, load: Mapping[str, Any]) -> None:
@@ -161,6 +165,8 @@ class TrackerQueue:
         if status != "KILLED":
             seconds_to_begin = self._opened + SECONDS_TO_BEGIN - time.monotonic()
         wait_for(self._sending, max(seconds_to_begin, SECONDS_TO_SEND_THE_REST))
+
+        # Then the numbers that wait, and what the tracker itself has to do at the end.
         self._send()
         wait_for(self._sending, SECONDS_TO_SEND_THE_REST)
         self._in_flight = 0
@@ -177,6 +183,8 @@ class TrackerQueue:
                 self._waiting.append(Numbers(step, time.time(), values))
                 self._count += len(values)
                 return
+
+        # Only the first of them is worth a line. The end of the run says how many there were.
         if not self.dropped.numbers:
             _log.warning(
                 "%s takes too long: numbers are left out, and counted; training goes on", self._name
@@ -186,6 +194,8 @@ class TrackerQueue:
     def _send(self) -> None:
         """Hand the numbers that wait to the thread. Raise the error of the sending before."""
         self._sending.result()
+
+        # Until the thread is done with these numbers nobody knows whether the store has them.
         with self._lock:
             numbers = self._waiting
             self._waiting = []
@@ -205,6 +215,7 @@ class TrackerQueue:
         """Do what is submitted, one after the other, until the process ends."""
         while True:
             future, do = self._calls.get()
+            # The error of a call goes to whoever waits for it. The thread lives on for the next call.
             try:
                 future.set_result(do())
             except BaseException as error:
@@ -216,6 +227,7 @@ def wait_for(future: Future[Any], seconds: float) -> Any:
     try:
         return future.result(seconds)
     except TimeoutError:
+        # The call itself may have raised one, with a message of its own.
         if future.done():
             raise
         raise TimeoutError(f"no answer within {seconds:.3g} s") from None

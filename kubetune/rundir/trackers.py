@@ -53,12 +53,17 @@ class Tracker:
 
     def log(self, step: int, values: Mapping[str, Any]) -> None:
         """Record the numbers among `values` for `step` completed steps."""
+        # metrics.jsonl holds texts and lists too, of which there are no curves.
         numbers = {}
         for name, value in values.items():
             if isinstance(value, int | float) and name not in _NO_CURVES:
                 numbers[name] = float(value)
+
+        # A tracker that was given up lacks these numbers too.
         for lack in self._lacking.values():
             lack.add(step, len(numbers))
+
+        # A copy of the list, since one that fails is taken out.
         for name, sink in list(self._sinks.items()):
             try:
                 sink.log(step, numbers)
@@ -86,9 +91,12 @@ class Tracker:
             except Exception as error:
                 self._give_up(name, error)
         self._sinks.clear()
+
+        # Each tracker that lacks numbers is named once, at the end, when it is known how many.
         for name, lack in self._lacking.items():
             if not lack.numbers:
                 continue
+
             steps = ""
             if lack.first is not None:
                 steps = f", among them of steps {lack.first} to {lack.last}"
@@ -102,12 +110,17 @@ class Tracker:
 
     def _give_up(self, name: str, error: Exception, step: int | None = None) -> None:
         """Drop a tracker that failed, and count what it lacks from now on."""
+        # One that could not even be opened has no sink. Of others, what was still waiting is lost with it.
         lack = Lack()
         sink = self._sinks.pop(name, None)
         if sink is not None:
             lack = sink.dropped
             lack.numbers += sink.abandon()
-        self._lacking[name] = replace(lack, first=lack.first or step, last=step or lack.last)
+        self._lacking[name] = replace(
+            lack,
+            first=lack.first or step,
+            last=step or lack.last,
+        )
         _log.warning(
             "%s does not work and gets no more numbers; training goes on: %s",
             name,
@@ -126,9 +139,12 @@ class Tracker:
         # The reason of a failure belongs to the run. A preempted run goes on later, so it has not failed.
         if isinstance(error, errors.KubetuneError) and not isinstance(error, errors.Preempted):
             self.tell("ended", str(error))
+
         status = "FINISHED"
         if kind is not None:
-            status = "KILLED" if issubclass(kind, errors.Preempted) else "FAILED"
+            status = "FAILED"
+            if issubclass(kind, errors.Preempted):
+                status = "KILLED"
         self.close(status)
 
 
@@ -138,6 +154,8 @@ def check_installed(tracking: TrackingConfig) -> None:
     for name, module in MODULES.items():
         if getattr(tracking, name) and not extras.is_installed(module):
             problems.append(extras.sentence(f"tracking.{name}", module))
+
+    # Without a key W&B would ask for one on the terminal, and wait.
     if tracking.wandb is not None:
         problem = wandb_tracker.lacks_key(tracking.wandb)
         if problem:
@@ -191,12 +209,17 @@ class _TensorBoard(Sink):
 
     def begin(self) -> None:
         """Open the file. Hide what an earlier start wrote after the checkpoint, or curves would run back."""
+        # Continued after step 40: TensorBoard hides what the earlier start wrote from step 41 on.
         purge = None
         if self._step:
             purge = self._step + 1
         self._writer = self._open(str(self._folder), purge_step=purge, flush_secs=10)
+
+        # Records are written by a thread that would die of a full disk unseen, so its writer is wrapped.
         events = self._writer._get_file_writer().event_writer._async_writer
         self._disk = events._writer = events._worker._record_writer = _Disk(events._writer)
+
+        # A run that is continued has its description already.
         if not self._step:
             self._describe()
 
@@ -207,10 +230,12 @@ class _TensorBoard(Sink):
         # In Markdown, lines that are indented by four spaces are code.
         lines = [f"    {line}" for line in scrub(self._run_file).splitlines()]
         self._writer.add_text("config", "\n".join(lines), 0)
+
         settings = {}
         for key, value in dotted_values(self._run.settings):
             if _is_tried(key, value):
                 settings[key] = value
+
         # The three summaries that make a row of the hparams tab, in this run and not in one of their own.
         for summary in hparams(settings, {"train/loss": 0.0, "eval/loss": 0.0}):
             self._writer._get_file_writer().add_summary(summary)

@@ -46,7 +46,10 @@ class TrackioSink(Sink):
         settings = {}
         for key, value in dotted_values(self._tracked.settings):
             if value is not None:
-                settings[key] = scrub(value) if isinstance(value, str) else value
+                if isinstance(value, str):
+                    value = scrub(value)
+                settings[key] = value
+
         with contextlib.redirect_stdout(io.StringIO()):  # trackio prints six lines of advice
             self._run = self._trackio.init(
                 project=section.project,
@@ -60,6 +63,7 @@ class TrackioSink(Sink):
                 auto_log_gpu=False,
                 auto_log_cpu=False,
             )
+
         where = section.space_id or section.server_url
         if where:
             place = f" at {where}"
@@ -74,7 +78,8 @@ class TrackioSink(Sink):
     def send(self, numbers: Sequence[Numbers]) -> None:
         """Pass numbers to trackio's thread."""
         for step, _, values in numbers:
-            self._run.log({curve(name): value for name, value in values.items()}, step=step)
+            curves = {curve(name): value for name, value in values.items()}
+            self._run.log(curves, step=step)
 
     def tell(self, name: str, text: str) -> None:
         """Send an alert."""
@@ -87,5 +92,8 @@ class TrackioSink(Sink):
             with contextlib.redirect_stdout(io.StringIO()):
                 self._run.finish()
 
-        seconds = SECONDS_TO_SEND_THE_REST if status == "KILLED" else SECONDS_FOR_FILES
+        # A run that must make way for others ends soon.
+        seconds = SECONDS_FOR_FILES
+        if status == "KILLED":
+            seconds = SECONDS_TO_SEND_THE_REST
         yield seconds, finish

@@ -35,7 +35,9 @@ def lacks_key(settings: WandbConfig) -> str | None:
         return None
     # `wandb login` writes to netrc. Any entry will do: which host is wandb's depends on its version.
     place = os.environ.get("NETRC")
-    file = os.path.expanduser(place) if place else None
+    file = None
+    if place:
+        file = os.path.expanduser(place)
     try:
         if netrc.netrc(file).hosts:
             return None
@@ -64,9 +66,14 @@ class WandbSink(Sink):
         """Begin the run, or continue it."""
         section = self._settings
         quiet = self._wandb.Settings(
-            console="off", silent=True, disable_git=True, disable_code=True, x_disable_meta=True,
-            x_save_requirements=False, init_timeout=60,
-        )  # fmt: skip
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            x_disable_meta=True,
+            x_save_requirements=False,
+            init_timeout=60,
+        )
         self._run = self._wandb.init(
             project=section.project,
             entity=section.entity,
@@ -80,9 +87,11 @@ class WandbSink(Sink):
             config=_scrubbed(self._tracked.settings),
             settings=quiet,
         )
+
         self._run.define_metric("step", hidden=True)
         # wandb's own counter would drop the steps that a resumed run repeats.
         self._run.define_metric("*", step_metric="step")
+
         where = self._run.url
         if self._run.offline:
             # Each start has its own folder. The command sends all of them, in their order.
@@ -108,14 +117,19 @@ class WandbSink(Sink):
         if status == "KILLED":
             seconds = SECONDS_TO_SEND_THE_REST
             yield seconds, self._run.mark_preempting
-        exit_code = 0 if status == "FINISHED" else 1
+
+        exit_code = 1
+        if status == "FINISHED":
+            exit_code = 0
         yield seconds, lambda: self._run.finish(exit_code=exit_code)
         # wandb's process writes a moment longer, and would be killed with this one.
         yield SECONDS_TO_SEND_THE_REST, self._wandb.teardown
 
     def _send_model(self) -> None:
         artifact = self._wandb.Artifact(f"{self._run.name}-model", type="model")
-        artifact.add_dir(str((self._run_dir / "checkpoints" / "best").resolve()))
+        # `best` is a link to the folder of a step.
+        best = (self._run_dir / "checkpoints" / "best").resolve()
+        artifact.add_dir(str(best))
         self._run.log_artifact(artifact)
 
 
@@ -129,4 +143,6 @@ def _scrubbed(value: Any) -> Any:
         return {key: _scrubbed(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_scrubbed(inner) for inner in value]
-    return scrub(value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return scrub(value)
+    return value

@@ -31,6 +31,7 @@ _FINAL = (errors.OK, *errors.FINAL)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this node's part of a run to its end, and return the exit code."""
+    # From here on a SIGTERM is noticed, whatever is still being imported.
     with Relay() as relay:
         logs.scrub_tracebacks()
         parser = argparse.ArgumentParser(
@@ -43,6 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.add_argument("overrides", nargs="*", metavar="key=value")
         args = parser.parse_intermixed_args(argv)
         code = _start(args, relay)
+
+        # Some kinds start a pod again however it ended. The pod then stays until someone deletes it.
         if STAY in os.environ and code in _FINAL:
             print(
                 f"kubetune: exit code {code} is final; waiting to be stopped, not started again",
@@ -56,8 +59,10 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
     try:
         if args.config is not None:
             return _launch(args, relay)
+
         _require_consent(args.run_dir)
-        with hold(args.run_dir, read_place(args.run_dir).node):
+        place = read_place(args.run_dir)
+        with hold(args.run_dir, place.node):
             return supervise(args.run_dir, relay)
     except Exception as error:
         known_error = files.known(error)
@@ -88,10 +93,10 @@ def _launch(args: argparse.Namespace, relay: Relay) -> int:
     from kubetune.plan.plan import make_plan
     from kubetune.supervisor.local import launch_run
 
+    # The directory that the command names wins over the file's `output`.
     file = read_file(args.config)
-    config = load_config(
-        file, overrides=[*args.overrides, f"output={args.run_dir}"], environ=os.environ
-    )
+    overrides = [*args.overrides, f"output={args.run_dir}"]
+    config = load_config(file, overrides=overrides, environ=os.environ)
     plan = make_plan(config, gpus=visible_gpus(os.environ))
     return launch_run(config, plan, args.run_dir, source=file.text, relay=relay)
 

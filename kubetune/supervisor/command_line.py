@@ -170,6 +170,7 @@ def _switch(group: argparse._ArgumentGroup, flag: str, key: str, value: Any, mea
 
 
 def _share_or_path(text: str) -> float | str:
+    # A file whose name is a number is still reached, as ./0.05.
     try:
         return float(text)
     except ValueError:
@@ -186,18 +187,27 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     Errors are printed by `args.parser`, the parser of the verb, where that is set.
     """
     args, rest = parser.parse_known_args(argv)
-    names = [name for name in _MORE if name in args]
-    name = names[0] if names else None
+    # A verb has one such argument at most.
+    name = None
+    for known in _MORE:
+        if known in args:
+            name = known
+            break
+
+    # A prompt may be any word, even one like a flag if `--` stands before it. An override has its form.
     takes_any_word = name is not None and name != "overrides"
     end_of_flags = len(rest)
     if takes_any_word and "--" in rest:
         end_of_flags = rest.index("--")
+
     words = rest[:end_of_flags]
     unknown = []
     for word in words:
         is_override = _OVERRIDE.match(word) is not None
         if word.startswith("-") or not (takes_any_word or is_override):
             unknown.append(word)
+
+    # A verb without such an argument takes no word that is left over.
     if rest and (name is None or unknown):
         verb = getattr(args, "parser", parser)
         verb.error(f"unrecognized arguments: {' '.join(rest)}{_suggestion(verb, rest)}")
@@ -208,7 +218,9 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
 
 def _suggestion(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     """Return a question for the option that one of the words was meant to be, or ""."""
-    options = [flag for action in parser._actions for flag in action.option_strings]
+    options: list[str] = []
+    for action in parser._actions:
+        options += action.option_strings
     for word in words:
         if word.startswith("--"):
             option = nearest(word.partition("=")[0], options)
@@ -247,6 +259,7 @@ def sources_of(
     from kubetune.config.environment import VARIABLES
     from kubetune.config.starting_values import values_without_a_file
 
+    # The destinations of flags are keys of the config. All of those with sections have a dot in them.
     flags = {}
     for key, value in vars(args).items():
         is_key_of_config = "." in key or key in ("lora", "output")
@@ -260,13 +273,17 @@ def sources_of(
         flags["lora"] = None
     if args.columns:
         flags["data.train"] = _with_columns(flags.get("data.train"), args.columns)
+
+    # A run may be described by any of these alone.
     overrides = [word for word in args.inputs if _OVERRIDE.match(word)]
     path = run_file(args)
-    if path is None and not flags and not overrides and not VARIABLES.keys() & environ.keys():
+    is_typed = path is not None or flags or overrides
+    if not is_typed and not VARIABLES.keys() & environ.keys():
         raise ConfigError(
             "command line: found nothing to run; expected a run file (`kubetune init -o run.yaml` writes one), "
             "or --model and --data"
         )
+
     targets = flags.get("lora.target_modules")
     if targets is not None and len(targets) == 1:
         flags["lora.target_modules"] = targets[0]  # a single one may be "all-linear"

@@ -50,15 +50,20 @@ def launch_run(
     if relay is None:
         with Relay() as relay:
             return launch_run(config, plan, run_dir, source=source, relay=relay)
+
+    # Everything that can be refused is refused before anything is written.
     run_dir = Path(run_dir)
     trackers.check_installed(config.tracking)
     hooks.check(config.hooks)
     place = find_place(plan.nodes, plan.processes_per_node, os.environ)
-    if config.push is not None and not any(os.environ.get(name) for name in _TOKENS):
+    has_token = any(os.environ.get(name) for name in _TOKENS)
+    if config.push is not None and not has_token:
         print(
             "kubetune: push needs HF_TOKEN at the end, or `hf auth login` before; it is not set",
             file=sys.stderr,
         )
+
+    # On a new machine, the run directory may exist in the mirror alone.
     if config.mirror is not None:
         sync.check_installed(config.mirror)
         if place.node == 0:
@@ -67,6 +72,7 @@ def launch_run(
                 return errors.PREEMPTED
             if code > 0:
                 return code
+
     check_run_dir(config, run_dir, plan)
     with hold(run_dir, place.node):
         create_run_dir(config, run_dir, plan, source)
@@ -83,6 +89,7 @@ def dated(config: Config, run_dir: Path) -> Config:
             written = files.read_object(run_dir / RESOLVED)
             if (written.get("data") or {}).get("date"):
                 first = written
+
     data = starts.dated(config.data, first)
     if config.data.date not in (None, data.date):
         print(
@@ -95,12 +102,16 @@ def dated(config: Config, run_dir: Path) -> Config:
 
 def _restore(config: Config, run_dir: Path, plan: Plan, address: str, relay: Relay) -> int:
     """Bring back from the mirror what is newer there than here, and return the exit code of that."""
+    # A directory that belongs to another run must not be filled from this one's mirror. `resume` is checked later, with
+    # what was brought back.
     if (run_dir / RESOLVED).exists():
         training = config.training.model_copy(update={"resume": "auto"})
         check_run_dir(config.model_copy(update={"training": training}), run_dir, plan)
     with hold(run_dir, 0):
+        # A process of its own, so that a signal can end it in the middle of a large file.
         command = processes.module("kubetune.rundir.mirror.copier", "restore", run_dir, address)
-        return relay.run(command, {**os.environ, copier.STARTING: json.dumps(resolved(config))})
+        environ = {**os.environ, copier.STARTING: json.dumps(resolved(config))}
+        return relay.run(command, environ)
 
 
 def create_run_dir(
@@ -109,11 +120,16 @@ def create_run_dir(
     """Write config.yaml, resolved.json and plan.json. Raise ConfigError as `check_run_dir` does."""
     check_run_dir(config, run_dir, plan)
     consent.allow(consent.effects_of(config))
+
     # resolved.json comes first: by it other nodes on the same disk, which may start at this moment, see
     # that the directory is this run's.
     text = json.dumps(resolved(dated(config, run_dir)), indent=2) + "\n"
     files.write_atomic(run_dir / RESOLVED, text)
-    files.write_atomic(run_dir / metrics.CONFIG, source if source is not None else as_yaml(config))
+
+    # The user's own text has comments, which a run made in Python lacks.
+    if source is None:
+        source = as_yaml(config)
+    files.write_atomic(run_dir / metrics.CONFIG, source)
     if plan is not None:
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json())
 
@@ -130,6 +146,7 @@ def check_run_dir(config: Config, run_dir: Path, plan: Plan | None = None) -> No
             )
     elif _has_begun(run_dir):
         _require_same_numbers(resolved(config), run_dir, plan)
+
     has_checkpoint = any((run_dir / "checkpoints").glob("step-*"))
     if config.training.resume == "never" and has_checkpoint:
         raise errors.ConfigError(
@@ -168,12 +185,19 @@ def _differences(
     """Return (key, old value, new value) of everything that changed and moves numbers."""
     path = run_dir / RESOLVED
     # The file is loaded as a config, so that a key which it lacks counts with its default.
-    old = dict(dotted_values(resolved(load_resolved(files.read_object(path), str(path)))))
+    config_before = load_resolved(files.read_object(path), str(path))
+    old = dict(dotted_values(resolved(config_before)))
     new = dict(dotted_values(settings))
+
     # The global batch may follow from compute.*, which by itself is free to change.
-    plan_before = _plan_before(run_dir) if plan is not None else None
+    #     4 ranks × batch 2 × accumulation 1   →   2 ranks × batch 2 × accumulation 2: the same run
+    plan_before = None
+    if plan is not None:
+        plan_before = _plan_before(run_dir)
     if plan is not None and plan_before is not None:
-        name = "global_batch_size" if plan.global_batch_tokens is None else "global_batch_tokens"
+        name = "global_batch_size"
+        if plan.global_batch_tokens is not None:
+            name = "global_batch_tokens"
         old[f"training.{name}"] = getattr(plan_before, name)
         new[f"training.{name}"] = getattr(plan, name)
     return moved_numbers(old, new)

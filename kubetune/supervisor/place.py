@@ -48,8 +48,10 @@ def find_place(
     `origin`: the key that the number of nodes comes from, for messages. Raise ConfigError naming every
     variable that is missing or does not fit.
     """
+    # Stray variables of a cluster must not matter to a run on one node.
     if nodes == 1:
         return Place(1, processes)
+
     problems = []
     number = _first(environ, "PET_NODE_RANK", "NODE_RANK", "JOB_COMPLETION_INDEX", "GROUP_RANK")
     if number is None or not number.isdecimal() or int(number) >= nodes:
@@ -57,17 +59,22 @@ def find_place(
         problems.append(
             f"NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) {value}; expected 0 to {nodes - 1}"
         )
+
     address = _first(environ, "PET_MASTER_ADDR", "MASTER_ADDR")
     if not address:
         problems.append(
             "MASTER_ADDR (or PET_MASTER_ADDR) is not set; expected the host name of node 0"
         )
+
     port = _first(environ, "PET_MASTER_PORT", "MASTER_PORT") or str(_DEFAULT_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
         problems.append(f"MASTER_PORT (or PET_MASTER_PORT) is {port!r}; expected a port number")
+
+    # Operators write a range for elastic runs, 4:4 for four nodes.
     expected = _first(environ, "PET_NNODES") or str(nodes)
     if expected not in (str(nodes), f"{nodes}:{nodes}"):
         problems.append(f"PET_NNODES is {expected!r}, but {origin} is {nodes}; they must agree")
+
     if problems:
         raise errors.ConfigError([f"{origin} is {nodes}, but {problem}" for problem in problems])
     return Place(nodes, processes, int(number or 0), address or "", int(port))
@@ -86,6 +93,7 @@ def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
     through one lands elsewhere.
     """
     require_plain(run_dir, but=OF_TRACKERS)
+    # One lock for each node, since the pods of a run share the directory.
     return files.lock(run_dir / "logs" / f"node-{node}.lock", wait=False)
 
 

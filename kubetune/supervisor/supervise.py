@@ -51,17 +51,26 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     """
     place = read_place(run_dir)
     relay.grace_seconds = read_plan(run_dir).grace_seconds
-    exit_status.clear_exit_statuses(run_dir, None if place.node == 0 else place.ranks)
+
+    # Node 0 clears the statuses of all ranks, another node those of its own.
+    ranks_to_clear = None
+    if place.node != 0:
+        ranks_to_clear = place.ranks
+    exit_status.clear_exit_statuses(run_dir, ranks_to_clear)
+
     facts: dict[str, int | str] = {
         "node": place.node,
         "nodes": place.nodes,
         "processes": place.processes,
     }
+
     # Heartbeats are left behind where a start was cut off. Until the last of them it held its devices,
     # which cost money.
     beats = [float(beat["time"]) for beat in heartbeat.read_beats(run_dir)]
     if beats:
         facts["last_seen"] = metrics.written(datetime.fromtimestamp(max(beats), UTC))
+
+    # Observers read the events from here on, this start's launch first.
     begun = events.size(run_dir)
     metrics.record_event(run_dir, "launch", **facts)
     with (
@@ -84,15 +93,24 @@ def _end(run_dir: Path, place: Place, relay: Relay, status: ExitStatus) -> int:
     """Write down how the ranks ended, do what follows a good end, and return the exit code of the run."""
     if status.code == errors.OK and place.node == 0:
         status = _benchmarked(run_dir, relay, status)
-    # A run may be stopped before a rank has written its step.
+
+    # A run that was stopped before a rank wrote its step stands at its newest checkpoint.
     if status.code == errors.PREEMPTED and status.step is None:
-        status = replace(status, step=checkpoints.newest_step(run_dir))
+        newest = checkpoints.newest_step(run_dir)
+        status = replace(status, step=newest)
+
     # A full disk must not hide the exit code it caused.
     with suppress(errors.EnvironmentFault):
         if place.node == 0:
             exit_status.write_exit_status(run_dir, status)
         metrics.record_event(run_dir, "exit", node=place.node, **asdict(status))
-    exit_status.leave_message(status, _progress(run_dir) if place.node == 0 else None)
+
+    # In a pod, Kubernetes keeps this message when the pod is gone.
+    progress = None
+    if place.node == 0:
+        progress = _progress(run_dir)
+    exit_status.leave_message(status, progress)
+
     if status.code != errors.OK:
         _print_end(run_dir, status)
     elif place.node == 0 and status.error is None:  # a run that only paused has no result yet
@@ -130,8 +148,9 @@ def _ask_before_after(run_dir: Path, relay: Relay) -> None:
 
     if relay.stopping or not read_config(run_dir).logging.before_after:
         return
+    command = processes.module(BEFORE_AFTER, run_dir)
     environ = {**os.environ, **_as_started(run_dir)}
-    if relay.run(processes.module(BEFORE_AFTER, run_dir), environ) != errors.OK:
+    if relay.run(command, environ) != errors.OK:
         again = f"python -m {BEFORE_AFTER} {run_dir}"
         print(
             f"kubetune: no answers before and after; the run is done all the same. Again: {again}",
@@ -144,14 +163,18 @@ def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
 
     A run without its benchmarks ends as well, unless its gate waits for one of them.
     """
-    if not files.read_object(run_dir / RESOLVED).get("evaluation", {}).get("benchmarks"):
+    evaluation = files.read_object(run_dir / RESOLVED).get("evaluation", {})
+    if not evaluation.get("benchmarks"):
         return status
+
     code = errors.PREEMPTED
     if not relay.stopping:
         environ = _with_network() | _as_started(run_dir)
         code = relay.run(processes.module(BENCHMARKS, run_dir), environ)
     if code == errors.OK:
         return status
+
+    # Their process has judged the gate anew, with what it measured. No gate, or one that holds without them: all is well.
     gate = metrics.read_verdict(run_dir).get("gate") or {"passed": True}
     if code != errors.GATE and gate["passed"]:
         again = f"python -m {BENCHMARKS} {run_dir}"
@@ -160,22 +183,25 @@ def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
             file=sys.stderr,
         )
         return status
-    missed = "; ".join(check["said"] for check in gate.get("checks", ()) if not check["holds"])
+
+    # What the run ends with, else: the next start may still pass the gate, or it failed, or nobody knows.
+    failed_checks = [check["said"] for check in gate.get("checks", ()) if not check["holds"]]
+    missed = "; ".join(failed_checks)
     if relay.stopping:
         reason = f"stopped before the benchmarks were done: {missed}"
         return replace(status, code=errors.PREEMPTED, reason=reason)
     if code == errors.GATE:
         reason = f"the gate failed: {missed}. The checkpoint is saved"
         return replace(status, code=code, reason=reason, error="GateFailed")
+
     cause = None
     for event in metrics.read_events(run_dir):
         if event["event"] == "benchmarks":
             cause = event.get("reason")
     if code not in (errors.USER, errors.ENVIRONMENT):
         code = errors.ENVIRONMENT
-    return replace(
-        status, code=code, reason=f"no benchmarks for the gate: {cause or 'their process died'}"
-    )
+    reason = f"no benchmarks for the gate: {cause or 'their process died'}"
+    return replace(status, code=code, reason=reason)
 
 
 def _with_network() -> dict[str, str]:
@@ -210,10 +236,15 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
     deaths = _run_ranks(run_dir, place, relay, prepare, worker)
     frozen = heartbeat.find_frozen(run_dir, deaths, began)
 
+    # Called again below, since statuses of other nodes arrive on a shared disk.
     def judge() -> ExitStatus:
         statuses = exit_status.read_rank_exit_statuses(run_dir)
         return exit_status.judge(
-            place.ranks, statuses, deaths, stopping=relay.stopping, frozen=frozen
+            place.ranks,
+            statuses,
+            deaths,
+            stopping=relay.stopping,
+            frozen=frozen,
         )
 
     status = judge()
@@ -221,7 +252,9 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
         return ExitStatus(
             errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on"
         )
+
     status = oom.explain(run_dir, place.node, status, deaths, kills)
+
     if status.code == errors.LOST_PEER and place.nodes > 1:
         time.sleep(_PEER_REPORT_SECONDS)
         later = judge()
@@ -232,9 +265,12 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
 
 def _run_ranks(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> list[Death]:
     """Run the ranks to their end, and return the deaths of those that failed."""
+    # A single rank needs no torchrun, whose import takes seconds. It prepares the data itself.
     if place.nodes * place.processes == 1:
         code = relay.run(processes.module(worker, run_dir), environment() | ONLY_RANK)
-        return [Death(0, code, time.time())] if code else []
+        if code:
+            return [Death(0, code, time.time())]
+        return []
 
     def remind(taken: str) -> None:
         print("kubetune:", reminders.OF_PREPARING % taken, flush=True)
@@ -256,17 +292,24 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
     command += _rendezvous(run_dir, place)
     command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes)]
     command += ["--max-restarts", "0", "--module", worker, str(run_dir)]
+
     # torchrun kills what outlives the grace time. The relay's limit is for a torchrun that itself hangs.
     relay.grace_seconds += _TORCHRUN_MARGIN_SECONDS
+
     with open(reading) as pipe:
         try:
             status = relay.run(
-                command, environment(place.processes), has_workers_below=True, pass_fds=[writing]
+                command,
+                environment(place.processes),
+                has_workers_below=True,
+                pass_fds=[writing],
             )
         finally:
+            # The pipe ends only when this end of it is closed too.
             os.close(writing)
         # Either the facts of each death, or one line: the reason why no rank was started.
         messages = [json.loads(line) for line in pipe]
+
     if messages and not isinstance(messages[0], str):
         return [Death(*facts) for facts in messages]
     if status == 0:
@@ -281,6 +324,8 @@ def _rendezvous(run_dir: Path, place: Place) -> list[str]:
         return ["--standalone", "--local-addr", "127.0.0.1"]
     address = f"{place.master_addr}:{place.master_port}"
     print(f"kubetune: node {place.node} of {place.nodes} meets the others at {address}", flush=True)
+
+    # Pods of one run may start minutes apart, so the nodes wait as long for each other as ranks do.
     training = files.read_object(run_dir / RESOLVED).get("training", {})
     patience = training.get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
     arguments = ["--node-rank", str(place.node), "--master-addr", place.master_addr]

@@ -505,7 +505,7 @@ def test_trackio_holds_one_run_over_two_starts(tmp_path: Path) -> None:
     code = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
-from tests.run.test_tracking import config
+from tests.toy import tracked_run
 from kubetune.rundir.trackers import open_tracker
 at = Path({str(tmp_path)!r})
 wanted = tracked_run(at, trackio={{"project": "bots", "dir": str(at / "trackio")}})

@@ -62,6 +62,7 @@ def server() -> Any:
     reads = ToolAnnotations(readOnlyHint=True)
     writes = ToolAnnotations(readOnlyHint=False, destructiveHint=False)
     destroys = ToolAnnotations(readOnlyHint=False, destructiveHint=True)
+
     for tool in (tools.plan, tools.data_check, tools.runs, tools.status, tools.logs):
         mcp_server.add_tool(_answering(tool), annotations=reads)
     mcp_server.add_tool(_answering(tools.report), annotations=writes)
@@ -93,9 +94,12 @@ class Tools:
         """State of a run: a run directory of this machine, or a run file or name of a run on the cluster."""
         if not Path(run).is_dir():
             return _call("status", run, "--json")
+
         no_run = _no_run(run)
         if no_run is not None:
             return no_run
+
+        # Without the curves and the log: an agent reads every word of an answer.
         status = read_status(Path(run))
         result = {
             "progress": status["progress"],
@@ -113,6 +117,7 @@ class Tools:
                 return no_run
             log = log_lines(Path(run), 0, count)
             return {"exit_code": 0, "result": "\n".join(log)}
+
         answer = _call("logs", run)
         log = str(answer["result"]).splitlines()
         return {**answer, "result": "\n".join(log[-count:])}
@@ -152,6 +157,7 @@ class Tools:
 
         A code holds once, for exactly this command and this content of its run file.
         """
+        # A run file that was changed since then is another run, which nobody has agreed to.
         if confirmation and self._codes.pop(confirmation, None) == (command, content):
             return None
         code = secrets.token_hex(4)
@@ -214,10 +220,16 @@ def _call(*words: str) -> dict[str, Any]:
         if word.startswith("-") and word != "--json":
             reason = f"{word} is an option; expected a file, a name or key=value"
             return _answer(errors.USER, "", reason)
+
+    # Standard input belongs to the protocol, so a command must not read it.
     command = processes.module("kubetune", *words)
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
         )
     except subprocess.TimeoutExpired:
         return _answer(errors.ENVIRONMENT, "", f"not done after {_SECONDS:g} s")

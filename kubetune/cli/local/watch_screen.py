@@ -108,12 +108,15 @@ def draw(run_view: RunView, console: Console, height: int | None = None) -> Grou
     if progress.get("steps") and progress.get("step") is not None:
         parts.append(ProgressBar(total=progress["steps"], completed=progress["step"]))
         parts.append(Text())
+
     parts.append(_numbers(status, progress))
+
     warnings = [line for line in status.get("log") or () if WARNING_LINE.match(line)]
     for line in warnings[-MOST_WARNINGS:]:
         # Where the height is limited, a long one must not push the ranks away.
         is_cut = height is not None
         parts.append(Text(line, style="yellow", no_wrap=is_cut, overflow="ellipsis"))
+
     if status.get("verdict"):
         parts.append(_verdict(status["verdict"]))
     if status.get("ranks"):
@@ -155,15 +158,19 @@ def _escaped_value(value: Any) -> Any:
 
 def _headline(run_view: RunView, progress: Mapping[str, Any]) -> Text:
     """Return name, state, step and time left; where the run is, and why it is in this state."""
+    # support-bot  running  step 40/200 (20%)  ETA 12m  namespace finetune, 4 of 4 pods
+    colour = COLOURS.get(run_view.state, "white")
     line = Text()
     line.append(run_view.name, style="bold")
-    line.append(f"  {run_view.state}", style=f"bold {COLOURS.get(run_view.state, 'white')}")
+    line.append(f"  {run_view.state}", style=f"bold {colour}")
+
     step = progress.get("step")
     steps = progress.get("steps")
     if step is not None and steps:
         line.append(f"  step {step:,}/{steps:,} ({step / steps:.0%})")
     elif step is not None:
         line.append(f"  step {step:,}")
+
     if run_view.state == "running" and progress.get("seconds_left") is not None:
         line.append(f"  ETA {brief(progress['seconds_left'])}", style="bold")
     if run_view.where:
@@ -181,6 +188,7 @@ def _numbers(status: Mapping[str, Any], progress: Mapping[str, Any]) -> Table:
     def add(name: str, value: str, remark: str = "") -> None:
         table.add_row(name, Text(value, "bold"), Text(remark, "dim"))
 
+    # What the run learns.
     if progress.get("loss") is not None:
         add("loss", number(progress["loss"]), _range(status))
     for name, value in (progress.get("measures") or {}).items():
@@ -192,11 +200,14 @@ def _numbers(status: Mapping[str, Any], progress: Mapping[str, Any]) -> Table:
         remark = f"tokens of the fullest expert over the mean; {unused}, {dropped}"
         add("experts", f"{number(experts['expert_load_max'])}×", remark)
     if progress.get("evaluation"):
-        add("evaluation", *_evaluation(progress["evaluation"]))
+        loss, remark = _evaluation(progress["evaluation"])
+        add("evaluation", loss, remark)
     if status.get("learning_rate") is not None:
         add("learning rate", number(status["learning_rate"]))
     if status.get("grad_norm") is not None:
         add("gradient norm", number(status["grad_norm"]))
+
+    # What it takes, and what is kept of it.
     if status.get("speeds"):
         add("tokens/s", number(status["speeds"][-1]), _utilization(status))
     if status.get("peak_memory_bytes"):
@@ -215,7 +226,9 @@ def _range(status: Mapping[str, Any]) -> str:
     if len(losses) < 2 or not status.get("loss_steps"):
         return ""
     first, last = status["loss_steps"]
-    return f"{number(min(losses))} to {number(max(losses))} in steps {first:,} to {last:,}"
+    low = number(min(losses))
+    high = number(max(losses))
+    return f"{low} to {high} in steps {first:,} to {last:,}"
 
 
 def _evaluation(evaluation: Mapping[str, Any]) -> tuple[str, str]:
@@ -225,7 +238,8 @@ def _evaluation(evaluation: Mapping[str, Any]) -> tuple[str, str]:
     for key, value in evaluation.items():
         if key.startswith("eval_") and "eval_loss" not in key and isinstance(value, float):
             others.append(f"{key.removeprefix('eval_')} {number(value)}")
-    remark = "  ".join([f"at step {number(evaluation['step'])}", *others])
+    step = f"at step {number(evaluation['step'])}"
+    remark = "  ".join([step, *others])
     return number(evaluation["eval_loss"]), remark
 
 
@@ -233,8 +247,9 @@ def _utilization(status: Mapping[str, Any]) -> str:
     """Return the share of the GPUs' arithmetic that is used, or "" if it is not known."""
     # The mean of some steps, since single ones differ much.
     speeds = status["speeds"][-STEPS_OF_SPEED:]
+    mean = sum(speeds) / len(speeds)
     ranks = max(1, len(status.get("rank_seconds") or ()))
-    _, mfu = utilization(status, sum(speeds) / len(speeds), ranks)
+    _, mfu = utilization(status, mean, ranks)
     if mfu is None:
         return ""
     return f"MFU {share(mfu)} of {number(status['peak_tflops'])} TFLOP/s, over the last steps"
@@ -251,7 +266,10 @@ def _table(*names: str, left: Sequence[str] = ()) -> Table:
     """Return a table without rows. Columns in `left` hold texts, the others numbers."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in names:
-        table.add_column(name, justify="left" if name in left else "right")
+        if name in left:
+            table.add_column(name, justify="left")
+        else:
+            table.add_column(name, justify="right")
     return table
 
 
@@ -291,13 +309,17 @@ def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], mo
     The lag is how much longer than the fastest rank it computed in the last step.
     """
     table = _table("rank", "step", "phase", "for", "lag", "heard of", left=("phase", "heard of"))
+
+    # Ranks that took 2.0, 2.2 and 2.0 s lag by 0, 10 and 0 %.
     lags: dict[int, float] = {}  # by rank
     if len(rank_seconds) > 1 and min(rank_seconds) > 0:
         for index, seconds in enumerate(rank_seconds):
             lags[index] = seconds / min(rank_seconds) - 1
+
     shown = list(ranks)
     if len(ranks) > most:
         shown.sort(key=lambda rank: lags.get(rank["rank"], 0.0), reverse=True)
+
     for rank in shown[:most]:
         phase = rank["phase"]
         if rank["waiting"]:
@@ -305,7 +327,9 @@ def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], mo
         lag = ""
         if rank["rank"] in lags:
             lag = f"{lags[rank['rank']]:+.0%}"
-        is_late = rank["silent_seconds"] > LATE_SECONDS
+        style = ""
+        if rank["silent_seconds"] > LATE_SECONDS:
+            style = "bold red"
         table.add_row(
             str(rank["rank"]),
             number(rank["step"]),
@@ -313,7 +337,7 @@ def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], mo
             brief(rank["phase_seconds"]),
             lag,
             f"{brief(rank['silent_seconds'])} ago",
-            style="bold red" if is_late else "",
+            style=style,
         )
     if len(ranks) > most:
         table.add_row("…", "", f"{counted(len(ranks) - most, 'rank')} more with less lag")

@@ -42,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     check = actions.add_parser(
         "check", help="find every bad record and say what would be trained; writes nothing"
     )
+
     check.add_argument("target", help="run file, or a data file, folder or hub data set")
     check.add_argument(
         "overrides", nargs="*", default=[], metavar="key=value", help="changes to the run file"
@@ -65,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write it as a page too, with rows as the model sees them",
     )
+
     prepare = actions.add_parser(
         "prepare", help="tokenise the data of a run into the cache, as `train` does"
     )
@@ -73,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "overrides", nargs="*", default=[], metavar="key=value", help="changes to the run file"
     )
     add_json(prepare, "the statistics as JSON")
+
     convert = actions.add_parser(
         "convert", help="turn any data, or a published data set, into JSON lines to train on"
     )
@@ -90,6 +93,7 @@ def _load(args: argparse.Namespace) -> Config:
 
     from kubetune.config.load import load_config
 
+    # Data alone becomes the training data of a config that has nothing else.
     path = None
     flags: dict[str, Any] = {}
     if args.target.endswith((".yaml", ".yml")):
@@ -99,6 +103,7 @@ def _load(args: argparse.Namespace) -> Config:
         flags["data.train"] = [{"path": args.target, "columns": columns}]
     if getattr(args, "model", None):
         flags["model.path"] = args.model
+
     config = load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
     require_kind(config.task, config.model.path, os.environ)
     return config
@@ -110,10 +115,12 @@ def _check(args: argparse.Namespace) -> Answer:
     from rich.console import Console
 
     console = Console(soft_wrap=True, highlight=False)
-    if not args.target.endswith((".yaml", ".yml")) and not args.model:
+    is_run_file = args.target.endswith((".yaml", ".yml"))
+    if not is_run_file and not args.model:
         if args.html:
             raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
         return _check_shapes(args, console)
+
     from kubetune.data.inspect.check import check
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.problems import SHOWN
@@ -127,9 +134,15 @@ def _check(args: argparse.Namespace) -> Answer:
     if config.data.cache:
         cache = Path(config.data.cache).expanduser()
     tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
-    gallery = Gallery() if args.html else None
+
+    # The gallery collects rows for the page.
+    gallery = None
+    if args.html:
+        gallery = Gallery()
     # With --json every bad record is kept, else as many as are shown.
-    most_problems = None if args.json else SHOWN
+    most_problems: int | None = SHOWN
+    if args.json:
+        most_problems = None
     report = check(config, tokenizer, args.samples, keep=most_problems, gallery=gallery)
     if gallery is not None:
         _write_page(args.html, config, report, gallery, tokenizer)
@@ -143,10 +156,15 @@ def _check(args: argparse.Namespace) -> Answer:
 
     # Whoever sees the report on a terminal has read there what keeps training from beginning.
     is_seen = not args.json and sys.stdout.isatty()
-    error = None
+    error: DataError | None = None
     if not report.ok and not is_seen:
-        error = report.problems.error() if report.problems.total else DataError(report.verdict)
-    return Answer(report.to_json(), show, exit_code=OK if report.ok else USER, error=error)
+        error = DataError(report.verdict)
+        if report.problems.total:
+            error = report.problems.error()
+    exit_code = USER
+    if report.ok:
+        exit_code = OK
+    return Answer(report.to_json(), show, exit_code=exit_code, error=error)
 
 
 def _write_page(
@@ -161,9 +179,13 @@ def _write_page(
     from kubetune.reporting.data_page import write_data_page
 
     data = config.data
+    # A run without a name is called as its files are.
+    names = [Path(source.path).name for source in data.train]
+    title = config.name or ", ".join(names)
+
     # What the page says about the run. Languages are named only where the library that knows them is installed.
     settings = {
-        "title": config.name or ", ".join(Path(source.path).name for source in data.train),
+        "title": title,
         "model": model_short_name(config.model.tokenizer or config.model.path),
         "task": config.task,
         "max_length": data.max_length,
@@ -171,6 +193,7 @@ def _write_page(
         "train_on": data.train_on,
         "has_languages": find_spec("py3langid") is not None,
     }
+
     # One bar for each range of lengths.
     length_bars = {}
     for split, lengths in report.lengths.items():
@@ -178,6 +201,7 @@ def _write_page(
     profiles = {}
     for split, profile in report.profiles.items():
         profiles[split] = profile.to_json(report.lengths[split], data.max_length)
+
     facts = {
         "check": report.to_json(),
         "survey": survey(data, config.record_kind, config.training.seed),
@@ -200,13 +224,18 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
         raise ConfigError(
             f"{args.overrides[0]} changes a run file, and {args.target} is none; leave it out"
         )
+
     # With --json every problem is kept, else as many as are shown.
     source = SourceConfig(path=args.target, columns=columns_of(args.columns or ()))
-    most_problems = None if args.json else SHOWN
+    most_problems: int | None = SHOWN
+    if args.json:
+        most_problems = None
     shapes = check_shapes(source, keep=most_problems)
     problems = shapes.problems
     kinds = shapes.kinds
-    files_not_read = not_read([source], images=any("images" in kind for kind in kinds))
+    # Image files in a folder are data if records name images.
+    has_images = any("images" in kind for kind in kinds)
+    files_not_read = not_read([source], images=has_images)
 
     def show() -> None:
         for kind, number in kinds.most_common():
@@ -274,6 +303,7 @@ def _show(report: Report, console: Console) -> None:
         if stats["classes"]:
             console.print(f"  labels: {_classes(Counter(stats['classes']))}", markup=False)
         _show_histogram(histogram(report.lengths[split]), console)
+
     _show_samples(report, console)
     if report.date:
         console.print(
@@ -284,6 +314,8 @@ def _show(report: Report, console: Console) -> None:
         console.print(
             f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False
         )
+
+    # What is wrong comes last, where a terminal still shows it.
     _show_findings(report.findings, console)
     _show_problems(report.problems, console)
     console.print()
@@ -342,9 +374,15 @@ def _show_samples(report: Report, console: Console) -> None:
 def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> None:
     from rich.text import Text
 
-    what = f"the {answer} answer" if answer else "what is trained"
+    what = "what is trained"
+    if answer:
+        what = f"the {answer} answer"
+
+    # Without colours, brackets mark what is trained:  Question: 2+2? ⟦4⟧
     if console.color_system and not console.no_color:
-        colour = "red" if answer in ("rejected", "bad") else "green"
+        colour = "green"
+        if answer in ("rejected", "bad"):
+            colour = "red"
         console.print(f"\n[bold]row {number}[/bold] ({what} is [{colour}]{colour}[/{colour}])")
         coloured = Text()
         for text, is_trained in sample:
@@ -366,6 +404,8 @@ def shortened(sample: Sample, most: int = 400) -> Sample:
         if len(text) > most:
             text = f"{text[:half]} … {len(text) - most:,} characters … {text[-half:]}"
         pieces.append((text, is_trained))
+
+    # The first and the last pieces stay, with a gap that says how many it stands for.
     left_out = len(pieces) - MOST_PIECES
     if left_out <= 0:
         return pieces
@@ -388,6 +428,7 @@ def _show_histogram(bars: Any, console: Console) -> None:
     """Print a bar for each range of lengths; several ranges without rows become an ellipsis."""
     counts = dict(bars)
     most_rows = max(counts.values(), default=0)
+    # Neighbours with rows are one group, those without another:   [5 2] [0 0 0] [1]
     for has_rows, group in groupby(counts.items(), key=lambda bar: bar[1] > 0):
         neighbours = list(group)
         if not has_rows and len(neighbours) > 1:
@@ -408,10 +449,13 @@ def _prepare(args: argparse.Namespace) -> Answer:
     from kubetune.data.prepared.prepare import prepare
 
     config = _load(args)
+    # On stderr, so that --json alone stands on stdout.
     with Status("preparing", console=Console(stderr=True)) as status:
-        prepared = prepare(
-            config, progress=lambda done: status.update(f"prepared {done:,} records")
-        )
+
+        def show_progress(done: int) -> None:
+            status.update(f"prepared {done:,} records")
+
+        prepared = prepare(config, progress=show_progress)
 
     def show() -> None:
         for split, stats in prepared.stats.items():

@@ -124,14 +124,19 @@ def _add_options_of_recipes(group: argparse._ArgumentGroup) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert and return the exit code."""
     is_recipe = args.target in RECIPES
+    options_of_other: tuple[str, ...] = OPTIONS_OF_RECIPES
+    whose = "of the recipes, fire and volcano"
+    if is_recipe:
+        options_of_other = OPTIONS_OF_SHAPES
+        whose = "of any data, not of a recipe"
+
     flags = []
-    for name in OPTIONS_OF_SHAPES if is_recipe else OPTIONS_OF_RECIPES:
+    for name in options_of_other:
         value = getattr(args, name)
         # Not `if value`: somebody may have given a seed of 0.
         if value is not None and value is not False:
             flags.append(f"--{name.replace('_', '-')}")
     if flags:
-        whose = "of any data, not of a recipe" if is_recipe else "of the recipes, fire and volcano"
         raise ConfigError(
             f"{', '.join(flags)}: option {whose}; leave it out with {args.target}. See "
             "`kubetune data convert --help`. Nothing was written."
@@ -147,6 +152,7 @@ def _convert_shape(args: argparse.Namespace) -> int:
     from kubetune.data.reading.convert import convert_source
     from kubetune.data.reading.sources import not_read
 
+    # prompt=question: what the shape calls `prompt` is the column `question`.
     columns: dict[str, str] = {}
     bad = []
     for text in args.columns or ():
@@ -158,6 +164,7 @@ def _convert_shape(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"--columns {' '.join(bad)}; expected name=column, such as prompt=question"
         )
+
     source = SourceConfig(
         path=args.target,
         format=args.format or "auto",
@@ -165,9 +172,12 @@ def _convert_shape(args: argparse.Namespace) -> int:
         subset=args.subset,
         split=args.split or "train",
     )
-    seed = 42 if args.seed is None else args.seed
     # 42 is the seed of run files too, so `#N` takes the same sample there.
+    seed = args.seed
+    if seed is None:
+        seed = 42
     counts, unused = convert_source(source, args.output, args.to or "messages", seed)
+
     written = counts["written"]
     read = counts["read"]
     line = f"{written:,} of {read:,} records written to {args.output}"
@@ -214,6 +224,7 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
         problems.append("expected --images with a folder or hub, or else --skip-images")
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
+
     # 0 asks for all.
     samples = args.max_samples or None
     if args.max_samples is None:
@@ -223,6 +234,7 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
         rounds = 0
         if recipe.has_history:
             rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds)
+
     source = args.source or f"{HUB}{recipe.hub}"
     request = Request(
         recipe=recipe,

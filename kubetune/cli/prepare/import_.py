@@ -53,6 +53,8 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError(
             f"{args.output} exists already; choose another name, or remove it. Nothing was written."
         )
+
+    # Everything is read and checked before the file is written.
     imported = import_config(args.file, words_of_tools().get(args.peer))
     if args.output is not None:
         write_atomic(args.output, imported.text)
@@ -67,10 +69,16 @@ def run(args: argparse.Namespace) -> Answer:
         next_command = f"{program()} plan {shell_word(args.output)}"
         print(visible(f"\nwrote {args.output}; next: {next_command}"))
 
-    notes = [
-        {"kind": note.kind, "key": note.key, "value": note.value, "text": note.text}
-        for note in imported.notes
-    ]
+    notes = []
+    for note in imported.notes:
+        notes.append(
+            {
+                "kind": note.kind,
+                "key": note.key,
+                "value": note.value,
+                "text": note.text,
+            }
+        )
     facts = {"from": imported.peer, "run_file": imported.text, "notes": notes}
     return Answer(facts, show)
 
@@ -84,7 +92,10 @@ def _show_notes(imported: Imported, stream: TextIO) -> None:
         if not notes:
             continue
         print(f"\n{_TITLES[kind]}", file=stream)
+        # A single long key must not push all texts to the right.
         width = min(34, max(len(note.key) for note in notes))
         for note in notes:
-            value = f"{json.dumps(note.value)}; " if kind == "assumed" else ""
+            value = ""
+            if kind == "assumed":
+                value = f"{json.dumps(note.value)}; "
             print(f"  {note.key:<{width}}  {value}{note.text}", file=stream)

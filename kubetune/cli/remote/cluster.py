@@ -32,11 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     create.add_argument(
         "--dry-run", action="store_true", help="print it all as a bash script and do nothing"
     )
+
     status = actions.add_parser("status", help="what there is, and how it stands")
     add_json(status, "it as JSON")
+
     credentials = actions.add_parser(
         "credentials", help="put the cluster into the kubeconfig, as a context of its own"
     )
+
     delete = actions.add_parser(
         "delete", help="remove what `create` made, and nothing else; asks first"
     )
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only these nodes, or without NAME all: gives back the GPUs and keeps the rest",
     )
     delete.add_argument("--yes", action="store_true", help="do not ask")
+
     for action in (create, status, credentials, delete):
         action.add_argument(
             "-f", "--file", required=True, metavar="FILE", type=Path, help="the cluster file"
@@ -68,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
         "credentials": _credentials,
         "delete": _delete,
     }
+    # Two that create at once would make everything twice.
     with lock(args.file.with_suffix(".lock"), wait=False):
         return actions[args.action](args)
 
@@ -78,10 +83,12 @@ def _provisioner(
     from kubetune.plugins.nebius.provision import INSTALL, Provisioner, State, require_programs
 
     # Looking and deleting nodes needs no kubectl or helm.
-    is_nebius_enough = (
-        args.action in ("status", "credentials") or getattr(args, "node_group", None) is not None
-    )
-    require_programs(["nebius"] if is_nebius_enough else list(INSTALL))
+    only_looks = args.action in ("status", "credentials")
+    deletes_nodes = getattr(args, "node_group", None) is not None
+    programs = list(INSTALL)
+    if only_looks or deletes_nodes:
+        programs = ["nebius"]
+    require_programs(programs)
     state = State.read(args.file.with_suffix(".state.json"))
 
     def say(line: str) -> None:
@@ -98,6 +105,7 @@ def _create(args: argparse.Namespace) -> int:
     provisioner = _provisioner(args, config)
     provisioner.create(steps(config))
     print(f"kubetune: {config.name} is ready: kubectl --context {config.context} get nodes")
+    # What a run file must say to write to the shared storage.
     for claim in config.claims:
         print(
             f"kubetune: in run files: kubernetes.storage.outputs: {{claim: {claim.name}}}, namespace {claim.namespace}"
@@ -128,6 +136,7 @@ def _status(args: argparse.Namespace) -> Answer:
     provisioner = _provisioner(args, config, quiet=True)
     things = []
     for key, record in provisioner.state.records.items():
+        # Somebody may have deleted it by other means.
         thing = provisioner.look(record)
         state = GONE
         created_at = None
@@ -156,9 +165,13 @@ def _show_status(file: Path, config: NebiusCluster, things: Sequence[dict[str, A
         return
     rows = []
     for thing in things:
-        made_here = "yes" if thing["made_here"] else "no"
+        made_here = "no"
+        if thing["made_here"]:
+            made_here = "yes"
         rows.append((thing["what"], thing["name"], thing["id"], thing["state"], made_here))
     print_table(("WHAT", "NAME", "ID", "STATE", "MADE HERE"), rows)
+
+    # Nebius bills by the hour.
     for thing in things:
         if thing["key"] == "cluster" and thing["created_at"]:
             age = datetime.now(UTC) - datetime.fromisoformat(thing["created_at"])
@@ -188,6 +201,8 @@ def _delete(args: argparse.Namespace) -> int:
             f"kubetune: {provisioner.state.path} knows of nothing that was made here; nothing was deleted"
         )
         return OK
+
+    # Say what would be lost, ask, and only then delete.
     if "filesystem" in _show_fates(provisioner, keys):
         print("kubetune: all files on the shared filesystem are lost for ever")
     print(
@@ -215,6 +230,7 @@ def _delete_nodes(args: argparse.Namespace, config: NebiusCluster, provisioner: 
             f"{path} knows of no nodes {', '.join(unknown)}, but of {', '.join(known) or 'none'}. "
             "Nothing was deleted."
         )
+
     wanted = []
     for key in of_nodes:
         name = records[key].name
@@ -226,6 +242,7 @@ def _delete_nodes(args: argparse.Namespace, config: NebiusCluster, provisioner: 
     if not wanted:
         print(f"kubetune: {path} knows of no nodes that were made here; nothing was deleted")
         return OK
+
     _show_fates(provisioner, wanted)
     print(
         "kubetune: what runs on these nodes is stopped, and their boot disks go; all else stays",

@@ -29,16 +29,24 @@ def run(args: argparse.Namespace) -> int:
     print(f"kubetune: in namespace {cluster.namespace} these go:")
     for obj in objects:
         print(f"  {obj['kind']} {obj['metadata']['name']}")
+
     outputs = spec.kubernetes.storage.outputs
     # A claim that the run did not make is not deleted with it.
     kept = not args.volumes or not outputs.size
-    where = f"claim {spec.name}-outputs" if outputs.size else "the volume under /outputs"
-    fate = "stay" if kept else "are lost for ever"
+    where = "the volume under /outputs"
+    if outputs.size:
+        where = f"claim {spec.name}-outputs"
+    fate = "are lost for ever"
+    if kept:
+        fate = "stay"
     print(f"kubetune: the results on {where} {fate}", flush=True)
+
     if not asker(args)(f"Delete {spec.name}"):
         raise ConfigError("nothing was deleted")
     with told_on_interrupt("some of it may be there still; the same command removes the rest"):
         delete(cluster, spec, objects)
+
+    # Without the run, its file still tells where the results are; its name alone does not.
     line = f"kubetune: {spec.name} was deleted"
     if kept and is_file(args.run_name):
         line += f"; its results come home with kubetune cp {shell_word(args.run_name)}"

@@ -63,11 +63,13 @@ def run(args: argparse.Namespace) -> int:
             )
         args.inputs.insert(0, args.action)
         args.action = "start"
+
     config = dev_config(config_from_args(args, environ={}))
     assert config.kubernetes is not None
     files = local_files(config)
     cluster = open_cluster(config.kubernetes.namespace)
     spec = spec_of(config, files)
+
     if args.action == "start":
         submit(cluster, config, files, confirm=asker(args), change=idling)
         train = f"kubetune dev run {run_file(args) or '…'}"
@@ -95,10 +97,13 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
         raise ConfigError(
             "the data files differ from those in the pods; bring them up to date: kubetune dev start"
         )
+
+    # All pods see one run directory, so one of them sets it aside.
     targets = all_running(cluster, spec)
     if args.fresh:
         set_aside(cluster, spec, targets[0])
     start_training(cluster, spec, targets, Path.cwd())
+
     sinks = {}
     for target in targets:
         sinks[target] = Marked(sys.stdout.buffer, prefix(target.node, spec.nodes))
@@ -106,6 +111,8 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
         codes = follow_training(cluster, targets, sinks.__getitem__)
     for sink in sinks.values():
         sink.end()
+
+    # The first that is not 0: the others mostly lost this one.
     code = next((code for code in codes if code != OK), OK)
     if code == USER and not args.fresh:
         say("with --fresh it begins anew: the run directory is set aside")

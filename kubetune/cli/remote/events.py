@@ -30,7 +30,11 @@ def run(args: argparse.Namespace) -> Answer:
     from kubetune.k8s.cluster.runs import events_of
 
     events = events_of(cluster, spec)
-    return Answer(events, lambda: print_table(HEAD, [row(event) for event in events]))
+
+    def show() -> None:
+        print_table(HEAD, [row(event) for event in events])
+
+    return Answer(events, show)
 
 
 def row(event: Object) -> list[str]:
@@ -39,6 +43,7 @@ def row(event: Object) -> list[str]:
 
     subject = about(event)
     message = words_of(event)
+    # The API server counts an event that repeats, and keeps the last.
     if times_seen(event) > 1:
         message += f" (×{times_seen(event)})"
     cells = (
@@ -48,4 +53,6 @@ def row(event: Object) -> list[str]:
         f"{subject.get('kind') or '?'}/{subject.get('name') or '?'}",
         message,
     )
+
+    # Images and webhooks write into messages what they like, terminal codes too.
     return [visible(str(cell)) for cell in cells]

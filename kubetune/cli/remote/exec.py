@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
     cluster, spec = find(args)
     from kubetune.k8s.cluster.runs import on_all, running
 
+    # All running pods, or the one of a node.
     targets = running(cluster, spec)
     chosen = targets
     if not args.all:
@@ -47,18 +48,24 @@ def run(args: argparse.Namespace) -> int:
             f"{spec.name}: no pod of node {args.node} is running (running: {nodes}); "
             f"see kubetune status {spec.typed}"
         )
+
+    # Without a command: a shell, which needs a terminal and one pod.
     if not args.command:
         if args.all or not sys.stdin.isatty():
             raise ConfigError(
                 "command line: found no command; expected one after --, as in kubetune exec RUN -- ls"
             )
         return _shell(cluster.namespace, chosen[0])
+
     if not args.all:
-        stdin = sys.stdin.buffer if args.stdin else None
+        stdin = None
+        if args.stdin:
+            stdin = sys.stdin.buffer
         out = Prompt(sys.stdout.buffer)
         err = Prompt(sys.stderr.buffer)
         return _run_in(cluster, chosen[0], args.command, out, err, stdin)
 
+    # In several pods at once, each line is marked with its node.
     def run_marked(target: Target) -> int:
         mark = prefix(target.node, spec.nodes)
         out = Marked(sys.stdout.buffer, mark)
@@ -127,8 +134,10 @@ class Marked:
 
     def write(self, data: bytes) -> None:
         """Write the lines that are complete now, each after the mark."""
+        # "ab" is kept, and "c\nd" then completes the line "abc" and keeps "d".
         *lines, self._rest = (self._rest + data).split(b"\n")
-        self._stream.write(b"".join(self._mark + line + b"\n" for line in lines))
+        marked = [self._mark + line + b"\n" for line in lines]
+        self._stream.write(b"".join(marked))
         self._stream.flush()
 
     def end(self) -> None:

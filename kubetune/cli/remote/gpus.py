@@ -30,7 +30,11 @@ def run(args: argparse.Namespace) -> Answer:
     from kubetune.k8s.cluster.gpus import query_gpus
 
     nodes = query_gpus(cluster, targets)
-    return Answer([asdict(node) for node in nodes], lambda: print_table(HEAD, list(_rows(nodes))))
+
+    def show() -> None:
+        print_table(HEAD, list(_rows(nodes)))
+
+    return Answer([asdict(node) for node in nodes], show)
 
 
 def _rows(nodes: Sequence[Gpus]) -> Iterator[tuple[object, ...]]:
@@ -47,5 +51,6 @@ def _rows(nodes: Sequence[Gpus]) -> Iterator[tuple[object, ...]]:
                 f"{gpu['temperature_celsius']}°C",
                 f"{gpu['power_watts']} W",
             )
+        # A row that is shorter than the head ends with a sentence.
         if node.problem:
             yield node.node, node.pod, "", node.problem.splitlines()[0]

@@ -80,9 +80,14 @@ def run(args: argparse.Namespace) -> int:
         follower.follow()
     else:
         follower.read()
+
     if is_silent:
         pods = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
-        _say_nothing_yet(spec, "no pod" if pods else "")
+        who = ""
+        if pods:
+            who = "no pod"
+        _say_nothing_yet(spec, who)
+        # Following has told of warnings as they came.
         if not args.follow:
             warnings, _ = cluster.list_with_revision("Event", fields={"type": "Warning"})
             tell(pods, warnings)
@@ -110,7 +115,10 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
     """Return a function that prints the lines of all pods, each marked with its node."""
 
     def show(source: Source, text: str) -> None:
-        container = "" if source.is_trainer else source.container
+        # The trainer's container goes without its name: nearly all lines are its.
+        container = ""
+        if not source.is_trainer:
+            container = source.container
         mark = prefix(source.node, spec.nodes, container)
         sys.stdout.write(f"{mark}{shown_on(sys.stdout, text)}\n")
         sys.stdout.flush()
@@ -121,18 +129,15 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Return a function that says, once, why pods do not run and what the cluster warns of; not what is over."""
     from kubetune.k8s.api.client import say
-    from kubetune.k8s.cluster import kueue
     from kubetune.k8s.cluster.pods import (
         about,
         component_of,
         event_time,
         has_ended,
         is_running,
-        name_of,
         without_names,
     )
-    from kubetune.k8s.cluster.runs import concerns, workload_kind
-    from kubetune.k8s.manifests.initialisers import PREPROCESS
+    from kubetune.k8s.cluster.runs import concerns
     from kubetune.k8s.manifests.spec import TRAINER
 
     # What was said, without names of pods: of many pods that wait for the same, the first one speaks.
@@ -144,18 +149,18 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
     def look(pods: Sequence[Object], warnings: Sequence[Object]) -> None:
         nonlocal first_times
         if first_times is None:
-            first_times = {event["metadata"].get("uid"): event_time(event) for event in warnings}
+            first_times = _times(warnings)
         times = first_times
-        by_name: dict[str, Object] = {}
-        for pod in pods:
-            if component_of(pod) in (PREPROCESS, TRAINER):
-                by_name[name_of(pod)] = pod
+
+        by_name = _by_name(pods)
         trainers = [pod for pod in by_name.values() if component_of(pod) == TRAINER]
+
+        # Why pods do not run or, where Kueue holds back the workload, why there are none.
         reasons = _lasting_reasons(list(by_name.values()))
         if spec.kubernetes.queue and not trainers:
-            reason = kueue.why_waiting(cluster, cluster.get(workload_kind(spec), spec.name))
-            if reason:
-                reasons[f"queue {spec.kubernetes.queue}"] = reason
+            reasons |= _reasons_of_queue(cluster, spec)
+
+        # What held back a pod that runs now is over, unless the warning is new.
         running_pods = [pod for pod in trainers if is_running(pod)]
         all_run = len(running_pods) >= spec.nodes
 
@@ -171,12 +176,50 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
             # It came, or came again, since the first look.
             return times.get(event["metadata"].get("uid")) != event_time(event)
 
-        for text in _lines(sorted(filter(matters, warnings), key=event_time), reasons):
-            if without_names(text) not in said_before:
-                said_before.add(without_names(text))
+        news = [event for event in warnings if matters(event)]
+        news.sort(key=event_time)
+        for text in _lines(news, reasons):
+            kind_of_text = without_names(text)
+            if kind_of_text not in said_before:
+                said_before.add(kind_of_text)
                 say(text)
 
     return look
+
+
+def _reasons_of_queue(cluster: Cluster, spec: RunSpec) -> dict[str, str]:
+    """Return why Kueue holds back the workload; nothing where it does not."""
+    from kubetune.k8s.cluster import kueue
+    from kubetune.k8s.cluster.runs import workload_kind
+
+    workload = cluster.get(workload_kind(spec), spec.name)
+    reason = kueue.why_waiting(cluster, workload)
+    if not reason:
+        return {}
+    return {f"queue {spec.kubernetes.queue}": reason}
+
+
+def _by_name(pods: Sequence[Object]) -> dict[str, Object]:
+    """Return the pods that prepare or train, by name. Others, such as TensorBoard's, are no news of the run."""
+    from kubetune.k8s.cluster.pods import component_of, name_of
+    from kubetune.k8s.manifests.initialisers import PREPROCESS
+    from kubetune.k8s.manifests.spec import TRAINER
+
+    by_name = {}
+    for pod in pods:
+        if component_of(pod) in (PREPROCESS, TRAINER):
+            by_name[name_of(pod)] = pod
+    return by_name
+
+
+def _times(events: Sequence[Object]) -> dict[object, str]:
+    """Return when each event was seen last, by its uid."""
+    from kubetune.k8s.cluster.pods import event_time
+
+    times = {}
+    for event in events:
+        times[event["metadata"].get("uid")] = event_time(event)
+    return times
 
 
 def _lines(warnings: Sequence[Object], reasons: Mapping[str, str]) -> list[str]:
@@ -190,7 +233,9 @@ def _lines(warnings: Sequence[Object], reasons: Mapping[str, str]) -> list[str]:
         # A pod's own reason repeats what its events say.
         if text not in reasons.get(name, ""):
             lines.append(f"{name}: {text}")
-    return [*lines, *(f"{name}: {reason}" for name, reason in reasons.items())]
+    for name, reason in reasons.items():
+        lines.append(f"{name}: {reason}")
+    return lines
 
 
 def _lasting_reasons(pods: Sequence[Object]) -> dict[str, str]:
@@ -233,7 +278,9 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
     from kubetune.k8s.cluster.volume_reader import VolumeReader
 
     path = f"{spec.run_dir}/logs/rank-{rank}.log"
-    patience = _FOLLOW_PATIENCE_SECONDS if follow else _PATIENCE_SECONDS
+    patience = _PATIENCE_SECONDS
+    if follow:
+        patience = _FOLLOW_PATIENCE_SECONDS
     shown = _Counter()
     answered = time.monotonic()
     pause = _POLL_SECONDS
@@ -242,6 +289,7 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
             try:
                 state = _state(cluster, spec, follow=follow)
                 goes_on = follow and state in ("waiting", "running")
+                # While a run waits, no pod has the volume mounted. Without --follow, one is made to read it.
                 if state != "waiting" or not follow:
                     target = volume.target()
                     command = ["sh", "-c", READ_FROM, "sh", str(shown.bytes + 1), path]
@@ -269,8 +317,12 @@ def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
     pods = trainer_pods(cluster, spec)
     workload = cluster.get(workload_kind(spec), spec.name)
     state, _ = state_of(workload, pods)
-    if not follow or state != "running" or not kind_of(spec.kubernetes.kind).never_ends:
+    if not follow or state != "running":
         return state
+    if not kind_of(spec.kubernetes.kind).never_ends:
+        return state
+
+    # The run's own status says what Kubernetes does not.
     if final_status(workload, read_progress(cluster, spec, pods)):
         return "done"
     return state
@@ -285,6 +337,7 @@ class _Counter:
 
     def write(self, data: bytes) -> None:
         self.bytes += len(data)
+        # What a run prints may hold codes that a terminal obeys. A piece may end within a character.
         if sys.stdout.isatty():
             sys.stdout.write(visible(self._decoder.decode(data)))
         else:

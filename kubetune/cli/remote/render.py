@@ -65,13 +65,16 @@ def rendered(
     config = config_from_args(args, environ={})
     if args.smoke:
         config = smoke_config(config)
+
     files = local_files(config)
     plan = plan_without_data(config)
     objects = render(config, plan, files)
     if args.smoke:
         objects = testing(objects, plan)
+
     changed = _effects(config, files)
-    findings = [*lint(config, plan, objects, files), *_patches_without_effect(changed)]
+    findings = lint(config, plan, objects, files)
+    findings += _patches_without_effect(changed)
     report(findings, run_file(args), strict=strict)
     return config, files, objects, changed
 
@@ -106,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}"
         )
+
+    # What the manifests do not show goes to standard error, so that a pipe to kubectl stays clean.
     for path in files:
         print(visible(f"kubetune: {path} travels along in a ConfigMap"), file=sys.stderr)
     for number, changed in enumerate(effects_of_patches):
@@ -122,7 +127,8 @@ def run(args: argparse.Namespace) -> int:
 
 def origins(path: Path | None) -> Tree:
     """Return the place of each key of the run file, or of the organisation's defaults, for messages."""
-    return read_tree(path)[0]
+    tree, _ = read_tree(path)
+    return tree
 
 
 def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> None:
@@ -136,10 +142,17 @@ def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> N
     for finding in findings:
         # Names of labels and annotations may have dots.
         has_dots = finding.key.startswith(("kubernetes.labels.", "kubernetes.annotations."))
-        parts = finding.key.split(".", 2 if has_dots else -1)
-        key = tuple(int(part) if part.isdigit() else part for part in parts)
-        word = "" if finding.fatal else "advice: "
-        line = f"{tree.origin(key)}: {dotted(key)}: {word}{finding.text}"
+        most_splits = -1
+        if has_dots:
+            most_splits = 2
+        key = []
+        for part in finding.key.split(".", most_splits):
+            key.append(int(part) if part.isdigit() else part)
+        path_of_key = tuple(key)
+        word = "advice: "
+        if finding.fatal:
+            word = ""
+        line = f"{tree.origin(path_of_key)}: {dotted(path_of_key)}: {word}{finding.text}"
         if finding.fatal or strict:
             problems.append(line)
         else:
@@ -162,6 +175,7 @@ def write_folder(
     for manifest in objects:
         name = f"{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml"
         texts[name] = HEADER + dump([manifest])
+
     # The files in the order in which the objects are to be applied.
     kustomization: Manifest = {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
@@ -173,6 +187,8 @@ def write_folder(
     texts["kustomization.yaml"] = HEADER + dump([kustomization])
     if secrets:
         texts["secrets.template.yaml"] = HEADER + SECRETS_HEADER + dump(secrets)
+
+    # Files with our first line are ours to replace or remove. Others are somebody's work.
     rendered_before = set()
     foreign = set()
     # A folder that does not exist holds none.
@@ -187,6 +203,7 @@ def write_folder(
             f"{folder}: {', '.join(in_the_way)} was not made by kubetune render and would be lost; choose another "
             "folder. Nothing was written."
         )
+
     for name, text in texts.items():
         write_atomic(folder / name, text)
     for name in rendered_before - texts.keys():

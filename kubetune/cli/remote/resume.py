@@ -18,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Resume. Raise ConfigError when the run is not stopped, and for one of this machine, which is trained on here."""
+    # With a namespace, the name is that of a run on the cluster, even if a folder here has it too.
     if args.namespace is None and Path(args.run_name).is_dir():
         raise ConfigError(_why_not_here(Path(args.run_name)))
     cluster, spec = find(args)
@@ -36,6 +37,7 @@ def _why_not_here(run_dir: Path) -> str:
     from kubetune.rundir.starts import train_again
     from kubetune.supervisor.place import holders
 
+    # The command is made first: it raises for a folder that is no run directory.
     command = shlex.join(["kubetune", *train_again(run_dir)])
     if holders(run_dir):
         return f"{run_dir} is a run of this machine and is running; see kubetune watch {shell_word(run_dir)}"

@@ -30,7 +30,10 @@ def add_run(
     accepted = "name of a run, or its file"
     if or_folder:
         accepted = "name of a run, its file, or its run directory on this machine"
-    parser.add_argument("run_name", nargs="?" if optional else None, metavar="RUN", help=accepted)
+    count = None
+    if optional:
+        count = "?"
+    parser.add_argument("run_name", nargs=count, metavar="RUN", help=accepted)
     add_namespace(parser)
 
 
@@ -57,6 +60,7 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
         from kubetune.config.load import load_config
         from kubetune.k8s.run_names import run_name
 
+        # A folder is a run directory of this machine, which people often mean.
         if Path(name).is_dir():
             raise ConfigError(
                 f"{name} is a folder of this machine; expected the name of a run on a cluster, or its run file. For a "
@@ -66,10 +70,13 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
             raise ConfigError(
                 f"{name}: there is no such run; expected the name of a run on a cluster, or its run file"
             )
+
+        # The file names the run and, unless the command line does, its namespace.
         config = load_config(Path(name), environ={})
         name = run_name(config.name, config.model.path)
         if namespace is None and config.kubernetes:
             namespace = config.kubernetes.namespace
+
     try:
         return open_cluster(namespace), name
     except MissingExtra as error:
@@ -110,11 +117,13 @@ def asker(args: argparse.Namespace) -> Callable[[str], bool]:
     def ask(question: str) -> bool:
         if args.yes:
             return True
+        # A script that waits for an answer would hang.
         if not sys.stdin.isatty():
             raise ConfigError(
                 f"{question}? There is no terminal to ask on; add --yes. Nothing was changed."
             )
-        return input(f"{question}? [y/N] ").strip().lower() in ("y", "yes")
+        answer = input(f"{question}? [y/N] ")
+        return answer.strip().lower() in ("y", "yes")
 
     return ask
 
@@ -126,7 +135,9 @@ def told_on_interrupt(text: str) -> Iterator[None]:
         yield
     except KeyboardInterrupt:
         # A terminal has just written ^C.
-        line_end = "\n" if sys.stderr.isatty() else ""
+        line_end = ""
+        if sys.stderr.isatty():
+            line_end = "\n"
         print(f"{line_end}kubetune: {text}", file=sys.stderr, flush=True)
         raise
 
@@ -135,10 +146,14 @@ def prefix(node: int, nodes: int, more: str = "") -> str:
     """Return the mark of the lines of one node, coloured on a terminal; empty for the only node."""
     if nodes == 1 and not more:
         return ""
-    name = f"node {node} {more}" if more else f"node {node}"
+    name = f"node {node}"
+    if more:
+        name += f" {more}"
     mark = f"[{name}] "
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return mark
+
+    # Neighbours differ; in larger runs colours come again.
     colour = _COLOURS[node % len(_COLOURS)]
     return f"\x1b[{colour}m{mark}\x1b[0m"
 

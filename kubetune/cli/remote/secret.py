@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "NAME must be the name of an environment variable, such as HF_TOKEN; never give the value"
         )
+
+    # HF_TOKEN is the key HF_TOKEN of the Secret hf-token, unless the run file or --secret names another.
     name = args.variable.lower().replace("_", "-")
     key = args.variable
     namespace = args.namespace
@@ -64,6 +66,7 @@ def run(args: argparse.Namespace) -> int:
                 key = reference.key or key
     if args.secret:
         name = args.secret
+
     value = find_value(args.variable, args.env_file)
     # Messages are cleaned of the secrets of the environment: now of this one too.
     os.environ[args.variable] = value
@@ -78,10 +81,12 @@ def _store(cluster: Cluster, name: str, key: str, value: str) -> None:
     from kubetune.k8s.api.api_errors import Refused
     from kubetune.k8s.manifests.spec import MANAGED_BY
 
-    data = {"data": {key: base64.b64encode(value.encode()).decode()}}
+    encoded = base64.b64encode(value.encode()).decode()
+    data = {"data": {key: encoded}}
     try:
         cluster.merge("Secret", name, data)
     except Refused as error:
+        # 404: there is no such Secret yet.
         if error.code != 404:
             raise
         labels = {MANAGED_BY: "kubetune"}
@@ -109,9 +114,11 @@ def read_env_file(path: Path) -> dict[str, str]:
         return {}
     values = {}
     for line in path.read_text("utf-8").splitlines():
-        name, equals, value = line.strip().removeprefix("export ").partition("=")
-        if equals and _VARIABLE.fullmatch(name.strip()):
-            values[name.strip()] = _unquoted(value.strip())
+        # export HF_TOKEN="hf_…"  # read only
+        text, equals, value = line.strip().removeprefix("export ").partition("=")
+        name = text.strip()
+        if equals and _VARIABLE.fullmatch(name):
+            values[name] = _unquoted(value.strip())
     return values
 
 

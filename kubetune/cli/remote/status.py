@@ -46,11 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Show one run, or all of a namespace. Raise ConfigError when there is no such run."""
+
     cluster, name = connect(args)
     from kubetune.k8s.cluster.runs import find_run, observe
 
     if name is None:
         return _all_runs(cluster)
+
     observed = observe(cluster, find_run(cluster, name))
     return Answer(facts(observed), lambda: _show_run(observed))
 
@@ -59,6 +61,8 @@ def _show_run(observed: ObservedRun) -> None:
     """Print the state of a run, its pods and its warnings."""
     for line in headline(observed):
         print(visible(scrub(line)))
+
+    # The pods that prepare come first, as they do in time.
     pods = [*observed.preparing, *observed.pods]
     if pods:
         print()
@@ -76,6 +80,7 @@ def _all_runs(cluster: Cluster) -> Answer:
     if not names:
         cluster.require_namespace()
 
+    # One request after the other would take seconds for each run, so runs are looked at side by side.
     def look(name: str) -> ObservedRun | UnreadableRun:
         try:
             return observe(cluster, find_run(cluster, name))
@@ -103,11 +108,17 @@ def _run_row(observed: ObservedRun | UnreadableRun) -> tuple[object, ...]:
     """Return the line of a run in the table of all."""
     if isinstance(observed, UnreadableRun):
         return observed.name, "", "unknown", observed.why
+
     run_facts = facts(observed)
     step = ""
     if run_facts["step"] is not None:
         step = f"{run_facts['step']}/{run_facts['steps'] or '?'}"
     running_pods = [pod for pod in run_facts["pods"] if pod["phase"] == "Running"]
+    # The speed of a run that stands still says nothing about its end.
+    time_left = ""
+    if observed.state == "running":
+        time_left = brief(run_facts["seconds_left"])
+
     return (
         run_facts["name"],
         run_facts["kind"],
@@ -117,7 +128,7 @@ def _run_row(observed: ObservedRun | UnreadableRun) -> tuple[object, ...]:
         step,
         _number(run_facts["loss"], ".4f", ""),
         _number(run_facts["tokens_per_second"], ",.0f", ""),
-        brief(run_facts["seconds_left"]) if observed.state == "running" else "",
+        time_left,
         visible(run_facts["why"]),
     )
 
@@ -131,12 +142,14 @@ def warning_lines(observed: ObservedRun) -> Iterator[str]:
         earlier = sum(times[_kind_of(event)] for event in news[:-_SHOWN_EVENTS])
         command = f"kubetune events {observed.spec.name} -n {observed.spec.kubernetes.namespace}"
         yield f"! {counted(earlier, 'earlier warning')}: {command}"
+
     for event in news[-_SHOWN_EVENTS:]:
         age = brief(pods.age_seconds(pods.event_time(event)))
         name = pods.about(event).get("name") or "?"
         line = f"! {age} ago, {name}: {event.get('reason') or '?'}: {pods.words_of(event)}"
-        if times[_kind_of(event)] > 1:
-            line += f" ({times[_kind_of(event)]} times)"
+        count = times[_kind_of(event)]
+        if count > 1:
+            line += f" ({count} times)"
         yield line
 
 
@@ -145,7 +158,10 @@ def _kind_of(event: Object) -> tuple[str, str, str]:
     from kubetune.k8s.cluster import pods
 
     about = str(pods.about(event).get("name"))
-    return about, str(event.get("reason")), pods.without_names(pods.words_of(event))
+    reason = str(event.get("reason"))
+    # Names of machines in the text differ with each try.
+    words = pods.without_names(pods.words_of(event))
+    return about, reason, words
 
 
 def _without_repeats(
@@ -153,10 +169,14 @@ def _without_repeats(
 ) -> tuple[list[Object], Counter[tuple[str, str, str]]]:
     """Return the last of all events that say the same, in order, and how many there were of each."""
     last: dict[tuple[str, str, str], Object] = {}
+    times: Counter[tuple[str, str, str]] = Counter()
     for event in events:
-        last.pop(_kind_of(event), None)
-        last[_kind_of(event)] = event
-    return list(last.values()), Counter(map(_kind_of, events))
+        kind = _kind_of(event)
+        times[kind] += 1
+        # A dict keeps the place of a key that it has, so the key is taken out to come last.
+        last.pop(kind, None)
+        last[kind] = event
+    return list(last.values()), times
 
 
 def facts(observed: ObservedRun) -> dict[str, Any]:
@@ -166,9 +186,12 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
 
     progress = observed.progress or {}
     restarts = progress.get("restarts")
+
     # Before the trainer wrote anything, the kinds that restart pods count for it.
     if restarts is None:
-        restarts = ((observed.workload or {}).get("status") or {}).get("restarts")
+        status = (observed.workload or {}).get("status") or {}
+        restarts = status.get("restarts")
+
     return {
         "name": observed.spec.name,
         "namespace": observed.spec.kubernetes.namespace,
@@ -189,19 +212,23 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
         "last_exit": progress.get("last_exit"),
         "cause": observed.cause,
         "not_asked": observed.silence or None,
-        "pods": [
-            {
-                "name": pods.name_of(pod),
-                "node": pods.node_number(pod),
-                "machine": pod["spec"].get("nodeName"),
-                "phase": pods.phase_of(pod),
-                "restarts": pods.trainer_status(pod).get("restartCount", 0),
-                "exit_code": pods.exit_code(pod),
-                "why": pods.why(pod, _events_of(observed, pod)),
-            }
-            for pod in observed.pods
-        ],
+        "pods": [_pod_facts(observed, pod) for pod in observed.pods],
         "warnings": [pods.words_of(event) for event in _warnings(observed)],
+    }
+
+
+def _pod_facts(observed: ObservedRun, pod: Object) -> dict[str, Any]:
+    """Return what `--json` prints about one pod of the trainer."""
+    from kubetune.k8s.cluster import pods
+
+    return {
+        "name": pods.name_of(pod),
+        "node": pods.node_number(pod),
+        "machine": pod["spec"].get("nodeName"),
+        "phase": pods.phase_of(pod),
+        "restarts": pods.trainer_status(pod).get("restartCount", 0),
+        "exit_code": pods.exit_code(pod),
+        "why": pods.why(pod, _events_of(observed, pod)),
     }
 
 
@@ -210,6 +237,7 @@ def why(observed: ObservedRun) -> str:
     from kubetune.k8s.cluster import pods
     from kubetune.k8s.cluster.causes import culprit_left
 
+    # The state alone may say why.
     if observed.state == "done":
         return _reservation(observed)
     if observed.state in ("running", "stopped"):
@@ -218,20 +246,30 @@ def why(observed: ObservedRun) -> str:
         return "its pods were removed; submit it again to continue it"
     if observed.state == "failed":
         return _why_failed(observed)
+
+    # Kueue holds back the workload, so there are no pods to ask.
     queue = observed.spec.kubernetes.queue
-    if queue and observed.workload is not None and pods.is_suspended(observed.workload):
+    is_held = observed.workload is not None and pods.is_suspended(observed.workload)
+    if queue and is_held:
         reason = f"waiting in queue {queue}"
-        return f"{reason}: {observed.reason}" if observed.reason else reason
+        if observed.reason:
+            reason += f": {observed.reason}"
+        return reason
+
     # Pods of earlier starts still exist; the question here is why the next ones do not run.
     next_pods = [pod for pod in observed.pods if not pods.has_ended(pod)]
     for reason in _reasons(observed, next_pods):
         return reason
+
+    # None of them knows, so the pods that have ended are asked: first the one by which the start ended.
     guilty = culprit_left(observed.pods, observed.events)
     if guilty is not None:
         return pods.why(guilty)
     others = [pod for pod in observed.pods if not pods.exit_code(pod)]
     for reason in _reasons(observed, others):
         return reason
+
+    # A quota or a webhook may keep pods from being made at all. Only an event of the Job's says so.
     if not observed.pods:
         for event in reversed(observed.events):
             if event.get("reason") == "FailedCreate":
@@ -245,6 +283,7 @@ def _why_failed(observed: ObservedRun) -> str:
 
     guilty = pods.culprit(observed.pods)
     if guilty is not None:
+        # The agent leaves its reason in the pod's termination message. A pod that was killed leaves none.
         message = pods.message_of(guilty)
         if message and message["reason"]:
             return str(message["reason"])
@@ -293,6 +332,8 @@ def headline(observed: ObservedRun) -> Iterator[str]:
         parts.append(f"{len(running_pods)} of {run_facts['nodes']} pods running")
     if run_facts["restarts"]:
         parts.append(counted(run_facts["restarts"], "restart"))
+
+    # A short reason ends the first line, a long one is the second.
     reason = run_facts["why"]
     is_long = len(reason) > _LONG_REASON
     if reason and not is_long:
@@ -300,13 +341,17 @@ def headline(observed: ObservedRun) -> Iterator[str]:
     yield ", ".join(parts)
     if is_long:
         yield f"why: {reason}"
+
     if run_facts["step"] is not None:
         yield _numbers(observed, run_facts)
     elif run_facts["phase"] and observed.state == "running":
         yield f"no step yet; rank 0: {run_facts['phase']}"
+
+    # What a failed run says of its end stands above already.
     stop = last_stop(run_facts)
     if stop and run_facts["restarts"] and observed.state != "failed":
         yield stop
+
     if observed.silence:
         yield f"! its pods could not be asked for progress: {observed.silence.splitlines()[0]}"
 
@@ -317,6 +362,7 @@ def _numbers(observed: ObservedRun, run_facts: dict[str, Any]) -> str:
         f"step {run_facts['step']}/{run_facts['steps'] or '?'}",
         f"loss {_number(run_facts['loss'], '.4f')}",
     ]
+
     is_running = observed.state == "running"
     if is_running and run_facts["starting"]:
         numbers.append("from before the restart, which is still preparing")
@@ -324,6 +370,7 @@ def _numbers(observed: ObservedRun, run_facts: dict[str, Any]) -> str:
         numbers.append(f"{_number(run_facts['tokens_per_second'], ',.0f')} tokens/s")
         if is_running and run_facts["seconds_left"]:
             numbers.append(f"ETA {brief(run_facts['seconds_left'])}")
+
     evaluation = run_facts["evaluation"]
     if evaluation:
         numbers.append(f"eval_loss {evaluation['eval_loss']:.4f} at step {evaluation['step']}")
@@ -355,8 +402,9 @@ def _is_of_one_end(last: dict[str, Any] | None, cause: dict[str, Any]) -> bool:
 
     if last is None:
         return True
-    after = (age_seconds(cause["time"]) or 0.0) - (age_seconds(last["time"]) or 0.0)
-    return abs(after) < _SAME_END_SECONDS
+    age_of_death = age_seconds(cause["time"]) or 0.0
+    age_of_exit = age_seconds(last["time"]) or 0.0
+    return abs(age_of_death - age_of_exit) < _SAME_END_SECONDS
 
 
 def _number(value: float | None, form: str, unknown: str = "?") -> str:
@@ -384,6 +432,7 @@ def _news(observed: ObservedRun) -> list[Object]:
     reasons = [pods.why(pod) for pod in (*observed.preparing, *observed.pods)]
     news = []
     for event in _warnings(observed):
+        # The line of a pod quotes what holds it back.
         text = pods.words_of(event)
         if not any(text in reason for reason in reasons):
             news.append(event)
@@ -397,6 +446,7 @@ def _warnings(observed: ObservedRun) -> list[Object]:
     by_uid: dict[Any, Object] = {}
     for pod in (*observed.preparing, *observed.pods):
         by_uid[pod["metadata"].get("uid")] = pod
+
     running_pods = [pod for pod in observed.pods if pods.is_running(pod)]
     all_run = len(running_pods) >= observed.spec.nodes
 
@@ -409,6 +459,8 @@ def _warnings(observed: ObservedRun) -> list[Object]:
             return not all_run and event.get("reason") != "FailedScheduling"
         if pods.is_of_scheduling(event, pod):
             return False
+
+        # A warning from before the pod's container started is about the container before.
         began = pods.began(pod)
         if began is None:
             return True

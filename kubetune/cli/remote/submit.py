@@ -21,6 +21,7 @@ from kubetune.supervisor.command_line import add_run_arguments
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
     from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.cluster.log_follow import Source
     from kubetune.k8s.cluster.runs import ObservedRun
     from kubetune.k8s.manifests.spec import Manifest, RunSpec
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     add_run_arguments(parser)
+
     target = parser.add_argument_group("cluster")
     target.add_argument("--kind", dest="kubernetes.kind", choices=KINDS, help="what runs the pods")
     target.add_argument(
@@ -63,9 +65,12 @@ def run(args: argparse.Namespace) -> int:
     """Submit; returns 0, or with --wait the exit code of the run. Raise ConfigError, EnvironmentFault."""
     # The same checks as `render`, so nothing that is wrong reaches the cluster.
     config, files, objects, _ = rendered(args, strict=False)
+
     if args.dry_run == "client":
         print(dump(objects), end="")
         return errors.OK
+
+    # A mistake in the data would show only when pods hold GPUs.
     if not (args.no_check or args.smoke):
         check_data(chain(*config.sources.values()), files, skip_option="--no-check")
     assert config.kubernetes is not None
@@ -79,6 +84,7 @@ def submit_config(
     """Apply the objects, print the outcome, and wait where that was asked for."""
     from kubetune.k8s.cluster.submit import spec_of, submit
 
+    # The smoke test runs in the same pods, with another command.
     change: Callable[[list[Manifest]], list[Manifest]] = _unchanged
     if args.smoke:
         change = partial(testing, plan=plan_without_data(config))
@@ -91,10 +97,12 @@ def submit_config(
         change=change,
         wait=_waiter_for_preparation(cluster, show_logs=args.follow),
     )
+
     where = f"{job.kind} {job.name} in namespace {job.namespace}"
     if job.outcome == "checked":
         print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
         return errors.OK
+
     # How other commands name this run, for the hints below.
     typed = f"{job.name} -n {job.namespace}"
     standing = {
@@ -105,6 +113,7 @@ def submit_config(
     if job.outcome == "unchanged":
         outcome = f"was there already{standing.get(job.state, '')}"
     print(f"kubetune: {where} {outcome}", flush=True)
+
     if args.wait or args.follow:
         return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
     print(f"kubetune: see kubetune status {typed}, and kubetune logs -f {typed}")
@@ -113,6 +122,10 @@ def submit_config(
 
 def _unchanged(objects: list[Manifest]) -> list[Manifest]:
     return objects
+
+
+def _silent(source: Source, text: str) -> None:
+    """Print nothing. Logs are read all the same, to keep them: those of pods vanish with them."""
 
 
 def _waiter_for_preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[RunSpec], None]:
@@ -127,10 +140,11 @@ def _waiter_for_preparation(cluster: Cluster, *, show_logs: bool) -> Callable[[R
         say(
             f"Job {name} fetches and prepares first; should this command end, submit again to go on"
         )
-        emit = printer(spec) if show_logs else lambda source, text: None
-        with told_on_interrupt(
-            f"Job {name} goes on, but trains nothing after it; submit again for that"
-        ):
+        emit: Callable[[Source, str], None] = _silent
+        if show_logs:
+            emit = printer(spec)
+        fate = f"Job {name} goes on, but trains nothing after it; submit again for that"
+        with told_on_interrupt(fate):
             wait_for_job(cluster, spec, emit, teller(cluster, spec))
 
     return wait
@@ -144,10 +158,13 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     from kubetune.k8s.cluster.runs import observe
 
     keep = local_folder(spec) / "logs" / "pods"
-    emit = printer(spec) if show_logs else lambda source, text: None
+    emit: Callable[[Source, str], None] = _silent
+    if show_logs:
+        emit = printer(spec)
     with told_on_interrupt(f"{spec.name} goes on; kubetune stop {spec.typed} would stop it"):
         follower = LogFollower(cluster, spec, emit, keep=keep, look=teller(cluster, spec))
         follow_to_end(cluster, follower)
+
     observed = observe(cluster, spec)
     for line in headline(observed):
         print(line)
@@ -171,5 +188,7 @@ def exit_code(observed: ObservedRun) -> int:
         return int(exit_status["code"])
     # Progress that a dead pod left behind has no exit status.
     guilty = pods.culprit(observed.pods or observed.preparing)
-    code = None if guilty is None else pods.exit_code(guilty)
+    code = None
+    if guilty is not None:
+        code = pods.exit_code(guilty)
     return code or errors.ENVIRONMENT

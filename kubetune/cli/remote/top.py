@@ -26,6 +26,7 @@ def run(args: argparse.Namespace) -> Answer:
     cluster, targets = find_running(args)
     from kubetune.k8s.cluster.runs import Target, ask, on_all
 
+    # Of a pod that does not answer, the line says why. The others are shown.
     def usage(target: Target) -> dict[str, Any]:
         pod = {"node": target.node, "pod": target.pod}
         try:
@@ -35,7 +36,11 @@ def run(args: argparse.Namespace) -> Answer:
         return {**pod, **answer}
 
     pods = on_all(usage, targets)
-    return Answer(pods, lambda: print_table(HEAD, [_row(pod) for pod in pods]))
+
+    def show() -> None:
+        print_table(HEAD, [_row(pod) for pod in pods])
+
+    return Answer(pods, show)
 
 
 def _row(pod: dict[str, Any]) -> tuple[object, ...]:

@@ -96,6 +96,7 @@ def run(args: argparse.Namespace) -> Answer:
         print(shown_on(sys.stderr, line), file=sys.stderr)
     if evaluation.predictions is not None:
         print(f"predictions: {evaluation.predictions}", file=sys.stderr)
+
     facts: dict[str, Any] = dict(evaluation.metrics)
     if evaluation.confusion:
         facts |= {"confusion": evaluation.confusion, "names": evaluation.names}
@@ -123,6 +124,8 @@ def _require_one_question(args: argparse.Namespace) -> None:
         raise errors.ConfigError(
             f"--{asked[0]} and --{asked[1]} ask for different things; give only one of them"
         )
+
+    # Options of benchmarks would do nothing without them.
     for name in ("with_base", "limit", "tasks_folder"):
         if getattr(args, name) and not args.benchmarks:
             raise errors.ConfigError(f"--{name.replace('_', '-')} is for --benchmarks")
@@ -135,6 +138,7 @@ def _compare(args: argparse.Namespace) -> Answer:
     from kubetune.result.inference.compare import compare_runs, table
 
     comparisons = compare_runs(args.run_dir, args.compare, args.checkpoint)
+    # The other run is the standard, so it comes first.
     names = (Path(args.compare).name, args.run_dir.name)
 
     def show() -> None:
@@ -196,9 +200,15 @@ def _matrix(counts: list[list[int]], rows: Sequence[str], heads: Sequence[str]) 
     cells = [list(heads)]
     for row in counts:
         cells.append([str(count) for count in row])
-    cell_width = 2 + max(len(max(line, key=len)) for line in cells)
+
+    # All columns have the width of the widest cell, so that the matrix looks like one.
+    widest = 0
+    for line in cells:
+        widest = max(widest, *map(len, line))
+    cell_width = widest + 2
     names = [TITLE, *rows]
     name_width = max(map(len, names))
+
     lines = []
     for name, line in zip(names, cells, strict=True):
         aligned = "".join(cell.rjust(cell_width) for cell in line)

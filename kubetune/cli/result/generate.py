@@ -239,6 +239,8 @@ def answered(
         window = encoded[start : start + WINDOW]
         # With one seed for all, each window would draw the same numbers.
         window_sampling = replace(sampling, seed=sampling.seed + start)
+
+        # The adapter is switched off for the whole window at once, so that no time goes in switching it.
         base_answers: list[str] = []
         if compare:
             with loaded.as_base() as base:
@@ -299,7 +301,9 @@ def _require_no_sampling(args: argparse.Namespace) -> None:
         if getattr(args, name) != args.parser.get_default(name):
             ignored.append(f"--{name.replace('_', '-')}")
     if ignored:
-        pronoun = "it" if len(ignored) == 1 else "them"
+        pronoun = "them"
+        if len(ignored) == 1:
+            pronoun = "it"
         raise errors.ConfigError(
             f"{' and '.join(ignored)}: {args.run_dir} is a classifier, which reads texts and writes none; leave "
             f"{pronoun} out"
@@ -363,6 +367,8 @@ def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
 
     problems = Problems()
     answers: list[tuple[str, dict[str, Any]]] = []
+
+    # Records have columns for the prompt and its answer. A line has a tab between them.
     if args.file is not None:
         for record in read_file(args.file, problems):
             answers.append((record.where, dict(record.value)))
@@ -388,7 +394,9 @@ def shown(verdict: dict[str, Any]) -> list[str]:
     if isinstance(predicted, float):
         return [f"{predicted:.6g}"]
     # A classifier of several labels may choose none of them.
-    labels = predicted if isinstance(predicted, list) else [predicted]
+    labels = predicted
+    if not isinstance(predicted, list):
+        labels = [predicted]
     columns = []
     for label in labels:
         columns += [label, f"{verdict['probabilities'][label]:.4f}"]
@@ -534,6 +542,8 @@ def _row(value: Any) -> dict[str, Any]:
         raise ValueError("expected an object with `prompt` or `messages`")
     if messages and value.get("prompt"):
         raise ValueError("has `prompt` and `messages`; expected one of them")
+
+    # What a record of training data is refused for, a question is refused for too.
     require_readable(Fields(value))
     if messages and not isinstance(messages, list):
         raise ValueError("expected a list of messages in `messages`")

@@ -82,7 +82,8 @@ class Cluster:
 
     def list(self, kind: str, labels: Mapping[str, str] | None = None) -> list[Object]:
         """Return the objects with these labels; none where the kind is not installed."""
-        return self.list_with_revision(kind, labels)[0]
+        objects, _ = self.list_with_revision(kind, labels)
+        return objects
 
     def list_with_revision(
         self,
@@ -96,10 +97,12 @@ class Cluster:
         if response is None:
             return [], ""
         answer = list_of(response)
+
         # The items of a list do not say what they are.
         facts = {"apiVersion": KINDS[kind].api_version, "kind": KINDS[kind].name}
         items = [{**facts, **item} for item in answer.get("items") or []]
-        return items, str((answer.get("metadata") or {}).get("resourceVersion") or "")
+        metadata = answer.get("metadata") or {}
+        return items, str(metadata.get("resourceVersion") or "")
 
     def require_namespace(self) -> None:
         """Raise NoNamespace if the namespace does not exist, since a list of its objects is just empty.
@@ -137,16 +140,19 @@ class Cluster:
 
     def delete(self, kind: str, name: str, *, grace_seconds: int | None = None) -> bool:
         """Delete an object and then what it owns. Return False where it did not exist."""
+        question = self._question("delete", kind, name)
         options: Object = {"propagationPolicy": "Background"}
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
-        response = self._send_or_none("DELETE", self._question("delete", kind, name), body=options)
+        response = self._send_or_none("DELETE", question, body=options)
+        # The answer is the object as it was, or a Status where nothing is left of it.
         return response is not None and bool(object_of(response, KINDS[kind].name, "Status"))
 
     def serves(self, kind: str) -> bool:
         """True if the API server knows this kind."""
         # One object is enough, and an empty list is an answer too.
-        response = self._send_or_none("GET", self._question("list", kind), {"limit": "1"})
+        question = self._question("list", kind)
+        response = self._send_or_none("GET", question, {"limit": "1"})
         return response is not None and bool(list_of(response))
 
     def may(self, verb: str, kind: str, subresource: str = "") -> bool:
@@ -164,8 +170,10 @@ class Cluster:
             "kind": review.name,
             "spec": {"resourceAttributes": attributes},
         }
-        response = self._connection.send("POST", self._question("create", review.name), body=body)
-        return bool((object_of(response, review.name).get("status") or {}).get("allowed"))
+        question = self._question("create", review.name)
+        response = self._connection.send("POST", question, body=body)
+        status = object_of(response, review.name).get("status") or {}
+        return bool(status.get("allowed"))
 
     def watch(
         self,
@@ -218,7 +226,9 @@ class Cluster:
             params["follow"] = "true"
         if previous:
             params["previous"] = "true"
-        with self._connection.stream(self._question("get", "Pod", pod, "log"), params) as response:
+
+        question = self._question("get", "Pod", pod, "log")
+        with self._connection.stream(question, params) as response:
             for line in lines_of(response.iter_bytes()):
                 text = line.decode(errors="replace")
                 if _LOG_LINE.match(text) or _TORN_TIME.fullmatch(text):
@@ -247,6 +257,7 @@ class Cluster:
         for name, stream in (("stdin", stdin), ("stdout", stdout), ("stderr", stderr)):
             if stream is not None:
                 params[name] = "true"
+
         question = self._question("exec", "Pod", pod, "exec")
         request = BasicRequest("GET", question.path, params=params)
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}

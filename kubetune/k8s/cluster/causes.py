@@ -34,6 +34,7 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
                 "time": end.get("finishedAt"),
             }
         since = str(end.get("startedAt") or "")
+
     for event in reversed(events):
         time = pods.event_time(event)
         match = _failed_pod(str(event.get("message") or ""))
@@ -42,6 +43,7 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
         # What came before the last start began is of an earlier one.
         if pods.to_seconds(time) < pods.to_seconds(since):
             break
+
         code = int(match["code"])
         # A pod that only followed says when its start began, and that another pod is to blame.
         if not only_followed(code, None):
@@ -61,13 +63,16 @@ def culprit_left(trainers: Sequence[Object], events: Sequence[Object]) -> Mappin
     end: Mapping[str, Any] = {}
     if pod is not None:
         end = pods.last_end(pod) or {}
+
+    # A pod that is deleted after that end belonged to a later start, which somebody stopped.
     finished = pods.to_seconds(str(end.get("finishedAt") or ""))
     containers = tuple({kind.container for kind in kinds_by_object().values()})
     for event in events:
         # Kubelet's word for a pod that is deleted, which names the container last.
         if event.get("reason") != "Killing" or not pods.words_of(event).endswith(containers):
             continue
-        began = _started(str(pods.about(event).get("name")), events, pods.event_time(event))
+        name = str(pods.about(event).get("name"))
+        began = _started(name, events, pods.event_time(event))
         if pods.to_seconds(began) > finished:
             return None
     return pod
@@ -78,6 +83,7 @@ def _started(pod: str, events: Sequence[Object], before: str) -> str:
     latest = ""
     for event in events:
         if event.get("reason") == "Started" and pods.about(event).get("name") == pod:
+            # Times are UTC in ISO form, so that texts compare as times do.
             time = pods.event_time(event)
             if time <= before:
                 latest = max(latest, time)

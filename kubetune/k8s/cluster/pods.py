@@ -75,6 +75,7 @@ def node_number(pod: Object) -> int:
 
 def trainer_container(pod: Object) -> str:
     """Return the name of the container that trains (for other components: of the first)."""
+    # Operators and patches may add containers beside it.
     names = [str(container["name"]) for container in pod["spec"]["containers"]]
     trainers = {kind.container for kind in kinds_by_object().values()}
     for name in names:
@@ -86,7 +87,9 @@ def trainer_container(pod: Object) -> str:
 def container_statuses(pod: Object) -> list[Object]:
     """Return the statuses of the containers in the order in which they run, so init containers first."""
     status = pod.get("status") or {}
-    return [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]
+    of_init = status.get("initContainerStatuses") or []
+    of_main = status.get("containerStatuses") or []
+    return [*of_init, *of_main]
 
 
 def container_status(pod: Object, name: str) -> Object:
@@ -131,7 +134,9 @@ def has_ended(pod: Object) -> bool:
 def exit_code(pod: Object) -> int | None:
     """Return the exit code of the trainer's last end, or of what failed before it; None before any end."""
     ended = last_end(pod)
-    return None if ended is None else int(ended["exitCode"])
+    if ended is None:
+        return None
+    return int(ended["exitCode"])
 
 
 def last_end(pod: Object) -> Object | None:

@@ -115,6 +115,8 @@ def read_run(cluster: Cluster, name: str) -> RunSpec | None:
         raise ConfigError(
             f"ConfigMap {name} in namespace {cluster.namespace} is none of kubetune's; use another name"
         )
+
+    # The ConfigMap holds everything that the run's manifests are made from.
     config = _config_of(text, f"ConfigMap {name} in namespace {cluster.namespace}, {CONFIG_KEY}")
     carried = cluster.get("ConfigMap", f"{name}-data") or {}
     spec = RunSpec.of(config, plan_without_data(config), carried.get("data") or {})
@@ -138,11 +140,11 @@ def _config_of(text: str, where: str) -> Config:
 
 def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
     """Return the pods that train, by node, older ones first."""
-    trainers = cluster.list("Pod", spec.selector(TRAINER))
-    return sorted(
-        trainers,
-        key=lambda pod: (pods.node_number(pod), pod["metadata"].get("creationTimestamp", "")),
-    )
+
+    def order(pod: Object) -> tuple[int, str]:
+        return pods.node_number(pod), pod["metadata"].get("creationTimestamp", "")
+
+    return sorted(cluster.list("Pod", spec.selector(TRAINER)), key=order)
 
 
 def running(cluster: Cluster, spec: RunSpec) -> list[Target]:
@@ -189,7 +191,9 @@ def _belongs_to(cluster: Cluster, spec: RunSpec) -> Callable[[str], bool]:
 
 def events_of(cluster: Cluster, spec: RunSpec) -> list[Object]:
     """Return the events about anything of the run, oldest first."""
-    return sorted(filter(concerns(cluster, spec), cluster.list("Event")), key=pods.event_time)
+    is_of_run = concerns(cluster, spec)
+    events = [event for event in cluster.list("Event") if is_of_run(event)]
+    return sorted(events, key=pods.event_time)
 
 
 def ask(
@@ -203,7 +207,12 @@ def ask(
     errors = io.BytesIO()
     argv = ["python", "-P", "-m", "kubetune.k8s.cluster.in_pod", *question]
     code = cluster.exec(
-        target.pod, target.container, argv, stdout=answer, stderr=errors, seconds=seconds
+        target.pod,
+        target.container,
+        argv,
+        stdout=answer,
+        stderr=errors,
+        seconds=seconds,
     )
     if code != 0:
         last_line = errors.getvalue().decode(errors="replace").strip().rpartition("\n")[2]
@@ -246,6 +255,8 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
     workload = cluster.get(workload_kind(spec), spec.name)
     trainers = trainer_pods(cluster, spec)
     state, reason = pods.state_of(workload, trainers)
+
+    # While there is no trainer, the pods that prepare say how the run stands.
     preparing: list[Object] = []
     if spec.prepares and not trainers and state in ("absent", "waiting", "failed"):
         preparing = preparation.find_pods(cluster, spec)
@@ -255,6 +266,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         reason = kueue.why_waiting(cluster, workload)
 
     progress, silence = ask_progress(cluster, spec, trainers)
+
     # Listed after the question, which takes a while: the newest events say why nobody answered.
     events = events_of(cluster, spec)
     status = final_status(workload, progress)
@@ -299,7 +311,9 @@ def final_status(workload: Object | None, progress: dict[str, Any] | None) -> di
     if status is None:
         return None
     is_over = status["code"] in _FINAL or (workload is not None and pods.is_idling(workload))
-    return status if is_over else None
+    if not is_over:
+        return None
+    return status
 
 
 def is_left_behind(spec: RunSpec, status: Mapping[str, Any]) -> bool:
@@ -317,7 +331,8 @@ def read_progress(
     cluster: Cluster, spec: RunSpec, trainers: Sequence[Object]
 ) -> dict[str, Any] | None:
     """Return the progress in the run directory, read by a pod that runs; None where none can be asked."""
-    return ask_progress(cluster, spec, trainers)[0]
+    progress, _ = ask_progress(cluster, spec, trainers)
+    return progress
 
 
 def ask_progress(

@@ -90,7 +90,9 @@ class _Submission:
         """Return what came of it, for the user."""
         if self.replaces:
             return "replaced"
-        return "submitted" if self.workload is None else "unchanged"
+        if self.workload is None:
+            return "submitted"
+        return "unchanged"
 
     def is_trainer(self, obj: Manifest) -> bool:
         """True if an object is the new workload."""
@@ -124,17 +126,24 @@ def submit(
     the answer was no, EnvironmentFault with everything the server refuses.
     """
     # Before anything is asked of the cluster: files leave this machine.
-    consent.allow([*consent.effects_of(config), *(consent.of_sent_file(path) for path in files)])
+    sent_files = [consent.of_sent_file(path) for path in files]
+    consent.allow([*consent.effects_of(config), *sent_files])
+
+    # Everything that can be refused is refused now, before anything is changed.
     submission = _compare(cluster, config, files, change)
     spec = submission.spec
     _check(cluster, spec, _to_check(submission))
     if dry_run:
         return JobRef(spec.name, cluster.namespace, submission.kind, "checked", submission.state)
+
     if submission.replaces:
         _replace(cluster, spec, submission.old_kind, submission.state, confirm)
     _make_tokens(cluster, spec)
     _apply_all(cluster, submission, wait or partial(_wait_in_silence, cluster))
-    state: State = "waiting" if submission.makes_trainer else submission.state
+
+    state: State = submission.state
+    if submission.makes_trainer:
+        state = "waiting"
     return JobRef(spec.name, cluster.namespace, submission.kind, submission.outcome, state)
 
 
@@ -152,8 +161,10 @@ def _compare(
     # A run keeps the date of its first start, which its prompts may show.
     config = config.model_copy(update={"data": dated(config.data, old_config)})
     spec = spec_of(config, files)
+
     objects = change(render(config, plan_without_data(config), files))
     _check_owner(cluster, spec, old)
+
     # An earlier submit may have used another kind, whose workload has the same name.
     kind = workload_kind(spec)
     old_kind = kind
@@ -161,6 +172,7 @@ def _compare(
         old_kind = workload_kind(old)
     workload = cluster.get(old_kind, spec.name)
     state, _ = pods.state_of(workload, [])
+
     is_same = old_config is not None and old_config == _as_seen(spec)
     preparing = preparation.find_job(cluster, spec)
     return _Submission(spec, objects, kind, old_kind, workload, state, is_same, preparing)
@@ -183,11 +195,14 @@ def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpe
     """Apply everything but the trainer, wait until the run is prepared, then apply the trainer."""
     spec = submission.spec
     has_job = preparation.has_own_job(spec)
+
+    # A Job that has prepared another config, or failed, would be in the way of the new one.
     preparing = submission.preparing
     if preparing is not None:
-        has_failed = pods.state_of(preparing, [])[0] == "failed"
-        if has_failed or not submission.is_same:
+        state, _ = pods.state_of(preparing, [])
+        if state == "failed" or not submission.is_same:
             _remove_job(cluster, spec)
+
     for obj in submission.objects:
         # The Job that prepared a trainer that exists may be gone by now, and is needed no more.
         is_needless = has_job and not submission.makes_trainer and submission.is_job(obj)
@@ -195,6 +210,7 @@ def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpe
             _apply(cluster, obj)
     if has_job and submission.makes_trainer:
         wait(spec)
+
     # To apply a stopped run's workload would start it.
     if submission.is_same and submission.state == "stopped" and not submission.makes_trainer:
         return
@@ -218,11 +234,14 @@ def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
                 "another name. Nothing was changed."
             )
         return
+
+    # The run's own ConfigMap is compared, key by key, with what the pods would see now.
     before = dict(dotted_values(resolved(old.config)))
     now = dict(dotted_values(_as_seen(spec)))
     changes = []
     for key, was, value in moved_numbers(before, now):
         changes.append(f"{key} was {was}, now is {value}")
+
     # The ConfigMap knows a file that travels by its name alone.
     for local_path, pod_path in spec.carried().items():
         name = pod_path.rsplit("/", 1)[-1]
@@ -246,6 +265,7 @@ def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None
         missing_queue = kueue.missing_queue(cluster, spec.kubernetes.queue)
         if missing_queue:
             problems.append(missing_queue)
+
     rights: list[MissingRight] = []
     # All objects are tried, so that the user learns of all problems at once.
     for obj in objects:
@@ -257,6 +277,8 @@ def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None
             rights.append(error)
         except Refused as error:
             problems.append(str(error))
+
+    # Missing rights are told together, as one request to whoever may grant them.
     if rights:
         problems.append(missing_rights(rights))
     if problems:
@@ -353,6 +375,7 @@ def _make_tokens(cluster: Cluster, spec: RunSpec) -> None:
                 spec.manifest("v1", "Secret", name, server, type="Opaque", stringData=token)
             )
         except Refused as error:
+            # 409: it exists, from an earlier submit, and keeps its token.
             if error.code != 409:
                 raise
 
@@ -440,21 +463,25 @@ def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]
     files = {f"/{name}": text for name, text in spec.files.items()}
     objects = render(spec.config, plan_without_data(spec.config), files)
     for server in token_servers(spec):
-        objects.append(spec.manifest("v1", "Secret", token_secret(spec, server)[0], server))
+        name, _ = token_secret(spec, server)
+        objects.append(spec.manifest("v1", "Secret", name, server))
+
     # The ConfigMap is what the run is found by: last, so that a broken-off deletion can be taken up again.
     objects.reverse()
-    objects.sort(
-        key=lambda obj: (
-            obj["kind"] in ("ConfigMap", _VOLUMES),
-            obj["metadata"]["name"] == spec.name,
-        )
-    )
+
+    def order(obj: Manifest) -> tuple[bool, bool]:
+        is_needed_by_pods = obj["kind"] in ("ConfigMap", _VOLUMES)
+        return is_needed_by_pods, obj["metadata"]["name"] == spec.name
+
+    objects.sort(key=order)
+
     existing: list[Object] = []
     if volumes:
         # A copy that was broken off may have left a pod, and a claim stays for as long as a pod has it.
         existing += cluster.list("Pod", spec.selector(FILES))
     for obj in objects:
-        if (volumes or obj["kind"] != _VOLUMES) and _exists(cluster, obj):
+        is_wanted = volumes or obj["kind"] != _VOLUMES
+        if is_wanted and _exists(cluster, obj):
             existing.append(obj)
     return existing
 
@@ -465,6 +492,7 @@ def _exists(cluster: Cluster, obj: Manifest) -> bool:
     try:
         return cluster.get(kind, obj["metadata"]["name"]) is not None
     except Refused as error:
+        # Whoever may not read roles has not made any. Other objects may exist, and deleting tells.
         if error.code == 403:
             return KINDS[kind].group not in _GUARDED_GROUPS
         raise
@@ -478,6 +506,7 @@ def delete(cluster: Cluster, spec: RunSpec, objects: Sequence[Object]) -> None:
         if obj["kind"] == kind:
             cluster.delete(kind, obj["metadata"]["name"])
     wait_gone(cluster, spec, kind)
+
     for obj in objects:
         if obj["kind"] != kind:
             cluster.delete(obj["kind"], obj["metadata"]["name"])

@@ -53,7 +53,9 @@ def trusted(answer: object) -> Progress | None:
     progress: Progress = {}
     for name, value in answer.items():
         fits = name not in _TYPES or _fits(value, _TYPES[name])
-        progress[name] = value if fits else None
+        progress[name] = None
+        if fits:
+            progress[name] = value
     return progress
 
 
@@ -67,9 +69,11 @@ def _fits(value: object, expected: Any) -> bool:
 
 def left_progress(trainers: Sequence[Object]) -> Progress | None:
     """Return the progress in the last message of node 0's agent; None where it left none, or has not ended."""
-    newest_first = sorted(
-        trainers, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")), reverse=True
-    )
+
+    def made(pod: Object) -> str:
+        return str(pod["metadata"].get("creationTimestamp", ""))
+
+    newest_first = sorted(trainers, key=made, reverse=True)
     for pod in newest_first:
         message = pods.message_of(pod)
         if pods.node_number(pod) == 0 and message:
@@ -83,9 +87,11 @@ def note_progress(cluster: Cluster, spec: RunSpec, progress: Mapping[str, Any] |
     values = {name: (progress or {}).get(name) for name in _NOTED}
     if any(value is not None for value in values.values()):
         note = json.dumps(values)
+
     # Users who may stop a run need not have the right to write this.
+    change = {"metadata": {"annotations": {_NOTE: note}}}
     with suppress(Refused):
-        cluster.merge("ConfigMap", spec.name, {"metadata": {"annotations": {_NOTE: note}}})
+        cluster.merge("ConfigMap", spec.name, change)
 
 
 def noted_progress(cluster: Cluster, spec: RunSpec) -> Progress | None:

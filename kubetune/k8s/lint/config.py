@@ -52,6 +52,8 @@ def lint(
     `objects` are what `render` made, with these `files`. Raises ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
+
+    # Each of these looks at the config alone.
     checks = (
         _size,
         _claims,
@@ -66,31 +68,39 @@ def lint(
         _jobset,
         _names,
     )
+
     findings: list[Finding] = []
     for check in checks:
         findings += check(spec)
+
     # A mistake in the config often shows in each object made from it. It is reported once, where it was made.
     keys = {finding.key for finding in findings}
     for finding in check_objects(objects):
         if not any(key.startswith(finding.key) for key in keys):
             findings.append(finding)
+
+    # Several objects may lead to the same finding.
     findings += _patched(spec, objects)
     return list(dict.fromkeys(findings))
 
 
 def _size(spec: RunSpec) -> Iterator[Finding]:
+    # A pod's size, which the user's machine cannot tell: what a laptop detects, a pod must ask for.
     compute = spec.config.compute
     if compute.gpus_per_node is None:
         yield error(
             "compute.gpus_per_node",
             "left out, but a pod must ask for a number of GPUs; give it, 0 for CPU",
         )
+
     if compute.memory is None:
         yield error(
             "compute.memory",
             "left out, so pods would have no limit, and one that leaks takes its node's other pods along; give it, "
             "such as 64Gi",
         )
+
+    # A limit of CPU is a quota: without the number there is nothing to set. A mere request is only missed.
     k = spec.kubernetes
     if compute.cpu is None and k.cpu_limits:
         yield error(
@@ -100,10 +110,13 @@ def _size(spec: RunSpec) -> Iterator[Finding]:
         yield advice(
             "compute.cpu", "left out, so pods ask for no CPU and may be put where none is free"
         )
-    if compute.memory and quantity_bytes(shm_size(spec)) >= quantity_bytes(compute.memory):
+
+    # A full /dev/shm of that size would get the container killed for memory.
+    shm = shm_size(spec)
+    if compute.memory and quantity_bytes(shm) >= quantity_bytes(compute.memory):
         yield error(
             "kubernetes.shm_size",
-            f"{shm_size(spec)} is not below compute.memory {compute.memory}, and shared memory counts as memory",
+            f"{shm} is not below compute.memory {compute.memory}, and shared memory counts as memory",
         )
 
 
@@ -117,12 +130,15 @@ def _claims(spec: RunSpec) -> Iterator[Finding]:
                 f"{key}.name",
                 f"{claim.name} is given twice; each claim of a pod has a name of its own",
             )
+
+        # A template makes one claim for each pod. A claim that exists is one for all.
         if claim.claim and spec.nodes > 1:
             yield advice(
                 f"{key}.claim",
                 f"all {spec.nodes} pods share {claim.claim}, and most devices belong to one node; give a template, so "
                 "that each pod has a claim of its own",
             )
+
         if claim.gpus and not spec.gpus:
             yield error(f"{key}.gpus", "the claim holds GPUs, but compute.gpus_per_node is 0")
 
@@ -133,7 +149,13 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
     for key, image in tools.items():
         if image is not None:
             yield from _image_name(spec, key, image)
-    servers = ["TensorBoard"] * k.tensorboard + ["the page"] * k.ui
+
+    # What starts from `tools_image`, as the message names it. JupyterLab may have an image of its own.
+    servers = []
+    if k.tensorboard:
+        servers.append("TensorBoard")
+    if k.ui:
+        servers.append("the page")
     if k.jupyter is not None and k.jupyter.image is None:
         servers.append("JupyterLab")
     if servers and k.tools_image is None:
@@ -145,6 +167,7 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _trackers(spec: RunSpec) -> Iterator[Finding]:
+    # Nothing here can look into the image, so this is advice.
     tracking = spec.config.tracking
     for name, module in MODULES.items():
         if getattr(tracking, name):
@@ -154,6 +177,7 @@ def _trackers(spec: RunSpec) -> Iterator[Finding]:
                 f"the run's image has this only where it was built with the extra {extra}, such as EXTRAS=hub,vision,"
                 f"s3,{extra} scripts/image cuda; without it the pods end with exit code 2 before they train",
             )
+
     benchmarks = spec.config.evaluation.benchmarks
     if benchmarks is not None:
         text = (
@@ -172,12 +196,17 @@ def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
             key, f"found {scheme}:// in front; nodes pull over HTTPS and expect registry/name:tag"
         )
         return
+
     if re.search(r"[\s]|^[-/]|/$", image):
         yield error(
             key, f"found {image!r}; expected registry/name:tag or registry/name@sha256:digest"
         )
         return
+
     yield from _registry(key, image, spec.kubernetes.image_pull_policy)
+
+    # The tag stands behind the last slash, since a registry may have a port:
+    #     registry:5000/team/kubetune:1.2   →   1.2
     tag = image.rpartition("/")[2].partition(":")[2]
     if "@sha256:" not in image and tag in ("", "latest"):
         yield advice(
@@ -189,8 +218,11 @@ def _registry(key: str, image: str, pull_policy: str | None) -> Iterator[Finding
     """Yield a finding for an image from a registry that nodes cannot pull from."""
     registry, slash, _ = image.partition("/")
     host, _, port = registry.partition(":")
-    if not slash or (host not in ("localhost", "127.0.0.1") and port not in HTTP_PORTS):
+    # A name without a slash is of Docker Hub.
+    is_local = host in ("localhost", "127.0.0.1")
+    if not slash or not (is_local or port in HTTP_PORTS):
         return
+
     if pull_policy not in ("Never", "IfNotPresent"):
         yield error(
             key,
@@ -216,6 +248,8 @@ def _variables(spec: RunSpec) -> Iterator[Finding]:
                     f"kubernetes.{section}.{name}",
                     "is set by kubetune, torchrun or the operator; another value would break the rendezvous. Remove it",
                 )
+
+    # Values of variables are part of the pod's spec, which many may read who may not read Secrets.
     for name, text in k.env.items():
         key = f"kubernetes.env.{name}"
         path = ("kubernetes", "env", name)
@@ -237,8 +271,11 @@ def _variables(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _volumes(spec: RunSpec) -> Iterator[Finding]:
+    """Yield mounts over a folder that has a user already: they would hide its files."""
+    of_image = ("/", "/etc", "/usr", "/proc", "/sys", "/dev")
     users: dict[str, str] = dict.fromkeys(TAKEN, "kubetune's own volumes")
-    users.update(dict.fromkeys(("/", "/etc", "/usr", "/proc", "/sys", "/dev"), "the image itself"))
+    users.update(dict.fromkeys(of_image, "the image itself"))
+
     for index, mount in enumerate(spec.kubernetes.mounts):
         # As the kernel reads it: `//outputs` and `/data/../outputs` are /outputs.
         path = "/" + normpath(mount.path).lstrip("/")
@@ -257,6 +294,7 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
     paths: dict[str, str | None] = dict(source_paths(config.sources))
     paths["model.path"] = model.path
     paths["model.tokenizer"] = model.tokenizer
+
     # Chat templates, and Python code, are files even where their names could be hub ids.
     files: dict[str, str | None] = {}
     if model.chat_template != BUILT_IN_TEMPLATE:
@@ -267,8 +305,12 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
         files[f"rewards[{index}].file"] = reward.file
     if config.evaluation.benchmarks is not None:
         files["evaluation.benchmarks.tasks_folder"] = config.evaluation.benchmarks.tasks_folder
+
     for key, path in (paths | files).items():
-        if not path or "://" in path or (is_hub_id(path) and key not in files):
+        if not path or "://" in path:
+            continue
+        # A pod fetches hub ids itself.
+        if is_hub_id(path) and key not in files:
             continue
         if path not in spec.files and not on_volume(spec.kubernetes, path):
             yield error(
@@ -276,6 +318,8 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
                 f"{path} is not in the pods; put it on a volume, mount that with kubernetes.mounts, and give the path "
                 f"there, or use a hub id. Text files travel along up to {MAX_CARRIED_BYTES >> 10} KiB in all",
             )
+
+    # The image's file system is read-only.
     report = config.logging.report_json
     if report and report.startswith("/") and not on_volume(spec.kubernetes, report):
         yield error(
@@ -292,6 +336,7 @@ def _profile(spec: RunSpec) -> Iterator[Finding]:
         yield advice(
             "kubernetes.profile", "rdma serves NCCL between GPUs, and this run asks for none"
         )
+
     rdma = spec.kubernetes.rdma
     if rdma.resource is None and not rdma.privileged:
         yield error(
@@ -309,12 +354,15 @@ def _restricted_profile(spec: RunSpec) -> Iterator[Finding]:
             "kubernetes.run_as_user",
             "0 is root, which the restricted profile forbids; leave it out",
         )
+
+    # The standard allows no folders of the node.
     folders = {
         "kubernetes.storage.cache.host_path": k.storage.cache.host_path,
         "kubernetes.storage.outputs.host_path": k.storage.outputs.host_path,
     }
     for index, mount in enumerate(k.mounts):
         folders[f"kubernetes.mounts.{index}.host_path"] = mount.host_path
+
     for key, path in folders.items():
         if path:
             yield advice(
@@ -353,6 +401,8 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
     k = spec.kubernetes
     who = gang(spec)
     key = "kubernetes.scheduling.gang"
+
+    # Kueue and Volcano each start a gang. Only one of them may.
     if not k.queue:
         text = "Kueue looks at runs that name a queue only; give kubernetes.queue"
         if who == "kueue":
@@ -365,12 +415,15 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
             "volcano beside kubernetes.queue: each has queues and quotas of its own, and Volcano keeps room for the "
             "run's PodGroup while Kueue still holds its pods back; set kueue here, or leave kubernetes.queue out",
         )
+
     if k.scheduling.queue is not None and who != "volcano":
         yield error(
             "kubernetes.scheduling.queue",
             f"volcano only knows this, and gang is {who}; Kueue's is kubernetes.queue",
         )
     yield from _topology(spec)
+
+    # With `gang: none` the user has said that they know.
     if spec.nodes > 1 and who == "none" and k.scheduling.gang == "auto":
         yield advice(
             key,
@@ -387,6 +440,7 @@ def _topology(spec: RunSpec) -> Iterator[Finding]:
         return
     if not k.queue:
         yield error(key, "Kueue looks at runs that name a queue only; give kubernetes.queue")
+
     if topology.slice_nodes is not None and spec.nodes % topology.slice_nodes:
         yield error(
             f"{key}.slice_nodes",
@@ -395,8 +449,10 @@ def _topology(spec: RunSpec) -> Iterator[Finding]:
 
 
 def _jobset(spec: RunSpec) -> Iterator[Finding]:
+    """Yield keys of `kubernetes.jobset` that the kind does not have. Their default asks for nothing, so it may stay."""
     k = spec.kubernetes
-    for key in sorted(k.jobset.model_fields_set - kind_of(k.kind).jobset_keys):
+    unknown = k.jobset.model_fields_set - kind_of(k.kind).jobset_keys
+    for key in sorted(unknown):
         if getattr(k.jobset, key) not in ("all", False, None):
             kinds = [name for name in KINDS if key in kind_of(name).jobset_keys]
             yield error(
@@ -414,10 +470,14 @@ def _names(spec: RunSpec) -> Iterator[Finding]:
             "name",
             f"{spec.name}: {len(spec.name)} characters; a {kind.name}{prepared} may have {longest}",
         )
+
+    # A Service's name is a DNS label of RFC 1035, which is stricter than that of a pod.
     if not spec.name[0].isalpha():
         yield error(
             "name", f"{spec.name} begins with a digit, but names of Services begin with a letter"
         )
+
+    # Selectors, Kueue and `kubetune status` rely on these.
     ours = (*spec.selector(""), MANAGED_BY, QUEUE_NAME, QUEUE_PRIORITY)
     for key in spec.kubernetes.labels:
         if key in ours:

@@ -43,12 +43,15 @@ def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
                 "name",
                 f"{times} objects are called {kind}/{name}; a later one would replace the earlier ones",
             )
+
     for obj in objects:
         yield from _metadata(obj)
         yield from _selector(obj, objects)
         for title, template in pod_templates(obj):
             yield from _pod(title, template, obj)
         yield from _fewer_pods(obj)
+
+    # These need all objects at once: who mounts a claim, and who belongs to a group.
     yield from _single_node_claims(objects)
     yield from _groups(objects)
 
@@ -62,8 +65,11 @@ def _metadata(obj: Manifest) -> Iterator[Finding]:
             "name",
             f"{obj['kind']} {name!r}: expected at most {most} of a-z, 0-9 and -, not at either end",
         )
-    for key, text in (obj["metadata"].get("labels") or {}).items():
-        if not re.fullmatch(LABEL_KEY, key) or not re.fullmatch(LABEL_VALUE, text):
+
+    labels = obj["metadata"].get("labels") or {}
+    for key, text in labels.items():
+        is_label = re.fullmatch(LABEL_KEY, key) and re.fullmatch(LABEL_VALUE, text)
+        if not is_label:
             yield error(
                 "kubernetes.labels",
                 f"{key}: {text!r} is no label; expected at most 63 of A-Z, a-z, 0-9, -_.",
@@ -76,8 +82,13 @@ def _labels(template: Manifest) -> Manifest:
 
 
 def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
+    """Yield a selector that matches no pod: a Service leads nowhere, and the API server refuses a controller."""
     spec = obj.get("spec") or {}
-    templates = [template for other in objects for _, template in pod_templates(other)]
+    templates = []
+    for other in objects:
+        templates += [template for _, template in pod_templates(other)]
+
+    # A controller must match the pods that it makes itself. Others may match any pod of the run.
     if obj["kind"] in ("StatefulSet", "Deployment"):
         selector = spec["selector"]["matchLabels"]
         templates = [spec["template"]]
@@ -87,14 +98,18 @@ def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
         selector = spec["podSelector"].get("matchLabels")
     else:
         return
+
+    # An empty selector matches every pod of the namespace.
     if not selector:
         return
-    if not any(selector.items() <= _labels(template).items() for template in templates):
-        title = kind_and_name(obj)
-        yield error(
-            "kubernetes.labels",
-            f"{title}: its selector {selector} matches no pod that is made here",
-        )
+    for template in templates:
+        if selector.items() <= _labels(template).items():
+            return
+    title = kind_and_name(obj)
+    yield error(
+        "kubernetes.labels",
+        f"{title}: its selector {selector} matches no pod that is made here",
+    )
 
 
 def _pod(title: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
@@ -104,12 +119,14 @@ def _pod(title: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
         yield error(
             "kubernetes.kind", f"{title}: podFailurePolicy works with restartPolicy Never only"
         )
+
     # A StatefulSet and a JobSet give pods volumes for the claims that they make.
     claims = list(spec.get("volumeClaimTemplates", ()))
     for policy in spec.get("volumeClaimPolicies", ()):
         claims += policy["templates"]
     volumes = {claim["metadata"]["name"] for claim in claims}
     volumes.update(volume["name"] for volume in pod.get("volumes", ()))
+
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
         name = f"{title} container {container['name']}"
         yield from _mounts(name, container.get("volumeMounts", ()), volumes)
@@ -119,9 +136,13 @@ def _pod(title: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
 
 def _mounts(title: str, mounts: Sequence[Manifest], volumes: set[str]) -> Iterator[Finding]:
     key = "kubernetes.mounts"
-    for missing in sorted({mount["name"] for mount in mounts} - volumes):
+    mounted = {mount["name"] for mount in mounts}
+    for missing in sorted(mounted - volumes):
         yield error(key, f"{title}: mounts {missing}, but the pod has no such volume")
-    for path, times in Counter(mount["mountPath"] for mount in mounts).items():
+
+    # The API server refuses a pod with two volumes at one path.
+    paths = Counter(mount["mountPath"] for mount in mounts)
+    for path, times in paths.items():
         if times > 1:
             yield error(key, f"{title}: {times} volumes are mounted at {path}")
 
@@ -130,7 +151,10 @@ def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
     for amounts in (resources.get("requests") or {}, resources.get("limits") or {}):
         for name, amount in amounts.items():
             if not QUANTITY.fullmatch(str(amount)):
-                key = f"compute.{name}" if name in ("cpu", "memory") else "kubernetes.gpu_resource"
+                # Other resources than these two are devices, such as nvidia.com/gpu.
+                key = "kubernetes.gpu_resource"
+                if name in ("cpu", "memory"):
+                    key = f"compute.{name}"
                 yield error(
                     key,
                     f"{title}: {name} is {amount!r}; expected a quantity such as 8, 500m or 32Gi",
@@ -138,20 +162,25 @@ def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
 
 
 def _variables(title: str, env: Sequence[Manifest], pod: Manifest) -> Iterator[Finding]:
-    for name, times in Counter(entry["name"] for entry in env).items():
+    names = Counter(entry["name"] for entry in env)
+    for name, times in names.items():
         if times > 1:
             yield error(
                 f"kubernetes.env.{name}",
                 f"{title}: set {times} times; the last one would win silently",
             )
+
     for entry in env:
         name = entry["name"]
+        # An entry without a value refers to a Secret or a field of the pod.
         text = entry.get("value", "")
         if text and (names_secret(name) or is_secret(("env", name), text, known=True)):
             yield error(
                 f"kubernetes.env.{name}",
                 f"{title}: holds a secret's value; refer to a Secret instead",
             )
+
+        # torchrun waits this long for its workers, and the agent then writes the exit status.
         if name == "PET_SHUTDOWN_TIMEOUT":
             grace = pod.get("terminationGracePeriodSeconds", 30)
             least = int(text) + MARGIN_SECONDS
@@ -165,7 +194,8 @@ def _variables(title: str, env: Sequence[Manifest], pod: Manifest) -> Iterator[F
 
 def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
     """Yield a Job that Kueue may start with fewer pods than it has ranks: its pods would wait for the others."""
-    least = (obj["metadata"].get("annotations") or {}).get(MIN_PARALLELISM)
+    annotations = obj["metadata"].get("annotations") or {}
+    least = annotations.get(MIN_PARALLELISM)
     if obj["kind"] != "Job" or least is None:
         return
     if least != str(obj["spec"].get("parallelism", 1)):
@@ -180,23 +210,32 @@ def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
 def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
     """Yield PodGroups that never have enough members, and groups that nothing makes: such pods stay pending."""
     key = "kubernetes.scheduling.gang"
+
+    # Count the pods that name each group in an annotation.
     members: Counter[str] = Counter()
     for obj in objects:
         for entry in sized_templates(obj):
-            annotations = (entry.template.get("metadata") or {}).get("annotations") or {}
+            metadata = entry.template.get("metadata") or {}
+            annotations = metadata.get("annotations") or {}
             if GROUP_NAME in annotations:
                 members[annotations[GROUP_NAME]] += entry.pods
-    groups = {obj["metadata"]["name"]: obj["spec"] for obj in objects if obj["kind"] == "PodGroup"}
+
+    groups = {}
+    for obj in objects:
+        if obj["kind"] == "PodGroup":
+            groups[obj["metadata"]["name"]] = obj["spec"]
     for name, spec in groups.items():
         least = spec.get("minMember", 1)
         if members[name] < least:
             yield error(key, f"PodGroup/{name}: waits for {least} pods, but has {members[name]}")
+
     for name in members.keys() - groups.keys():
         yield error(key, f"PodGroup/{name}: pods belong to it, but it is not made here")
 
 
 def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
     """Yield claims of one node that more than one pod mounts: all but the first pod stay pending."""
+    # How many pods mount each claim. A pod may mount one claim twice, as two volumes.
     mounting_pods: Counter[str] = Counter()
     for obj in objects:
         for entry in sized_templates(obj):
@@ -206,13 +245,16 @@ def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
                     claims.add(volume["persistentVolumeClaim"]["claimName"])
             for claim in claims:
                 mounting_pods[claim] += entry.pods
+
     for obj in objects:
         if obj["kind"] != "PersistentVolumeClaim":
             continue
         name = obj["metadata"]["name"]
         modes = obj["spec"]["accessModes"]
         if mounting_pods[name] > 1 and "ReadWriteMany" not in modes:
-            volume_key = "cache" if name.endswith("-cache") else "outputs"
+            volume_key = "outputs"
+            if name.endswith("-cache"):
+                volume_key = "cache"
             yield error(
                 f"kubernetes.storage.{volume_key}.access",
                 f"{kind_and_name(obj)}: {mounting_pods[name]} pods mount it, but {', '.join(modes)} is attached to "

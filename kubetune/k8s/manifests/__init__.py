@@ -39,7 +39,13 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
     """
     spec = RunSpec.of(config, plan, files)
     kind = kind_of(spec.kubernetes.kind)
-    preparation = [] if kind.starts_in_order else preprocess_job(spec)
+
+    # A JobSet and a TrainJob hold the preparing Job themselves.
+    preparation = []
+    if not kind.starts_in_order:
+        preparation = preprocess_job(spec)
+
+    # What pods refer to comes before the pods, so that none waits for an account, a file or a volume.
     objects = [
         *service_account(spec),
         *operator_role(spec),
@@ -53,6 +59,8 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
         *ui(spec),
         *jupyter(spec),
     ]
+
+    # Patches come last, so that a user may change the waves too.
     if spec.kubernetes.argocd:
         objects = in_waves(objects)
     return patched(objects, spec.kubernetes.patches)
@@ -61,13 +69,25 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
 def secret_templates(config: Config, plan: Plan) -> list[Manifest]:
     """Return the Secrets that the objects of `render` refer to. Their values are empty, for the user to fill in."""
     spec = RunSpec.of(config, plan)
+
+    # Two variables may come from one Secret:
+    #     HF_TOKEN: {secret: keys}, WANDB_API_KEY: {secret: keys}   →   keys: {HF_TOKEN: "", WANDB_API_KEY: ""}
     keys: dict[str, dict[str, str]] = {}
     for variable, ref in spec.kubernetes.secrets.items():
         keys.setdefault(ref.secret, {})[ref.key or variable] = ""
     for server in token_servers(spec):
         name, key = token_secret(spec, server)
         keys.setdefault(name, {})[key] = ""
-    return [
-        spec.manifest("v1", "Secret", name, "secret", type="Opaque", stringData=values)
-        for name, values in keys.items()
-    ]
+
+    templates = []
+    for name, values in keys.items():
+        secret = spec.manifest(
+            "v1",
+            "Secret",
+            name,
+            "secret",
+            type="Opaque",
+            stringData=values,
+        )
+        templates.append(secret)
+    return templates

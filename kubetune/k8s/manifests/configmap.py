@@ -31,6 +31,8 @@ def local_files(config: Config) -> dict[str, str]:
     for reward in config.rewards:
         if reward.file:
             names.append(reward.file)
+
+    # Files are taken in the order of the config while they fit; a later, smaller one may still fit.
     files: dict[str, str] = {}
     bytes_left = MAX_CARRIED_BYTES
     for name in dict.fromkeys(names):
@@ -39,6 +41,7 @@ def local_files(config: Config) -> dict[str, str]:
             continue
         if config.kubernetes and on_volume(config.kubernetes, name):
             continue
+
         size = path.stat().st_size
         if size > bytes_left:
             continue
@@ -74,6 +77,8 @@ def pod_config(spec: RunSpec) -> dict[str, Any]:
     """
     config = spec.config.model_dump(mode="json", by_alias=True, exclude_unset=True)
     carried = spec.carried()
+
+    # Sources keep their `#N`, which counts rows of the file.
     data = config["data"]
     evaluation = config.get("evaluation") or {}
     forget = evaluation.get("forget") or {}
@@ -83,6 +88,8 @@ def pod_config(spec: RunSpec) -> dict[str, Any]:
             for source in sources:
                 path, mark, count = source["path"].partition("#")
                 source["path"] = f"{carried.get(path, path)}{mark}{count}"
+
+    # The chat template and the metrics are files of the user's machine too. A template's built-in name stays.
     metrics = evaluation.get("metrics")
     if metrics:
         metrics["file"] = carried.get(metrics["file"], metrics["file"])
@@ -92,10 +99,13 @@ def pod_config(spec: RunSpec) -> dict[str, Any]:
     template = config["model"].get("chat_template")
     if template:
         config["model"]["chat_template"] = carried.get(template, template)
+
+    # What pods must not guess from their own machine: the name, the number of GPUs, and the folders.
     data["cache"] = prepared_data(spec)
+    compute = {**config.get("compute", {}), "gpus_per_node": spec.gpus}
     changes = {
         "name": spec.name,
-        "compute": {**config.get("compute", {}), "gpus_per_node": spec.gpus},
+        "compute": compute,
         "output": spec.run_dir,
     }
     return {"name": spec.name, **config, **changes}
@@ -105,9 +115,12 @@ def config_maps(spec: RunSpec) -> list[Manifest]:
     """Return the ConfigMap with the config as `run.yaml`, and one with the carried files where the run has some."""
     run_file = {"run.yaml": dump([pod_config(spec)])}
     maps = [spec.manifest("v1", "ConfigMap", spec.name, TRAINER, data=run_file)]
+
     if spec.files:
         files = {}
         for local_path, pod_path in spec.carried().items():
-            files[pod_path.rsplit("/", 1)[-1]] = spec.files[local_path]
+            # A ConfigMap's keys become the names of files in the folder where it is mounted.
+            key = pod_path.rsplit("/", 1)[-1]
+            files[key] = spec.files[local_path]
         maps.append(spec.manifest("v1", "ConfigMap", f"{spec.name}-data", TRAINER, data=files))
     return maps

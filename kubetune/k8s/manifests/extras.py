@@ -40,6 +40,8 @@ def _server(
     variables: list[Manifest],
 ) -> list[Manifest]:
     """Return a server that reads the outputs volume. It is reached by port-forward, never exposed."""
+
+    # Port-forward reaches a Service's pods only by their labels, so Deployment and Service share the selector.
     name = f"{spec.name}-{component}"
     selector = spec.selector(component)
     server = container(
@@ -56,22 +58,26 @@ def _server(
             {"name": "tmp", "mountPath": "/tmp"},
         ],
     )
+
     pod = {
         **pod_basics(spec),
         "containers": [server],
         "volumes": [outputs_volume(spec), {"name": "tmp", "emptyDir": {}}],
     }
+    # Recreate: two pods at once would need the outputs volume on two nodes, which a block volume refuses.
     deployment = {
         "replicas": 1,
         "strategy": {"type": "Recreate"},
         "selector": {"matchLabels": selector},
         "template": {"metadata": pod_metadata(spec, component), "spec": pod},
     }
+
     service = {
         "type": "ClusterIP",
         "selector": selector,
         "ports": [{"name": "http", "protocol": "TCP", "port": 80, "targetPort": "http"}],
     }
+
     return [
         spec.manifest("apps/v1", "Deployment", name, component, spec=deployment),
         spec.manifest("v1", "Service", name, component, spec=service),
@@ -98,20 +104,26 @@ def jupyter(spec: RunSpec) -> list[Manifest]:
     lab = spec.kubernetes.jupyter
     if lab is None:
         return []
+
+    # GPUs cannot be overcommitted: Kubernetes wants the same number as request and as limit.
     size = cpu_resources(lab.cpu, lab.memory)
     if lab.gpus:
         for amounts in size.values():
             amounts[spec.kubernetes.gpu_resource] = str(lab.gpus)
+
+    # JupyterLab reads its token from this variable, so no command line shows it.
+    token = secret_value("JUPYTER_TOKEN", *token_secret(spec, JUPYTER))
     server = container(
         spec,
         JUPYTER,
         ["jupyter", "lab", "--ip=0.0.0.0", "--port=8888", "--no-browser"],
         image=lab.image or spec.kubernetes.tools_image,
-        env=[*environment(spec), secret_value("JUPYTER_TOKEN", *token_secret(spec, JUPYTER))],
+        env=[*environment(spec), token],
         ports=[{"name": "http", "protocol": "TCP", "containerPort": 8888}],
         resources=size,
         volumeMounts=volume_mounts(spec),
     )
+
     pod = {
         "restartPolicy": "Never",
         "activeDeadlineSeconds": lab.hours * 3600,

@@ -28,6 +28,7 @@ Command = tuple[str, ...]
 
 def steps(spec: RunSpec) -> dict[str, Command]:
     """Return the commands that run before training, in order, by what they prepare: `model` or `data`."""
+    # Data is tokenized with the model's tokenizer, so the model is fetched first.
     k = spec.kubernetes
     commands: dict[str, Command] = {}
     if "model" in k.initialisers:
@@ -41,8 +42,12 @@ def steps(spec: RunSpec) -> dict[str, Command]:
 
 def init_containers(spec: RunSpec) -> list[Manifest]:
     """Return containers of the trainer's pods that prepare what is missing, for kinds that know no order."""
+    # A pod's size is the larger of its init containers and its containers, so they take what the trainer has.
     compute = spec.config.compute
-    size = cpu_resources(compute.cpu or 1, compute.memory) if compute.memory else {}
+    size = {}
+    if compute.memory:
+        size = cpu_resources(compute.cpu or 1, compute.memory)
+
     containers = []
     if "model" in spec.kubernetes.initialisers:
         containers.append(_container(spec, "fetch-model", FETCH_MODEL, size))
@@ -66,7 +71,11 @@ def preparing_job(spec: RunSpec, commands: Mapping[str, Command]) -> Manifest:
     """Return the spec of a Job that runs commands one after the other, each in a container of its name."""
     preprocess = spec.kubernetes.preprocess or PreprocessConfig()
     size = cpu_resources(preprocess.cpu, preprocess.memory)
-    containers = [_container(spec, name, command, size) for name, command in commands.items()]
+
+    containers = []
+    for name, command in commands.items():
+        containers.append(_container(spec, name, command, size))
+
     pod: Manifest = {
         "restartPolicy": "Never",
         **pod_basics(spec),
@@ -75,6 +84,8 @@ def preparing_job(spec: RunSpec, commands: Mapping[str, Command]) -> Manifest:
         "containers": containers[-1:],
         "volumes": volumes(spec),
     }
+
+    # A mistake in the config stays one however often the Job tries: exit code 2 ends it at once.
     return {
         "backoffLimit": RETRIES,
         "podFailurePolicy": {"rules": [on_exit_codes("FailJob", [USER])]},

@@ -72,7 +72,9 @@ def template_paths(kind: str) -> tuple[str, ...]:
     if kind == "Deployment":
         return ("spec/template",)
     workload = kinds_by_object().get(kind)
-    return () if workload is None else workload.template_paths.get(kind, ())
+    if workload is None:
+        return ()
+    return workload.template_paths.get(kind, ())
 
 
 def _is_custom(kind: str) -> bool:
@@ -102,7 +104,9 @@ def configuration(objects: Sequence[Manifest]) -> Manifest:
     kinds = sorted({obj["kind"] for obj in objects})
     references = []
     for name in (*_REFERENCES, "Service", "PodGroup", "TrainingRuntime"):
-        specs = [{"kind": kind, "path": path} for kind, path in _fields_with_name(name, kinds)]
+        specs = []
+        for kind, path in _fields_with_name(name, kinds):
+            specs.append({"kind": kind, "path": path})
         if specs:
             references.append({"kind": name, "fieldSpecs": specs})
     return {"nameReference": references}
@@ -110,10 +114,13 @@ def configuration(objects: Sequence[Manifest]) -> Manifest:
 
 def _fields_with_name(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield kind and path of the fields of these kinds that hold the name of an object of the kind `name`."""
+    # What kustomize knows by itself must not be named again: it would change the name twice.
     for kind in kinds:
         if _is_custom(kind):
             for path in _in_pods(kind, _REFERENCES.get(name, [])):
                 yield kind, path
+
+    # Names that are no reference for Kubernetes, but must follow the object all the same.
     if name == "ConfigMap":
         yield from _instances(kinds)
     elif name == "Service" and "Job" in kinds:
@@ -138,4 +145,8 @@ def _in_pods(kind: str, paths: Sequence[str]) -> Iterator[str]:
     """Yield these paths of a pod template as paths of an object of a kind."""
     for path in paths:
         for template in template_paths(kind):
-            yield f"{template}/{path}" if template else path
+            # A Pod is its own template.
+            if template:
+                yield f"{template}/{path}"
+            else:
+                yield path

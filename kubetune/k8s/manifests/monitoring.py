@@ -28,8 +28,11 @@ def monitoring(spec: RunSpec) -> list[Manifest]:
     prometheus = spec.config.tracking.prometheus
     if prometheus is None:
         return []
+
+    # The labels by which the cluster's own Prometheus and Grafana choose what they read.
     labels = dict(prometheus.labels)
     objects = []
+
     if prometheus.pod_monitor:
         body = {
             "selector": {"matchLabels": spec.selector(TRAINER)},
@@ -40,6 +43,7 @@ def monitoring(spec: RunSpec) -> list[Manifest]:
                 OPERATOR, "PodMonitor", spec.name, COMPONENT, more_labels=labels, spec=body
             )
         )
+
     if prometheus.alerts:
         group = {"name": f"kubetune-{spec.name}", "rules": alert_rules(spec.name)}
         body = {"groups": [group]}
@@ -48,6 +52,7 @@ def monitoring(spec: RunSpec) -> list[Manifest]:
                 OPERATOR, "PrometheusRule", spec.name, COMPONENT, more_labels=labels, spec=body
             )
         )
+
     if prometheus.dashboard:
         labels = {"grafana_dashboard": "1", **labels}
         content = {f"kubetune-{spec.name}.json": json.dumps(board(spec.name), indent=1)}
@@ -66,6 +71,7 @@ def monitoring(spec: RunSpec) -> list[Manifest]:
 
 def alert_rules(run: str) -> list[Manifest]:
     """Return the alerts of a run, in the form of a Prometheus rule file."""
+    # Node 0 serves the run's numbers. Each node serves its own heartbeat, of which the oldest counts.
     of_run = f'{{run="{run}"}}'
     loss = f"kubetune_loss{of_run}"
     checkpoint_age = f"kubetune_checkpoint_age_seconds{of_run}"
@@ -118,6 +124,7 @@ def _alert(
     }
 
 
+# Title, unit of the axis, and metrics of each panel.
 _PANELS = (
     ("Loss", "short", ("kubetune_loss", "kubetune_eval_loss")),
     ("Tokens a second", "short", ("kubetune_tokens_per_second",)),
@@ -140,6 +147,7 @@ _PANELS = (
 
 def board(run: str) -> Manifest:
     """Return Grafana's model of a board of this run."""
+    # A Grafana may know several Prometheus servers, so the page lets its reader choose.
     variable = {
         "name": "source",
         "type": "datasource",
@@ -151,6 +159,7 @@ def board(run: str) -> Manifest:
         panels.append(_panel(run, number, title, unit, metrics))
     return {
         "title": f"kubetune: {run}",
+        # Grafana allows 40 characters.
         "uid": f"kubetune-{run}"[:40],
         "schemaVersion": 39,
         "tags": ["kubetune"],
@@ -174,6 +183,7 @@ def _panel(run: str, number: int, title: str, unit: str, metrics: tuple[str, ...
                 "legendFormat": f"{metric.removeprefix('kubetune_')} {{{{node}}}}",
             }
         )
+    # Panel 0 is at the left of row 0, panel 1 at its right, panel 2 at the left of row 1.
     row, column = divmod(number, 2)
     return {
         "id": number + 1,

@@ -45,6 +45,8 @@ class _Unfit(Exception):
 
 def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list[Manifest]:
     """Return the objects with all patches, in their order. Raises ConfigError with everything wrong with them."""
+
+    # All problems of all patches are reported at once. The objects are kept only if there are none.
     problems: list[str] = []
     result = list(objects)
     for number, patch in enumerate(patches):
@@ -58,12 +60,16 @@ def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list
                 result[index] = _apply(obj, patch)
             except _Unfit as error:
                 problems.append(f"{title}: {kind_and_name(obj)}: {error}")
+
         if not has_target:
             names = ", ".join(kind_and_name(obj) for obj in objects)
-            suffix = f" called {patch.target.name}" if patch.target.name else ""
+            suffix = ""
+            if patch.target.name:
+                suffix = f" called {patch.target.name}"
             problems.append(
                 f"{title}: no {patch.target.kind}{suffix} is made here; there are {names}"
             )
+
     if problems:
         raise ConfigError([*problems, "Nothing was written."])
     return result
@@ -71,14 +77,21 @@ def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list
 
 def _is_target(obj: Manifest, patch: PatchConfig) -> bool:
     target = patch.target
-    return obj["kind"] == target.kind and target.name in (None, obj["metadata"]["name"])
+    # A target without a name is every object of its kind.
+    has_name = target.name in (None, obj["metadata"]["name"])
+    return obj["kind"] == target.kind and has_name
 
 
 def effects(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> Iterator[list[str]]:
     """Yield the objects that each patch changes, as `Job/name`; `objects` are as they were before the first."""
     for patch in patches:
         result = patched(objects, [patch])
-        yield [kind_and_name(new) for old, new in zip(objects, result, strict=True) if old != new]
+        changed = []
+        for before, after in zip(objects, result, strict=True):
+            if before != after:
+                changed.append(kind_and_name(after))
+        yield changed
+        # The next patch is laid over what this one made.
         objects = result
 
 
@@ -91,6 +104,7 @@ def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
         result: Any = _merged(obj, patch.patch, "")
     else:
         result = _by_operations(obj, patch.patch)
+
     _require_same_identity(obj, result)
     return dict(result)
 
@@ -98,12 +112,14 @@ def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
 def _by_operations(obj: Manifest, operations: Sequence[Mapping[str, Any]]) -> Any:
     import jsonpatch
 
+    # The library ignores members that it does not know, so a mistyped one would do nothing silently.
     for operation in operations:
         unknown = sorted(operation.keys() - _MEMBERS)
         if unknown:
             raise _Unfit(
                 f"not a JSON Patch that fits: {', '.join(unknown)} is none of {', '.join(_MEMBERS)}"
             )
+
     try:
         return jsonpatch.apply_patch(obj, [dict(operation) for operation in operations])
     except jsonpatch.JsonPatchTestFailed as error:
@@ -132,6 +148,8 @@ def _merged(old: Any, change: Any, path: str) -> Any:
     if not isinstance(change, Mapping):
         return deepcopy(change)
     _require_known_directives(change, path)
+
+    # A scalar or list that becomes a mapping has nothing to be merged with.
     replaces = not isinstance(old, Mapping) or change.get(_DIRECTIVE) == "replace"
     result = {} if replaces else dict(deepcopy(old))
     for key, value in change.items():
@@ -139,12 +157,13 @@ def _merged(old: Any, change: Any, path: str) -> Any:
             continue
         key_path = f"{path}.{key}".removeprefix(".")
         previous = result.get(key)
+        merge_keys = _MERGE_KEYS.get(key)
         if replaces:
             result[key] = _merged(None, value, key_path)
         elif value is None or _deletes(value):
             result.pop(key, None)
-        elif isinstance(value, list) and key in _MERGE_KEYS and isinstance(previous, list):
-            result[key] = _merged_list(previous, value, _MERGE_KEYS[key], key_path)
+        elif merge_keys and isinstance(value, list) and isinstance(previous, list):
+            result[key] = _merged_list(previous, value, merge_keys, key_path)
         else:
             result[key] = _merged(previous, value, key_path)
     return result
@@ -155,14 +174,19 @@ def _deletes(change: Any) -> bool:
 
 
 def _merged_list(old: list[Any], change: list[Any], keys: Sequence[str], path: str) -> list[Any]:
+    """Return a list of mappings with the changed items in place of their likes, and new ones behind.
+
+    `keys`: the first of them that an item has names it, such as `containerPort` of a pod's and `port` of a Service's.
+    """
     result = deepcopy(old)
     for item in change:
-        key = next((key for key in keys if isinstance(item, Mapping) and key in item), None)
+        key = _key_of(item, keys)
         if key is None:
             raise _Unfit(
                 f"{path}: an item has no {' or '.join(keys)} to find its like by: {item!r}"
             )
         _require_known_directives(item, path)
+
         index = _index_of(result, key, item[key])
         if _deletes(item):
             if index is None:
@@ -173,6 +197,15 @@ def _merged_list(old: list[Any], change: list[Any], keys: Sequence[str], path: s
         else:
             result[index] = _merged(result[index], item, f"{path}[{item[key]}]")
     return result
+
+
+def _key_of(item: Any, keys: Sequence[str]) -> str | None:
+    """Return the first of `keys` that an item has."""
+    if isinstance(item, Mapping):
+        for key in keys:
+            if key in item:
+                return key
+    return None
 
 
 def _index_of(items: list[Any], key: str, value: Any) -> int | None:
@@ -198,11 +231,14 @@ def _require_same_identity(before: Manifest, after: Any) -> None:
     for name in ("apiVersion", "kind"):
         if after.get(name) != before[name]:
             raise _Unfit(f"{name} may not be changed")
+
+    # Under another name, `kubetune status` and `delete` would not find the object.
     for name in ("name", "namespace"):
         if after["metadata"].get(name) != before["metadata"].get(name):
             raise _Unfit(
                 f"metadata.{name} may not be changed; `name` and `kubernetes.namespace` decide it"
             )
+
     if before["kind"] == "ConfigMap":
         _require_same_data(before, after)
     try:
@@ -231,6 +267,8 @@ def _require_same_pods(before: Manifest, after: Manifest) -> None:
             "how many pods there are may not be changed: each waits for all; compute.nodes decides it"
         )
     _require_labels(before, after, "metadata")
+
+    # Selectors and `kubetune logs` find pods by labels and containers by name. Containers may be added.
     templates = list(zip(pod_templates(before), pod_templates(after), strict=True))
     for (_, old), (title, new) in templates:
         _require_labels(old, new, title)

@@ -16,6 +16,8 @@ def sized_templates(obj: Manifest) -> list[PodTemplate]:
     if obj["kind"] == "Deployment":
         pods = int(obj["spec"].get("replicas", 1))
         return [PodTemplate(kind_and_name(obj), obj["spec"]["template"], pods)]
+
+    # Kinds of workloads know their own. Other objects, such as Services, make no pods.
     kind = kinds_by_object().get(obj["kind"])
     if kind is None:
         return []

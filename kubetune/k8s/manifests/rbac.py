@@ -26,10 +26,12 @@ def _extra_resources(spec: RunSpec) -> list[tuple[str, list[str]]]:
     k = spec.kubernetes
     kind = kind_of(k.kind)
     resources = kind.rbac(spec)
+    # Beside those of the kind: extras, the group of pods, and monitoring.
     if k.tensorboard or k.ui:
         resources.append(("apps", ["deployments"]))
     if gang(spec) == "volcano" and not kind.is_grouped_by_operator:
         resources.append((POD_GROUP.partition("/")[0], ["podgroups"]))
+
     prometheus = spec.config.tracking.prometheus
     if prometheus:
         monitors = []
@@ -56,12 +58,15 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
     rights = []
     for group, resources in _extra_resources(spec):
         rights.append((group, resources, OPERATE))
+
     core = ["services", "persistentvolumeclaims", "configmaps", "serviceaccounts"]
     rights.append(("", core, OPERATE))
+
     if k.queue:
         # By Workloads `stop` keeps a run from its queue, and `status` shows why it waits.
         rights.append(("kueue.x-k8s.io", ["workloads"], ["get", "list", "patch"]))
         rights.append(("kueue.x-k8s.io", ["localqueues"], ["get", "list"]))
+
     rights += [
         ("networking.k8s.io", ["networkpolicies"], OPERATE),
         ("", ["secrets"], ["create", "patch", "delete"]),
@@ -70,9 +75,11 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
         # By POST, and by GET where a websocket asks.
         ("", ["pods/exec", "pods/portforward"], ["get", "create"]),
     ]
+
     rules = []
     for group, resources, verbs in rights:
         rules.append({"apiGroups": [group], "resources": resources, "verbs": verbs})
+
     subjects = []
     for operator in k.operators:
         # An account belongs to a namespace; users and groups to none.
@@ -81,6 +88,7 @@ def operator_role(spec: RunSpec) -> list[Manifest]:
         else:
             subject = {"kind": operator.kind, "apiGroup": GROUP, "name": operator.name}
         subjects.append(subject)
+
     name = f"{spec.name}-operator"
     role = spec.manifest(f"{GROUP}/v1", "Role", name, "identity", rules=rules)
     binding = spec.manifest(

@@ -43,6 +43,8 @@ def non_empty(**fields: object) -> Manifest:
 
 def source_paths(sources: Sources) -> Iterator[tuple[str, str]]:
     """Yield every path that the run reads data from, without `#N`, with its key in the config."""
+
+    # In the order of `Sources`.
     keys = ("data.train", "data.eval", "evaluation.forget.data")
     for key, of_split in zip(keys, sources.values(), strict=True):
         for index, source in enumerate(of_split):
@@ -122,8 +124,11 @@ class RunSpec:
         It is on the cache where that is one volume for all pods, else on the outputs volume.
         """
         cache = self.kubernetes.storage.cache
-        is_one = cache.access == "ReadWriteMany" or cache.claim is not None or cache.csi is not None
-        return CACHE if is_one else f"{OUTPUTS}/.cache"
+        # A claim or CSI volume that exists already is the same one for every pod; a new one for many must be RWX.
+        exists = cache.claim is not None or cache.csi is not None
+        if cache.access == "ReadWriteMany" or exists:
+            return CACHE
+        return f"{OUTPUTS}/.cache"
 
     @property
     def offline(self) -> bool:
@@ -133,6 +138,7 @@ class RunSpec:
         model_on_hub = is_hub_id(model.path) and not model.local_files_only
         if model_on_hub and "model" not in fetched:
             return False
+
         data_on_hub = any(is_hub_id(path) for _, path in source_paths(self.config.sources))
         return "data" in fetched or not data_on_hub
 
@@ -145,6 +151,7 @@ class RunSpec:
         """
         carried = {}
         for index, path in enumerate(self.files):
+            # The number keeps names apart that are equal once other characters are replaced. Keys have at most 253.
             name = path.rsplit("/", 1)[-1]
             name = re.sub(r"[^-._a-zA-Z0-9]", "_", name)[-200:]
             carried[path] = f"{DATA_FOLDER}/{index}-{name}"
@@ -187,6 +194,7 @@ class RunSpec:
             "namespace": self.kubernetes.namespace,
             "labels": {**self.labels(component), **(more_labels or {})},
         }
+
         if self.kubernetes.annotations:
             metadata["annotations"] = dict(self.kubernetes.annotations)
         return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}

@@ -15,10 +15,13 @@ def shm_size(spec: RunSpec) -> str:
     """Return the size of /dev/shm: the config's, or a quarter of the memory."""
     if spec.kubernetes.shm_size:
         return spec.kubernetes.shm_size
+
     # Left out, a container gets 64 MiB, on which NCCL and data workers die with SIGBUS.
     memory = spec.config.compute.memory
     if not memory:
         return "1Gi"
+
+    # Example: 64Gi of memory makes 16384Mi.
     mebibytes = quantity_bytes(memory) // 4 // 1024**2
     return f"{max(1, mebibytes)}Mi"
 
@@ -28,6 +31,8 @@ def outputs_access(spec: RunSpec) -> str:
     k = spec.kubernetes
     if k.storage.outputs.access:
         return k.storage.outputs.access
+
+    # Extras and the preparing Job may run on other nodes than the trainer's pod.
     has_other_pods = k.tensorboard or k.ui or k.jupyter is not None or spec.prepares or k.samplers
     if spec.nodes > 1 or has_other_pods:
         return "ReadWriteMany"
@@ -70,9 +75,12 @@ def cache_claim_spec(spec: RunSpec) -> Manifest:
 def claims(spec: RunSpec) -> list[Manifest]:
     """Return PersistentVolumeClaims that outlive the pods."""
     storage = spec.kubernetes.storage
+
+    # A pod's own claims are templates of the pods, and the JobSet's one is part of the JobSet.
     manifests = []
     if storage.cache.size and not cache_is_per_pod(spec) and not cache_is_jobsets(spec):
         manifests.append(_claim(spec, "cache", shared_cache_spec(spec)))
+
     if storage.outputs.size:
         outputs = claim_spec(storage.outputs, outputs_access(spec))
         manifests.append(_claim(spec, "outputs", outputs))
@@ -88,18 +96,23 @@ def _claim(spec: RunSpec, volume: str, body: Manifest) -> Manifest:
 def _existing(volume: VolumeConfig | MountConfig, *, read_only: bool) -> Manifest:
     """Return the source of a volume that somebody else made."""
     if volume.claim:
+        # A read-write mount leaves the key out, as the API server's own default does.
         claim = {"claimName": volume.claim, **non_empty(readOnly=read_only)}
         return {"persistentVolumeClaim": claim}
+
     if volume.host_path:
         # What is only read has to be there already: an empty folder would hide a mistyped path.
         kind = "Directory" if read_only else "DirectoryOrCreate"
         return {"hostPath": {"path": volume.host_path, "type": kind}}
+
     if volume.csi:
         csi = volume.csi
         optional = non_empty(fsType=csi.fs_type, volumeAttributes=dict(csi.attributes))
         if csi.secret:
             optional["nodePublishSecretRef"] = {"name": csi.secret}
         return {"csi": {"driver": csi.driver, "readOnly": read_only, **optional}}
+
+    # Caches and outputs have no other kinds: pods could not write into these.
     assert isinstance(volume, MountConfig), "the config's validators see to it"
     if volume.config_map:
         return {"configMap": {"name": volume.config_map}}
@@ -111,14 +124,20 @@ def _cache(spec: RunSpec) -> Manifest:
     cache = spec.kubernetes.storage.cache
     if cache_is_per_pod(spec):
         # Kubernetes makes the claim with the pod, and deletes it with the pod.
-        template = {"metadata": {"labels": spec.labels("storage")}, "spec": cache_claim_spec(spec)}
+        template = {
+            "metadata": {"labels": spec.labels("storage")},
+            "spec": cache_claim_spec(spec),
+        }
         return {"name": "cache", "ephemeral": {"volumeClaimTemplate": template}}
+
     if cache.size:
         name = f"{spec.name}-cache"
         # A JobSet names its claims itself.
         if cache_is_jobsets(spec):
             name = f"cache-{spec.name}"
         return {"name": "cache", "persistentVolumeClaim": {"claimName": name}}
+
+    # Without a size, the volume exists already.
     return {"name": "cache", **_existing(cache, read_only=False)}
 
 
@@ -126,7 +145,8 @@ def outputs_volume(spec: RunSpec) -> Manifest:
     """Return the volume that holds the run directories."""
     outputs = spec.kubernetes.storage.outputs
     if outputs.size:
-        return {"name": "outputs", "persistentVolumeClaim": {"claimName": f"{spec.name}-outputs"}}
+        claim = {"claimName": f"{spec.name}-outputs"}
+        return {"name": "outputs", "persistentVolumeClaim": claim}
     return {"name": "outputs", **_existing(outputs, read_only=False)}
 
 
@@ -140,6 +160,7 @@ def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifes
     entries.append(outputs_volume(spec))
     if not (cache_from_template and cache_is_per_pod(spec)):
         entries.append(_cache(spec))
+
     # The image's own file system is read-only.
     entries.append({"name": "tmp", "emptyDir": {}})
     memory = {"medium": "Memory", "sizeLimit": shm_size(spec)}

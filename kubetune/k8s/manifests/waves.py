@@ -21,11 +21,13 @@ FIRST = ("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "ConfigMap")
 
 def in_waves(objects: Sequence[Manifest]) -> list[Manifest]:
     """Return the objects, each with its wave. A wave that the user set by an annotation stays."""
+    # Without a preparing Job nothing is in wave 0, and claims go with the first pods, those of wave 1.
     prepares = any(obj["kind"] == "Job" and _is_preparation(obj) for obj in objects)
     result = []
     for obj in objects:
         metadata = obj["metadata"]
         wave = str(_wave(obj, prepares=prepares))
+        # The user's annotation comes second, so it wins.
         annotations = {WAVE: wave, **metadata.get("annotations", {})}
         result.append({**obj, "metadata": {**metadata, "annotations": annotations}})
     return result

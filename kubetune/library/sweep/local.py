@@ -48,6 +48,7 @@ def slots_of(
             f"compute.nodes: found {compute.nodes}; expected 1 for trials on this machine, or "
             "--cluster. Nothing was written."
         )
+
     # 0 GPUs a node ask for the CPU, whatever there is.
     gpus = 0
     if compute.gpus_per_node != 0:
@@ -60,6 +61,8 @@ def slots_of(
     if not gpus_each and parallel:
         gpus_each = gpus // parallel
     gpus_each = max(1, gpus_each)
+
+    # And with --parallel left out, as many runs as fit.
     count = parallel or max(1, gpus // gpus_each)
     if count * gpus_each > gpus:
         raise ConfigError(
@@ -73,14 +76,17 @@ def slots_of(
         names = [name.strip() for name in environ["CUDA_VISIBLE_DEVICES"].split(",")]
     slots: list[Slot] = []
     for first in range(0, count * gpus_each, gpus_each):
-        slots.append({"CUDA_VISIBLE_DEVICES": ",".join(names[first : first + gpus_each])})
-    return compute.model_copy(update={"gpus_per_node": gpus_each}), slots
+        names_of_slot = names[first : first + gpus_each]
+        slots.append({"CUDA_VISIBLE_DEVICES": ",".join(names_of_slot)})
+    compute_of_run = compute.model_copy(update={"gpus_per_node": gpus_each})
+    return compute_of_run, slots
 
 
 def _core_slots(count: int, environ: Mapping[str, str]) -> list[Slot]:
     """Return the slots of a machine without GPUs, which share its cores."""
     if count == 1 or "OMP_NUM_THREADS" in environ:
         return [{}] * count
+    # With all cores for each, the runs would get in each other's way.
     threads = max(1, processes.usable_cores() // count)
     return [{"OMP_NUM_THREADS": str(threads)}] * count
 
@@ -114,16 +120,19 @@ class LocalRunner:
         config = self._recipe.config(trial, run)
         compute = config.compute.model_copy(update={"gpus_per_node": self._gpus})
         config = config.model_copy(update={"compute": compute, "kubernetes": None})
+
         # The plan says how many steps a run has, and that where its rung is.
         config, plan = plan_here(config)
         training = self._recipe.pausing(config.training, plan, trial)
         config = config.model_copy(update={"training": training})
         run.steps = plan.num_steps
         run.devices = plan.world_size
+
         run_dir = self._folder(run)
         check_run_dir(config, run_dir, plan)
+        # A run whose driver was killed saves a checkpoint first, and holds its directory until then.
         with lock(run_dir / "logs" / "node-0.lock", wait=True):
-            pass  # a run whose driver was killed saves a checkpoint first
+            pass
 
         request = {
             "config": resolved(config),
@@ -131,6 +140,8 @@ class LocalRunner:
             "run_dir": str(run_dir),
             "source": None,
         }
+
+        # What the run prints goes to a file of its own, since several print at once.
         logs = self._recipe.folder / "logs"
         logs.mkdir(exist_ok=True)
         slot = self._free[0]
@@ -193,6 +204,8 @@ def _status(run_dir: Path, text: str, code: int) -> ExitStatus:
     """
     if not text:
         return ExitStatus(errors.LOST_PEER, f"its process ended with status {code} and no word")
+
+    # A run that was refused has an error and no exit.json. Of others, the file may be an earlier start's.
     answer: dict[str, str | int] = json.loads(text)
     answer_code = int(answer["code"])
     if "error" in answer:
@@ -200,6 +213,5 @@ def _status(run_dir: Path, text: str, code: int) -> ExitStatus:
     status = exit_status.read_exit_status(run_dir)
     if status is not None and status.code == answer_code:
         return status
-    return ExitStatus(
-        answer_code, f"ended with exit code {answer_code}, logs in {run_dir / 'logs'}"
-    )
+    reason = f"ended with exit code {answer_code}, logs in {run_dir / 'logs'}"
+    return ExitStatus(answer_code, reason)

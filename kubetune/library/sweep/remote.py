@@ -62,8 +62,10 @@ def plan_there(config: Config) -> Plan:
     """Return the plan of a run on the cluster's nodes, as far as this machine can read its data."""
     tokenizer = config.model.tokenizer or config.model.path
     kubernetes = config.kubernetes
-    if kubernetes is not None and on_volume(kubernetes, tokenizer) and not Path(tokenizer).is_dir():
-        return plan_without_data(config)  # data cannot be counted without the tokenizer
+    is_there = kubernetes is not None and on_volume(kubernetes, tokenizer)
+    # Data cannot be counted without the tokenizer.
+    if is_there and not Path(tokenizer).is_dir():
+        return plan_without_data(config)
     return make_plan(config, gpus=config.compute.gpus_per_node or 0)
 
 
@@ -140,6 +142,7 @@ class ClusterRunner:
         kubernetes = kubernetes.model_copy(update={"labels": labels, "storage": storage})
         config = config.model_copy(update={"kubernetes": kubernetes, "output": None})
 
+        # What the trial costs, and where it pauses, follows from its own values: a batch size is one of them.
         plan = plan_there(config)
         run.steps = plan.num_steps or run.steps
         run.devices = plan.world_size
@@ -159,6 +162,7 @@ class ClusterRunner:
         if not has_own_job(spec):
             self._submit(config, files, run)
             return
+
         # A Job may prepare the run for hours. In a thread, since the driver observes other runs.
         submission: Future[None] = Future()
         self._preparing[run.name] = submission
@@ -185,7 +189,8 @@ class ClusterRunner:
         """Wait for the Job that prepares a run. Raise Preempted if the run is to stop meanwhile."""
         while True:
             job = self._cluster.get("Job", preprocess_name(spec))
-            if pods.state_of(job, [])[0] not in ("waiting", "running"):
+            state, _ = pods.state_of(job, [])
+            if state not in ("waiting", "running"):
                 break
             if run.name in self._stopped:
                 raise errors.Preempted(0)
@@ -202,6 +207,7 @@ class ClusterRunner:
             return Observation(ExitStatus(errors.PREEMPTED, "left to the cluster"))
         if time.monotonic() < self._next_try:
             return Observation(None)
+
         try:
             seen = self._ask_cluster(run)
         except EnvironmentFault as fault:
@@ -216,6 +222,7 @@ class ClusterRunner:
             )
             self._next_try = now + _WAIT_SECONDS
             return Observation(None)
+
         self._unreachable_since = None
         if seen.status is not None:
             self._specs.pop(run.name)
@@ -232,8 +239,10 @@ class ClusterRunner:
             try:
                 submission.result()
             except errors.KubetuneError as error:
-                is_temporary = isinstance(error, Unreachable)
-                code = errors.LOST_PEER if is_temporary else error.exit_code
+                # A run that lost a peer is submitted again, which a server that did not answer is worth too.
+                code = error.exit_code
+                if isinstance(error, Unreachable):
+                    code = errors.LOST_PEER
                 return Observation(ExitStatus(code, str(error)))
 
         spec = self._specs[run.name]
@@ -245,8 +254,9 @@ class ClusterRunner:
         for pod in observed.pods:
             if pods.node_number(pod) == 0:
                 seconds += _seconds_of(pod)
+        pauses = spec.config.training.pause_at_step is not None
         return Observation(
-            _status(observed, pauses=spec.config.training.pause_at_step is not None),
+            _status(observed, pauses=pauses),
             progress.get("step"),
             progress.get("steps"),
             best.get("value"),
@@ -257,6 +267,7 @@ class ClusterRunner:
         """Ask a run to save and end, once; it stays on the cluster, and `start` resumes it."""
         if run.name in self._stopped:
             return
+        # The thread that waits for a run's Job looks at `_stopped` itself.
         if run.name not in self._preparing:
             try:
                 stop(self._cluster, self._specs[run.name])
@@ -315,7 +326,8 @@ def stop_all(cluster: Cluster, name: str) -> list[str]:
             continue
         # A run that cannot be stopped must not keep the others from being stopped.
         workload = cluster.get(workload_kind(spec), run_name)
-        if pods.state_of(workload, [])[0] in ("waiting", "running"):
+        state, _ = pods.state_of(workload, [])
+        if state in ("waiting", "running"):
             try:
                 stop(cluster, spec)
                 stopped.append(run_name)
@@ -361,7 +373,8 @@ def _status(observed: ObservedRun, *, pauses: bool) -> ExitStatus | None:
     for pod in observed.pods:
         if pods.node_number(pod) == 0:
             message = pods.message_of(pod) or message
-    return ExitStatus(errors.OK, str(message["reason"]), message.get("step"), message.get("error"))
+    reason = str(message["reason"])
+    return ExitStatus(errors.OK, reason, message.get("step"), message.get("error"))
 
 
 def _failure(observed: ObservedRun) -> ExitStatus:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import optuna
 import sqlalchemy.exc
@@ -57,6 +57,8 @@ def make_pruner(name: str, rungs: Sequence[int]) -> BasePruner:
         return NopPruner()
     if name == "median":
         return MedianPruner()
+
+    # Each rung is the same multiple of the one before: 1, 3, 9 have the factor 3.
     factor = rungs[1] // rungs[0]
     if name == "asha":
         return SuccessiveHalvingPruner(min_resource=rungs[0], reduction_factor=factor)
@@ -96,7 +98,9 @@ class _Untried(BaseSampler):
         draws = 0
         while True:
             # TPE may insist on its best setting.
-            sampler = self._inner if draws < _DRAWS else self._random
+            sampler = self._inner
+            if draws >= _DRAWS:
+                sampler = self._random
             params = {}
             for key, values in search_space.items():
                 params[key] = sampler.sample_independent(study, trial, key, values)
@@ -129,13 +133,17 @@ def make_sampler(
     """
     if name == "grid":
         # The seed decides the order of the grid's points, so it is the same for all trials.
-        return GridSampler({searched.key: _grid(searched) for searched in ranges}, seed=seed)
+        grid = {searched.key: _grid(searched) for searched in ranges}
+        return GridSampler(grid, seed=seed)
+
     # TPE and chance: a seed from the sweep's and the trial's number.
     digest = hashlib.sha256(f"{seed}:{number}".encode()).digest()
     seed_of_trial = int.from_bytes(digest[:4], "big")
     sampler: BaseSampler = RandomSampler(seed=seed_of_trial)
     if name == "tpe":
         sampler = TPESampler(seed=seed_of_trial, constant_liar=True)
+
+    # Of a continuous range no value is drawn twice.
     if settings_in(ranges) is None:
         return sampler
     return _Untried(sampler, ranges, tried)
@@ -168,6 +176,7 @@ def explained(folder: Path) -> Iterator[None]:
     try:
         yield
     except (sqlalchemy.exc.SQLAlchemyError, StorageInternalError) as error:
+        # Optuna wraps SQLAlchemy's error, which wraps SQLite's, and only that one says what is wrong.
         cause = error.__cause__ or error
         why = getattr(cause, "orig", None) or cause
         raise EnvironmentFault(
@@ -183,14 +192,23 @@ class Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._folder = folder
         self._search = search
+
+        if storage is None:
+            storage = RDBStorage(f"sqlite:///{(folder / FILE).absolute()}")
+        direction: Literal["minimize", "maximize"] = "minimize"
+        if search.greater:
+            direction = "maximize"
+        # The sampler is made anew for each trial, see `ask`.
         self._study = optuna.create_study(
-            storage=storage or RDBStorage(f"sqlite:///{(folder / FILE).absolute()}"),
+            storage=storage,
             study_name=_NAME,
-            direction="maximize" if search.greater else "minimize",
+            direction=direction,
             sampler=RandomSampler(),
             pruner=make_pruner(search.pruner, search.rungs),
             load_if_exists=True,
         )
+
+        # Trials that an earlier driver left open go on.
         self._open_trials: dict[int, Trial] = {}
         for trial in self._study.get_trials(deepcopy=False):
             if not trial.state.is_finished():
@@ -203,7 +221,11 @@ class Study:
         tried = [trial.params for trial in self._study.get_trials(deepcopy=False)]
         search = self._search
         self._study.sampler = make_sampler(
-            search.sampler, search.ranges, search.seed, len(tried), tried
+            search.sampler,
+            search.ranges,
+            search.seed,
+            len(tried),
+            tried,
         )
         trial = self._study.ask(distributions(search.ranges))
         self._study.sampler = RandomSampler()
@@ -279,9 +301,10 @@ class Study:
         """Return how much each key mattered, in sum 1; {} if too few trials are done to say."""
         done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         # A lone key has all the importance, and equal values have no reason.
-        has_several_values = len({trial.value for trial in done}) > 1
-        if len(self._search.ranges) < 2 or len(done) < 4 or not has_several_values:
+        values = {trial.value for trial in done}
+        if len(self._search.ranges) < 2 or len(done) < 4 or len(values) < 2:
             return {}
+
         evaluator = optuna.importance.FanovaImportanceEvaluator(seed=self._search.seed)
         importances: dict[str, float] = optuna.importance.get_param_importances(
             self._study, evaluator=evaluator

@@ -90,6 +90,8 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
         if tool.command:
             commands[name] = tool.command
     foreign = read_foreign(path, commands)
+
+    # The user's word goes first, then the tool that a script calls, then typical keys.
     peer = peer or foreign.peer or _recognise(path, foreign)
     if _tools()[peer].has_sections:
         foreign = flattened(foreign)
@@ -129,7 +131,10 @@ def _recognise(path: Path, foreign: Foreign) -> str:
     # Most keys are Hugging Face's, and so of all tools: those that are typical of one decide.
     points: dict[str, int] = {}
     for name, tool in _tools().items():
-        points[name] = len(foreign.settings.keys() & set(tool.marks.split()))
+        marks = set(tool.marks.split())
+        points[name] = len(foreign.settings.keys() & marks)
+
+    # Two tools that are equally likely are for the user to choose from.
     first, second = sorted(points, key=lambda name: -points[name])[:2]
     if points[first] > points[second]:
         return first
@@ -166,6 +171,7 @@ def _require_model_and_data(draft: Draft) -> None:
         missing.append("data to train on")
     if not missing:
         return
+
     # `model: $MODEL` in a script that does not set it names one, but not to us.
     unset = [note for note in draft.notes if note.kind == "dropped" and " holds $" in note.text]
     if unset:
@@ -174,6 +180,7 @@ def _require_model_and_data(draft: Draft) -> None:
             if note.line:
                 problems.append(f"{draft.path}:{note.line}: {note.key}: {note.text}.")
         raise ConfigError(problems)
+
     keys = ", ".join(list(draft.theirs)[:8])
     raise ConfigError(
         f"{draft.path}: names no {' and no '.join(missing)}; found as a config of {draft.tool.name}: {keys}. Nothing "
@@ -190,6 +197,8 @@ def _complete(draft: Draft) -> None:
             draft.note("unneeded", key, "left empty")
         elif key not in keys:
             draft.drop(key, "read, but nothing here follows from it")
+
+    # A default that is written down has a note of its own beside that of its key.
     last: dict[tuple[str, bool], Note] = {}
     for note in draft.notes:
         last[note.key, note.kind == "assumed"] = note
@@ -199,15 +208,13 @@ def _complete(draft: Draft) -> None:
 def _text(path: Path, draft: Draft) -> str:
     """Return the run file, with a heading, and at its end what to look at."""
     name = shell_word(path.name)
-    parts = [
-        comment(
-            [
-                f"Made by `kubetune import {name}` from a config of {draft.tool.name}.",
-                "`kubetune plan` shows what it comes to, `kubetune data check` what would be trained.",
-            ]
-        ),
-        run_file(_short(draft.settings), draft.comments),
+    heading = [
+        f"Made by `kubetune import {name}` from a config of {draft.tool.name}.",
+        "`kubetune plan` shows what it comes to, `kubetune data check` what would be trained.",
     ]
+    body = run_file(_short(draft.settings), draft.comments)
+    parts = [comment(heading), body]
+
     titles = {"dropped": "Not carried over:", "approximated": "Only near to the original:"}
     for kind, title in titles.items():
         lines = [_line(note) for note in draft.notes if note.kind == kind]
@@ -231,8 +238,13 @@ def _short(settings: dict[str, Any]) -> dict[str, Any]:
     short = dict(settings)
     if short.get("task") == "causal_lm":
         del short["task"]
-    if [path for path in short if path.startswith("model.")] == ["model.path"]:
+
+    # model: {path: org/name}   →   model: org/name
+    model_keys = [path for path in short if path.startswith("model.")]
+    if model_keys == ["model.path"]:
         short["model"] = short.pop("model.path")
+
+    # data.train: [{path: a.jsonl}]   →   data.train: a.jsonl
     for path in ("data.train", "data.eval"):
         if isinstance(short.get(path), list):
             sources = [_short_source(source) for source in short[path]]
@@ -265,11 +277,14 @@ def _require_valid(text: str, draft: Draft) -> None:
 
 def _in_their_words(problem: str, file: Path, draft: Draft) -> str:
     """Return a problem of the run file, at the line and the key that the setting came from."""
+    # /tmp/x/run.yaml:7: lora.r: expected …   →   theirs.yaml:12: lora_r: becomes lora.r: expected …
     text = re.sub(rf"^{re.escape(str(file))}(:\d+)?: ", "", problem)
-    key = _origin(re.split(r"[:\[]", text, maxsplit=1)[0], draft)
+    our_key = re.split(r"[:\[]", text, maxsplit=1)[0]
+    key = _origin(our_key, draft)
     if key is None:
         return f"{draft.path}: as a run file: {text}"
-    return f"{draft.path}:{draft.lines.get(key, 1)}: {key}: becomes {text}"
+    line = draft.lines.get(key, 1)
+    return f"{draft.path}:{line}: {key}: becomes {text}"
 
 
 def _origin(path: str, draft: Draft) -> str | None:
@@ -280,7 +295,12 @@ def _origin(path: str, draft: Draft) -> str | None:
         if around in draft.origins:
             return draft.origins[around]
         around = around.rpartition(".")[0]
-    within = [key for ours, key in draft.origins.items() if ours.startswith(f"{path}.")]
+
+    # A problem of a section has a line only if one key of theirs made it.
+    within = []
+    for ours, key in draft.origins.items():
+        if ours.startswith(f"{path}."):
+            within.append(key)
     if len(within) == 1:
         return within[0]
     return None

@@ -117,14 +117,18 @@ class Row:
                 return unneeded(why_idle)
         if self.rule is not None:
             return self.rule(value, draft)
+
         # A value for which nothing needs to be set.
         for theirs, why in (self.same or {}).items():
             if value == theirs:
                 return unneeded(why)
+
+        # Without a list of values, any value goes over as it is, if we have such a setting.
         if self.values is None and self.path:
             return carried(value)
         if self.values is None:
             return dropped(self.reason)
+
         for theirs, ours in self.values.items():
             # 1 == True in Python, but a table means the type that it writes.
             if value == theirs and type(value) is type(theirs):
@@ -221,16 +225,20 @@ class Draft:
         if outcome.kind in ("dropped", "unneeded"):
             self.note(outcome.kind, key, outcome.text)
             return
+
         # A source is written as a whole, so a variable within it is seen at its place.
         if variable and outcome.kind == "carried" and not self.place:
             why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
             self.note("dropped", key, why)
             return
+
         # Two keys that agree; should the setting be taken out again, both are dropped.
         if self.origins.get(path, key) != key:
             self.earlier_origins.setdefault(path, []).append(self.origins[path])
         self.settings[path] = outcome.value
         self.origins[path] = key
+
+        # The note shows the setting; a comment beside it says what the file had, where that differs.
         text = f"{path}: {written}"
         if outcome.value is None:
             text = f"a `{path}` section"
@@ -260,8 +268,11 @@ class Draft:
             return
         self.settings[path] = value
         # None is a section without a setting, such as `lora`.
-        shown = {} if value is None else value
-        self.notes.append(Note("assumed", path, shown, why or f"{self.tool.name}'s default"))
+        shown = value
+        if value is None:
+            shown = {}
+        reason = why or f"{self.tool.name}'s default"
+        self.notes.append(Note("assumed", path, shown, reason))
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise ConfigError at a key's line: no run could mean what it says."""
@@ -281,13 +292,14 @@ class Draft:
         self.comments.pop(path, None)
         for earlier in self.earlier_origins.pop(path, []):
             self.drop(earlier, why)
+
+        # A default of the tool came from no key: its note goes with it.
         key = self.origins.pop(path, None)
         if key is not None:
             self.drop(key, why)
         else:
-            self.notes[:] = [
-                note for note in self.notes if (note.kind, note.key) != ("assumed", path)
-            ]
+            assumed = ("assumed", path)
+            self.notes[:] = [note for note in self.notes if (note.kind, note.key) != assumed]
 
     def section(self, place: str, item: Mapping[str, Any]) -> Draft:
         """Return a draft of one section of the file, such as a source of data, with notes of its own."""
@@ -303,12 +315,15 @@ class Draft:
             is_silent = is_empty(self.theirs[key]) and not (self.place and self.theirs[key] == [])
             if key in self.taken or is_silent:
                 continue
+
             row = table.get(key) or _row_without_table(key, unknown, table)
             value = self.take(key)
             try:
                 outcome = row.outcome(value, self)
             except WRONG_KINDS:
                 self.refuse_value(key)
+
+            # The tool would take one of the two, and nobody can tell which was meant.
             earlier = self._set_otherwise(key, outcome, row.path)
             if earlier:
                 path = outcome.path or row.path
@@ -348,6 +363,7 @@ def convert(draft: Draft, more: Iterable[Row] = ()) -> None:
     draft.apply([*tool.rows, *more])
     if tool.finish is not None:
         tool.finish(draft)
+
     # The run must do what the tool would have done, so its defaults are written down where ours differ.
     for path, value in tool.defaults.items():
         draft.assume(path, value)

@@ -53,10 +53,14 @@ def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
     `commands`: for each tool, the pattern of its command in a script, whose group is the subcommand.
     """
     if not path.is_file():
-        problem = "is a folder" if path.is_dir() else "no such file"
+        problem = "no such file"
+        if path.is_dir():
+            problem = "is a folder"
         _refuse(path, f"{problem}; expected a config of another tool")
     if path.suffix in _SCRIPTS:
         return _read_script(path, commands)
+
+    # A file of settings that are no other tool's training run is refused by name, since its keys would all be dropped.
     settings, lines = read_settings(path)
     if not settings:
         _refuse(path, "holds no setting")
@@ -106,6 +110,7 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
     # MODEL=…, and export NPROC_PER_NODE=…, which the tool reads itself.
     variables: dict[str, str] = {}
     exported: dict[str, Any] = {}
+
     first: Foreign | None = None
     for line, written in _commands(text):
         command = _without_comment(_filled_in(written, variables))
@@ -115,13 +120,16 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
             variables[assignment[2]] = value
             if assignment[1]:
                 exported[assignment[2]] = _value(value)
+
         for peer, pattern in commands.items():
             match = re.search(pattern, command)
             if match and first is None:
                 first = _read_command(path, line, peer, match, exported)
-                again = re.search(pattern, command[match.end() :])
+                # One line may hold two: swift sft … && swift rlhf …
+                rest = command[match.end() :]
+                again = re.search(pattern, rest)
                 if again:
-                    first.more[line] = command[match.end() :][again.start() :].strip()
+                    first.more[line] = rest[again.start() :].strip()
             elif match and first is not None:
                 first.more[line] = command.strip()
     if first is None:
@@ -142,6 +150,7 @@ def _read_command(
     settings |= _options(after, path, line)
     if peer == "verl":
         settings |= _assignments(after)
+
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
     for key, value in _options(before, path, line).items():
         # Of several values the others are the program's name.
@@ -187,7 +196,9 @@ def _without_comment(command: str) -> str:
     """Cut at a `#` that begins a word; within a word, as in `chats#500`, or in quotes it is no comment."""
     # What stands in quotes, or a letter that does not begin a comment.
     match = re.match(r"""(?:'[^']*'?|"[^"]*"?|(?<=\S)#|[^'"#])*""", command)
-    return match[0] if match else command
+    if match is None:
+        return command
+    return match[0]
 
 
 def _variables(text: str) -> dict[str, Any]:
@@ -223,6 +234,8 @@ def _options(text: str, path: Path, line: int) -> dict[str, Any]:
         words = shlex.split(text)
     except ValueError as error:
         raise ConfigError(f"{path}:{line}: is no shell command that can be read: {error}") from None
+
+    # --lr 1e-4 --modules q k --bf16   →   lr: [1e-4], modules: [q, k], bf16: []
     values: dict[str, list[Any]] = {}
     key = ""
     for word in words:
@@ -231,7 +244,9 @@ def _options(text: str, path: Path, line: int) -> dict[str, Any]:
         if word.startswith("--"):
             name, sign, value = word.removeprefix("--").partition("=")
             key = name.replace("-", "_")
-            values[key] = [_value(value)] if sign else []
+            values[key] = []
+            if sign:
+                values[key].append(_value(value))
         elif key:
             values[key].append(_value(word))
     return {key: _option(several) for key, several in values.items()}

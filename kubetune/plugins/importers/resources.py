@@ -46,18 +46,33 @@ _USUAL: dict[str, Any] = {
 }
 _IMAGE = "registry.example/kubetune:1.0"
 # Longer names first where one holds another: L40S before L4.
-_GPU_MEMORY = {"H200": "141G", "H100": "80G", "A100": "80G", "L40S": "48G", "A10": "24G", "L4": "24G", "T4": "16G",
-               "B200": "180G"}  # fmt: skip
+_GPU_MEMORY = {
+    "H200": "141G",
+    "H100": "80G",
+    "A100": "80G",
+    "L40S": "48G",
+    "A10": "24G",
+    "L4": "24G",
+    "T4": "16G",
+    "B200": "180G",
+}
 
 
 def _flatten(draft: Draft) -> None:
     """Make one key of each path, such as `resources.gpu.accelerator`, and read the variables of the container."""
     # {"resources": {"cpu": 4}} → {"resources.cpu": 4}
     draft.theirs = dict(_flat(draft.theirs))
-    draft.lines = {key: draft.lines.get(key.split(".")[0], 0) for key in draft.theirs}
+    # Lines are known of the keys at the top only, so what is within has the line of its section.
+    lines = {}
+    for key in draft.theirs:
+        section = key.split(".")[0]
+        lines[key] = draft.lines.get(section, 0)
+    draft.lines = lines
+
     for key, value in draft.theirs.items():
         if key.startswith("config_map.") and not is_empty(value):
-            draft.write(key, _variable(key.removeprefix("config_map."), value, draft))
+            name = key.removeprefix("config_map.")
+            draft.write(key, _variable(name, value, draft))
 
 
 def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -71,11 +86,14 @@ def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, 
 
 def _variable(name: str, value: Any, draft: Draft) -> Outcome:
     """Carry a variable of the container: a secret by reference, a setting of ours, or one more variable."""
+    # A secret's value must not be written into the run file, even if it stands in theirs.
     if names_secret(name):
         path = "kubernetes.secrets"
         reference = {name: {"secret": name.lower().replace("_", "-")}}
         text = f"{path}: {name} by reference; put it into the cluster: kubetune secret"
         return carried({**draft.ours(path, {}), **reference}, text, path)
+
+    # Variables that have a key in our config, where it is checked by the key's own rules.
     if name == "RUN_NAME":
         return replace(run_name(value, draft), path="name")
     if name == "RESULT_MODEL_ID" and not re.fullmatch(REPOSITORY, str(value)):
@@ -86,6 +104,8 @@ def _variable(name: str, value: Any, draft: Draft) -> Outcome:
         if path == "data.train":
             value = [{"path": str(value)}]
         return carried(value, path=path)
+
+    # Any other variable is one of the container.
     if re.fullmatch(ENV_NAME, name):
         path = "kubernetes.env"
         return carried({**draft.ours(path, {}), name: value}, f"{path}: {name}", path)
@@ -96,6 +116,7 @@ def _gigabytes(keys: str, path: str) -> Row:
     """Return the row of a number of gigabytes, or of a quantity as Kubernetes writes them."""
 
     def rule(value: Any, _: Draft) -> Outcome:
+        # In Python, True is a number too.
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return carried(f"{value:g}G", f"{path}: {value:g}G, gigabytes")
         if re.fullmatch(QUANTITY, str(value)):

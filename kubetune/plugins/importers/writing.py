@@ -25,6 +25,7 @@ _WIDTH = 100
 def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
     """Return the text of a run file with these settings by path; `comments` stand at the end of their lines."""
     tree = _tree(settings)
+
     # Settings of one line stand together; a section of several lines is a block of its own.
     blocks: list[list[str]] = []
     was_one_line = False
@@ -43,6 +44,7 @@ def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings by path as sections: {"lora.r": 8} → {"lora": {"r": 8}}."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():
+        # "lora.r" → the section lora, which is made if need be, and the name r in it.
         *sections, name = path.split(".")
         node = tree
         for section in sections:
@@ -84,16 +86,20 @@ def _setting(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator
     """Yield the lines of one setting, indented as deep as its path, comments behind a tab."""
     indent = "  " * (len(path) - 1)
     start = f"{indent}{path[-1]}:"
-    if isinstance(value, dict) and value and json_schema.keys(json_schema.at(path) or {}):
+    # A mapping whose keys the schema names is a section. Others, such as labels, are values.
+    known_keys = json_schema.keys(json_schema.at(path) or {})
+    if isinstance(value, dict) and value and known_keys:
         yield start
         for name in _in_order(path, value):
             yield from _setting((*path, name), value[name], comments)
         return
+
     note = comments.get(".".join(map(str, path)))
     behind = ""
     if note:
         behind = f"\t# {note}"
     line = f"{start} {inline(value)}"
+
     # Sections, and what is too long for a line, stand one below the other.
     is_block = isinstance(value, list) and value
     if is_block and (len(line) > _WIDTH or isinstance(value[-1], dict)):
@@ -107,20 +113,30 @@ def _setting(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator
 def _in_order(path: KeyPath, names: Iterable[str]) -> list[str]:
     """Return keys of a section in the order of the schema, others behind them."""
     known = list(json_schema.keys(json_schema.at(path) or {}))
-    return sorted(names, key=lambda name: known.index(name) if name in known else len(known))
+
+    def place(name: str) -> int:
+        if name in known:
+            return known.index(name)
+        return len(known)
+
+    return sorted(names, key=place)
 
 
 def _aligned(lines: list[str]) -> str:
     """Return the lines of a block, with comments that begin in one column."""
+    # Only lines with a comment widen the column.
     width = 0
     for line in lines:
         text, tab, _ = line.partition("\t")
         if tab:
             width = max(width, len(text))
+
     aligned = []
     for line in lines:
         text, tab, note = line.partition("\t")
-        aligned.append(f"{text:<{width}}  {note}" if tab else text)
+        if tab:
+            text = f"{text:<{width}}  {note}"
+        aligned.append(text)
     return "\n".join(aligned)
 
 

@@ -123,6 +123,8 @@ def _around(config: NebiusCluster) -> Iterator[Step]:
     if subnet is None:
         subnet = "@{subnet}"
         yield Subnet(project)
+
+    # What the cluster's nodes refer to is made before them.
     if config.service_account:
         yield Thing("service-account", "service-account", config.service_account, project)
     disk = config.filesystem
@@ -130,6 +132,7 @@ def _around(config: NebiusCluster) -> Iterator[Step]:
         storage = ["--size-gibibytes", str(gibibytes(disk.size)), "--type", disk.type]
         storage += ["--block-size-bytes", str(disk.block_size_bytes)]
         yield Thing("filesystem", "filesystem", disk.name, project, tuple(storage))
+
     options = ["--control-plane-version", config.kubernetes_version]
     options += ["--control-plane-subnet-id", subnet]
     if config.public_endpoint:
@@ -160,10 +163,13 @@ def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str
         options["fixed-node-count"] = str(group.nodes)
     if group.drivers_preset:
         options["template-gpu-settings-drivers-preset"] = group.drivers_preset
+
+    # These things have no id before they are made, so their place is filled in then.
     if config.service_account:
         options["template-service-account-id"] = "@{service-account}"
     if group.infiniband_fabric:
         options["template-gpu-cluster-id"] = f"@{{gpu-cluster/{group.name}}}"
+
     # The filesystem is a device of each node, by its tag; cloud-init mounts it.
     shared = config.filesystem
     if shared is not None:
@@ -175,6 +181,7 @@ def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str
         options["template-filesystems"] = json.dumps([attached], separators=(",", ":"))
         user_data = cloud_init(shared.mount_tag, shared.mount_point)
         options["template-cloud-init-user-data"] = user_data
+
     for name, text in options.items():
         yield f"--{name}"
         yield text
@@ -196,7 +203,9 @@ def cloud_init(mount_tag: str, mount_point: str) -> str:
 def credentials(config: NebiusCluster) -> Action:
     """Return the step that puts the cluster into the kubeconfig, as a context of its own."""
     # The private address is for machines within the network.
-    endpoint = "--external" if config.public_endpoint else "--internal"
+    endpoint = "--internal"
+    if config.public_endpoint:
+        endpoint = "--external"
     lead = ("nebius", "mk8s", "cluster", "get-credentials", "--id", "@{cluster}")
     return Action("credentials", (*lead, endpoint, "--force", "--context-name", config.context))
 
@@ -205,6 +214,7 @@ def _inside(config: NebiusCluster) -> Iterator[Step]:
     """Yield the driver of the shared volumes, and the claims with their namespaces."""
     if config.filesystem is None:
         return
+
     driver = config.csi
     # oci://…/csi-mounted-fs-path: the release is named after the chart.
     release = driver.chart.rpartition("/")[2]
@@ -216,10 +226,12 @@ def _inside(config: NebiusCluster) -> Iterator[Step]:
         command += ["--set", f"{name}={text}"]
     command += ["--wait", "--timeout", f"{config.ready_minutes}m"]
     yield Action("driver of the shared volumes", tuple(command))
+
     kubectl = ("kubectl", "--context", config.context)
     apply = (*kubectl, "apply", "--server-side", "--field-manager=kubetune", "-f", "-")
     # Every cluster has `default`.
-    for namespace in sorted({claim.namespace for claim in config.claims} - {"default"}):
+    namespaces = {claim.namespace for claim in config.claims}
+    for namespace in sorted(namespaces - {"default"}):
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
         yield Action(f"namespace {namespace}", apply, dump([body]))
     for claim in config.claims:

@@ -141,8 +141,11 @@ def convert_recipe(request: Request, progress: Progress) -> tuple[dict[str, Any]
     # Two conversions into one folder would remove each other's leftovers.
     with lock(lock_file, wait=False):
         try:
-            if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+            # An empty folder is as good as none.
+            is_empty_folder = output.is_dir() and not any(output.iterdir())
+            if output.exists() and not is_empty_folder:
                 return _stats_of(output, facts), False
+
             # What a killed conversion left half-written.
             whole_folder.remove_leftovers(output.parent, output.name)
             with whole_folder.written(output, "convert") as folder:
@@ -179,6 +182,7 @@ def _convert(request: Request, folder: Path, progress: Progress) -> dict[str, An
             all_named |= named[split]
         saved = save_images(all_named, request.images.data_set, folder, progress)
     find_image = request.images.finder(saved)
+
     stats = {}
     for split in request.splits:
         tally = _convert_split(request, split, folder, find_image, progress)
@@ -231,6 +235,7 @@ def _convert_split(
                 fault_injection.reach("convert")
                 identity = _identity(record, f"{split}_{tally.read:06d}")
                 tally.read += 1
+
                 if not isinstance(outcome, Converted):
                     tally.skip(f"{Path(record.file).name}:{record.line}: {identity}", outcome)
                     continue
@@ -239,7 +244,8 @@ def _convert_split(
                 tally.notes.update(outcome.notes)
                 tally.unused_keys.update(recipe.unused_keys(record.value))
                 for row in outcome.rows:
-                    file.write(json.dumps({"id": identity, **row}, ensure_ascii=False) + "\n")
+                    line = json.dumps({"id": identity, **row}, ensure_ascii=False)
+                    file.write(f"{line}\n")
             progress(split, tally.read)
     return tally
 
@@ -268,6 +274,7 @@ def _image_of(record: Record, keep_sources: tuple[str, ...]) -> str | None:
     """Return the path of a record's image. Raise Skipped where it is none, or of a set that nobody asked for."""
     path = record.value.get("image")
     has_image = path not in NOTHING and not str(path).isspace()
+
     # The first folder of a path is the data set that the image comes from; `images/1.jpg` does not say it.
     source = "other"
     if isinstance(path, str) and "/" in path and not path.startswith("images/"):

@@ -36,16 +36,20 @@ def read_turns(
     conversation = record.get("conversations")
     if not isinstance(conversation, list) or not conversation:
         raise Skipped("no_conversations", "has no conversations")
+
     turns = []
     for number, turn in enumerate(conversation):
         where = f"conversations[{number}]"
         if not isinstance(turn, dict):
             raise Skipped("bad_turn", f"{where} is {show(turn)}; expected an object")
+
+        # Some data sets name the speaker by several keys, such as `from` and `role`.
         speaker = tuple(str(turn.get(key)) for key in keys)
         if speaker not in roles:
             known = " or ".join("/".join(words) for words in roles)
             named = "/".join(keys)
             raise Skipped("bad_turn", f"{where} has {named} {'/'.join(speaker)}; expected {known}")
+
         text = clean_text(turn.get("value"), f"{where}.value")
         if not text:
             raise Skipped("empty_turn", f"{where}.value is empty")
@@ -93,6 +97,7 @@ def with_one_tag(turns: Sequence[Turn], place: int, notes: Counter[str]) -> list
                 text = before + tag + after.replace(IMAGE_TAG, "")
             else:
                 text = f"{IMAGE_TAG}\n{text}"
+        # Tags of other turns go, and the model sees the image once.
         elif tags:
             text = trimmed(text.replace(IMAGE_TAG, ""))
             if not text:

@@ -22,17 +22,22 @@ def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Con
     """Return the one row of a record. Raise Skipped where it cannot be used."""
     converted = Converted()
     turns = read_turns(record, ("from",), _ROLES)
+
+    # A system prompt stands before the questions and answers, and is put back at the end.
     system = []
     if turns[0].role == "system":
         system = [turns.pop(0)]
     turns = _by_turns(turns, converted.notes)
+
     # A row with an image has one tag; a row without has none.
     if has_image:
-        turns = with_one_tag(turns, _place_of_tag(turns, converted.notes), converted.notes)
+        place = _place_of_tag(turns, converted.notes)
+        turns = with_one_tag(turns, place, converted.notes)
     elif any(IMAGE_TAG in turn.content for turn in turns):
         raise Skipped("no_image", f"holds {IMAGE_TAG}, but names no image")
     else:
         converted.notes["text_only"] += 1
+
     converted.rounds = len(turns) // 2
     converted.rows = [{"messages": messages([*system, *turns])}]
     return converted
@@ -43,11 +48,13 @@ def _by_turns(turns: list[Turn], notes: Counter[str]) -> list[Turn]:
     if turns and turns[0].role == "assistant":
         notes["leading_answers_left_out"] += 1
         turns = turns[1:]
+
     if turns and turns[-1].role == "user":
         notes["trailing_questions_left_out"] += 1
         turns = turns[:-1]
     if not turns:
         raise Skipped("no_answer", "has no question with an answer")
+
     # What is left begins with a question and ends with an answer.
     for number, turn in enumerate(turns):
         expected = "assistant" if number % 2 else "user"

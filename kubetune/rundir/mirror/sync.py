@@ -36,9 +36,17 @@ LINKS = ("best", "last")
 FETCHING = ".fetching"
 # Files that a run needs to continue, besides a checkpoint.
 RUN_FILES = (
-    metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, metrics.TRACKING,
-    metrics.REPORT, metrics.IDENTITY, metrics.BASE,
-)  # fmt: skip
+    metrics.CONFIG,
+    RESOLVED,
+    metrics.PLAN,
+    metrics.METRICS,
+    metrics.TIMINGS,
+    metrics.EVENTS,
+    metrics.TRACKING,
+    metrics.REPORT,
+    metrics.IDENTITY,
+    metrics.BASE,
+)
 RANK_LOG = re.compile(r"logs/rank-\d+\.log")
 SECONDS_BETWEEN_LOGS = 30.0
 
@@ -134,11 +142,13 @@ class Mirror:
             everything = True
         if everything:
             self._last_logs = time.monotonic()
+
         # Then files that are new or have changed since they were sent.
         for name, facts in self._run_files(everything):
             if self._sent.get(name) != facts:
                 self._put(self.run_dir / name, name)
                 self._sent[name] = facts
+
         # Checkpoints before the links to them; what was pruned here goes only when its successor is in the store.
         for step in steps:
             self._send_step(step)
@@ -146,7 +156,8 @@ class Mirror:
             self._send_link(name)
         self._forget_pruned(steps)
         if everything:
-            self._require_arrival({name: size for name, (size, _) in self._sent.items()})
+            sizes = {name: size for name, (size, _) in self._sent.items()}
+            self._require_arrival(sizes)
 
     def _require_arrival(self, sizes: Mapping[str, int]) -> None:
         """Raise OSError if the store lacks a file that it took. The login page of a network takes everything."""
@@ -260,7 +271,9 @@ class Mirror:
         config = json.loads((self.run_dir / RESOLVED).read_text())
         limit = int(config["training"]["save_total_limit"])
         # A step that was never on this machine goes when it would have gone on the machine that made it.
-        oldest_kept = steps[-limit] if len(steps) >= limit else 0
+        oldest_kept = 0
+        if len(steps) >= limit:
+            oldest_kept = steps[-limit]
         for step in self.remote_steps():
             if step in steps or step >= steps[-1]:
                 continue

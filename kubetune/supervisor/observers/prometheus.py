@@ -69,7 +69,8 @@ def observe(run: Observed) -> None:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-    labels = {"run": run.config.name or run.run_dir.name, "node": str(run.node)}
+    name_of_run = run.config.name or run.run_dir.name
+    labels = {"run": name_of_run, "node": str(run.node)}
     state = State(run.run_dir, run.node)
 
     # Asked at each request, so that nothing has to be updated in between.
@@ -87,6 +88,7 @@ def observe(run: Observed) -> None:
     config = run.config.tracking.prometheus
     assert config is not None
 
+    # Prometheus reaches a pod from outside of it. On a laptop nobody else needs the numbers.
     in_pod = "KUBERNETES_SERVICE_HOST" in os.environ
     address = "127.0.0.1"
     if in_pod:
@@ -123,6 +125,8 @@ class State:
             plan = Plan.read(self._run_dir / metrics.PLAN)
         except (OSError, ConfigError):  # not written yet, or damaged
             plan = None
+
+        # Node 0 has the whole run's numbers. Every node has its own ranks' silence.
         values: dict[str, float | None] = {}
         if self._node == 0:
             values = self._of_run(plan)
@@ -149,6 +153,7 @@ class State:
         for line in metrics.last_lines(self._run_dir / metrics.METRICS):
             if "loss" in line:
                 last = line
+
         timings = metrics.last_lines(self._run_dir / metrics.TIMINGS)
         timing: Mapping[str, Any] = {}
         if timings:
@@ -160,10 +165,12 @@ class State:
         goodput = None
         if held:
             goodput = min(1.0, useful / held)
+
         speed = known["tokens_per_second"]
         mfu = None
         if plan is not None:
             _, mfu = utilization(last_start(events), speed, plan.world_size)
+
         return {
             "step": known["step"] or 0,
             "steps": known["steps"],
@@ -187,6 +194,7 @@ class State:
 
     def _checkpoint_age(self, step: int | None) -> float | None:
         """Return the seconds since the newest checkpoint or, if there is none, since this start."""
+        # A run that never saves grows old too, so that an alert on the age fires.
         since: float | None = self._began
         if step is not None:
             since = _written(self._run_dir, step)

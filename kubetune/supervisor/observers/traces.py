@@ -107,6 +107,7 @@ class Trace:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        # What every span and record says about where it comes from.
         name = run.config.name or run.run_dir.name
         attributes = {
             "service.name": "kubetune",  # unless OTEL_SERVICE_NAME is set
@@ -124,8 +125,11 @@ class Trace:
 
         self._spans = TracerProvider(resource=resource, id_generator=generator)
         self._records = LoggerProvider(resource=resource)
-        self._spans.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-        self._records.add_log_record_processor(BatchLogRecordProcessor(OTLPLogExporter()))
+        # Spans and records are sent in batches by a thread of each, so an event costs no request.
+        span_sender = BatchSpanProcessor(OTLPSpanExporter())
+        record_sender = BatchLogRecordProcessor(OTLPLogExporter())
+        self._spans.add_span_processor(span_sender)
+        self._records.add_log_record_processor(record_sender)
         self._tracer = self._spans.get_tracer("kubetune")
         self._logger = self._records.get_logger("kubetune")
 
@@ -136,6 +140,7 @@ class Trace:
         self._run_dir = run.run_dir
         self._run = trace.set_span_in_context(trace.NonRecordingSpan(root))
         self._trace: Any = trace
+
         # The spans that are open, and what new ones are within.
         self._start: Any = None
         self._phase: Any = None
@@ -165,8 +170,10 @@ class Trace:
             if isinstance(seconds, dict):  # part -> seconds
                 seconds = sum(seconds.values())
             began = at - int(seconds * _NANO)
-            self._tracer.start_span(kind, self._context, start_time=began, attributes=facts).end(at)
+            span = self._tracer.start_span(kind, self._context, start_time=began, attributes=facts)
+            span.end(at)
 
+        # The record of the exit belongs into the span that it ends, so it comes before the end.
         self._record(kind, at, facts)
         if kind == "exit" and not event.get("node", 0):
             self._leave(event, at)
@@ -183,10 +190,13 @@ class Trace:
         for span in (self._phase, self._start):
             if span is not None:
                 if event["code"]:
-                    span.set_status(self._trace.StatusCode.ERROR, scrub(str(event.get("reason"))))
+                    reason = scrub(str(event.get("reason")))
+                    span.set_status(self._trace.StatusCode.ERROR, reason)
                 span.end(at)
         self._phase = None
         self._start = None
+
+        # Now the run's own span can be sent, from its first event of all starts.
         if event["code"] in (OK, *FINAL):
             from opentelemetry.context import Context
 
@@ -202,13 +212,18 @@ class Trace:
             severity = SeverityNumber.ERROR
         elif facts.get("code", OK) != OK:  # another start may mend it
             severity = SeverityNumber.WARN
+
         text = kind
         if facts.get("reason"):
             text = f"{kind}: {facts['reason']}"
         record = LogRecord(
-            timestamp=at, context=self._context, severity_number=severity, severity_text=severity.name, body=text,
+            timestamp=at,
+            context=self._context,
+            severity_number=severity,
+            severity_text=severity.name,
+            body=text,
             attributes={**facts, "event.name": f"kubetune.{kind}"},
-        )  # fmt: skip
+        )
         self._logger.emit(record)
 
     def end(self, seconds: float) -> bool:

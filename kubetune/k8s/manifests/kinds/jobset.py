@@ -53,9 +53,10 @@ def jobset_spec(
     if k.jobset.exclusive:
         # Only on the trainer's Job: the preparing Job would hold a domain too.
         annotations[EXCLUSIVE] = k.jobset.exclusive
-    trainer = replicated_job(
-        REPLICATED_JOB, indexed_job(spec, template, gang=True), labels, annotations
-    )
+    job_of_ranks = indexed_job(spec, template, gang=True)
+    trainer = replicated_job(REPLICATED_JOB, job_of_ranks, labels, annotations)
+
+    # Each Job begins once the one before it is complete.
     jobs = [*before, trainer]
     for previous, job in pairwise(jobs):
         job["dependsOn"] = [{"name": previous["name"], "status": "Complete"}]
@@ -63,6 +64,8 @@ def jobset_spec(
         if before:
             job["dependsOn"] = trainer["dependsOn"]
         jobs.append(job)
+
+    # Ranks look each other up before any of them is ready, so names of pods that are not ready must resolve too.
     body: Manifest = {
         "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
         "failurePolicy": jobset_failure_policy(
@@ -75,6 +78,7 @@ def jobset_spec(
     if beside:
         # Once the trainer has ended well, the JobSet has, and deletes the pods of its other Jobs.
         body["successPolicy"] = {"operator": "All", "targetReplicatedJobs": [REPLICATED_JOB]}
+
     if cache_is_jobsets(spec):
         body["volumeClaimPolicies"] = [_cache_policy(spec)]
         for job in jobs:
@@ -125,6 +129,7 @@ class JobSet(WorkloadKind):
         variables = [*rendezvous(spec, master, COMPLETION_INDEX), *addresses(spec)]
         template = pod_template(spec, rendezvous=variables)
         template = join(spec, template)
+
         before = []
         if spec.prepares:
             before.append(replicated_job(PREPROCESS, preparing_job_of_all_steps(spec)))
@@ -141,8 +146,11 @@ class JobSet(WorkloadKind):
 
     def completions(self, workload: Manifest) -> list[int]:
         """Return the number of indexes of each of its Jobs."""
-        jobs = [entry["template"]["spec"] for entry in workload["spec"]["replicatedJobs"]]
-        return [int(job.get("completions", 1)) for job in jobs]
+        completions = []
+        for entry in workload["spec"]["replicatedJobs"]:
+            job = entry["template"]["spec"]
+            completions.append(int(job.get("completions", 1)))
+        return completions
 
     def findings(self, spec: RunSpec) -> Iterator[Finding]:
         """Yield what a cache that goes with the run needs."""

@@ -49,7 +49,7 @@ class WorkloadKind(ABC):
     others: ClassVar[tuple[Resource, ...]] = ()  # objects of other kinds that it needs
     install: ClassVar[str | None] = None  # how a cluster gets it; None: every cluster has it
     container: ClassVar[str] = TRAINER  # the trainer's container, which some operators look for
-    # starts the trainer after what prepares; else `submit` does so
+    # Starts the trainer after what prepares; else `submit` does so.
     starts_in_order: ClassVar[bool] = False
     never_ends: ClassVar[bool] = False  # its pods stay when the run has ended
     is_suspended_by_kueue: ClassVar[bool] = True  # Kueue lets it go by its field `suspend`
@@ -126,6 +126,7 @@ class WorkloadKind(ABC):
 
     def state_of(self, workload: Mapping[str, Any]) -> tuple[State | None, str]:
         """Return how a workload ended, with its controller's words, or None while it has not ended."""
+        # A good end goes first: a Job may have failed pods, and succeed all the same.
         conditions = (workload.get("status") or {}).get("conditions") or []
         for condition in conditions:
             if condition["status"] == "True" and condition["type"] in self.ended_well:

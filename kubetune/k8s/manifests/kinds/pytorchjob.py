@@ -51,9 +51,11 @@ class PyTorchJob(WorkloadKind):
             restart_policy=None,
             init_containers=init_containers(spec),
         )
+
         if k.queue and k.scheduling.topology and spec.nodes > 1:
             # Without it Kueue would place the workers near each other, but not near the master.
             template["metadata"]["annotations"][PODSET_GROUP] = TRAINER
+
         policy: Manifest = {
             # A run that failed for good must not go on holding GPUs; ended pods stay for their logs.
             "cleanPodPolicy": "Running",
@@ -66,6 +68,8 @@ class PyTorchJob(WorkloadKind):
             policy["activeDeadlineSeconds"] = k.max_runtime_seconds
         if k.ttl_seconds is not None:
             policy["ttlSecondsAfterFinished"] = k.ttl_seconds
+
+        # A run on one node has no workers. Empty roles are refused.
         replicas = {}
         for role, pods in (("Master", 1), ("Worker", spec.nodes - 1)):
             if pods:
@@ -135,7 +139,10 @@ class PyTorchJob(WorkloadKind):
         if _ROLE not in labels:
             return None
         index = int(labels.get(_ROLE_INDEX, "0"))
-        return index + 1 if labels[_ROLE] == "worker" else index
+        # The master is node 0, so worker 0 is node 1.
+        if labels[_ROLE] == "worker":
+            return index + 1
+        return index
 
 
 KIND = PyTorchJob()

@@ -43,6 +43,7 @@ class StatefulSet(WorkloadKind):
             init_containers=init_containers(spec),
         )
         template = join(spec, template)
+
         body: Manifest = {
             "serviceName": spec.name,
             "replicas": spec.nodes,
@@ -51,7 +52,10 @@ class StatefulSet(WorkloadKind):
             "selector": {"matchLabels": spec.selector(TRAINER)},
             "template": template,
         }
+
+        # A pod that is made again gets the claim that it had, with its downloads.
         if cache_is_per_pod(spec):
+            # What a run leaves is on the outputs volume, so the caches go with the StatefulSet.
             claim = {
                 "metadata": {"name": "cache", "labels": spec.labels("storage")},
                 "spec": cache_claim_spec(spec),
@@ -90,7 +94,10 @@ class StatefulSet(WorkloadKind):
 
     def suspension(self, nodes: int, *, suspend: bool) -> Manifest:
         """Return the patch of its replicas."""
-        return {"spec": {"replicas": 0 if suspend else nodes}}
+        replicas = nodes
+        if suspend:
+            replicas = 0
+        return {"spec": {"replicas": replicas}}
 
 
 KIND = StatefulSet()

@@ -36,6 +36,7 @@ def _shape(
 
 
 # config.json of each size: Qwen3's sizes, in the layers of a Llama.
+#     hidden size, layers, MLP size, heads, heads of keys and values, size of a head
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": _shape(64, 2, 128, 4, 2, 16, vocab_size=2_000),
     "42M": _shape(512, 8, 1536, 8, 4, 64, vocab_size=32_000),
@@ -76,6 +77,7 @@ class Case:
 
 def on_cpu(shape: str = "42M") -> list[Case]:
     """Return the cases for two minutes on two cores."""
+    # Where rows share a beginning, it has 600 tokens, about as long as a system prompt with tools.
     return [
         Case(shape, "LoRA, float32", LORA | FP32 | PLAIN),
         Case(shape, "LoRA, bfloat16", LORA | BF16 | PLAIN),
@@ -99,6 +101,7 @@ def on_gpu() -> list[Case]:
             Case(shape, "LoRA, bfloat16, compiled, fp8", LORA | BF16 | COMPILED | FP8),
             Case(shape, "QLoRA, bfloat16, compiled", LORA | BF16 | COMPILED | QLORA),
         ]
+        # What differs by the size only a little is measured for one size.
         if shape == "4B":
             unshared = LORA | BF16 | COMPILED | UNSHARED
             cases += [

@@ -37,7 +37,9 @@ def write_model(shape: str, folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = "cuda"
     torch.manual_seed(0)
     shapes = shapes_of(SHAPES[shape])
 
@@ -45,7 +47,9 @@ def write_model(shape: str, folder: Path) -> None:
     names_by_file: dict[str, list[str]] = {}
     for name in shapes:
         parts = name.split(".")
-        layer = parts[2] if ".layers." in name else parts[-2]
+        layer = parts[-2]
+        if ".layers." in name:
+            layer = parts[2]
         names_by_file.setdefault(f"model-{layer}.safetensors", []).append(name)
 
     # Of a large model one layer at a time fits into memory.
@@ -56,6 +60,7 @@ def write_model(shape: str, folder: Path) -> None:
         index.update(dict.fromkeys(names, file))
     (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": index}))
     _write_tokenizer(folder, SHAPES[shape]["vocab_size"])
+
     # Last, since a folder with a config.json counts as a whole model.
     config = {**SHAPES[shape], "torch_dtype": "bfloat16"}
     files.write_atomic(folder / "config.json", json.dumps(config))
@@ -68,7 +73,8 @@ def _random_weight(shape: tuple[int, ...], device: str) -> Any:
     if len(shape) == 1:
         return torch.ones(shape, dtype=torch.bfloat16)
     # Drawn on the device, which is faster for billions of numbers.
-    return torch.empty(shape, dtype=torch.bfloat16, device=device).normal_(0, 0.02).cpu()
+    weight = torch.empty(shape, dtype=torch.bfloat16, device=device)
+    return weight.normal_(0, 0.02).cpu()
 
 
 def _write_tokenizer(folder: Path, vocabulary: int) -> None:
@@ -102,6 +108,7 @@ def write_rows(path: Path, rows: int, vocabulary: int, shared: int) -> None:
         for _ in range(rows):
             tokens = draw.lognormvariate(MEAN_OF_LOGARITHM, SPREAD_OF_LOGARITHM)
             length = int(min(LONGEST - 1, max(16.0, tokens)))
+            # A quarter to two thirds of a row is its prompt.
             prompt = max(1, int(length * draw.uniform(0.25, 0.65)))
             row = {
                 "prompt": f"{beginning} {words(prompt)}".strip(),

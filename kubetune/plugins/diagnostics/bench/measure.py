@@ -63,11 +63,11 @@ def measure(
         left = deadline - time.monotonic()
         row = {"failed": f"left out: the {seconds / 60:g} minutes were over"}
         if left > 0:
-            measured = _measured(case, folder, device, min(left, MOST_SECONDS[device]))
+            limit = MOST_SECONDS[device]
+            measured = _measured(case, folder, device, min(left, limit))
             # A case that was stopped by the end of all time did not take too long itself.
-            was_cut = left < MOST_SECONDS[device] and measured.get("failed", "").startswith(
-                TOO_LONG
-            )
+            took_too_long = measured.get("failed", "").startswith(TOO_LONG)
+            was_cut = took_too_long and left < limit
             if not was_cut:
                 row = measured
         yield case, row
@@ -79,6 +79,8 @@ def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
         return {"failed": f"left out: {case.trainer} is not installed"}
     if case.settings.get("quantization") and find_spec("bitsandbytes") is None:
         return {"failed": "left out: bitsandbytes is not installed"}
+
+    # Cases of one size share the model, and those of one shared beginning the rows.
     model = folder / case.shape
     problem = _write_model(case.shape, model)
     if problem:
@@ -86,6 +88,7 @@ def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
     data = folder / f"rows-{case.shape}-{case.shared}.jsonl"
     if not data.exists():
         inputs.write_rows(data, ROWS[device], SHAPES[case.shape]["vocab_size"], case.shared)
+
     case_inputs = Inputs(case, model, data, folder, device)
     if case.trainer != "kubetune":
         return _by_peer(case_inputs, seconds)
@@ -100,6 +103,8 @@ def _write_model(shape: str, model: Path) -> str:
     free = files.free_bytes(model.parent)
     if free < 1.1 * needed:
         return f"left out: its weights need {needed:,} bytes of disk, and {free:,} are free"
+
+    # A process of its own, since this one never imports torch.
     model.mkdir(exist_ok=True)
     command = processes.module("kubetune.plugins.diagnostics.bench.inputs", shape, model)
     code, last_line = _run(command, _WEIGHTS_SECONDS)
@@ -115,27 +120,38 @@ def _by_run(case_inputs: Inputs, seconds: float) -> Row:
     shutil.rmtree(run_dir, ignore_errors=True)
     config = load_config(None, flags=_flags(case_inputs, run_dir))
     create_run_dir(config, run_dir, make_plan(config, world_size=1))
+
     began = time.time()
     code, last_line = _run(processes.module("kubetune.worker", run_dir), seconds)
     # A run that was killed after enough steps is as good as one that ended.
     steps = metrics.read_lines(run_dir / metrics.TIMINGS)
     if len(steps) <= WARM:
         status = exit_status.read_rank_exit_statuses(run_dir).get(0)
-        reason = status.reason if status is not None else ""
+        reason = ""
+        if status is not None:
+            reason = status.reason
         return {"failed": reason or last_line or f"exit code {code}"}
+
+    # The median, since a single step may wait for the machine.
+    losses = []
+    for line in metrics.read_metrics(run_dir):
+        if "loss" in line:
+            losses.append(line["loss"])
     speed = statistics.median(step["tokens_per_second"] for step in steps[WARM:])
     row = {
         "tokens_per_second": speed,
         "peak_bytes": max(step["peak_memory_bytes"] or 0 for step in steps),
         "seconds": time.time() - began,
-        "losses": [line["loss"] for line in metrics.read_metrics(run_dir) if "loss" in line],
+        "losses": losses,
     }
+
     events = {event["event"]: event for event in metrics.read_events(run_dir)}
     compiled = events.get("compile")
     if compiled:
         row["compile_seconds"] = compiled["seconds"]
         # Two bytes each.
         row["parameters"] = inputs.bytes_of(case_inputs.case.shape) // 2
+
     start = events.get("start", {})
     flops_per_token = start.get("flops_per_token")
     if flops_per_token:
@@ -147,6 +163,7 @@ def _by_run(case_inputs: Inputs, seconds: float) -> Row:
 
 def _flags(case_inputs: Inputs, run_dir: Path) -> dict[str, Any]:
     """Return the config of a case, by dotted key: a few steps, without checkpoints, each of about TOKENS."""
+    # Two micro-batches a step, so that accumulation is measured too.
     tokens = TOKENS[case_inputs.device]
     longest = case_inputs.longest
     return {
@@ -180,6 +197,7 @@ def _by_peer(case_inputs: Inputs, seconds: float) -> Row:
     code, last_line = _run(processes.module(module, json.dumps(order)), seconds)
     if code:
         return {"failed": last_line or f"exit code {code}"}
+    # A library may print something behind its row, such as a warning at the end.
     try:
         return dict(json.loads(last_line))
     except ValueError:

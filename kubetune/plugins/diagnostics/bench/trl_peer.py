@@ -22,16 +22,18 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
     from transformers import AutoTokenizer, TrainerCallback
     from trl import SFTConfig, SFTTrainer  # type: ignore[import-not-found, unused-ignore]
 
-    # A word is a token, and each row ends with one more.
     rows = [json.loads(line) for line in Path(order["data"]).read_text().splitlines()]
-    mean = statistics.mean(len(f"{row['prompt']}{row['completion']}".split()) + 1 for row in rows)
+    mean = statistics.mean(map(_length, rows))
     # Two batches a step, as kubetune's cases have about.
     batch = max(1, round(order["tokens"] / mean / 2))
+
+    # A GPU computes on after a call returns, so the clock waits for it at the end of each step.
+    on_gpu = torch.cuda.is_available()
     ends = [time.perf_counter()]
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            if torch.cuda.is_available():
+            if on_gpu:
                 torch.cuda.synchronize()
             ends.append(time.perf_counter())
 
@@ -44,8 +46,8 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
             gradient_accumulation_steps=2,
             max_length=order["longest"],
             gradient_checkpointing=False,
-            bf16=torch.cuda.is_available(),
-            use_cpu=not torch.cuda.is_available(),
+            bf16=on_gpu,
+            use_cpu=not on_gpu,
             group_by_length=True,
             report_to="none",
             save_strategy="no",
@@ -57,10 +59,20 @@ def measure(order: dict[str, Any]) -> dict[str, Any]:
         callbacks=[Clock()],
     )
     trainer.train()
+
+    # The first steps also allocate memory and choose kernels, so they do not count.
     seconds = [later - earlier for earlier, later in pairwise(ends)]
     typical = statistics.median(seconds[order["warm"] :])
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0
+    peak = 0
+    if on_gpu:
+        peak = torch.cuda.max_memory_allocated()
     return {"tokens_per_second": 2 * batch * mean / typical, "peak_bytes": peak}
+
+
+def _length(row: dict[str, str]) -> int:
+    """Return the tokens of a row: a word is a token, and each row ends with one more."""
+    words = f"{row['prompt']}{row['completion']}".split()
+    return len(words) + 1
 
 
 if __name__ == "__main__":

@@ -82,10 +82,14 @@ def examine(settings: Settings) -> Report:
 def _require_memory(settings: Settings, world: World, ranks_per_node: int) -> None:
     """Raise EnvironmentFault for sizes that would have this rank, or another program, killed by the kernel."""
     # Four copies of a message (pattern, sum, expected sum, and what NCCL or Gloo holds), or of the samples twice.
-    message = settings.largest_mib * MIB if world.size > 1 else 0
+    message = 0
+    if world.size > 1:
+        message = settings.largest_mib * MIB
     needed = 4 * max(message, 2 * settings.samples * settings.features)
+
+    # Ranks of a node share its memory, but each has a GPU of its own.
     if world.device.type == "cuda":
-        free = torch.cuda.mem_get_info()[0]
+        free, _ = torch.cuda.mem_get_info()
     else:
         free = processes.free_memory_bytes() // ranks_per_node
     if needed > free:
@@ -108,16 +112,21 @@ def _measure(settings: Settings, world: World, rendezvous: Rendezvous, log: Path
     rendezvous.begin("facts")
     ranks = process_group.gather(_facts(world), world)
     versions = _versions()
-    backend = dist.get_backend() if world.size > 1 else "none"
+    backend = "none"
+    if world.size > 1:
+        backend = dist.get_backend()
     shown = " ".join(f"{name} {version}" for name, version in versions.items())
     logs.DDP.info("%d ranks, backend %s, %s", world.size, backend, shown)
     for facts in ranks:
         logs.DDP.info("rank %d on %s: %s", facts.rank, facts.host, facts.device)
+
+    # Should a rank be lost from here on, its last word says in which part.
     rendezvous.begin("all-reduce")
     reductions = _reductions(settings, world)
     rendezvous.begin("links")
     links = _links(world)
     networks = _networks(world, backend, log)
+
     rendezvous.begin("compute")
     compute_seconds = _compute_seconds(world)
     rendezvous.begin("volumes")
@@ -166,13 +175,16 @@ def _reductions(settings: Settings, world: World) -> list[Reduction]:
     logs.STEP.info("all-reduce")
     reductions = measure.measure_all_reduce(world, settings.largest_mib * MIB)
     for reduction in reductions:
+        sums = "right"
+        if reduction.wrong_ranks:
+            sums = "wrong"
         logs.DDP.info(
             "all-reduce %s bytes: %.3g ms, %.3g GB/s (bus %.3g GB/s), sums %s",
             f"{reduction.bytes:,}",
             reduction.seconds * 1e3,
             reduction.gb_per_second,
             reduction.bus_gb_per_second,
-            "wrong" if reduction.wrong_ranks else "right",
+            sums,
         )
     return reductions
 
@@ -213,10 +225,12 @@ def _volumes(settings: Settings, world: World) -> list[Volume]:
     if world.local_rank == 0:
         for path in settings.volume:
             mine.append(measure.measure_volume(Path(path), world.rank, settings.volume_mib))
+
     volumes = []
     for of_rank in process_group.gather(mine, world):
         volumes += of_rank
     for volume in volumes:
+        # One that cannot be written has a reason instead, which the report shows.
         if volume.write_mib_per_second is not None:
             logs.STEP.info(
                 "volume %s on rank %d: writes %.0f MiB/s, %.1f GiB free",

@@ -48,12 +48,17 @@ def train(settings: Settings, world: World) -> Training:
         settings.batch,
         world.size,
     )
+
+    # Each rank draws all samples, from the same seed, and trains on its part of them.
     on_cpu = separable(settings)
     samples = Samples(on_cpu.features.to(world.device), on_cpu.labels.to(world.device))
+
     # The same weights on each rank, without sending them.
     torch.manual_seed(settings.seed)
     model = nn.Sequential(
-        nn.Linear(settings.features, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, settings.classes)
+        nn.Linear(settings.features, _HIDDEN),
+        nn.ReLU(),
+        nn.Linear(_HIDDEN, settings.classes),
     ).to(world.device)
     optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
     logs.STEP.info("model: %d parameters on %s", optimizer.master.numel(), world.device)
@@ -69,6 +74,7 @@ def train(settings: Settings, world: World) -> Training:
         losses.append(loss)
         computed += seconds
     seconds = time.perf_counter() - began
+
     loss_after, accuracy = _evaluate(model, samples, world)
     samples_per_second = settings.epochs * settings.samples / seconds
     logs.RESULT.info(
@@ -79,6 +85,7 @@ def train(settings: Settings, world: World) -> Training:
         seconds,
         samples_per_second,
     )
+
     # All ranks took the same steps from the same weights, so their weights are equal to the last bit.
     rank_seconds = process_group.gather(computed, world)
     digests = process_group.gather(step_digest.digest(optimizer.master), world)
@@ -105,6 +112,7 @@ def _train_epoch(
     """Train one epoch; return the mean loss, and the seconds that this rank computed."""
     draw = torch.Generator().manual_seed(mixed_seed(settings.seed, epoch))
     order = torch.randperm(settings.samples, generator=draw)
+
     batches = order.split(settings.batch * world.size)
     total = 0.0
     computed = 0.0
@@ -114,10 +122,12 @@ def _train_epoch(
         mine = ids[world.rank :: world.size].to(world.device)
         scores = model(samples.features[mine])
         # A sum over this rank's samples, divided by those of all ranks: the gradients of all ranks add up to the mean's.
-        loss = nn.functional.cross_entropy(scores, samples.labels[mine], reduction="sum") / len(ids)
+        total_loss = nn.functional.cross_entropy(scores, samples.labels[mine], reduction="sum")
+        loss = total_loss / len(ids)
         loss.backward()
         share = float(loss.detach())
         computed += time.perf_counter() - began
+
         if logs.shows_batch("first-last", index, len(batches)):
             logs.BATCH.debug(
                 "epoch %d batch %d/%d: features %s, labels %s, loss %.4f",
@@ -128,6 +138,8 @@ def _train_epoch(
                 list(samples.labels[mine].shape),
                 share * len(ids) / max(len(mine), 1),
             )
+
+        # The wait for other ranks is not counted as computing, so a slow rank stands out.
         process_group.sum_(optimizer.gradient, world)
         optimizer.update(settings.lr)
         total += share * len(ids)
