@@ -66,7 +66,8 @@ class _Model:
 
     def answers(self, request: dict[str, Any]) -> list[Any]:
         from kubetune.config.schema import GrpoConfig
-        from kubetune.training.rollouts.sampler import draw, uniforms
+        from kubetune.scoring.counted_draws import uniforms
+        from kubetune.training.rollouts.sampler import draw
 
         settings = GrpoConfig(
             num_generations=request["n"],

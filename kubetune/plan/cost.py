@@ -189,9 +189,10 @@ def evaluation_hours(
     tokens = (plan.eval_rows + forget_rows) * row_tokens
     generate = evaluation.generate
     if generate is not None:
-        # Each question is read, and each answer is as long as it may be.
+        # Each question is read for each of its answers, and each answer is as long as it may be.
         questions = min(generate.rows or plan.eval_rows, plan.eval_rows)
-        tokens += questions * (row_tokens + generate.max_new_tokens)
+        answers = questions * (1 + (generate.samples or 0))
+        tokens += answers * (row_tokens + generate.max_new_tokens)
     # As Plan.is_eval_step has it: every so many steps, and at the end.
     times = math.ceil(plan.num_steps / (plan.eval_steps or plan.num_steps))
     if evaluation.needs_base:

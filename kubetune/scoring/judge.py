@@ -1,7 +1,8 @@
 """Ask a model questions while it is trained, and measure its answers.
 
 All ranks share the rows that are asked, each row once. Which rows go together does not depend on the number of ranks,
-so neither do the answers. Nothing is drawn at random, and nothing of the training changes.
+so neither do the answers. Drawn answers follow from row, answer and token (counted_draws), and are the same at each
+evaluation while the weights are. Nothing of the training changes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.batching.image_batches import PictureReader, picture_reader
 from kubetune.config.metric_names import full_name
-from kubetune.config.schema.evaluation import EvaluationConfig, GenerateConfig
+from kubetune.config.schema.evaluation import EvaluationConfig, GenerateConfig, pass_names
 from kubetune.data.text.answers import TARGETS, lacks_target
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
@@ -28,11 +29,15 @@ from kubetune.models import fsdp
 from kubetune.models.padding_free import own_attention
 from kubetune.rundir import heartbeat
 from kubetune.scoring import own_functions
+from kubetune.scoring.counted_draws import Draws, uniforms
 from kubetune.scoring.generation import acting_settings, generate, greedy
 from kubetune.scoring.metrics import Measure, measures_of, of_all
 from kubetune.scoring.questions import Question, drawn, records_of
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kubetune.config.schema import SourceConfig
     from kubetune.data.prepared.rows import Rows
     from kubetune.data.text.tokenizer import Tokenizer
@@ -62,8 +67,13 @@ class Judge:
         """Return the text that a question is to be answered with."""
         return self.tokenizer.decode(question.answer).strip()
 
-    def score(self, answers: Mapping[int, str]) -> tuple[dict[str, float], list[dict[str, Any]]]:
-        """Return metrics of the answers by row, and a line for each answer: `row`, `answer`, `scores`."""
+    def score(
+        self, answers: Mapping[int, Sequence[str]]
+    ) -> tuple[dict[str, float], list[dict[str, Any]]]:
+        """Return metrics of the answers by row, and a line for each row: `row`, `answer`, `scores`, `samples`.
+
+        The first answer of a row is the greedy one; those that were drawn stand behind it.
+        """
         lines: list[dict[str, Any]] = []
         texts: list[str] = []
         references: list[str] = []
@@ -71,18 +81,35 @@ class Judge:
             # Where the time ran out, some were not asked.
             if question.row not in answers:
                 continue
-            answer = answers[question.row]
+            answer, *samples = answers[question.row]
             reference = self.reference(question)
             scores = self._score_row(question, answer, reference)
-            lines.append({"row": question.row, "answer": answer, "scores": scores})
+            line: dict[str, Any] = {"row": question.row, "answer": answer, "scores": scores}
+            if samples:
+                scores |= self._score_samples(samples, reference)
+                line["samples"] = samples
+            lines.append(line)
             texts.append(answer)
             references.append(reference)
 
         metrics = {}
-        for name in (*self.measures, *self.functions):
+        of_samples: list[str] = []
+        for name in self.wanted.sampled_metrics:
+            of_samples += pass_names(name, self.wanted.samples or 0)
+        for name in (*self.measures, *of_samples, *self.functions):
             of_rows = [line["scores"][name] for line in lines]
             metrics[full_name(name)] = of_all(name, of_rows, texts, references)
         return metrics, lines
+
+    def _score_samples(self, samples: Sequence[str], reference: str) -> dict[str, float]:
+        """Return pass@1, the share of drawn answers that are right, and pass@k, 1 if any is, of each such metric."""
+        scores = {}
+        for name in self.wanted.sampled_metrics:
+            right = [self.measures[name](sample, reference) for sample in samples]
+            at_1, at_k = pass_names(name, len(samples))
+            scores[at_1] = sum(right) / len(right)
+            scores[at_k] = max(right)
+        return scores
 
     def _score_row(
         self,
@@ -215,6 +242,9 @@ def rehearse(judge: Judge, learner: Learner, world: World) -> None:
     # Groups stand longest first. `min_new_tokens` keeps the model from ending early.
     longest = _groups(judge, learner)[:1]
     settings = {"min_new_tokens": judge.wanted.max_new_tokens}
+    # Drawn answers take as much memory as the greedy one.
+    wanted = judge.wanted.model_copy(update={"samples": None})
+    judge = replace(judge, wanted=wanted)
     _ask(judge, learner, world, longest, settings, lambda: False)
 
 
@@ -223,8 +253,8 @@ def answer(
     learner: Learner,
     world: World,
     is_stopping: Callable[[], bool],
-) -> dict[int, str] | None:
-    """Return greedy answers by row, of all ranks on all ranks; None if a stop was asked for meanwhile.
+) -> dict[int, list[str]] | None:
+    """Return answers by row, the greedy one first, of all ranks on all ranks; None if a stop was asked for meanwhile.
 
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
     get equal ones together. Where the time runs out, rows are left unasked, which is logged.
@@ -240,7 +270,7 @@ def answer(
     if mine is None:
         return None
 
-    answers: dict[int, str] = {}
+    answers: dict[int, list[str]] = {}
     for of_rank in process_group.gather(mine, world):
         answers |= of_rank
     if len(answers) < len(judge.asked) and world.is_main:
@@ -259,7 +289,7 @@ def _ask(
     groups: Sequence[Sequence[Question]],
     settings: Mapping[str, Any],
     is_stopping: Callable[[], bool],
-) -> dict[int, str] | None:
+) -> dict[int, list[str]] | None:
     """Return this rank's answers by row; None if a stop was asked for meanwhile."""
     # `max_seconds` counts from here, on each rank by its own clock; all decide together below.
     began = time.monotonic()
@@ -271,7 +301,7 @@ def _ask(
         "synced_gpus": fsdp.is_sharded(lm),
         **settings,
     }
-    mine: dict[int, str] = {}
+    mine: dict[int, list[str]] = {}
     learner.model.eval()
     try:
         with own_attention(lm), torch.no_grad():
@@ -291,26 +321,43 @@ def _ask(
                 # Ranks of a sharded model run every step together: one that has nothing left asks again what is asked.
                 number = first + world.rank
                 group = groups[min(number, len(groups) - 1)]
-                prompts = [question.ids for question in group]
-                images = [question.images for question in group]
-
-                new = generate(
-                    lm,
-                    judge.tokenizer,
-                    prompts,
-                    settings,
-                    judge.reader,
-                    images,
-                )
+                replies = _replies(judge, lm, group, settings)
 
                 # The answers to a group that was asked again are dropped: another rank has them.
                 if number < len(groups):
-                    for question, ids in zip(group, new, strict=True):
-                        mine[question.row] = judge.tokenizer.decode(ids).strip()
+                    for question, texts in zip(group, replies, strict=True):
+                        mine[question.row] = texts
     finally:
         fsdp.close(lm)
         learner.model.train()
     return mine
+
+
+def _replies(
+    judge: Judge, lm: Any, group: Sequence[Question], settings: Mapping[str, Any]
+) -> list[list[str]]:
+    """Return the greedy answer to each question of a group, and behind it those that are drawn."""
+    prompts = [question.ids for question in group]
+    images = [question.images for question in group]
+    replies: list[list[str]] = [[] for _ in group]
+    # As many rows at a time as for the greedy answer, so that drawn ones take no more memory.
+    for sample in range(1 + (judge.wanted.samples or 0)):
+        heartbeat.beat("evaluation")
+        changed = settings
+        if sample:
+            draws = Draws(_numbers(judge, group, sample), judge.wanted.temperature)
+            # Beams would follow several tokens, of which only one is possible.
+            changed = {**settings, "logits_processor": [draws], "num_beams": 1}
+        new = generate(lm, judge.tokenizer, prompts, changed, judge.reader, images)
+        for texts, ids in zip(replies, new, strict=True):
+            texts.append(judge.tokenizer.decode(ids).strip())
+    return replies
+
+
+def _numbers(judge: Judge, group: Sequence[Question], sample: int) -> list[NDArray[np.float64]]:
+    """Return the numbers by which one answer to each question of a group is drawn."""
+    length = judge.wanted.max_new_tokens
+    return [uniforms(length, "evaluation", question.row, sample) for question in group]
 
 
 def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:

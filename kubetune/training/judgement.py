@@ -95,7 +95,7 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
 
 def _score(
     judge: Judge,
-    answers: Mapping[int, str],
+    answers: Mapping[int, Sequence[str]],
     run_dir: Path,
     step: int,
 ) -> dict[str, float]:

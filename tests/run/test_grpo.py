@@ -21,13 +21,14 @@ from kubetune.config.schema import Config, GrpoConfig, ModelConfig, RewardConfig
 from kubetune.models.padding_free import own_attention
 from kubetune.models.spec import ModelSpec
 from kubetune.rundir import checkpoints, metrics
+from kubetune.scoring.counted_draws import choose, uniforms
 from kubetune.tasks import causal_lm
 from kubetune.tasks.grpo import objective
 from kubetune.tasks.grpo import task as grpo
 from kubetune.training import worker
 from kubetune.training.rollouts import feed, records
 from kubetune.training.rollouts.records import Answer
-from kubetune.training.rollouts.sampler import choose, draw, restricted, uniforms
+from kubetune.training.rollouts.sampler import draw, restricted
 from kubetune.training.rollouts.self_check import require_sampling
 from tests import toy
 from tests.architectures import save_model

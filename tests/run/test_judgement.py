@@ -7,11 +7,12 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from kubetune import cli, errors
-from kubetune.config.schema import Config, ModelConfig
+from kubetune.config.schema import Config, GrpoConfig, ModelConfig
 from kubetune.config.schema.evaluation import GenerateConfig
 from kubetune.data.inspect.check import check
 from kubetune.data.prepared.prepare import prepare
@@ -19,13 +20,17 @@ from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.k8s.manifests import local_files
 from kubetune.models.learner import Learner
-from kubetune.models.padding_free import choose_attention
+from kubetune.models.padding_free import choose_attention, own_attention
 from kubetune.reporting import write_report
 from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.result.publishing.export import export_run
 from kubetune.rundir import exit_status, metrics
+from kubetune.scoring.counted_draws import uniforms
+from kubetune.scoring.generation import until_end
 from kubetune.scoring.judge import Judge, answer, judge_of
+from kubetune.scoring.metrics import exact_match
 from kubetune.scoring.questions import Question, drawn
+from kubetune.training.rollouts.sampler import draw
 from tests import toy
 from tests.architectures import PADDING_FREE, PROMISED, build_model, random_rows, randomize_lora
 from tests.ranks import run_ranks
@@ -58,19 +63,66 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inpu
     learner = Learner(model.train(), choose_attention(model))
     assert learner.route.padding_free
     wanted = GenerateConfig(metric=("exact_match",), max_new_tokens=TOKENS, batch_size=4)
-    assert answer(Judge(wanted, tokenizer, asked), learner, World(), lambda: False) == alone
+    answers = answer(Judge(wanted, tokenizer, asked), learner, World(), lambda: False)
+    assert answers == {row: [text] for row, text in alone.items()}
     assert len(set(alone.values())) > 1, "a model that always says the same proves nothing"
     assert learner.model.training
     assert choose_attention(model).padding_free, "and it trains as before"
+
+
+def test_drawn_answers_are_those_of_the_sampler_and_judged_each(inputs: Path) -> None:
+    model = build_model("llama", FAMILIES["llama"])
+    tokenizer = load_tokenizer(ModelConfig(path=str(inputs / "model")))
+    asked = [
+        Question(row, tuple(int(i) for i in ids), (5,))
+        for row, (ids, _) in enumerate(random_rows((5, 23, 11, 7), seed=3))
+    ]
+    wanted = GenerateConfig(
+        metric=("exact_match", "rouge_l"), max_new_tokens=TOKENS, batch_size=3, samples=4, temperature=0.8
+    )  # fmt: skip
+    measures = {"exact_match": exact_match, "rouge_l": lambda *_: 0.0}
+    judge = Judge(wanted, tokenizer, asked, measures=measures)
+    learner = Learner(model.train(), choose_attention(model))
+    answers = answer(judge, learner, World(), lambda: False)
+    assert answers is not None
+    drawing = GrpoConfig(num_generations=4, max_completion_length=TOKENS, temperature=0.8)
+    learner.model.eval()
+    for question in asked:
+        numbers = [uniforms(TOKENS, "evaluation", question.row, place) for place in range(1, 5)]
+        with own_attention(learner.lm):
+            tokens = draw(
+                learner.lm, [question.ids], np.stack(numbers), drawing, tokenizer.eos_ids, tokenizer.pad_id
+            )  # fmt: skip
+        expected = []
+        for drawn_tokens in tokens:
+            ids = until_end(drawn_tokens.ids, tokenizer.eos_ids)
+            expected.append(tokenizer.decode(ids).strip())
+        assert answers[question.row][1:] == expected
+        assert len(set(expected)) > 1
+
+    # 1 of 4, none of 4, and so on: pass@1 is the mean of shares, pass@4 the share of questions with any.
+    answers = {0: ["x", "5", "y", "z", "w"], 1: ["x"] * 5, 2: ["x", "5", "5", "5", "5"]}
+    answers = {
+        row: [judge.reference(asked[0]) if text == "5" else text for text in texts]
+        for row, texts in answers.items()
+    }
+    values, lines = judge.score(answers)
+    assert values["eval_exact_match"] == 0.0
+    assert values["eval_exact_match_pass_at_1"] == pytest.approx((0.25 + 0 + 1) / 3)
+    assert values["eval_exact_match_pass_at_4"] == pytest.approx(2 / 3)
+    assert "eval_rouge_l_pass_at_1" not in values
+    assert lines[0]["samples"] == answers[0][1:]
 
 
 @pytest.mark.parametrize("several", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
     inputs: Path, tmp_path: Path, several: int
 ) -> None:
-    config = toy.make_config(
-        inputs, {"max_steps": 3}, evaluation={**EVALUATION, "forget": f"{inputs}/train.jsonl#9"}
-    )
+    evaluation = {
+        "generate": {**EVALUATION["generate"], "samples": 2},
+        "forget": f"{inputs}/train.jsonl#9",
+    }
+    config = toy.make_config(inputs, {"max_steps": 3}, evaluation=evaluation)
     lines = []
     for ranks in (1, several):
         run_dir = toy.finished(tmp_path / str(ranks), config, ranks)
@@ -81,6 +133,8 @@ def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
         assert {
             "eval_exact_match",
             "eval_contains",
+            "eval_contains_pass_at_1",
+            "eval_contains_pass_at_2",
             "eval_forget_loss",
         } <= evaluated.keys() & base.keys()
         assert base["eval_forget_loss"] != evaluated["eval_forget_loss"]

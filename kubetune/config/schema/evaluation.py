@@ -26,6 +26,14 @@ AnswerMetric = Literal[
 ]
 FORGET_LOSS = "eval_forget_loss"
 
+# Metrics by which an answer is right or wrong: of several drawn answers to a question, some may be right.
+RIGHT_OR_WRONG = ("exact_match", "contains", "regex", "numeric", "json_valid", "label")
+
+
+def pass_names(metric: str, samples: int) -> tuple[str, str]:
+    """Return the names of pass@1 and pass@k of a metric, in letters that every tracker takes."""
+    return f"{metric}_pass_at_1", f"{metric}_pass_at_{samples}"
+
 
 def _as_list(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
@@ -65,6 +73,15 @@ class GenerateConfig(Section):
         description="Rows of `data.eval` that are asked, always the same ones; null: all.",
     )
     batch_size: int = Field(16, ge=1, description="Answers that a rank generates at a time.")
+    samples: int | None = Field(
+        None,
+        ge=2,
+        le=1000,
+        description="Besides the greedy answer, draw so many to each question. Metrics that are right or wrong then have "
+        "`exact_match_pass_at_1`, the share of drawn answers that are right, and `exact_match_pass_at_8`, the share of "
+        "questions with a right one among 8.",
+    )
+    temperature: float = Field(1.0, gt=0, le=100, description="Temperature of the drawn answers.")
     max_seconds: float | None = Field(
         None,
         gt=0,
@@ -85,7 +102,20 @@ class GenerateConfig(Section):
         for metric, key in (("regex", "pattern"), ("label", "labels")):
             if (metric in self.metric) != bool(getattr(self, key)):
                 raise ValueError(f"metric {metric} and {key} belong together; set both or none")
+        if self.samples is not None and not self.sampled_metrics:
+            raise ValueError(
+                f"samples: none of the metrics is right or wrong; expected one of {', '.join(RIGHT_OR_WRONG)}"
+            )
+        if self.samples is None and "temperature" in self.changed_keys:
+            raise ValueError("temperature: answers are greedy; set samples, or leave it out")
         return self
+
+    @property
+    def sampled_metrics(self) -> tuple[str, ...]:
+        """Return the metrics that drawn answers are measured by; none where none are drawn."""
+        if self.samples is None:
+            return ()
+        return tuple(name for name in self.metric if name in RIGHT_OR_WRONG)
 
 
 class OwnMetricsConfig(Section):
@@ -198,6 +228,8 @@ class EvaluationConfig(Section):
         names: list[str] = []
         if self.generate is not None:
             names += self.generate.metric
+            for metric in self.generate.sampled_metrics:
+                names += pass_names(metric, self.generate.samples or 0)
         if self.metrics is not None:
             names += self.metrics.functions
         return tuple(full_name(name) for name in names)

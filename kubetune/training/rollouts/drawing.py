@@ -31,9 +31,10 @@ from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.models.padding_free import own_attention
 from kubetune.rundir import heartbeat
+from kubetune.scoring.counted_draws import uniforms
 from kubetune.tasks.grpo.task import log_probabilities
 from kubetune.training.rollouts.records import Answer, Group, RolloutFile
-from kubetune.training.rollouts.sampler import DrawnTokens, draw, uniforms
+from kubetune.training.rollouts.sampler import DrawnTokens, draw
 
 if TYPE_CHECKING:
     from kubetune.config.schema import GrpoConfig

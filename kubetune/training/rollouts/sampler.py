@@ -1,9 +1,9 @@
 """Draw answers token by token with a key-value cache: the prompts of a few groups, each with all of its answers.
 
-Nothing is random but what `uniforms` says: a number for each token, which follows from the seed, the step, the prompt's
-place in the step, the answer and the token's place. So a rank that draws a group anew, at whatever time and however many
-ranks there are, draws the same answers. Which prompts go together follows from the step's prompts alone, since the last
-bits of a matrix product depend on its number of rows.
+Nothing is random but what `counted_draws.uniforms` says: a number for each token, which follows from the seed, the step,
+the prompt's place in the step, the answer and the token's place. So a rank that draws a group anew, at whatever time and
+however many ranks there are, draws the same answers. Which prompts go together follows from the step's prompts alone,
+since the last bits of a matrix product depend on its number of rows.
 
 Two prompts with two answers each, `.` is padding, `$` ends an answer:
 
@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kubetune.data.prepared.order import hash_ids
 from kubetune.rundir import heartbeat
+from kubetune.scoring.counted_draws import choose
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,13 +42,6 @@ class DrawnTokens:
     logps: list[float] = field(default_factory=list)  # of each token, under all tokens
     entropies: list[float] = field(default_factory=list)  # of what each token was drawn from
     is_cut: bool = True  # no token ended it
-
-
-def uniforms(number: int, *place: int | str) -> NDArray[np.float64]:
-    """Return numbers from 0 to below 1 for the tokens of an answer, `[number]`, the same for the same place."""
-    hashes = hash_ids(np.arange(number, dtype=np.int64), "rollout", *place)
-    # 53 bits are what a double holds of a number below 1.
-    return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 
 def restricted(log_probabilities: Tensor, settings: GrpoConfig) -> Tensor:
@@ -72,17 +65,6 @@ def restricted(log_probabilities: Tensor, settings: GrpoConfig) -> Tensor:
         falling = falling.masked_fill(is_beyond, 0.0)
         probabilities = torch.zeros_like(probabilities).scatter(1, order, falling)
     return probabilities
-
-
-def choose(probabilities: Tensor, numbers: Tensor) -> Tensor:
-    """Return the token at which the sum of the probabilities passes each number's share of their total, `[rows]`.
-
-    A token without a probability is never chosen, as the sum does not grow at it.
-    """
-    sums = probabilities.double().cumsum(1)
-    places = numbers[:, None] * sums[:, -1:]
-    tokens = torch.searchsorted(sums, places, right=True)[:, 0]
-    return tokens.clamp(max=probabilities.shape[1] - 1)
 
 
 class _Decoder:

@@ -10,8 +10,9 @@ import torch
 from kubetune.batching.batch import collate
 from kubetune.errors import ModelError
 from kubetune.models.padding_free import FOREIGN_ERRORS, own_attention
+from kubetune.scoring.counted_draws import uniforms
 from kubetune.tasks.grpo.task import log_probabilities, settings_of
-from kubetune.training.rollouts.sampler import draw, uniforms
+from kubetune.training.rollouts.sampler import draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
