@@ -9,7 +9,7 @@ from __future__ import annotations
 GROUPS: dict[str, dict[str, str]] = {
     "Prepare a run": {
         "init": "write a commented run file, made for your data",
-        "import": "convert a config of axolotl, LLaMA-Factory, TRL, ms-swift or verl",
+        "import": "convert a config of axolotl, LLaMA-Factory, TRL, ms-swift, verl",
         "data": "check, convert or prepare training data",
         "plan": "show batches, steps, memory, hours and price beforehand",
     },
