@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -225,11 +226,11 @@ def _spoil(choices: list[dict[str, Any]], fault: str) -> None:
         first["token_ids"][0] = 10**9
 
 
-def _serve(model: str, folder: str, port: int) -> None:
+def _serve(model: str, folder: str, port: int, host: str = "127.0.0.1") -> None:
     torch.set_num_threads(1)
     _Handler.model = _Model(model)
     _Handler.folder = Path(folder)
-    ThreadingHTTPServer(("127.0.0.1", port), _Handler).serve_forever()
+    ThreadingHTTPServer((host, port), _Handler).serve_forever()
 
 
 @dataclass
@@ -300,3 +301,8 @@ def running(model: Path, folder: Path, number: int = 1) -> Iterator[Sequence[Fak
         for server in servers:
             if server.process is not None:
                 server.kill()
+
+
+if __name__ == "__main__":
+    # In a pod: MODEL FOLDER PORT
+    _serve(sys.argv[1], sys.argv[2], int(sys.argv[3]), "0.0.0.0")

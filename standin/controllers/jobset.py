@@ -61,7 +61,7 @@ def _bring_forward(context: Context, jobset: Object) -> None:
             return
     if len(jobs) == len(current):
         _create_jobs(context, jobset, current)
-        _finish(jobset, current)
+        _finish(context, jobset, current)
 
 
 def _ended(jobset: Object) -> Object | None:
@@ -167,10 +167,19 @@ def _create_job(context: Context, jobset: Object, replicated: Object, index: int
     context.create(jobset, "Job", job_metadata, spec)
 
 
-def _finish(jobset: Object, current: list[Object]) -> None:
-    """Say Completed when all Jobs have."""
-    wanted = sum(replicated.get("replicas", 1) for replicated in jobset["spec"]["replicatedJobs"])
-    if len(current) == wanted and all(map(_is_complete, current)):
+def _finish(context: Context, jobset: Object, current: list[Object]) -> None:
+    """Say Completed when all Jobs have, or those that `successPolicy` names; then delete the others."""
+    policy = jobset["spec"].get("successPolicy") or {}
+    names = policy.get("targetReplicatedJobs") or []
+    wanted = 0
+    for replicated in jobset["spec"]["replicatedJobs"]:
+        if not names or replicated["name"] in names:
+            wanted += replicated.get("replicas", 1)
+    counted = [job for job in current if not names or labels_of(job)[_REPLICATED_JOB] in names]
+    if len(counted) == wanted and all(map(_is_complete, counted)):
+        for job in current:
+            if not _is_complete(job) and not terminating(job):
+                context.store.delete(job)
         message = "jobset completed successfully"
         set_condition(jobset["status"], "Completed", "True", "AllJobsCompleted", message)
         jobset["status"]["terminalState"] = "Completed"

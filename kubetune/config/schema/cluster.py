@@ -334,7 +334,9 @@ class SamplersConfig(Section):
     """Pods with vLLM that draw the answers of `task: grpo`, in the same JobSet as the trainer."""
 
     replicas: int = Field(1, ge=1, le=256, description="Servers, a pod each.")
-    gpus: int = Field(1, ge=1, le=64, description="GPUs of each, which share the model.")
+    gpus: int = Field(
+        1, ge=0, le=64, description="GPUs of each, which share the model; 0 for an image for CPUs."
+    )
     cpu: Cores = Field(8, description="CPU cores of each.")
     memory: Quantity = Field("64Gi", description="Memory of each.")
     image: str = Field(

@@ -78,7 +78,9 @@ def command(spec: RunSpec, samplers: SamplersConfig) -> list[str]:
 
 def _pod(spec: RunSpec, samplers: SamplersConfig) -> Manifest:
     """Return the spec of a pod with a server."""
-    gpus = {spec.kubernetes.gpu_resource: str(samplers.gpus)}
+    gpus = {}
+    if samplers.gpus:
+        gpus[spec.kubernetes.gpu_resource] = str(samplers.gpus)
     server = container(
         spec,
         SAMPLER,
