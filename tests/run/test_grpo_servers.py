@@ -18,6 +18,9 @@ from kubetune.config.schema import Config, GrpoConfig
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training import worker
 from kubetune.training.rollouts import records
+from kubetune.training.rollouts.drawing import Slot
+from kubetune.training.rollouts.servers import requests
+from kubetune.training.rollouts.servers.adapters import Adapter
 from kubetune.training.rollouts.servers.client import Server, ServerTrouble
 from kubetune.training.rollouts.servers.completions import answers_in
 from tests import toy
@@ -389,6 +392,31 @@ def test_an_answer_that_was_not_asked_for_is_refused(changes: dict[str, Any], me
 def test_a_reply_without_answers_is_refused(reply: dict[str, Any]) -> None:
     with pytest.raises(ServerTrouble):
         answers_in(reply, [7, 8], SETTINGS, [2, 3], 100)
+
+
+class Stuck(Server):
+    def complete(self, request: dict[str, Any], deadline: float) -> dict[str, Any]:
+        time.sleep(60)
+        return {}
+
+
+def test_a_thread_that_does_not_come_back_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(requests, "_GRACE_SECONDS", 0.1)
+    asking = requests.Asking(
+        servers=[Stuck("http://stuck:8000")],
+        settings=SETTINGS,
+        eos_ids=[2],
+        vocabulary=100,
+        seed=1,
+        rank=3,
+        seconds=0.2,
+    )
+    stuck = requests.Requests(asking, 7, Adapter("a", "/a", 7), [Slot(5, 9, [7, 8])])
+    with pytest.raises(
+        errors.EnvironmentFault,
+        match=r"rank 3: server http://stuck:8000 .* prompt 5 \(row 9\) of step 7",
+    ):
+        stuck.arrived(1.0)
 
 
 def test_nobody_there_is_said_at_once() -> None:

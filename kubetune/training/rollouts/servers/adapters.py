@@ -25,6 +25,7 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.base import files, logs, whole_folder
 from kubetune.rundir import heartbeat
+from kubetune.training.full_disk import explained_full_disk
 from kubetune.training.rollouts.servers.client import Refused, Server, ServerTrouble
 
 FOLDER: Final = "adapters"
@@ -75,7 +76,7 @@ class AdapterFiles:
         if not folder.is_dir():
             with files.explained_writes(folder):
                 folder.parent.mkdir(exist_ok=True)
-            with whole_folder.written(folder, "adapter") as partial:
+            with whole_folder.written(folder, "adapter") as partial, explained_full_disk(folder):
                 # PEFT writes a model card, an empty form, unless there is one.
                 (partial / "README.md").write_text("---\nlibrary_name: peft\n---\n")
                 self.model.save_pretrained(partial)

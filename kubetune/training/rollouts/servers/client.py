@@ -97,6 +97,7 @@ class Server:
             connection.connect()
             _keep_alive(connection.sock)
             connection.request(method, self._path + path, body, self._headers())
+            connection.sock.settimeout(_left(deadline))
             response = connection.getresponse()
             text = _read(connection, response, deadline)
         except (OSError, HTTPException) as error:

@@ -27,6 +27,9 @@ _AT_A_TIME: Final = 64
 _FIRST_PAUSE_SECONDS: Final = 0.25
 _LONGEST_PAUSE_SECONDS: Final = 5.0
 
+# Beyond the time of a prompt, until its thread counts as stuck.
+_GRACE_SECONDS: Final = 15.0
+
 
 @dataclass(frozen=True)
 class Asking:
@@ -55,6 +58,8 @@ class Requests:
         self._arrived = queue.Queue()
         self._cancelled = threading.Event()
         self._complained: set[str] = set()  # addresses of servers that were asked again
+        # Prompts that a thread has taken up, and when, by their number.
+        self._under_way: dict[int, tuple[Slot, float]] = {}
         for _ in range(min(_AT_A_TIME, len(slots))):
             # Nobody waits for these threads at the end of the process.
             threading.Thread(target=self._work, name="ask server", daemon=True).start()
@@ -74,6 +79,7 @@ class Requests:
             try:
                 item = self._arrived.get(timeout=seconds if not came else 0)
             except queue.Empty:
+                self._require_threads_in_time()
                 break
             if isinstance(item, errors.KubetuneError):
                 # What came before it is taken; the error is the next thing that comes.
@@ -95,12 +101,21 @@ class Requests:
                 slot = self._todo.popleft()
             except IndexError:
                 return
+            self._under_way[slot.number] = (slot, time.monotonic())
             try:
                 self._arrived.put((slot, self._answers(slot)))
             except errors.KubetuneError as error:
                 self._arrived.put(error)
             except Exception as error:  # a thread that dies would leave the others waiting
                 self._arrived.put(self._fault(slot, self._server_of(slot), 1, repr(error)))
+            del self._under_way[slot.number]
+
+    def _require_threads_in_time(self) -> None:
+        """Raise EnvironmentFault for a prompt whose thread does not come back, such as from a name server."""
+        latest = time.monotonic() - self._asking.seconds - _GRACE_SECONDS
+        for slot, since in list(self._under_way.values()):
+            if since < latest:
+                raise self._fault(slot, self._server_of(slot), 1, "let the request hang")
 
     def _server_of(self, slot: Slot) -> Server:
         """Return the server that a prompt goes to, the same for any number of ranks."""
