@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -84,6 +85,8 @@ def test_servers_draw_what_the_model_would_by_its_newest_weights(
     # The servers compute as the training does, so what differs would be the weights.
     assert all(line["sampling_difference"] < 1e-5 for line in lines)
     assert all(line["entropy"] > 0 for line in lines)
+    timings = (whole["lag-0"] / "timings.jsonl").read_text().splitlines()
+    assert all(json.loads(line)["sync_seconds"] > 0 for line in timings)
     answers = [
         answer for group in records.read_groups(whole["lag-0"], 5) for answer in group.answers
     ]

@@ -73,6 +73,7 @@ class AdapterFiles:
         tensors: dict[str, Tensor] = get_peft_model_state_dict(self.model)
         adapter = self._adapter(f"{self._prefix}{step:06d}-{_digest(tensors)}", step)
         folder = Path(adapter.folder)
+        # The same weights were written before, by a start that was killed after that.
         if not folder.is_dir():
             with files.explained_writes(folder):
                 folder.parent.mkdir(exist_ok=True)
@@ -101,6 +102,7 @@ class AdapterFiles:
                 self._forget_earlier(server, adapter)
             outcomes[server.url] = _loaded(server, adapter, deadline, given_up)
 
+        # All at the same time, as each reads the file and copies it to its GPU.
         threads = _each(self.servers, load)
         while any(thread.is_alive() for thread in threads) and not self.is_stopping():
             heartbeat.beat("sync")
@@ -119,7 +121,7 @@ class AdapterFiles:
             return False
         (url, reason) = next(iter(refusals.items()))
         raise errors.EnvironmentFault(
-            f"sync: rank 0: server {url} did not load the adapter {adapter.folder}, and no server keeps it: {reason}. "
+            f"sync: rank 0: server {url} did not load the adapter {adapter.folder}, and no server keeps it: it {reason}. "
             "Servers need --enable-lora, a --max-lora-rank of at least lora.r, VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, and "
             "the run directory at the same path"
         )

@@ -91,6 +91,7 @@ class Server:
         self, method: str, path: str, request: dict[str, Any] | None, deadline: float
     ) -> bytes:
         """Return the body of a good answer."""
+        # A connection for each call: a kept one may be to a server that has gone since.
         connection = self._connection(_left(deadline))
         try:
             body = None if request is None else json.dumps(request).encode()
@@ -101,12 +102,13 @@ class Server:
             response = connection.getresponse()
             text = _read(connection, response, deadline)
         except (OSError, HTTPException) as error:
-            raise ServerTrouble(f"{path} ended with {error!r}") from None
+            raise ServerTrouble(f"broke off {path}: {error!r}") from None
         finally:
             connection.close()
         if response.status == 200:
             return text
-        what = f"{path} answered {response.status} {_message_of(text)}"
+        what = f"answered {response.status} to {path}: {_message_of(text)}"
+        # An adapter or model that is unknown, or a server without that address at all.
         if response.status == 404:
             raise Unknown(what)
         if response.status in _FINAL:

@@ -67,6 +67,7 @@ def answers_in(
     if not isinstance(choices, list) or len(choices) != number:
         size = len(choices) if isinstance(choices, list) else "no"
         raise ServerTrouble(f"answered {size} choices; expected {number}")
+    # vLLM answers in order; nothing says that it must.
     by_index = {}
     for choice in choices:
         if not isinstance(choice, dict):
@@ -87,6 +88,7 @@ def _answer_in(
 ) -> DrawnTokens:
     """Return one answer. Raises ServerTrouble where its numbers do not fit each other, or the request."""
     ids = choice.get("token_ids")
+    # Ids, not text: a text may be cut into other tokens than those that were drawn.
     if not isinstance(ids, list) or not ids:
         raise ServerTrouble("answered no token_ids; expected vLLM 0.11 or later")
     for token in ids:
@@ -122,6 +124,7 @@ def _log_probabilities(choice: dict[str, Any], number: int) -> list[float]:
     for logp in of_tokens:
         if logp is None:
             logps.append(math.nan)
+        # Rounding may leave a little more than 0; what is far above is no log-probability.
         elif isinstance(logp, (int, float)) and not logp > 1e-3:
             logps.append(min(float(logp), 0.0) if math.isfinite(logp) else math.nan)
         else:

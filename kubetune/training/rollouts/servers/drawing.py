@@ -52,7 +52,7 @@ class ServedDrawer(Drawer):
 
         Raises EnvironmentFault for a server that does not do its part in time.
         """
-        self.seconds = {"generate_seconds": 0.0, "reward_seconds": 0.0}
+        self.seconds = {"sync_seconds": 0.0, "generate_seconds": 0.0, "reward_seconds": 0.0}
         file = RolloutFile(self.run_dir, step, self.made_by)
         groups = dict(on_main(file.groups, self.world))
         missing = [slot for slot in slots if slot.number not in groups]
@@ -60,10 +60,15 @@ class ServedDrawer(Drawer):
             raise self.gone(file.path)
         began = time.perf_counter()
         requests = self._requests(step, missing)
-        if requests is None or not self._ask_ahead(step, is_late=is_late):
+        if requests is None:
             self._cancel()
             return None
-        self.seconds["generate_seconds"] += time.perf_counter() - began
+        if not self._ask_ahead(step, is_late=is_late):
+            requests.cancel()
+            self._cancel()
+            return None
+        # Servers draw already, while the run still loads what the next window is drawn by.
+        self.seconds["sync_seconds"] = time.perf_counter() - began
         try:
             came = self._collected(step, requests, len(missing), file)
         finally:
@@ -93,10 +98,12 @@ class ServedDrawer(Drawer):
 
     def _requests(self, step: int, missing: Sequence[Slot]) -> Requests | None:
         """Return this rank's requests for a window, under way; None if a stop was asked for."""
+        # With a lag they were sent a window ago, except by a start that begins here.
         ahead = self._ahead.pop(step, None)
         if ahead is not None:
             return ahead
         if not missing:
+            # Nothing to ask, so no server needs to be there.
             return Requests(self.asking, step, Adapter("", "", step), [])
         version = self._version(step)
         adapter = self._loaded(version, writes=version == step)
@@ -152,6 +159,7 @@ class ServedDrawer(Drawer):
             if process_group.agree(self.is_stopping(), self.world):
                 requests.cancel()
                 return None
+            # A rank that raised here alone would leave the others waiting for it.
             mine, failure = self._arrived(step, requests)
             of_all: list[Group] = []
             failures = []
@@ -204,8 +212,10 @@ class ServedDrawer(Drawer):
     def _drop(self, step: int) -> None:
         """Unload what no window needs any more, and delete its file unless a start from a checkpoint needs it."""
         if not self.lag:
+            # The file of this step is whole and durable, so no start asks for this version again.
             self.adapters.drop(step + 1, files_before=step + 1)
             return
         window = self.settings.window
+        # A start from the newest checkpoint asks for its window by the version of one window before.
         newest = checkpoints.newest_step(self.run_dir)
         self.adapters.drop(step, files_before=newest - newest % window - window)
