@@ -79,6 +79,8 @@ class PlanForecast:
         yield from _trained_lines(self.trainable, base, self.costs.weights)
         yield from _memory_lines(self.config.model.dtype, self.plan.device, self.costs)
         yield from _time_lines(self.config.evaluation, self.config.compute, self.costs)
+        if self.config.task == "grpo":
+            yield from _answer_lines(self.config, self.plan)
         for text in plan_text.on_data(self.lengths, self.findings):
             yield "data", text
 
@@ -385,6 +387,24 @@ def _memory_lines(dtype: str, device: str, costs: Costs) -> LabelledLines:
         yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"
     if memory.fits is False and not costs.remedies:
         yield "would fit with", "no single change; several together may do, or a larger device"
+
+
+def _answer_lines(config: Config, plan: Plan) -> LabelledLines:
+    """Yield how large the files of drawn answers become, which are never deleted."""
+    if not plan.num_steps:
+        return
+    settings = config.grpo
+    # Steps that repeat answers draw none.
+    data_steps = -(-plan.num_steps // settings.num_iterations)
+    answers = data_steps * plan.global_batch_size * settings.num_generations
+    numbers = (settings.window > 1) + (settings.beta > 0)
+    # A token's id, its text and a log-probability, and further log-probabilities in base64.
+    bytes_per_token = 17 + 5.4 * numbers
+    most = answers * settings.max_completion_length * bytes_per_token
+    yield (
+        "answers",
+        f"{answers:,}, at most {size(most)} in rollouts/, if each is as long as it may be",
+    )
 
 
 def _time_lines(

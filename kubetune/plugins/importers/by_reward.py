@@ -331,7 +331,7 @@ ROWS: Final = [
         reason="tokens are drawn by the model's own probabilities, which the training knows"),
     Row("num_generations_eval", rule=lambda *_: dropped("see evaluation.generate")),
     # Not done here; a value behind the reason is that which switches it off there.
-    drop("use_vllm", "the model draws its answers itself", False),
+    drop("use_vllm", "the model draws its answers itself; grpo.servers names stock vLLM servers that do", False),
     drop("kl_in_reward", "the divergence is a part of the loss", False),
     drop("sync_ref_model", "the reference stays as it is", False),
     drop("ref_model_mixup_alpha ref_model_sync_steps", "the reference stays as it is"),

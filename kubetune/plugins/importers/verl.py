@@ -254,7 +254,7 @@ TOOL = Tool(
         drop(f"{_ACTOR}entropy_coeff", "entropy is measured, and has no part in the loss", 0, 0.0),
         drop("reward_model.enable reward.reward_model.enable", "rewards by a model are not there", False),
         drop("trainer.val_before_train", "nothing is evaluated before the first step", False),
-        drop(f"{_ROLLOUT}name", "the model draws its answers itself"),
+        drop(f"{_ROLLOUT}name", "the model draws its answers itself; grpo.servers names stock vLLM servers that do"),
         drop("trainer.project_name trainer.experiment_name", "see name, and tracking.wandb.project"),
         # Not needed.
         ignore(f"{_ROLLOUT}do_sample", "answers are drawn"),
