@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kubetune import errors
+from kubetune import cli, errors
 from kubetune.batching.batch import collate
 from kubetune.config.schema import Config, GrpoConfig, ModelConfig, RewardConfig
 from kubetune.models.padding_free import own_attention
@@ -290,7 +290,9 @@ def rewards_of(run_dir: Path) -> list[float]:
     return [line["reward"] for line in metrics.read_metrics(run_dir) if "reward" in line]
 
 
-def test_a_run_learns_what_is_rewarded(inputs: Path, tmp_path: Path) -> None:
+def test_a_run_learns_what_is_rewarded(
+    inputs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     training = {"max_steps": 25, "eval_steps": 25, "save_steps": 25}
     config = config_of(inputs, training, num_generations=8).model_copy(update={"lora": None})
     run_dir = toy.finished(tmp_path / "run", config)
@@ -313,6 +315,18 @@ def test_a_run_learns_what_is_rewarded(inputs: Path, tmp_path: Path) -> None:
     assert records.steps_of(run_dir) == list(range(25))
     (first, *_) = records.read_groups(run_dir, 0)
     assert len(first.answers) == 8
+
+    capfd.readouterr()
+    assert cli.main(["rollouts", str(run_dir), "--step", "24", "--json"]) == errors.OK
+    shown = json.loads(capfd.readouterr().out)
+    last = records.read_groups(run_dir, 24)
+    assert [group["row"] for group in shown] == [group.row for group in last]
+    for group in shown:
+        assert len(group["answers"]) == 8
+        for answer in group["answers"]:
+            assert set(answer["rewards"]) == {"low", "length"}
+    assert cli.main(["rollouts", str(run_dir), "--step", "99"]) == errors.USER
+    assert "holds no answers drawn after 99 steps" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["lora", "full"])

@@ -52,6 +52,7 @@ ELSEWHERE = {
     "data convert": "run/test_convert.py",
     "doctor": "unit/test_cli.py",
     "push": "run/test_push.py",
+    "rollouts": "run/test_grpo.py",
     "smoke": "run/test_smoke.py",
     "sweep": "unit/test_sweep_command.py",
     "sync": "run/test_mirror.py",
