@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kubetune.config.schema.grpo import GrpoConfig
+from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
 from kubetune.tasks.grpo import advantages, objective
 from kubetune.tasks.grpo.objective import Answers
 from tests.peers.trl_grpo import END, GENERATIONS, LONGEST, scene
@@ -193,3 +193,21 @@ def test_settings_that_mean_nothing_together_are_refused_together() -> None:
     assert GrpoConfig(loss_type="gspo").importance_sampling_level == "sequence"
     assert GrpoConfig(loss_type="cispo").high == 5.0
     assert GrpoConfig(scale_rewards=False).scale_rewards == "none"
+
+
+@pytest.mark.parametrize(
+    ("reward", "words"),
+    [
+        ({"name": "length"}, "rewards every answer alike"),
+        (
+            {"name": "length", "settings": {"target": 8, "max_tokens": 9}},
+            "max_tokens: means nothing beside target",
+        ),
+        ({"name": "regex", "settings": {"pattern": "(a"}}, "which is no regular expression"),
+    ],
+)
+def test_settings_of_a_reward_that_cannot_be_meant_are_refused(
+    reward: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        RewardConfig.model_validate(reward)

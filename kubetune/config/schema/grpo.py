@@ -374,12 +374,37 @@ class RewardConfig(Section):
             elif (key in _TEXTS) != isinstance(value, str):
                 kind = "a regular expression" if key in _TEXTS else "a number"
                 problems.append(f"settings.{key}: found {value!r}; expected {kind}")
+            elif isinstance(value, str):
+                problems += _problems_of_pattern(key, value)
         for key in NEEDS.get(self.name, ()):
             if key not in self.settings:
                 problems.append(f"settings.{key}: missing; `{self.name}` needs it")
+        problems += self._problems_of_length()
         if self.column is not None and self.name not in COMPARING:
             problems.append(f"column: means nothing to `{self.name}`, which compares with nothing")
         return problems
+
+    def _problems_of_length(self) -> list[str]:
+        """Return what is wrong with the settings of `length`, of which some have no effect on any answer."""
+        if self.name != "length":
+            return []
+        limits = [key for key in ("min_tokens", "max_tokens") if key in self.settings]
+        if not self.settings:
+            return [
+                "settings: missing; `length` rewards every answer alike without target, min_tokens or max_tokens"
+            ]
+        if "target" in self.settings and limits:
+            return [f"settings.{limits[0]}: means nothing beside target; leave one of them out"]
+        return []
+
+
+def _problems_of_pattern(key: str, pattern: str) -> list[str]:
+    """Return what is wrong with a regular expression, which would end the run only once it is loaded."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return [f"settings.{key}: found {pattern!r}, which is no regular expression: {error}"]
+    return []
 
 
 def _as_rewards(value: Any) -> Any:
