@@ -55,11 +55,7 @@ def collate_shared(rows: Sequence[TrainedIds], samples: Sequence[int] = ()) -> B
     owners, tokens = _labels(rows, segments, cu_seqlens)
 
     # The batch's labels: each trained token once, those of the fewest rows first, so that equal counts are runs.
-    trained, entries, counts = np.unique(
-        tokens,
-        return_inverse=True,
-        return_counts=True,
-    )
+    trained, entries, counts = np.unique(tokens, return_inverse=True, return_counts=True)
     by_count = np.argsort(counts, kind="stable")
     targets = trained[by_count]
 

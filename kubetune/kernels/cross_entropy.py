@@ -231,9 +231,7 @@ class FusedLinearCrossEntropy(Function):
 
         # What is in the optimizer's sums already is no gradient that autograd should add again.
         ctx.save_for_backward(
-            d_hidden,
-            d_weight if weight_sum is None else None,
-            d_bias if bias_sum is None else None,
+            d_hidden, d_weight if weight_sum is None else None, d_bias if bias_sum is None else None
         )
         ctx.dtype = weight.dtype
         return loss * scale
@@ -279,11 +277,7 @@ def score(
     """
     loss = torch.zeros((), dtype=torch.float64, device=hidden.device)
     losses = torch.empty(len(hidden), device=hidden.device)
-    is_likeliest = torch.empty(
-        len(hidden),
-        dtype=torch.bool,
-        device=hidden.device,
-    )
+    is_likeliest = torch.empty(len(hidden), dtype=torch.bool, device=hidden.device)
     rows = chunk_rows(len(head.weight), hidden.device)
     buffer = _room(
         0,

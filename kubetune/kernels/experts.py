@@ -53,9 +53,7 @@ def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
     """Return the routing by the experts `[tokens, choices]` that each token has chosen."""
     ids, order = torch.sort(chosen.reshape(-1), stable=True)
     ends = torch.searchsorted(
-        ids,
-        torch.arange(experts, device=ids.device, dtype=ids.dtype),
-        right=True,
+        ids, torch.arange(experts, device=ids.device, dtype=ids.dtype), right=True
     )
 
     # The inverse of a permutation: what stands at place i came from row order[i].
@@ -156,11 +154,7 @@ class _WeightedSwiGlu(Function):
         torch.mul(grad, F.silu(gate), out=d_up)
         d_weights = torch.linalg.vecdot(d_up, up).unsqueeze(-1)
         d_up.mul_(weights)
-        torch.ops.aten.silu_backward(
-            grad.mul(weights).mul_(up),
-            gate,
-            grad_input=d_gate,
-        )
+        torch.ops.aten.silu_backward(grad.mul(weights).mul_(up), gate, grad_input=d_gate)
         return d_gate_up, d_weights
 
 
@@ -287,17 +281,7 @@ def _stacked(
     """
     down = a.to(x.dtype).view(experts, -1, a.shape[-1])
     # As a matrix it is transposed in blocks, seven times as fast as a permutation of three dimensions.
-    up = (
-        b.to(x.dtype)
-        .view(-1, experts)
-        .t()
-        .contiguous()
-        .view(
-            experts,
-            len(b),
-            -1,
-        )
-    )
+    up = b.to(x.dtype).view(-1, experts).t().contiguous().view(experts, len(b), -1)
 
     missing = -down.shape[1] % (ALIGNED // x.element_size())
     if missing:

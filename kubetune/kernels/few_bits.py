@@ -126,11 +126,7 @@ class _LoraLinear(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         # `bits` is the third argument of the forward; its codes are frozen.
-        d_x, d_adapters, *others = lora_backward(
-            ctx,
-            partial(_times_transposed, ctx.bits),
-            grads,
-        )
+        d_x, d_adapters, *others = lora_backward(ctx, partial(_times_transposed, ctx.bits), grads)
         return d_x, d_adapters, None, *others
 
 

@@ -90,11 +90,7 @@ def lora_forward(
         ranks = slice(first, first + len(layer.a))
         first = ranks.stop
         ctx.ranks.append(ranks)
-        y = product(rows, layer.bias, *layer.frozen).addmm_(
-            low[:, ranks],
-            up.t(),
-            alpha=scale,
-        )
+        y = product(rows, layer.bias, *layer.frozen).addmm_(low[:, ranks], up.t(), alpha=scale)
         outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
 
     # 4. What the backward needs. An output that nobody uses gets no gradient of zeros (`grad is None` there).
@@ -161,11 +157,7 @@ def lora_backward(
         d_lows.append(ups[number].t() @ d_y.t())
         d_bs.append((low[:, ranks].t() @ d_y).t())
         if ctx.needs_input_grad[0]:
-            d_x = product(
-                d_x,
-                d_y,
-                *frozen[number * width : (number + 1) * width],
-            )
+            d_x = product(d_x, d_y, *frozen[number * width : (number + 1) * width])
 
     # 2. Of all layers together, the adapters' part of dx, and dA.
     d_low = d_lows[0] if number_of_layers == 1 else torch.cat(d_lows)

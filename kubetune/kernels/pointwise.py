@@ -264,11 +264,7 @@ class _Untried:
         return result
 
     def _give_up(self, expected: Any, reason: str) -> Any:
-        logs.MODEL.warning(
-            "%s runs without torch.compile: %s",
-            self.plain.__name__,
-            reason,
-        )
+        logs.MODEL.warning("%s runs without torch.compile: %s", self.plain.__name__, reason)
         # Said once: later calls find the plain form.
         self.forms[self.plain.__name__] = self.plain
         return expected
@@ -309,11 +305,7 @@ def _agree(result: Any, expected: Any) -> bool:
     size = difference.clone()
 
     # In pieces: all logits in fp32 would take more memory than the step itself.
-    pieces = zip(
-        result.flatten().split(2**20),
-        expected.flatten().split(2**20),
-        strict=True,
-    )
+    pieces = zip(result.flatten().split(2**20), expected.flatten().split(2**20), strict=True)
     for piece, expected_piece in pieces:
         difference += (piece.float() - expected_piece.float()).square().sum()
         size += expected_piece.float().square().sum()

@@ -138,11 +138,7 @@ def wants_compile(
     # `auto` weighs the seconds that compiling takes against what it spares over all tokens ahead.
     if setting == "auto":
         num_parameters = sum(p.numel() for p in model.parameters())
-        pays = is_worth_compiling(
-            num_parameters,
-            workload.total_tokens,
-            device.type,
-        )
+        pays = is_worth_compiling(num_parameters, workload.total_tokens, device.type)
         if pays and missing is not None:
             logs.MODEL.warning("kernels stay plain, which is slower: %s (docs/image.md)", missing)
         return pays and missing is None

@@ -150,11 +150,7 @@ def packed_logits(lm: Any, batch: Batch) -> Tensor:
         return cast(Tensor, lm.score(hidden_states(lm, batch)[CURRENT.rows]))
     positions = batch.position_ids + _first_position(lm)
     types = _token_types(lm, batch)
-    output = lm(
-        input_ids=batch.input_ids[None],
-        position_ids=positions[None],
-        **types,
-    )
+    output = lm(input_ids=batch.input_ids[None], position_ids=positions[None], **types)
     return cast(Tensor, output.logits)
 
 

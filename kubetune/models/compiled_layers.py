@@ -60,11 +60,7 @@ class CompiledLayers:
                     return compiled(layer, *args, **kwargs)
             except pointwise.compiler_errors() as error:
                 self.give_up(error)
-                return _undecorated_forward(type(layer))(
-                    layer,
-                    *args,
-                    **kwargs,
-                )
+                return _undecorated_forward(type(layer))(layer, *args, **kwargs)
 
         def forward(layer: Any, *args: Any, **kwargs: Any) -> Any:
             if not (self.is_on and layer.training and torch.is_grad_enabled()):

@@ -147,9 +147,7 @@ def _cut_for(
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if trained and compute_dtype != torch.float32:
         policy = MixedPrecisionPolicy(
-            compute_dtype,
-            reduce_dtype=torch.float32,
-            cast_forward_inputs=False,
+            compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
 
     # What stays whole: with adapters all that they may lie in, else what does not learn.
@@ -222,11 +220,7 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
         return
     # Built without a device, as nn.Linear's own values would be drawn from the generator first.
     with torch.device("meta"):
-        whole_head = nn.Linear(
-            head.in_features,
-            head.out_features,
-            bias=head.bias is not None,
-        )
+        whole_head = nn.Linear(head.in_features, head.out_features, bias=head.bias is not None)
 
     whole_head.to_empty(device="cpu")
     torch.manual_seed(seed)
@@ -235,11 +229,7 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
         for parameter, drawn in zip(head.parameters(), whole_head.parameters(), strict=True):
             value = drawn.to(parameter.device, parameter.dtype)
             if isinstance(parameter, DTensor):
-                value = distribute_tensor(
-                    value,
-                    parameter.device_mesh,
-                    parameter.placements,
-                )
+                value = distribute_tensor(value, parameter.device_mesh, parameter.placements)
 
             parameter.copy_(value)
 

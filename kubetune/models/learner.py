@@ -33,11 +33,7 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
         sequences = lone_sequences(batch)
         return torch.cat([hidden_states(learner.lm, sequence) for sequence in sequences])
     # Without the arguments of packed batches, compiled layers would have to be compiled once more.
-    return hidden_states(
-        learner.lm,
-        batch,
-        always_packed=learner.compiled_layers is not None,
-    )
+    return hidden_states(learner.lm, batch, always_packed=learner.compiled_layers is not None)
 
 
 def lone_sequences(batch: Batch) -> Iterator[Batch]:

@@ -46,11 +46,7 @@ if TYPE_CHECKING:
     from kubetune.models.spec import ModelSpec
 
 # Of functions that transformers and PEFT have renamed. A user of ours can change nothing about it.
-warnings.filterwarnings(
-    "ignore",
-    category=FutureWarning,
-    module=r"(transformers|peft)\.",
-)
+warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
 DTYPES = {
     "bfloat16": torch.bfloat16,
@@ -153,9 +149,7 @@ def _warn_of_experts(experts: Iterable[nn.Parameter]) -> None:
     unquantised = sum(expert.numel() for expert in experts if expert.is_floating_point())
     if unquantised:
         logs.MODEL.warning(
-            "%s parameters of experts keep their dtype: %s",
-            f"{unquantised:,}",
-            UNQUANTISED,
+            "%s parameters of experts keep their dtype: %s", f"{unquantised:,}", UNQUANTISED
         )
 
 
@@ -352,9 +346,7 @@ def _log_new_weights(differences: Mapping[str, Any], *, is_expected: bool) -> se
     if names:
         level = logging.INFO if is_expected else logging.WARNING
         logs.MODEL.log(
-            level,
-            "not in the checkpoint, so new and drawn at random: %s",
-            ", ".join(sorted(names)),
+            level, "not in the checkpoint, so new and drawn at random: %s", ", ".join(sorted(names))
         )
 
     return names

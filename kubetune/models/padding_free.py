@@ -97,11 +97,7 @@ def logit_rule(lm: Any) -> LogitRule:
     # Names of Cohere and Falcon-H1, then those of Granite and Inkling.
     factor = first_stated("logit_scale", "lm_head_multiplier") or 1.0
     divisor = first_stated("logits_scaling", "logits_mup_width_multiplier") or 1.0
-    cap = first_stated(
-        "final_logit_softcapping",
-        "logits_soft_cap",
-        "output_logit_soft_cap",
-    )
+    cap = first_stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
     return LogitRule(factor / divisor, cap)
 
 

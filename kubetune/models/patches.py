@@ -57,50 +57,28 @@ _MODEL_CODE = "transformers>=5.0,<5.24"
 
 # Sharding within `from_pretrained`. transformers' own plans know some architectures only (fsdp.py).
 SHARD_ON_LOAD = Patch(
-    "transformers.distributed.mixin:DistributedMixin",
-    "maybe_distribute_model",
-    _SHARDING,
+    "transformers.distributed.mixin:DistributedMixin", "maybe_distribute_model", _SHARDING
 )
 # Transposes experts that may lie in files the other way (Qwen3-VL-MoE). It would take a slice for those.
-TRANSPOSE_EXPERTS = Patch(
-    "transformers.core_model_loading:Transpose",
-    "convert",
-    _SHARDING,
-)
+TRANSPOSE_EXPERTS = Patch("transformers.core_model_loading:Transpose", "convert", _SHARDING)
 # Reads a rank's slice from a file, also of parts that a weight is joined from (Kimi-Linear, OLMo-hybrid).
 READ_SLICE = Patch(
-    "transformers.distributed.sharding_utils:DtensorShardOperation",
-    "shard_tensor",
-    _SHARDING,
+    "transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", _SHARDING
 )
 # Makes weights of what stands in files: whole ones of whole ones.
-CONVERT_WEIGHTS = Patch(
-    "transformers.core_model_loading:WeightConverter",
-    "convert",
-    _SHARDING,
-)
+CONVERT_WEIGHTS = Patch("transformers.core_model_loading:WeightConverter", "convert", _SHARDING)
 # Gives what no file has its first values. It takes FSDP's classes for custom code, and passes over modules of custom
 # code whose tensors were all read, or that have none, such as one that fills in a buffer of its layers (Falcon-H1).
 INIT_MISSING = Patch(
-    "transformers.modeling_utils:PreTrainedModel",
-    "_initialize_weights",
-    _SHARDING,
+    "transformers.modeling_utils:PreTrainedModel", "_initialize_weights", _SHARDING
 )
 # Rotary embedding, a function of the source file of each architecture. Llama's stands for all of them here.
-ROTARY = Patch(
-    "transformers.models.llama.modeling_llama",
-    "apply_rotary_pos_emb",
-    _MODEL_CODE,
-)
+ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", _MODEL_CODE)
 # The table of weights that a checkpoint lacks, which loading.py logs in one line.
 LOAD_REPORT = Patch("transformers.modeling_utils", "logger", _MODEL_CODE)
 # Finds where sequences of a packed batch begin, by their positions. On a GPU that is waited for in every forward, and
 # `cu_seqlens` tell it anyway.
-PACKING = Patch(
-    "transformers.masking_utils",
-    "find_packed_sequence_indices",
-    _MODEL_CODE,
-)
+PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", _MODEL_CODE)
 
 SHARDING_PATCHES = (
     SHARD_ON_LOAD,

@@ -84,11 +84,7 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
         if way is IN_ROWS:
             in_rows.add(type(module).__name__)
 
-    return KeptApart(
-        len(replaced),
-        tuple(sorted(in_rows)),
-        partial(_restore, replaced),
-    )
+    return KeptApart(len(replaced), tuple(sorted(in_rows)), partial(_restore, replaced))
 
 
 def _restore(before: dict[nn.Module, Forward | None]) -> None:

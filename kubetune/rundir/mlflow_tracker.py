@@ -243,9 +243,7 @@ class MlflowSink(Sink):
         # The next start finds the run by this file.
         known = {"uri": uri, "run_id": run_id}
         write_atomic(
-            self._run_dir / metrics.TRACKING,
-            json.dumps(known) + "\n",
-            within=self._run_dir,
+            self._run_dir / metrics.TRACKING, json.dumps(known) + "\n", within=self._run_dir
         )
         return str(run_id)
 

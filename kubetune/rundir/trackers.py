@@ -116,11 +116,7 @@ class Tracker:
         if sink is not None:
             lack = sink.dropped
             lack.numbers += sink.abandon()
-        self._lacking[name] = replace(
-            lack,
-            first=lack.first or step,
-            last=step or lack.last,
-        )
+        self._lacking[name] = replace(lack, first=lack.first or step, last=step or lack.last)
         _log.warning(
             "%s does not work and gets no more numbers; training goes on: %s",
             name,

@@ -206,11 +206,7 @@ def harness_model(learner: Learner, tokenizer: Path) -> Any:
         ) -> list[tuple[float, bool]]:
             if not learner.route.padding_free:
                 return super()._loglikelihood_tokens(requests, **settings)  # type: ignore[no-any-return]
-            return log_likelihoods(
-                learner,
-                [request[1:] for request in requests],
-                self.max_length,
-            )
+            return log_likelihoods(learner, [request[1:] for request in requests], self.max_length)
 
         def _model_generate(self, *arguments: Any, **settings: Any) -> Tensor:
             with own_attention(learner.lm):

@@ -169,11 +169,7 @@ def judge_of(
             loaded = {**own_functions.load(evaluation.metrics), **functions}
         records = {}
         if loaded:
-            records = records_of(
-                sources,
-                rows,
-                [question.row for question in asked],
-            )
+            records = records_of(sources, rows, [question.row for question in asked])
         remarks = _remarks_on_references(wanted, tokenizer, asked)
         judge = replace(
             judge,

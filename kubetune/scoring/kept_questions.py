@@ -47,11 +47,7 @@ def choose(spec: DataSpec, rows: Rows, number: int) -> KeptRows:
     for question in islice(drawn(rows), number):
         indices.append(question.row)
         kept.append(kept_rows.row(rows, question.row))
-    return KeptRows(
-        tuple(kept),
-        "evaluation data",
-        _turns(spec, rows, indices),
-    )
+    return KeptRows(tuple(kept), "evaluation data", _turns(spec, rows, indices))
 
 
 def _turns(

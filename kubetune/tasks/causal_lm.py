@@ -125,11 +125,7 @@ class CausalLM(Task):
 
         # Summed in fp64, in which a long sequence loses no digits.
         number = len(batch.samples)
-        loss_sums = np.bincount(
-            sequence,
-            losses.double().cpu().numpy(),
-            number,
-        )
+        loss_sums = np.bincount(sequence, losses.double().cpu().numpy(), number)
         label_counts = np.bincount(sequence, minlength=number)
         return Sums(
             loss=float(total),

@@ -110,11 +110,7 @@ def _single_label(logits: NDArray[np.float64], true: NDArray[np.int64]) -> dict[
     if logits.shape[1] == 2:
         average = "binary"
         values["f1"] = metrics.f1_score(true, predicted)
-    values["precision"] = metrics.precision_score(
-        true,
-        predicted,
-        average=average,
-    )
+    values["precision"] = metrics.precision_score(true, predicted, average=average)
     values["recall"] = metrics.recall_score(true, predicted, average=average)
     return values
 
@@ -129,11 +125,7 @@ def _multi_label(logits: NDArray[np.float64], true: NDArray[np.float64]) -> dict
     occurs = predicted.any(0) | expected.any(0)
     f1_macro = 0.0
     if occurs.any():
-        f1_macro = metrics.f1_score(
-            expected[:, occurs],
-            predicted[:, occurs],
-            average="macro",
-        )
+        f1_macro = metrics.f1_score(expected[:, occurs], predicted[:, occurs], average="macro")
 
     return {
         "loss": (np.logaddexp(0.0, logits) - true * logits).mean(),

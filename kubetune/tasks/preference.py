@@ -226,9 +226,7 @@ def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
     logps = torch.stack(sums)[:num_answers].view(num_rows, width)
 
     counts = torch.tensor(
-        batch.label_counts[:num_answers],
-        dtype=logps.dtype,
-        device=logps.device,
+        batch.label_counts[:num_answers], dtype=logps.dtype, device=logps.device
     ).view_as(logps)
 
     # Losses without a reference are written for all batches alike, with zeros in its place.
@@ -305,11 +303,7 @@ def _log_probabilities_of_labels(learner: Learner, batch: Batch) -> Tensor:
         return linear_log_probabilities(hidden, batch.labels, head_of(learner))
 
     # Rows that share a beginning share its labels, which are computed once and then given to each row.
-    shared = linear_log_probabilities(
-        hidden[batch.tree.places],
-        batch.labels,
-        head_of(learner),
-    )
+    shared = linear_log_probabilities(hidden[batch.tree.places], batch.labels, head_of(learner))
     return shared[batch.tree.entries]
 
 
@@ -342,9 +336,7 @@ def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], Answers]:
         return torch.from_numpy(np.concatenate(arrays)[order])
 
     answers = Answers(
-        logps=in_order("logps"),
-        reference=in_order("reference"),
-        labels=in_order("labels"),
+        logps=in_order("logps"), reference=in_order("reference"), labels=in_order("labels")
     )
 
     # Parts without rows have no targets, also where answers are judged.

@@ -104,11 +104,7 @@ class SequenceClassification(Task):
                 heads=heads(model),
             )
 
-        learner = Learner(
-            model.train(),
-            prepare_pooling(model, spec.model.attention),
-            labels,
-        )
+        learner = Learner(model.train(), prepare_pooling(model, spec.model.attention), labels)
         if not pools_last(unwrap(model)):
             # Encoders have none of the parts that gain by it.
             training = without_compiler(training)
@@ -132,11 +128,7 @@ class SequenceClassification(Task):
             device,
             **settings,
         )
-        return Learner(
-            model.eval(),
-            prepare_pooling(model, spec.model.attention),
-            labels,
-        )
+        return Learner(model.eval(), prepare_pooling(model, spec.model.attention), labels)
 
     def load_settings(self, spec: ModelSpec, folder: Path) -> dict[str, Any]:
         """Return what loads the head of a checkpoint folder."""
@@ -266,18 +258,10 @@ def summed_loss(
 
     problem_type = _labels(learner).problem_type
     if problem_type == "single_label_classification":
-        return scale * F.cross_entropy(
-            outputs,
-            batch.labels[:, 0].long(),
-            reduction="sum",
-        )
+        return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
 
     if problem_type == "multi_label_classification":
-        losses = F.binary_cross_entropy_with_logits(
-            outputs,
-            batch.labels,
-            reduction="none",
-        )
+        losses = F.binary_cross_entropy_with_logits(outputs, batch.labels, reduction="none")
         return scale * losses.mean(1).sum()
 
     return scale * F.mse_loss(outputs, batch.labels, reduction="sum")

@@ -45,11 +45,7 @@ def require_sight(model: nn.Module, processor: ImageProcessor) -> None:
     # The shortest sequence with an image is enough.
     length = min(EXAMPLES)
     picture = _examples(processor)[length]
-    row = _with_image(
-        np.arange(1, length + 1, dtype=np.uint32),
-        picture,
-        processor,
-    )
+    row = _with_image(np.arange(1, length + 1, dtype=np.uint32), picture, processor)
     batch = collate_pictured([row], [[picture]], processor)
     hidden_states = partial(vision_forward.hidden_states, padding_free=False)
     try:

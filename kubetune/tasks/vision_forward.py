@@ -30,19 +30,11 @@ def hidden_states(
             arguments |= varlen_kwargs(batch.cu_seqlens, batch.input_ids.device)
 
     arguments |= image_inputs(batch)
-    out = backbone(lm)(
-        input_ids=batch.input_ids[None],
-        use_cache=False,
-        **arguments,
-    )
+    out = backbone(lm)(input_ids=batch.input_ids[None], use_cache=False, **arguments)
     return cast(Tensor, out[0][0])
 
 
 def plain_logits(model: Any, batch: Batch) -> Tensor:
     """Return logits `[tokens, vocabulary]` of a single sequence by the model's own code."""
-    out = model(
-        input_ids=batch.input_ids[None],
-        use_cache=False,
-        **image_inputs(batch),
-    )
+    out = model(input_ids=batch.input_ids[None], use_cache=False, **image_inputs(batch))
     return cast(Tensor, out.logits[0])

@@ -88,9 +88,7 @@ class VisionLanguage(CausalLM):
             compares=spec.preference.images,
         )
         route = choose_attention(
-            model,
-            spec.model.attention,
-            lambda m: vision_check.check_packed(m, processor),
+            model, spec.model.attention, lambda m: vision_check.check_packed(m, processor)
         )
         if not route.padding_free:
             # The check of a padding-free route looks at images and the head too. This route had no check.

@@ -169,11 +169,7 @@ class Checkpointer:
     def _tensors(self) -> Tensors:
         """Return what this rank writes: copies if a thread writes them, else the tensors themselves."""
         if self.background:
-            return self._copies.take(
-                self.model,
-                self.optimizer,
-                is_whole=self._is_whole,
-            )
+            return self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
         return Tensors(self.optimizer.state())
 
     def _require_all(self, failure: errors.KubetuneError | None) -> None:
@@ -217,11 +213,7 @@ class Checkpointer:
                 self._commit_parts(run_dir, state, tensors)
             elif self.world.is_main:
                 self._require_place(run_dir)
-                checkpoint.commit(
-                    run_dir,
-                    state,
-                    lambda folder: self._write(folder, tensors),
-                )
+                checkpoint.commit(run_dir, state, lambda folder: self._write(folder, tensors))
 
             self._tidy(run_dir, state)
 
@@ -333,11 +325,7 @@ class Checkpointer:
         path = folder / shards.part_name(self.world.rank, self.world.size)
         try:
             with files.explained_writes(path), explained_full_disk(folder):
-                shards.write_part(
-                    path,
-                    tensors.optimizer,
-                    self.optimizer.shards,
-                )
+                shards.write_part(path, tensors.optimizer, self.optimizer.shards)
                 fault_injection.reach("commit.part")
         except errors.EnvironmentFault as error:
             failure = error

@@ -183,11 +183,7 @@ def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:
             # All experts of a layer in one parameter: [experts, inputs, outputs].
             for parameter in parameters:
                 if parameter.dim() == 3:
-                    yield Linear(
-                        name,
-                        parameter.numel(),
-                        parameter.requires_grad,
-                    )
+                    yield Linear(name, parameter.numel(), parameter.requires_grad)
 
 
 def _weights_of(module: nn.Module) -> int:

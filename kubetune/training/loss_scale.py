@@ -25,11 +25,7 @@ def lowered(optimizer: FlatAdamW, state: State) -> State:
         state.loss_scale,
         state.loss_scale / 2,
     )
-    return replace(
-        state,
-        loss_scale=state.loss_scale / 2,
-        steps_since_overflow=0,
-    )
+    return replace(state, loss_scale=state.loss_scale / 2, steps_since_overflow=0)
 
 
 def raised(state: State) -> State:
@@ -37,8 +33,4 @@ def raised(state: State) -> State:
     # 1 means that it is not used, in bf16 or fp32.
     if state.loss_scale == 1.0 or state.steps_since_overflow + 1 < STEPS_TO_RAISE:
         return replace(state, steps_since_overflow=state.steps_since_overflow + 1)
-    return replace(
-        state,
-        loss_scale=state.loss_scale * 2,
-        steps_since_overflow=0,
-    )
+    return replace(state, loss_scale=state.loss_scale * 2, steps_since_overflow=0)

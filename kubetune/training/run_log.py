@@ -230,11 +230,7 @@ class RunLog:
         remark = " (best so far)" if best else ""
         logs.EVAL.info("step %d %s%s", step, " ".join(shown), remark)
         if of_sources:
-            logs.EVAL.info(
-                "step %d eval_loss by source: %s",
-                step,
-                ", ".join(of_sources),
-            )
+            logs.EVAL.info("step %d eval_loss by source: %s", step, ", ".join(of_sources))
 
     def sync(self) -> None:
         """Make the numbers durable, before a checkpoint that must not be ahead of them."""

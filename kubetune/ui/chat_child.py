@@ -57,11 +57,7 @@ def main(argv: Sequence[str]) -> int:
         send(error=str(known_error))
         return known_error.exit_code
 
-    send(
-        ready=True,
-        chats=loaded.is_chat,
-        checkpoint=loaded.result.checkpoint.resolve().name,
-    )
+    send(ready=True, chats=loaded.is_chat, checkpoint=loaded.result.checkpoint.resolve().name)
     for line in sys.stdin:
         _answer(loaded, json.loads(line), send)
     return 0

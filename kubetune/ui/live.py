@@ -88,7 +88,5 @@ def _stream(look: Callable[[], int]) -> Response:
             await asyncio.sleep(max(_POLL_SECONDS, 3 * (time.monotonic() - started)))
 
     return StreamingResponse(
-        events(),
-        media_type="text/event-stream",
-        headers={"x-accel-buffering": "no"},
+        events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"}
     )

@@ -67,11 +67,7 @@ def _starting_texts() -> dict[str, str]:
 def _texts_of(site: Site, config: Config) -> dict[str, str]:
     """Return what one would type for this config, with a name that no run has."""
     # Two runs must not write to the same directory.
-    settings = config.model_dump(
-        mode="json",
-        by_alias=True,
-        exclude_defaults=True,
-    )
+    settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     settings.pop("output", None)
     texts = {}
     for key, value in dotted_values(settings):
@@ -216,11 +212,7 @@ def _require_allowed(config: Config, run_dir: Path | None) -> None:
     # What was not typed stands in the repeated run.
     if run_dir is not None:
         brought = [key for key in consent.EFFECTS if key not in typed]
-        consent.require(
-            consent.effects_of(config, brought),
-            run_dir,
-            instead=_IN_A_TERMINAL,
-        )
+        consent.require(consent.effects_of(config, brought), run_dir, instead=_IN_A_TERMINAL)
 
 
 def _command(site: Site, name: str | None, verb: str) -> str:

@@ -108,11 +108,7 @@ def _static(request: Request) -> Response:
 
 def _file(text: str, media_type: str) -> Response:
     """Return a file. It may change with the next version, so that it is kept for a minute only."""
-    return Response(
-        text,
-        media_type=media_type,
-        headers={"cache-control": "max-age=60"},
-    )
+    return Response(text, media_type=media_type, headers={"cache-control": "max-age=60"})
 
 
 @cache

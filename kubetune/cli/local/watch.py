@@ -50,9 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_namespace(parser)
     parser.add_argument(
-        "--once",
-        action="store_true",
-        help="show it once and leave, as happens without a terminal",
+        "--once", action="store_true", help="show it once and leave, as happens without a terminal"
     )
     add_json(parser, "what is known now as JSON")
 

@@ -63,8 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_options_of_shapes(parser.add_argument_group("any data"))
     recipes = parser.add_argument_group(
-        "recipes",
-        "--output appears when it is whole; the same command begins anew after a stop",
+        "recipes", "--output appears when it is whole; the same command begins anew after a stop"
     )
     _add_options_of_recipes(recipes)
 

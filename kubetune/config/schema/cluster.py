@@ -298,8 +298,7 @@ class RdmaConfig(Section):
     """Adapters for InfiniBand or RoCE in the pods, and which of them NCCL uses."""
 
     resource: str | None = Field(
-        None,
-        description="Device-plugin resource such as `rdma/hca` that gives a pod the adapters.",
+        None, description="Device-plugin resource such as `rdma/hca` that gives a pod the adapters."
     )
     privileged: bool = Field(
         False,
@@ -526,8 +525,7 @@ class KubernetesConfig(Section):
         description="Whether the pods of several nodes start together.",
     )
     jobset: JobSetConfig = Field(
-        default_factory=JobSetConfig,
-        description="Settings that only `kind: jobset` has.",
+        default_factory=JobSetConfig, description="Settings that only `kind: jobset` has."
     )
     # Devices and nodes.
     gpu_resource: str = Field(

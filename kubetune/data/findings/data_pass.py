@@ -52,11 +52,7 @@ class DataPass:
             profiled_at = tuple(sorted({*limits, spec.data.max_length}))
         # Labels are found first: whether they are classes or numbers decides how each row is encoded.
         if spec.task == "sequence_classification":
-            self.labels = find_labels(
-                spec.classification,
-                spec.model,
-                spec.sources,
-            )
+            self.labels = find_labels(spec.classification, spec.model, spec.sources)
             limit = most_tokens(spec.data.max_length, tokenizer)
             spec = replace(spec, data=spec.data.model_copy(update={"max_length": limit}))
 

@@ -437,11 +437,7 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
         asked = locate(source).sample
         if asked is not None and asked > available:
             sentence = f"{counts.name}: {path} asks for {asked:,} records, and there are only {available:,}"
-            yield counts.warning(
-                "sample_beyond_end",
-                sentence,
-                asked - available,
-            )
+            yield counts.warning("sample_beyond_end", sentence, asked - available)
         last = available if asked is None else min(asked, available)
         if source.range is not None and source.range[1] > last:
             begin, end = source.range
@@ -527,11 +523,7 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
     files = counts.stats.get("files_not_read", {})
     line = unused_keys(files, "files not read")
     if line:
-        yield counts.note(
-            "files_not_read",
-            f"{counts.name}: {line}",
-            sum(files.values()),
-        )
+        yield counts.note("files_not_read", f"{counts.name}: {line}", sum(files.values()))
 
 
 FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (

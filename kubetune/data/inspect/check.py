@@ -145,9 +145,7 @@ def check(
         config.training,
     )
     report.stats = with_files_not_read(
-        config.sources,
-        data_pass.stats(),
-        images=data_pass.has_images,
+        config.sources, data_pass.stats(), images=data_pass.has_images
     )
     report.findings = data_pass.findings(report.stats)
     # Where records are bad, mending them may change the references.

@@ -150,11 +150,7 @@ def _pick(
 def brief(text: str) -> str:
     """Return a text with each run of equal tokens in angle brackets, as images have, in short: `<image>×256`."""
     # Two of them stay as they are: only from three on is the short form shorter.
-    return re.sub(
-        r"(<[^<>]+>)\1{2,}",
-        lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}",
-        text,
-    )
+    return re.sub(r"(<[^<>]+>)\1{2,}", lambda run: f"{run[1]}×{len(run[0]) // len(run[1])}", text)
 
 
 def shown(

@@ -56,11 +56,7 @@ def survey(
     """Return what each source of training holds, for the page. `seed`: of the run, which chooses by `path#N`."""
     surveys = []
     for source in data.train:
-        of_source = _Survey(
-            source,
-            cache_folder(data.cache),
-            _language_namer(),
-        )
+        of_source = _Survey(source, cache_folder(data.cache), _language_namer())
         of_source.read(kind, seed)
         surveys.append(of_source.to_json())
     return surveys

@@ -29,11 +29,7 @@ def kept_stats(folder: Path, spec: DataSpec) -> dict[Split, dict[str, Any]]:
     stats = {}
     for split, sources in spec.splits.items():
         stats[split] = _stats(folder / split, sources)
-    return with_files_not_read(
-        spec.sources,
-        stats,
-        images=spec.vision is not None,
-    )
+    return with_files_not_read(spec.sources, stats, images=spec.vision is not None)
 
 
 def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:

@@ -126,11 +126,7 @@ def _fetched(model: ModelConfig, run_dir: Path) -> ModelConfig:
     if known is not None:
         digest = cached_digest(known.path, model.path)
     folder = image_folder(model, model.path, digest)
-    logs.MODEL.info(
-        "%s is taken at %s",
-        model.path,
-        folder.name.replace("-", ":", 1),
-    )
+    logs.MODEL.info("%s is taken at %s", model.path, folder.name.replace("-", ":", 1))
     return model.model_copy(update={"path": str(folder)})
 
 
@@ -183,11 +179,7 @@ class Check:
     def __post_init__(self) -> None:
         self._known = read(self.run_dir)
         # A daemon: when the process ends early, nobody waits for it.
-        self._thread = threading.Thread(
-            target=self._try,
-            name="identity",
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._try, name="identity", daemon=True)
         # A model of the hub need not even be downloaded yet; once it is, the hub's cache knows the checksums.
         if "model" not in self.only or is_local(self.config.model.path):
             self._thread.start()
@@ -236,9 +228,7 @@ class Check:
         parts = {name: _as_json(part) for name, part in self.now().items()}
         facts = {"version": 1, "parts": parts}
         files.write_atomic(
-            self.run_dir / IDENTITY,
-            json.dumps(facts, indent=1) + "\n",
-            within=self.run_dir,
+            self.run_dir / IDENTITY, json.dumps(facts, indent=1) + "\n", within=self.run_dir
         )
         self._known = self.now()
 
@@ -313,11 +303,7 @@ class Check:
             known = self._known[part].files
         contents = {}
         for name, path in sorted(paths.items()):
-            contents[name], bytes_read = content_of(
-                path,
-                cache,
-                known.get(name),
-            )
+            contents[name], bytes_read = content_of(path, cache, known.get(name))
             self.bytes_read += bytes_read
         return contents
 

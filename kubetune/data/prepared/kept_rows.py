@@ -172,11 +172,7 @@ def read(run_dir: Path, name: str) -> KeptRows | None:
         with safe_open(path, framework="np") as file:
             arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
             facts = file.metadata()
-        return KeptRows(
-            _rows(arrays),
-            facts["origin"],
-            json.loads(facts.get("turns", "{}")),
-        )
+        return KeptRows(_rows(arrays), facts["origin"], json.loads(facts.get("turns", "{}")))
     except (SafetensorError, LookupError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise errors.EnvironmentFault(

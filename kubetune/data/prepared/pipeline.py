@@ -170,11 +170,7 @@ class Tally:
         """Count the other's records too."""
         longest = max(self.longest, other.longest)
         for item in fields(self):
-            setattr(
-                self,
-                item.name,
-                getattr(self, item.name) + getattr(other, item.name),
-            )
+            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
         self.longest = longest
 
 
@@ -329,16 +325,10 @@ class Worker:
         tally = result.tally
         tally.records += 1
         tally.longest = max(tally.longest, encoded.longest)
-        tally.count(
-            "special_texts",
-            record.index,
-            self._holds_special_tokens(record.example),
-        )
+        tally.count("special_texts", record.index, self._holds_special_tokens(record.example))
         tally.count("bos_twice", record.index, self._begins_twice(encoded))
         tally.count(
-            "plain_prompts",
-            record.index,
-            self._has_template and _is_plain_prompt(record.example),
+            "plain_prompts", record.index, self._has_template and _is_plain_prompt(record.example)
         )
         for note in encoded.image_notes:
             tally.count(note, record.index)

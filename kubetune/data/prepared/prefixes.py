@@ -165,11 +165,7 @@ class _SortedRows(NamedTuple):
             return len(self.cut(0, rows, most)) <= number
 
         # The higher the limit, the fewer stretches: a binary search finds the lowest limit that is enough.
-        return self.cut(
-            0,
-            rows,
-            least + bisect_left(sizes, True, key=is_enough),
-        )
+        return self.cut(0, rows, least + bisect_left(sizes, True, key=is_enough))
 
 
 class _Group(NamedTuple):
@@ -233,11 +229,7 @@ def _rows_that_share(sequences: Sequence[Tokens], lengths: Ids) -> _SortedRows:
     """Return the rows that share a prefix with the row before or behind them, of the first sequences of all rows."""
     order, shared = sort_by_prefix(sequences)
     is_shared = (shared > 0) | np.append(shared[1:] > 0, False)
-    return _SortedRows(
-        order[is_shared],
-        lengths[order[is_shared]],
-        shared[is_shared],
-    )
+    return _SortedRows(order[is_shared], lengths[order[is_shared]], shared[is_shared])
 
 
 def _packed(groups: Sequence[_Group], token_budget: int) -> list[Ids]:

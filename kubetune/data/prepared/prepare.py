@@ -132,9 +132,7 @@ def damage_of(folder: Path, key: str, cache: Path) -> str | None:
     if bytes_read >= _WORTH_LOGGING_BYTES:
         seconds = time.perf_counter() - began
         logs.DATA.info(
-            "%s of prepared data read for their checksums in %.1f s",
-            size_of(bytes_read),
-            seconds,
+            "%s of prepared data read for their checksums in %.1f s", size_of(bytes_read), seconds
         )
 
     return damage
@@ -232,20 +230,12 @@ def _write_rows(
         # Rows come in the order of the records, of all splits mixed, and each goes to the writer of its split.
         writers = {}
         for split in data_pass.sources:
-            writer = RowWriter(
-                folder / split,
-                spec.record_kind,
-                pictured=data_pass.has_images,
-            )
+            writer = RowWriter(folder / split, spec.record_kind, pictured=data_pass.has_images)
             writers[split] = stack.enter_context(writer)
 
         stack.enter_context(
             reminders.reminding(
-                lambda taken: logs.DATA.info(
-                    "%s records prepared in %s",
-                    f"{done:,}",
-                    taken,
-                )
+                lambda taken: logs.DATA.info("%s records prepared in %s", f"{done:,}", taken)
             )
         )
 

@@ -42,11 +42,7 @@ def main(argv: Sequence[str]) -> int:
         reason = exit_status.reason_of(fault)
         logs.ERROR.error("%s", reason)
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
-            status = exit_status.ExitStatus(
-                fault.exit_code,
-                reason,
-                error=type(fault).__name__,
-            )
+            status = exit_status.ExitStatus(fault.exit_code, reason, error=type(fault).__name__)
             exit_status.write_rank_exit_status(run_dir, rank, status)
 
         return fault.exit_code

@@ -239,11 +239,7 @@ class Rows:
         """
         ids, trained = self.row(index)
         if self._others is not None:
-            other = self._with_answer_of(
-                int(self._others[index]),
-                ids,
-                trained,
-            )
+            other = self._with_answer_of(int(self._others[index]), ids, trained)
             return (ids, trained), other
         if self.splits is not None:
             split = int(self.splits[index])

@@ -314,11 +314,7 @@ def _best_thread(
     node: Mapping[str, Any] | None = root
     while node is not None:
         yield node
-        node = min(
-            replies.get(node["message_id"], []),
-            key=_rank,
-            default=None,
-        )
+        node = min(replies.get(node["message_id"], []), key=_rank, default=None)
 
 
 def _rank(reply: Mapping[str, Any]) -> float:

@@ -203,11 +203,7 @@ def read(
             example, (), record.taken
         )  # functions that reward answers are given all columns
 
-    return Reading(
-        example,
-        _without_obeyed(record.unused, value),
-        record.taken,
-    )
+    return Reading(example, _without_obeyed(record.unused, value), record.taken)
 
 
 def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]]:
@@ -374,9 +370,7 @@ def _from_pair(record: Fields) -> Pair | Chat:
     # Names that models and tools use for the two. What they were taken for is said once.
     prompt_key = _key_of(record, ("prompt", "input"), "the prompt, plain text")
     completion_key = _key_of(
-        record,
-        ("completion", "output", "response", "answer"),
-        "its completion",
+        record, ("completion", "output", "response", "answer"), "its completion"
     )
     prompt = required(record, prompt_key)
     completion = required(record, completion_key)
@@ -408,11 +402,7 @@ def _from_pair(record: Fields) -> Pair | Chat:
     prompt = text_of(prompt, prompt_key, may_be_empty=True)
     completion = text_of(completion, completion_key)
     if _images(record):
-        return _chat(
-            record,
-            [_spoken("user", prompt), _spoken("assistant", completion)],
-            context=1,
-        )
+        return _chat(record, [_spoken("user", prompt), _spoken("assistant", completion)], context=1)
 
     for key in ("system", "system_prompt", "tools", "functions"):
         if record.holds(key):
@@ -442,11 +432,7 @@ def _key_of(
 
 def _from_question(record: Fields) -> Chat:
     """Read a question and its answer under one of their names, as a conversation."""
-    question_key = _only_key(
-        record,
-        (*QUESTIONS, "prompt", "input"),
-        "question",
-    )
+    question_key = _only_key(record, (*QUESTIONS, "prompt", "input"), "question")
     answer_key = _only_key(record, ANSWERS, "answer")
     record.note_taken(question_key, "the user's message")
     record.note_taken(answer_key, "the assistant's")
@@ -496,11 +482,7 @@ def _from_alpaca(record: Fields) -> Chat:
     if record.get("input") is not None:
         extra = text_of(record["input"], "input", may_be_empty=True)
     has_extra = bool(extra.strip())
-    instruction = text_of(
-        required(record, "instruction"),
-        "instruction",
-        may_be_empty=has_extra,
-    )
+    instruction = text_of(required(record, "instruction"), "instruction", may_be_empty=has_extra)
     question = "\n".join(filter(None, (instruction, extra)))
     answer = text_of(required(record, "output"), "output")
 

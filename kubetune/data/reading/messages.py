@@ -235,11 +235,7 @@ def _turn(
         raise ValueError(f"{place} is missing{expected}")
 
     may_be_empty = bool(calls) or role in ("system", "tool")
-    message["content"] = text_of(
-        message.get("content", ""),
-        place,
-        may_be_empty=may_be_empty,
-    )
+    message["content"] = text_of(message.get("content", ""), place, may_be_empty=may_be_empty)
 
     for key in message.keys() - _READ:
         switch = key.strip().lower()

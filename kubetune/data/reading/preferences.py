@@ -363,11 +363,7 @@ def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> _Compared:
                 "conversations that differ from an answer of the assistant on"
             )
 
-    return _Compared(
-        list(chosen[:same]),
-        list(chosen[same:]),
-        list(rejected[same:]),
-    )
+    return _Compared(list(chosen[:same]), list(chosen[same:]), list(rejected[same:]))
 
 
 def _without_nulls(message: Any) -> Any:

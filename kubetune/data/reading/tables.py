@@ -118,11 +118,7 @@ def _read_table(
                     problems.blank_lines += blank
                     blank = 0
                     if len(row) == len(header):
-                        yield Record(
-                            str(file),
-                            line,
-                            dict(zip(header, row, strict=True)),
-                        )
+                        yield Record(str(file), line, dict(zip(header, row, strict=True)))
                     else:
                         values = counted(len(row), "value")
                         mistake = f"has {values}; expected {len(header)}, as in the header"

@@ -138,11 +138,7 @@ class Encoder:
         limit: int,
     ) -> Encoded:
         """Return the first `limit` tokens of a row."""
-        return replace(
-            encoded,
-            ids=encoded.ids[:limit],
-            trained=encoded.trained[:limit],
-        )
+        return replace(encoded, ids=encoded.ids[:limit], trained=encoded.trained[:limit])
 
     def _require_usable(self, chat: Chat) -> None:
         """Raise ValueError for a conversation with what this run cannot do."""

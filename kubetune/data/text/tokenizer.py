@@ -342,11 +342,7 @@ class Tokenizer:
         if isinstance(prompt, str):
             return self.encode_text(prompt)
         # The template writes BOS itself where a conversation begins with it.
-        text = self.require_chat().render(
-            prompt,
-            tools,
-            generation_prompt=True,
-        )
+        text = self.require_chat().render(prompt, tools, generation_prompt=True)
         return self.encode_text(text, special=False)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

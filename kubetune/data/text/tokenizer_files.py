@@ -389,9 +389,7 @@ def _load_by_transformers(folder: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
+            folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:
         raise ModelError(

@@ -142,9 +142,7 @@ class WholeProcessor:
         # A text of the images alone: the processor says what it has put in place of each.
         written = self.written * len(images)
         made = self.theirs(
-            images=list(images),
-            text=[written],
-            return_text_replacement_offsets=True,
+            images=list(images), text=[written], return_text_replacement_offsets=True
         )
         runs = re.compile(f"(?:{re.escape(self._feature)})+")
         seen = []
@@ -185,9 +183,7 @@ class WholeProcessor:
             # PaliGemma's makes arrays of tensors in an old way.
             warnings.simplefilter("ignore", DeprecationWarning)
             made = self.theirs(
-                images=list(images),
-                text=[self.written * len(images)],
-                return_tensors="pt",
+                images=list(images), text=[self.written * len(images)], return_tensors="pt"
             )
 
         seen: dict[str, Tensor] = {}
@@ -214,9 +210,7 @@ def only_seeing(kind: Any) -> Any:
     """
     # Two classes: `seeing` loads only two parts, and the one that is returned gives `kind.__init__` the parts it expects.
     seeing: Any = type(
-        kind.__name__,
-        (kind,),
-        {"get_attributes": classmethod(lambda _: list(_SEEING))},
+        kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(_SEEING))}
     )
 
     def load(cls: Any, *args: Any, **kwargs: Any) -> list[Any]:
@@ -244,9 +238,7 @@ def _beside_pillow(name: str) -> Any:
 
     def import_twin(name: str, *args: Any, **kwargs: Any) -> Any:
         return __import__(
-            name.replace("image_processing_", "image_processing_pil_"),
-            *args,
-            **kwargs,
+            name.replace("image_processing_", "image_processing_pil_"), *args, **kwargs
         )
 
     # transformers' own table of the module that each of its classes lies in.

@@ -107,8 +107,7 @@ def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
             return
     title = kind_and_name(obj)
     yield error(
-        "kubernetes.labels",
-        f"{title}: its selector {selector} matches no pod that is made here",
+        "kubernetes.labels", f"{title}: its selector {selector} matches no pod that is made here"
     )
 
 

@@ -160,15 +160,7 @@ def _fold(x: Tensor, kv_heads: int) -> Tensor:
 def _unfold(x: Tensor, n: int) -> Tensor:
     """Undo `_fold`."""
     kv_heads, rows, dim = x.shape
-    return (
-        x.view(kv_heads, rows // n, n, dim)
-        .permute(2, 0, 1, 3)
-        .reshape(
-            n,
-            -1,
-            dim,
-        )
-    )
+    return x.view(kv_heads, rows // n, n, dim).permute(2, 0, 1, 3).reshape(n, -1, dim)
 
 
 def block_attention(

@@ -136,11 +136,7 @@ def _layout(
         first += len(sources[-1])
 
     source = torch.from_numpy(np.concatenate(sources))
-    return Layout(
-        tuple(groups),
-        source.to(device),
-        torch.from_numpy(place.ravel()).to(device),
-    )
+    return Layout(tuple(groups), source.to(device), torch.from_numpy(place.ravel()).to(device))
 
 
 def _fill_rows(spans: list[Span], device: torch.device) -> Filling:

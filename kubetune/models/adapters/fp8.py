@@ -224,9 +224,7 @@ class _Fp8LoraLinears(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         d_x, d_settings, *others = lora.lora_backward(
-            ctx,
-            partial(_times_transposed, ctx.kernels),
-            grads,
+            ctx, partial(_times_transposed, ctx.kernels), grads
         )
         # `kernels` stands between the settings and the layers.
         return d_x, d_settings, None, *others

@@ -167,11 +167,7 @@ class SharedInput:
             first_row += len(a)
             ups.append(copy_of_b)
             all_sums += [sums[a], sums[b]]
-            self.copies_of_each[layer] = AdapterCopies(
-                copy_of_a,
-                (copy_of_b,),
-                (sums[a], sums[b]),
-            )
+            self.copies_of_each[layer] = AdapterCopies(copy_of_a, (copy_of_b,), (sums[a], sums[b]))
             for parameter, copy in ((a, copy_of_a), (b, copy_of_b)):
                 if copy.data_ptr() != parameter.data_ptr():  # else it is the parameter itself
                     yield parameter, copy
@@ -266,8 +262,4 @@ def is_simple(lora: Any) -> bool:
 def is_transposed(lora: Any) -> bool:
     """Return True if the weight under an adapter is stored as `[in, out]`."""
     # A wrapped weight lacks the second attribute.
-    return lora.fan_in_fan_out or getattr(
-        lora,
-        "is_target_conv_1d_layer",
-        False,
-    )
+    return lora.fan_in_fan_out or getattr(lora, "is_target_conv_1d_layer", False)

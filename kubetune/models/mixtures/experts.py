@@ -185,8 +185,4 @@ def _is_swiglu(experts: Any) -> bool:
 
 def _factors(wrapper: Any) -> Factors:
     name = wrapper.active_adapters[0]
-    return Factors(
-        wrapper.lora_A[name].weight,
-        wrapper.lora_B[name].weight,
-        wrapper.scaling[name],
-    )
+    return Factors(wrapper.lora_A[name].weight, wrapper.lora_B[name].weight, wrapper.scaling[name])

@@ -198,11 +198,7 @@ class Routing:
         probabilities = torch.softmax(logits.detach(), -1)
         chosen = torch.topk(probabilities, self.choices, dim=-1).indices.flatten()
         # Of 4 experts, the choices 0 1 0 2 are counted as 2 1 1 0.
-        return chosen.new_zeros(logits.shape[-1]).index_add_(
-            0,
-            chosen,
-            torch.ones_like(chosen),
-        )
+        return chosen.new_zeros(logits.shape[-1]).index_add_(0, chosen, torch.ones_like(chosen))
 
     def _count(self, layer: int) -> Callable[..., None]:
         """Return a hook that counts the choices in a stack of experts, once for each token that is trained."""

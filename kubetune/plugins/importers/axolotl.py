@@ -503,7 +503,7 @@ TOOL = Tool(
             "low_cpu_mem_usage eval_table_size eval_max_new_tokens save_first_step "
             "flash_attn_cross_entropy flash_attn_rms_norm flash_attn_fuse_mlp flash_attn_fuse_qkv "
             "torchdistx_path experimental_skip_move_to_device debug",
-            NO_EFFECT,
+            NO_EFFECT
         ),
         ignore(
             "liger_rope liger_rms_norm liger_rms_norm_gated liger_glu_activation liger_layer_norm "
@@ -511,7 +511,7 @@ TOOL = Tool(
             "lora_qkv_kernel lora_o_kernel lora_embedding_kernel cut_cross_entropy unsloth_cross_entropy_loss "
             "use_kernels use_scattermoe use_sonicmoe experts_implementation fused_attn_kernel "
             "gemma4_hybrid_attn_impl flex_attn_compile_kwargs tiled_mlp",
-            "kubetune uses its own fused parts where they are proved equal",
+            "kubetune uses its own fused parts where they are proved equal"
         ),
     ],
 )  # fmt: skip

@@ -501,6 +501,6 @@ TRAINING = [
         "ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph dataloader_in_order eval_accumulation_steps "
         "dataloader_multiprocessing_context log_on_each_node save_on_each_node logging_nan_inf_filter "
         "torch_empty_cache_steps logging_strategy log_level_replica skip_memory_metrics",
-        NO_EFFECT,
+        NO_EFFECT
     ),
 ]  # fmt: skip

@@ -375,7 +375,7 @@ TOOL = Tool(
             "stream experts_impl finetune attention_backend cross_entropy_loss_fusion cross_entropy_fusion_impl "
             "moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap gradient_accumulation_fusion "
             "masked_softmax_fusion bnb_4bit_compute_dtype",
-            NO_EFFECT,
+            NO_EFFECT
         ),
     ],
 )  # fmt: skip

@@ -95,11 +95,7 @@ def record(run_dir: Path, number: int) -> Path:
         lines.append(json.dumps(line, ensure_ascii=False, default=str))
 
     path = run_dir / metrics.BEFORE_AFTER
-    files.write_atomic(
-        path,
-        "".join(f"{line}\n" for line in lines),
-        within=run_dir,
-    )
+    files.write_atomic(path, "".join(f"{line}\n" for line in lines), within=run_dir)
     logs.RESULT.info(
         "%s before and after training, at %s: %s",
         counted(len(lines), "row"), counted(len(answered.after), "checkpoint"), path,

@@ -253,11 +253,7 @@ def _in_order(
     for group in groups.values():
         for start in range(0, len(group), batch_size):
             part = group[start : start + batch_size]
-            new = _generate(
-                loaded,
-                [prompts[index] for index in part],
-                sampling,
-            )
+            new = _generate(loaded, [prompts[index] for index in part], sampling)
             for index, ids in zip(part, new, strict=True):
                 known[index] = loaded.tokenizer.decode(ids)
             # Whatever comes next in order is shown at once.

@@ -115,11 +115,7 @@ class Result:
     @cached_property
     def facts(self) -> DataFacts:
         """The facts about its data that the run keeps, or those of the data themselves."""
-        return data_facts.known(
-            self.run_dir,
-            self.config.data.train[0],
-            self.config.record_kind,
-        )
+        return data_facts.known(self.run_dir, self.config.data.train[0], self.config.record_kind)
 
     @property
     def auto_class(self) -> Any:
@@ -148,11 +144,7 @@ class Result:
                     pinned = self.config.model_copy(update={"model": spec.model})
                     code = consent.effects_of(pinned, [consent.REMOTE_CODE])
                     consent.require(code, self.run_dir, self.trust_code)
-                base: Any = loading.load_pretrained(
-                    self.auto_class,
-                    spec,
-                    default_device(),
-                )
+                base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
 
             self._base.append(base.eval())
 
@@ -223,11 +215,7 @@ def open_result(
     require_plain(run_dir, but=OF_TRACKERS)
     data = _with_own_cache(config.data, run_dir)
     # `auto` means what it meant in training, whatever this machine has.
-    quantized_as = quantization.as_trained(
-        run_dir,
-        config.quantization,
-        config.lora,
-    )
+    quantized_as = quantization.as_trained(run_dir, config.quantization, config.lora)
     dtype = cpu_dtype.as_trained(run_dir, config.model.dtype)
     trained = config.model_copy(
         update={

@@ -96,11 +96,7 @@ def _names(job: Job, model: ModelConfig, path: str) -> list[str]:
         return hub.list_files(model, path)
     except KubetuneError as error:
         # The model was loaded, so at least one of these is in the folder of the cache.
-        files = hub.find_files(
-            model,
-            path,
-            ("config.json", "tokenizer_config.json"),
-        )
+        files = hub.find_files(model, path, ("config.json", "tokenizer_config.json"))
         cached = next(iter(files.values())).parent
         job.tell(
             f"licence and chat templates of {path} are looked for in the local cache alone: {error}"

@@ -276,11 +276,7 @@ def _place(result: Result, kind: Kind) -> Path:
 def _bytes_of(size: str) -> int:
     """Return `5GB` or `500MB` in bytes, as the hub's libraries count them. Raise ConfigError for other texts."""
     number = 0
-    match = re.fullmatch(
-        r"(\d+(?:\.\d+)?)\s*([KMGT])B",
-        size.strip(),
-        re.IGNORECASE,
-    )
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT])B", size.strip(), re.IGNORECASE)
     if match is not None:
         # 5 GB are 5 × 1000³ bytes.
         power = "KMGT".index(match[2].upper()) + 1
@@ -306,9 +302,7 @@ def _dtype_name(result: Result, wanted: str | None) -> str:
         # config.json says in what dtype the weights lie, without reading them.
         with loading.explain(config.model):
             facts = transformers.AutoConfig.from_pretrained(
-                path,
-                revision=revision,
-                trust_remote_code=config.model.trust_remote_code,
+                path, revision=revision, trust_remote_code=config.model.trust_remote_code
             )
 
         name = str(facts.dtype or torch.float32).removeprefix("torch.")

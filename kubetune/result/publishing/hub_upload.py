@@ -78,11 +78,7 @@ def upload(
                     delete_patterns=STALE,
                 )
 
-            return Pushed(
-                str(commit.commit_url).split("/commit/")[0],
-                commit.oid,
-                is_private,
-            )
+            return Pushed(str(commit.commit_url).split("/commit/")[0], commit.oid, is_private)
         except _Interrupted as error:
             if wait is None:
                 raise errors.EnvironmentFault(

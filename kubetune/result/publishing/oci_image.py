@@ -144,11 +144,7 @@ def push(
 
         config_digest = _digest(image.config)
         if not registry.has_blob(config_digest):
-            registry.put_blob(
-                config_digest,
-                len(image.config),
-                lambda: [image.config],
-            )
+            registry.put_blob(config_digest, len(image.config), lambda: [image.config])
 
         # Some registries give back only what a manifest names. This one has no tag yet.
         registry.put_manifest(image.digest, image.manifest)

@@ -195,11 +195,7 @@ def _write_for_vllm(
     # Each by its whole name: a pattern would miss the new ones, or hit layers that see.
     modules = set()
     for name in renamed:
-        module = re.sub(
-            r"(\.base_layer)?\.lora_.*",
-            "",
-            name.removeprefix(first),
-        )
+        module = re.sub(r"(\.base_layer)?\.lora_.*", "", name.removeprefix(first))
         if not module.endswith(stacks):
             modules.add(module)
 
@@ -306,9 +302,7 @@ def _ask_reloaded(
     job.tell("loading the export with plain transformers")
     trusted = job.config.model.trust_remote_code
     model = job.result.auto_class.from_pretrained(
-        folder,
-        trust_remote_code=trusted,
-        local_files_only=True,
+        folder, trust_remote_code=trusted, local_files_only=True
     )
     return job.ask(model.to(job.device), sample)
 

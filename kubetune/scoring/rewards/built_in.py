@@ -51,12 +51,7 @@ def reward_of(name: str, settings: Settings) -> Reward:
 
     longest = int(settings["max_completion_len"])
     return partial(
-        _of_tokens,
-        partial(
-            overlong,
-            longest=longest,
-            margin=int(settings["soft_punish_cache"]),
-        ),
+        _of_tokens, partial(overlong, longest=longest, margin=int(settings["soft_punish_cache"]))
     )
 
 

@@ -142,11 +142,7 @@ class OccurringRows:
 def _put(table: Tensor, rows: Tensor, values: Tensor) -> None:
     """Copy values to rows of a table."""
     # torch copies number by number, so the numbers are read as the widest kind that there is.
-    table.view(torch.complex128).index_copy_(
-        0,
-        rows,
-        values.view(torch.complex128),
-    )
+    table.view(torch.complex128).index_copy_(0, rows, values.view(torch.complex128))
 
 
 @dataclass

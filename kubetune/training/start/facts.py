@@ -37,11 +37,7 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
     """Log what every log should begin with: ranks, data and batches."""
     # What torchrun or a cluster has set: the first thing to look at when ranks do not find each other.
     variables = [f"{name}={value}" for name, value in process_group.environment().items()]
-    logs.DDP.info(
-        "%s, device %s",
-        " ".join(variables) or "one process",
-        world.device,
-    )
+    logs.DDP.info("%s, device %s", " ".join(variables) or "one process", world.device)
 
     rows = f"{len(data.train):,} rows"
     if data.eval is not None:

@@ -44,11 +44,7 @@ class MemoryBudget:
         self._config = config
         self._plan = plan
         self._longest = longest
-        self.device_bytes, self.owner = _device_bytes(
-            config.compute.memory,
-            plan,
-            device,
-        )
+        self.device_bytes, self.owner = _device_bytes(config.compute.memory, plan, device)
         # Without the model: from the headers of its files.
         self._weights = read_weights(config.model.path, os.environ)
         self._forecast: Forecast | None = None

@@ -35,20 +35,14 @@ class Preparation:
         self._run_dir = run_dir
         # A pool of one, because its future carries the result or the error back.
         self._pool = ProcessPoolExecutor(
-            1,
-            mp_context=multiprocessing.get_context("fork"),
-            initializer=processes.work_for_parent,
+            1, mp_context=multiprocessing.get_context("fork"), initializer=processes.work_for_parent
         )
 
     def __enter__(self) -> Self:
         # A stop may be asked for while the process is forked. Nobody would leave the block then, and Python would wait
         # at its end until all is prepared.
         try:
-            self._folder = self._pool.submit(
-                _prepare_folder,
-                self._config,
-                self._run_dir,
-            )
+            self._folder = self._pool.submit(_prepare_folder, self._config, self._run_dir)
         except BaseException:
             processes.kill_children()
             raise

@@ -132,9 +132,7 @@ def attach(
     if is_missing:
         source = f"computed in {seconds:.1f} s"
     logs.MODEL.info(
-        "log-probabilities of %s rows under the model before training: %s",
-        f"{num_rows:,}",
-        source,
+        "log-probabilities of %s rows under the model before training: %s", f"{num_rows:,}", source
     )
     metrics.record_event(run_dir, "reference", rows=num_rows, found=not is_missing, seconds=seconds)
 

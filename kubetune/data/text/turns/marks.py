@@ -240,11 +240,7 @@ class _Marker:
             begin = 0
             end = len(pieces[i])
             if not is_answer:
-                begin, end = _inside_tags(
-                    pieces[i],
-                    i == 0,
-                    i == len(pieces) - 1,
-                )
+                begin, end = _inside_tags(pieces[i], i == 0, i == len(pieces) - 1)
             kind: Kind = "reasoning" if thinking else "content"
             text = self._around(pieces[i][begin:end], number, kind)
             pieces[i] = pieces[i][:begin] + text + pieces[i][end:]

@@ -71,9 +71,7 @@ def take_generation_marks(marked: str) -> Generated:
 def compile_template(source: str) -> jinja2.Template:
     """Compile a template with the options, filters and functions that transformers gives to chat templates."""
     environment = _Sandbox(
-        trim_blocks=True,
-        lstrip_blocks=True,
-        extensions=[_GenerationBlock, jinja2.ext.loopcontrols],
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
     )
     # Jinja's own filter escapes HTML, which would change what a model reads.
     environment.filters["tojson"] = to_json

@@ -204,11 +204,7 @@ class SpanFinder:
         """Return how much of `gap`, the text between mark `before` and a turn, is the generation prompt."""
         conversation = rendering.conversation
         history = conversation.messages[:turn]
-        written = self._write(
-            history,
-            conversation.tools,
-            generation_prompt=True,
-        )
+        written = self._write(history, conversation.tools, generation_prompt=True)
         with_prompt, marks = read_marks(written, conversation.parts)
         # The prompt must follow the same text as the turn does.
         if not marks or marks[-1].part != before.part:

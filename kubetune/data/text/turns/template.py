@@ -83,11 +83,7 @@ class ChatTemplate:
         generation_prompt: bool = False,
     ) -> str:
         """Return the text of a conversation; with `generation_prompt`, up to where the next answer begins."""
-        text = self._writer.write_or_explain(
-            messages,
-            tools,
-            generation_prompt=generation_prompt,
-        )
+        text = self._writer.write_or_explain(messages, tools, generation_prompt=generation_prompt)
         if self._marks_generation:
             text = without_generation_marks(text)
         text, _ = self._writer.put_images(text, [], messages)
@@ -141,11 +137,7 @@ class ChatTemplate:
         if _rewrites(rendering, trained):
             notes.add("rewrites_answer")
         # Images are put in last: all other offsets are those of the text without them.
-        text, spans = self._writer.put_images(
-            text,
-            [span for _, span in answers],
-            messages,
-        )
+        text, spans = self._writer.put_images(text, [span for _, span in answers], messages)
         return Rendered(text, spans, frozenset(notes))
 
     def left_out(
@@ -154,11 +146,7 @@ class ChatTemplate:
         tools: Sequence[Any] | None = None,
     ) -> list[str]:
         """Return in words what the template leaves out of the prompt, except reasoning."""
-        prompt = self._writer.write_or_explain(
-            messages,
-            tools,
-            generation_prompt=True,
-        )
+        prompt = self._writer.write_or_explain(messages, tools, generation_prompt=True)
         try:
             text = self._writer.write(messages, tools)
             absent = self._finder.locate(text, messages, tools).missing()
@@ -230,11 +218,7 @@ class ChatTemplate:
             if turn == 0 or _is_behind(self._prompt_end, text, start):
                 continue
             try:
-                prompt = self.render(
-                    messages[:turn],
-                    tools,
-                    generation_prompt=True,
-                )
+                prompt = self.render(messages[:turn], tools, generation_prompt=True)
             except ValueError:
                 continue  # the template does not ask a model after these messages
             if not _is_behind(_end_of(prompt), text, start):

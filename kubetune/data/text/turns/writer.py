@@ -109,11 +109,7 @@ class TemplateWriter:
     ) -> str:
         """Do what `write` does, but raise a ValueError that names the part that the template does not take."""
         try:
-            return self.write(
-                messages,
-                tools,
-                generation_prompt=generation_prompt,
-            )
+            return self.write(messages, tools, generation_prompt=generation_prompt)
         except Refusal as refusal:
             raise explained(refusal, self.write, messages, tools) from refusal
 

@@ -56,9 +56,7 @@ def train(settings: Settings, world: World) -> Training:
     # The same weights on each rank, without sending them.
     torch.manual_seed(settings.seed)
     model = nn.Sequential(
-        nn.Linear(settings.features, _HIDDEN),
-        nn.ReLU(),
-        nn.Linear(_HIDDEN, settings.classes),
+        nn.Linear(settings.features, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, settings.classes)
     ).to(world.device)
     optimizer = FlatAdamW(model.named_parameters(), AdamSettings())
     logs.STEP.info("model: %d parameters on %s", optimizer.master.numel(), world.device)
