@@ -15,12 +15,15 @@ from tests import toy
 
 
 def plan_lines(capsys: pytest.CaptureFixture[str], file: Path) -> dict[str, str]:
+    """Return the facts of a plan by their labels, up to the blank line before what to do next."""
     assert cli.main(["plan", str(file)]) == 0
-    return dict(
-        re.split(r"\s{2,}", line, maxsplit=1)
-        for line in capsys.readouterr().out.splitlines()
-        if line[0] != " "
-    )
+    facts, _, _ = capsys.readouterr().out.partition("\n\n")
+    lines = {}
+    for line in facts.splitlines():
+        if not line.startswith(" "):
+            label, text = re.split(r"\s{2,}", line, maxsplit=1)
+            lines[label] = text
+    return lines
 
 
 def test_the_second_run_is_forecast_by_the_first(

@@ -61,6 +61,7 @@ COMMANDS = (
     "report {}",
     "report --compare {} {} -o out.html",
     "evaluate {}",
+    "rollouts {}",
     "generate {} hello",
     "chat {}",
     "export {}",
