@@ -329,6 +329,19 @@ def test_a_run_learns_what_is_rewarded(
     assert "holds no answers drawn after 99 steps" in capfd.readouterr().err
 
 
+def test_a_first_step_that_teaches_nothing_is_named(inputs: Path, tmp_path: Path) -> None:
+    config = config_of(inputs, {"max_steps": 1, "eval_steps": 1, "save_steps": 1})
+    never = RewardConfig(name="contains")
+    config = config.model_copy(update={"rewards": (never,)})
+    run_dir = toy.finished(tmp_path / "run", config)
+    log = toy.log_of(run_dir)
+    assert (
+        "the first 16 answers teach nothing: to each prompt, all got the same reward (0 on" in log
+    )
+    (line,) = [line for line in metrics.read_metrics(run_dir) if "reward" in line]
+    assert line["zero_variance"] == 1.0
+
+
 @pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["lora", "full"])
 def test_a_divergence_is_from_the_model_before_training(
     inputs: Path, tmp_path: Path, lora: dict[str, int] | None

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from kubetune.base import logs
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.drawn_answers import DrawnAnswers
 from kubetune.batching.feed import Feed, Work
@@ -141,8 +142,18 @@ class RolloutFeed:
         if groups is None:
             return None
 
+        summed = _summed(groups, self._rewards)
+        if first == 0 and bool(has_no_variance(summed).all()):
+            logs.DATA.warning(
+                "the first %d answers teach nothing: to each prompt, all got the same reward (%.3g on average); such a "
+                "model learns nothing by reward before it gets some prompts right: train it on examples first, take "
+                "easier prompts or a reward that has more values",
+                summed.numel(),
+                float(summed.nanmean()),
+            )
+
         # `scale_rewards: batch` compares with all answers that were drawn together, as TRL does.
-        of_all = advantages(self._settings, _summed(groups, self._rewards)).tolist()
+        of_all = advantages(self._settings, summed).tolist()
         of_steps = []
         advantages_of_steps = []
         end = 0
