@@ -181,6 +181,14 @@ def gather(value: Any, world: World, group: Group = None) -> list[Any]:
     return values
 
 
+def gather_parts(parts: Sequence[Any], world: World) -> list[Any]:
+    """Return the small picklable parts of all ranks, in the order of ranks, on every rank."""
+    of_all_ranks = []
+    for of_rank in gather(list(parts), world):
+        of_all_ranks += of_rank
+    return of_all_ranks
+
+
 def broadcast(value: Any, world: World, group: Group = None) -> Any:
     """Return rank 0's value on every rank."""
     if world.size == 1:

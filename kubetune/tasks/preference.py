@@ -22,7 +22,7 @@ from torch import Tensor
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.metric_names import PREFERENCE_MEASURES
-from kubetune.distributed.process_group import World, gather, sum_numbers
+from kubetune.distributed.process_group import World, gather_parts, sum_numbers
 from kubetune.kernels.log_probabilities import linear_log_probabilities
 from kubetune.models import fsdp, quantization
 from kubetune.models.attention_hooks import packed
@@ -164,11 +164,8 @@ class Preference(CausalLM):
     ) -> dict[str, float]:
         """Return loss and measures over all rows of all ranks, each row once."""
         settings = settings_of(learner)
-        parts_of_all_ranks: list[Scores] = []
-        for share in gather(list(parts), world):
-            parts_of_all_ranks += share
         # In the order of their ids, so that sums are the same however rows were spread over ranks.
-        _, answers = _joined(parts_of_all_ranks)
+        _, answers = _joined(gather_parts(parts, world))
         totals = _totals(settings, answers)
 
         metrics = {"eval_loss": float(losses(settings, answers, totals).mean())}

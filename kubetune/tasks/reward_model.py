@@ -21,7 +21,7 @@ from kubetune.batching.batch import Batch
 from kubetune.config.metric_names import REWARD_MEASURES
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
-from kubetune.distributed.process_group import World, gather
+from kubetune.distributed.process_group import World, gather_parts
 from kubetune.models import fsdp
 from kubetune.models.classifier_pooling import read_at_end
 from kubetune.models.learner import lone_sequences
@@ -133,11 +133,7 @@ class RewardModel(SequenceClassification):
         world: World,
     ) -> dict[str, float]:
         """Return loss and measures over all pairs of all ranks, each pair once."""
-        parts_of_all_ranks: list[Scores] = []
-        for share in gather(list(parts), world):
-            parts_of_all_ranks += share
-
-        pairs = _joined(parts_of_all_ranks)
+        pairs = _joined(gather_parts(parts, world))
         metrics = {"eval_loss": float(pairs.losses.mean())}
 
         means = _measures(torch.from_numpy(pairs.rewards)).mean(0).tolist()

@@ -19,7 +19,7 @@ from kubetune.config.metric_names import ProblemType
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.distributed.process_group import World, gather
+from kubetune.distributed.process_group import World, gather_parts
 from kubetune.models import fsdp, loading
 from kubetune.models.acceleration import Workload, tune, without_compiler
 from kubetune.models.adapters import lora
@@ -173,11 +173,7 @@ class SequenceClassification(Task):
         world: World,
     ) -> dict[str, float]:
         """Return metrics over all samples of all ranks, each sample once."""
-        parts_of_all_ranks: list[Outputs] = []
-        for share in gather(list(parts), world):
-            parts_of_all_ranks += share
-
-        outputs = join(parts_of_all_ranks)
+        outputs = join(gather_parts(parts, world))
         return measure(_labels(learner), outputs.logits, outputs.targets)
 
     def sample_losses(

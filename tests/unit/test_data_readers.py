@@ -595,7 +595,7 @@ def test_each_problem_is_told_once_with_its_first_lines() -> None:
         (3, "is odd"),
     ):
         problems.add(f"a.jsonl:{line}", what)
-    assert problems.told_once() == [
+    assert problems.sentences() == [
         "a.jsonl:2: is short.",
         "a.jsonl:3: is odd. The same in 1 more record.",
         "a.jsonl:4: is blank. The same in 1 more record: line 9.",

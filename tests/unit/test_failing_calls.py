@@ -138,13 +138,14 @@ COLLECTIVES: dict[str, Callable[[World], object]] = {
     "sum_numbers": lambda world: process_group.sum_numbers([world.rank + 1.0], world),
     "agree": lambda world: process_group.agree(world.rank == 1, world),
     "gather": lambda world: process_group.gather(world.rank, world),
+    "gather_parts": lambda world: process_group.gather_parts([world.rank, 5], world),
     "broadcast": lambda world: process_group.broadcast(f"of {world.rank}", world),
     "barrier": process_group.barrier,
     "side_group": lambda world: process_group.gather(
         world.rank, world, process_group.side_group(world, 60.0)
     ),
 }
-COLLECTED = [[3.0], [3.0], True, [0, 1], "of 0", None, [0, 1]]
+COLLECTED = [[3.0], [3.0], True, [0, 1], [0, 5, 1, 5], "of 0", None, [0, 1]]
 
 
 def test_every_function_that_waits_for_other_ranks_is_here() -> None:

@@ -329,11 +329,11 @@ def _show_problems(problems: Problems, console: Console) -> None:
     """Print the first records that cannot be used, each with its line, and the number of the others."""
     from kubetune.data.reading.problems import SHOWN
 
-    told = problems.told_once()
-    for text in told[:SHOWN]:
+    sentences = problems.sentences()
+    for text in sentences[:SHOWN]:
         console.print(text, markup=False)
-    if len(told) > SHOWN:
-        console.print(f"and {len(told) - SHOWN:,} more")
+    if len(sentences) > SHOWN:
+        console.print(f"and {len(sentences) - SHOWN:,} more")
 
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "default"}

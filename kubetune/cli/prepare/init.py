@@ -125,19 +125,19 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.data is None and args.columns:
         raise ConfigError("command line: --columns names columns of DATA, which is missing")
-    said = ""
+    purpose = ""
     if args.schema:
         text = _schema_text()
     elif args.data is None:
         text = starter(args.task or "causal_lm", args.model)
     else:
-        text, said = _for_data(args)
+        text, purpose = _for_data(args)
 
     if args.output is None:
         print(text, end="")
         return 0
     write_atomic(args.output, text)
-    print(visible(f"wrote {args.output}{said}"))
+    print(visible(f"wrote {args.output}{purpose}"))
     if not args.schema:
         from kubetune.cli.program import program
 

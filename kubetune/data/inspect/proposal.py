@@ -206,8 +206,8 @@ def _columns_of(
     if by_name["image"]:
         images = _other_columns(("image",), by_name)
     if source.columns:
-        given = {key: Choice(name, "as given") for key, name in source.columns.items()}
-        return {**images, **given} if kind == "text" else given
+        named = {key: Choice(name, "as given") for key, name in source.columns.items()}
+        return {**images, **named} if kind == "text" else named
     if kind != "text" and _can_be_read(records[0], kind):
         return {}
     if kind in ("pair", "graded"):

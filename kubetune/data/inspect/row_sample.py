@@ -132,7 +132,7 @@ def _lengths(
         longest=longest,
         spared=saved_share(rows, spec.task, data, spec.preference, training),
         rows_per_record=rows_per_record,
-        bad=tuple(problems.told_once()),
+        bad=tuple(problems.sentences()),
     )
 
 

@@ -14,7 +14,7 @@ SHOWN: Final = 20
 
 # Lines that are named of a problem that several records have, besides its first.
 _MORE_LINES: Final = 3
-# Problems in other words of which so many are told apart. Some quote the record, so that each is another.
+# Problems are kept in so many different words. Those that quote their record are all different; the rest are only counted.
 _MOST_KINDS: Final = 1_000
 
 
@@ -32,7 +32,7 @@ class _Kind:
             insort(self.lines, line)
             del self.lines[_MORE_LINES + 1 :]
 
-    def told(self, file: str, what: str) -> str:
+    def sentence(self, file: str, what: str) -> str:
         """Return the problem with its first line, and how many other records have it.
 
         gsm.csv:2: has the keys `a`; expected … The same in 299 more records: lines 3, 4, 5 …
@@ -84,18 +84,20 @@ class Problems:
         """Return the problems kept, in the order of their lines."""
         return [visible(f"{file}:{line}: {what}.", keep="") for file, line, what in self._kept]
 
-    def told_once(self) -> list[str]:
+    def sentences(self) -> list[str]:
         """Return the problems in the order of their first lines; one that several records have stands there once."""
         kinds = sorted(self._kinds.items(), key=lambda item: (item[0][0], item[1].lines[0]))
-        return [visible(kind.told(file, what), keep="") for (file, what), kind in kinds]
+        return [visible(kind.sentence(file, what), keep="") for (file, what), kind in kinds]
 
     def error(self) -> DataError:
         """Return the error that shows the problems and says that nothing was written."""
-        told = self.told_once()
+        sentences = self.sentences()
         if self.total == 1:
-            return DataError(f"{told[0]} Nothing was written.")
-        more = f", of which {SHOWN} are shown" if len(told) > SHOWN else ""
-        return DataError([*told[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."])
+            return DataError(f"{sentences[0]} Nothing was written.")
+        more = f", of which {SHOWN} are shown" if len(sentences) > SHOWN else ""
+        return DataError(
+            [*sentences[:SHOWN], f"{self.total:,} problems{more}. Nothing was written."]
+        )
 
     def raise_if_any(self) -> None:
         """Raise DataError when there is a problem."""
