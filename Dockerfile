@@ -74,7 +74,7 @@ print(*project["dependencies"], *sum(extras, []), sep="\n")' "$EXTRAS" > require
 
 FROM dependencies AS package
 COPY README.md LICENSE ./
-COPY kubetune kubetune
+COPY src src
 COPY scripts/sbom.py /source/
 COPY --from=system /var/lib/dpkg /dpkg
 ARG VERSION=

@@ -1,4 +1,4 @@
-"""FLOPs of a benchmark's case, counted as kubetune counts them (kubetune/plan/flops.py). Arithmetic only."""
+"""FLOPs of a benchmark's case, counted as kubetune counts them (src/kubetune/plan/flops.py). Arithmetic only."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def read_results(path: Path) -> Results:
 def source_digest() -> str:
     """Return the SHA-256 of the package's Python files: numbers of different code must not be mixed."""
     digest = hashlib.sha256()
-    for file in sorted((ROOT / "kubetune").rglob("*.py")):
+    for file in sorted((ROOT / "src" / "kubetune").rglob("*.py")):
         digest.update(str(file.relative_to(ROOT)).encode() + file.read_bytes())
     return digest.hexdigest()
 

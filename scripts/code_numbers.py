@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-PACKAGE = CHECKOUT / "kubetune"
+PACKAGE = CHECKOUT / "src" / "kubetune"
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 LAYOUT = {
     tokenize.NL,

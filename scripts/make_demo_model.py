@@ -19,7 +19,7 @@ from demo_world import preference_rows, pretraining_pieces, task_rows
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-TARGET = Path(__file__).parents[1] / "kubetune" / "cli" / "local" / "embedded"
+TARGET = Path(__file__).parents[1] / "src" / "kubetune" / "cli" / "local" / "embedded"
 SEED = 20
 TRAIN_ROWS, HELD_OUT_ROWS, PAIRS = 1200, 100, 480
 VOCABULARY, BLOCK, BATCH, PEAK_LEARNING_RATE = 1280, 64, 32, 3e-3

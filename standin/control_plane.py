@@ -28,7 +28,8 @@ def default_images() -> dict[str, Any]:
         "path": str(Path(sys.executable).parent),
         "mounts": {folder: folder for folder in folders},
     }
-    env = {"PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
+    sources = os.pathsep.join((str(CHECKOUT / "src"), str(CHECKOUT)))
+    env = {"PYTHONPATH": sources, "OMP_NUM_THREADS": "1"}
     return {
         "busybox": {},
         "kubetune": {**trainer, "env": {**env, "HF_HUB_OFFLINE": "1"}},

@@ -29,7 +29,7 @@ from kubetune.k8s.run_names import OUTPUTS
 from kubetune.plan.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
-DEMO = ROOT / "kubetune" / "cli" / "local" / "embedded"
+DEMO = ROOT / "src" / "kubetune" / "cli" / "local" / "embedded"
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 IMAGE = os.environ.get("KUBETUNE_IMAGE", f"localhost/kubetune:{VERSION}-cpu")
 USER = KubernetesConfig.model_fields["run_as_user"].default

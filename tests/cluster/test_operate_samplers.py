@@ -84,7 +84,7 @@ def test_a_run_learns_from_what_its_pods_draw(
         "training": {"global_batch_size": 4, "max_steps": 4, "save_steps": 2, "compile": False},
         "kubernetes.kind": "jobset",
         "kubernetes.samplers": samplers,
-        "kubernetes.env": {"PYTHONPATH": str(ROOT)},
+        "kubernetes.env": {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
     }
     desk = furnish(cluster, tmp_path, model, **changes)
 

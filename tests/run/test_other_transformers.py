@@ -80,7 +80,7 @@ def losses_and_log(
     done = subprocess.run(
         [python, "-m", "kubetune", "train", str(run_file), f"output={run_dir}"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": f"{begun}{os.pathsep}{ROOT}"},
+        env={**os.environ, "PYTHONPATH": f"{begun}{os.pathsep}{ROOT / 'src'}"},
         capture_output=True,
         text=True,
         timeout=600,

@@ -23,7 +23,7 @@ from tests.ranks import wait_until
 
 ROOT = Path(__file__).parents[2]
 BLOCKS = re.compile(r"^```python\n(.*?)^```$", re.M | re.S)
-DEMO = ROOT / "kubetune" / "cli" / "local" / "embedded"
+DEMO = ROOT / "src" / "kubetune" / "cli" / "local" / "embedded"
 
 
 @pytest.fixture(scope="module")

@@ -57,9 +57,9 @@ def test_the_schemas_refuse_what_a_server_would() -> None:
 def test_the_same_config_gives_the_same_bytes_in_another_process(tmp_path: Path) -> None:
     """Other hash seed, other folder, other environment."""
     command = [sys.executable, "-m", "kubetune", "render", str(FULL)]
-    root = str(FOLDER.parents[1])
+    sources = str(FOLDER.parents[1] / "src")
     environ = {
-        "PYTHONPATH": root,
+        "PYTHONPATH": sources,
         "PATH": os.environ["PATH"],
         "PYTHONHASHSEED": "7",
         "MODEL_ID": "other/model",

@@ -93,7 +93,10 @@ def test_the_wheel_and_the_image_hold_nothing_but_kubetune() -> None:
     rule = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"][
         "find"
     ]
-    packages = {name.partition(".")[0] for name in find_namespace_packages(str(ROOT), **rule)}
+    packages = {
+        name.partition(".")[0]
+        for name in find_namespace_packages(str(ROOT / "src"), include=rule["include"])
+    }
     assert packages == {"kubetune"}
     copied = re.findall(r"^COPY (?!--)(.+) \S+$", (ROOT / "Dockerfile").read_text(), re.M)
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
@@ -101,6 +104,13 @@ def test_the_wheel_and_the_image_hold_nothing_but_kubetune() -> None:
     assert {line[1:] for line in ignored if line.startswith("!")} == {
         name for names in copied for name in names.split()
     }
+
+
+def test_a_script_beside_the_clone_imports_the_package_and_not_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "kubetune").symlink_to(ROOT)
+    command = [sys.executable, "-c", "import kubetune; print(kubetune.train.__name__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("train\n", "")
 
 
 def test_the_stand_in_for_a_cluster_knows_nothing_of_kubetune_nor_of_its_tests() -> None:
@@ -121,7 +131,7 @@ def test_the_stand_in_for_a_cluster_knows_nothing_of_kubetune_nor_of_its_tests()
     assert not imported & {"kubetune", "tests"}
     mentioning = [
         path.name
-        for path in (ROOT / "kubetune").rglob("*.py")
+        for path in (ROOT / "src" / "kubetune").rglob("*.py")
         if "import standin" in path.read_text()
     ]
     assert mentioning == []

@@ -44,7 +44,7 @@ KEY = re.compile(rf"`((?:{'|'.join(Config.model_fields)})(?:\.[a-z0-9_]+)+)\b")
 @cache
 def code() -> str:
     """Return all of the code, where options are written out."""
-    places = (ROOT / folder for folder in ("kubetune", "standin", "benchmarks", "tests"))
+    places = (ROOT / folder for folder in ("src", "standin", "benchmarks", "tests"))
     scripts = (path for path in (ROOT / "scripts").iterdir() if path.is_file())
     return "\n".join(
         path.read_text("utf-8", "replace")
@@ -139,7 +139,9 @@ def test_what_a_page_names_is_there(name: str) -> None:
         module
         for module in modules
         if not any(
-            (ROOT / module.replace(".", "/")).with_suffix(suffix).exists() for suffix in (".py", "")
+            (root / module.replace(".", "/")).with_suffix(suffix).exists()
+            for root in (ROOT / "src", ROOT)
+            for suffix in (".py", "")
         )
     ]
     tests = set(re.findall(r"\btest_\w+(?=\.py)", page))
