@@ -26,7 +26,7 @@ from kubetune.tasks import causal_lm
 from kubetune.tasks.grpo import objective
 from kubetune.tasks.grpo import task as grpo
 from kubetune.training import worker
-from kubetune.training.rollouts import feed, records
+from kubetune.training.rollouts import answer_rows, records
 from kubetune.training.rollouts.records import Answer
 from kubetune.training.rollouts.sampler import draw, restricted
 from kubetune.training.rollouts.self_check import require_sampling
@@ -193,7 +193,7 @@ def learner_of(inputs: Path, settings: GrpoConfig) -> Any:
     return replace(learner, grpo=settings)
 
 
-def rows_of(settings: GrpoConfig, seed: int = 0) -> list[feed._Row]:
+def rows_of(settings: GrpoConfig, seed: int = 0) -> list[answer_rows.AnswerRow]:
     """Draw prompts of 20 tokens with 3 answers each, and what is known of them."""
     generator = np.random.default_rng(seed)
     rows = []
@@ -212,11 +212,13 @@ def rows_of(settings: GrpoConfig, seed: int = 0) -> list[feed._Row]:
                 old=logps[1] if settings.window > 1 else None,
                 reference=logps[2] if settings.beta else None,
             )
-            rows.append(feed._Row(number, prompt, answer, float(generator.standard_normal())))
+            rows.append(
+                answer_rows.AnswerRow(number, prompt, answer, float(generator.standard_normal()))
+            )
     return rows
 
 
-def plain_loss(model: Any, settings: GrpoConfig, rows: list[feed._Row]) -> torch.Tensor:
+def plain_loss(model: Any, settings: GrpoConfig, rows: list[answer_rows.AnswerRow]) -> torch.Tensor:
     total = torch.zeros(())
     tokens = 0
     for row in rows:
@@ -270,7 +272,7 @@ def test_the_gradient_is_that_of_plain_torch_under_any_split_and_with_shared_pro
         learner = learner_of(inputs, of_run)
         values = []
         for first in range(0, len(rows), size):
-            batch = feed._batch_of(
+            batch = answer_rows.batch_of(
                 rows[first : first + size], labels, number, share_prefixes=shares
             )
             assert (batch.tree is not None) == (shares and size > 1 and first < 8)

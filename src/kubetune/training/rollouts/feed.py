@@ -3,7 +3,7 @@
 A set of answers serves `window` optimizer steps. With `steps_per_generation: 2` and `num_iterations: 2`:
 
     optimizer step    0  1  2  3 | 4  5  6  7        answers are drawn before steps 0 and 4, by the weights then
-    prompts of        0  1  0  1 | 2  3  2  3        so many steps of the data: each prompt serves twice
+    data step         0  1  0  1 | 2  3  2  3        the prompts are those of so many steps of the data: each serves twice
 
 So what a step learns from follows from the step, the seed and the weights, and a run that goes on needs no other state
 than the file of the answers (records.py).
@@ -11,19 +11,14 @@ than the file of the answers (records.py).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from kubetune.base import logs
-from kubetune.batching.batch import Batch, collate
-from kubetune.batching.drawn_answers import DrawnAnswers
+from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Feed, Work
-from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.config.schema import GrpoConfig, RewardConfig
 from kubetune.data.prepared.micro_batches import split_batch
 from kubetune.data.prepared.order import Ids
@@ -31,31 +26,20 @@ from kubetune.data.prepared.prefixes import split_by_prefix
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan
-from kubetune.tasks.grpo.advantages import advantages, deviation, has_no_variance, summed_rewards
+from kubetune.tasks.grpo.advantages import advantages, has_no_variance
 from kubetune.tasks.grpo.objective import divisor
+from kubetune.training.rollouts.answer_rows import AnswerRow, batch_of
 from kubetune.training.rollouts.drawing import Drawer, Slot
+from kubetune.training.rollouts.measures import measures_of, weighted_rewards
 from kubetune.training.rollouts.records import Answer, Group
 
 
 @dataclass(frozen=True)
-class _Row:
-    """An answer that a step learns from, with its prompt."""
+class _RatedGroup:
+    """All answers to one prompt, with their advantages."""
 
-    sample: int  # row of the training data
-    prompt: list[int]
-    answer: Answer
-    advantage: float
-
-    @property
-    def ids(self) -> NDArray[np.uint32]:
-        """Return the ids of prompt and answer."""
-        return np.array([*self.prompt, *self.answer.ids], np.uint32)
-
-    @property
-    def sequence(self) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Return ids, and which of them are trained: the answer's."""
-        ids = self.ids
-        return ids, np.arange(len(ids)) >= len(self.prompt)
+    group: Group
+    advantages: list[float]  # [answers]
 
 
 @dataclass(frozen=True)
@@ -63,8 +47,7 @@ class _Window:
     """The answers of some optimizer steps."""
 
     first: int  # the optimizer step that they were drawn before
-    groups: list[list[Group]]  # of each step of the data
-    advantages: list[list[list[float]]]  # of each step of the data, group and answer
+    data_steps: list[list[_RatedGroup]]  # the groups of each step of the data
 
 
 class RolloutFeed:
@@ -105,9 +88,11 @@ class RolloutFeed:
         return self._prompts.samples(self._data_step(step))
 
     def _data_step(self, step: int) -> int:
-        number, place = divmod(step, self._settings.window)
-        size = self._settings.steps_per_generation
-        return number * size + place % size
+        """Return the step of the data whose prompts an optimizer step learns from."""
+        # With the numbers of the picture above, step 6 is step 2 of window 1, which has data steps 2 and 3: 2 + 2 % 2.
+        window, step_in_window = divmod(step, self._settings.window)
+        data_steps = self._settings.steps_per_generation
+        return window * data_steps + step_in_window % data_steps
 
     def step(self, step: int) -> Work | None:
         """Return this rank's micro-batches of a step; None if a stop was asked for while answers were drawn.
@@ -115,16 +100,18 @@ class RolloutFeed:
         Where answers have to be drawn, the model's weights must be those after `step` steps.
         """
         first = step - step % self._settings.window
-        is_new = self._window is None or self._window.first != first
-        if is_new:
-            self._window = self._drawn(first, is_late=step > first)
+        # Of the last drawing: a step that learns from answers drawn earlier took no time to draw them.
+        seconds: dict[str, float] = {}
+        if self._window is None or self._window.first != first:
+            self._window = self._draw(first, is_late=step > first)
+            seconds = self._drawer.seconds
         if self._window is None:
             return None
+
         place = (step - first) % self._settings.steps_per_generation
-        groups = self._window.groups[place]
-        work = self._work(groups, self._window.advantages[place])
-        measured = measured_of(groups, self._rewards)
-        return replace(work, measured=measured, seconds=self._drawer.seconds if is_new else {})
+        rated = self._window.data_steps[place]
+        measured = measures_of([member.group for member in rated], self._rewards)
+        return replace(self._work(rated), measured=measured, seconds=seconds)
 
     def slots(self, first: int) -> list[Slot]:
         """Return all prompts of the window that begins at a step, step after step."""
@@ -135,95 +122,107 @@ class RolloutFeed:
                 slots.append(Slot(len(slots), row, self._prompt(row)))
         return slots
 
-    def _drawn(self, first: int, *, is_late: bool) -> _Window | None:
+    def _draw(self, first: int, *, is_late: bool) -> _Window | None:
         """Return the answers of a window; None if a stop was asked for meanwhile."""
-        slots = self.slots(first)
-        groups = self._drawer.groups(first, slots, is_late=is_late)
+        groups = self._drawer.groups(first, self.slots(first), is_late=is_late)
         if groups is None:
             return None
 
-        summed = _summed(groups, self._rewards)
-        if first == 0 and bool(has_no_variance(summed).all()):
+        rewards = weighted_rewards(groups, self._rewards)
+        if first == 0 and bool(has_no_variance(rewards).all()):
             logs.DATA.warning(
                 "the first %d answers teach nothing: to each prompt, all got the same reward (%.3g on average); such a "
                 "model learns nothing by reward before it gets some prompts right: train it on examples first, take "
                 "easier prompts or a reward that has more values",
-                summed.numel(),
-                float(summed.nanmean()),
+                rewards.numel(),
+                float(rewards.nanmean()),
             )
 
         # `scale_rewards: batch` compares with all answers that were drawn together, as TRL does.
-        of_all = advantages(self._settings, summed).tolist()
-        of_steps = []
-        advantages_of_steps = []
-        end = 0
+        rated = []
+        for group, of_answers in zip(
+            groups, advantages(self._settings, rewards).tolist(), strict=True
+        ):
+            rated.append(_RatedGroup(group, of_answers))
+
+        # The groups lie in the order of `slots`: those of one step of the data are next to each other.
+        data_steps = []
+        begin = 0
         for place in range(self._settings.steps_per_generation):
+            end = begin + len(self._prompts.samples(self._data_step(first) + place))
+            data_steps.append(rated[begin:end])
             begin = end
-            end += len(self._prompts.samples(self._data_step(first) + place))
-            of_steps.append(groups[begin:end])
-            advantages_of_steps.append(of_all[begin:end])
-        return _Window(first, of_steps, advantages_of_steps)
+        return _Window(first, data_steps)
 
     def _prompt(self, row: int) -> list[int]:
-        ids, trained = self._rows.row(row)
-        prompt: list[int] = ids[: int(trained.argmax())].tolist()
+        """Return the ids of a row of the data up to its first trained token."""
+        ids, is_trained = self._rows.row(row)
+        length = int(is_trained.argmax())
+        prompt: list[int] = ids[:length].tolist()
         return prompt
 
-    def _work(self, groups: Sequence[Group], of_groups: Sequence[Sequence[float]]) -> Work:
-        """Return this rank's micro-batches of some groups, by the advantages of their answers."""
-        settings = self._settings
-        trained: list[_Row] = []
-        num_answers = 0  # of the step, for the divisor
+    def _work(self, rated: Sequence[_RatedGroup]) -> Work:
+        """Return this rank's micro-batches of some groups."""
+        rows: list[AnswerRow] = []  # those that go through the model
+        num_answers = 0
         labels = 0
         tokens = 0
-        for group, of_answers in zip(groups, of_groups, strict=True):
-            for answer, advantage in zip(group.answers, of_answers, strict=True):
+        for member in rated:
+            group = member.group
+            for answer, advantage in zip(group.answers, member.advantages, strict=True):
                 num_answers += 1
                 tokens += len(group.prompt) + len(answer.ids)
-                if answer.is_cut and settings.mask_truncated_completions:
+                if answer.is_cut and self._settings.mask_truncated_completions:
                     continue
                 labels += len(answer.ids)
                 # Without an advantage the gradient of an answer is 0, unless a divergence or the load of experts has one.
                 if advantage or self._computes_all:
-                    trained.append(_Row(group.row, group.prompt, answer, advantage))
-        number = divisor(settings, num_answers, labels)
-        share, computed = self._split(trained)
+                    rows.append(AnswerRow(group.row, group.prompt, answer, advantage))
+
+        # The divisor counts all answers of the step, so that it does not depend on how many have an advantage.
+        loss_divisor = divisor(self._settings, num_answers, labels)
         # Measures are means over tokens that go through the model: of others training knows nothing.
-        measured_tokens = sum(len(row.answer.ids) for row in trained)
+        computed_labels = sum(len(row.answer.ids) for row in rows)
+        micro_batches, computed_tokens = self._split(rows)
         batches = []
-        for places in share:
-            rows = [trained[place] for place in places]
-            batches.append(
-                _batch_of(rows, measured_tokens, number, share_prefixes=self.share_prefixes)
+        for places in micro_batches:
+            batch = batch_of(
+                [rows[place] for place in places],
+                computed_labels,
+                loss_divisor,
+                share_prefixes=self.share_prefixes,
             )
+            batches.append(batch)
         return Work(
             batches,
-            divisor=number,
+            divisor=loss_divisor,
             labels=labels,
             tokens=tokens,
-            samples=len(groups),
-            computed=computed,
+            samples=len(rated),
+            computed=computed_tokens,
         )
 
-    def _split(self, rows: Sequence[_Row]) -> tuple[list[Ids], int]:
-        """Return the numbers of the rows of this rank's micro-batches, and how many tokens all ranks compute."""
+    def _split(self, rows: Sequence[AnswerRow]) -> tuple[list[Ids], int]:
+        """Return the places of the rows in this rank's micro-batches, and how many tokens all ranks compute."""
         if not rows:
             return [], 0
+
         places = np.arange(len(rows))
         if self.share_prefixes and self._token_budget is not None:
-            split, computed = split_by_prefix(
+            of_ranks, tokens = split_by_prefix(
                 places, lambda place: [rows[place].ids], self._world.size, self._token_budget
             )
-            return split[self._world.rank], computed
-        lengths = np.array([len(row.prompt) + len(row.answer.ids) for row in rows], np.int64)
-        split = split_batch(
+            return of_ranks[self._world.rank], tokens
+
+        lengths = np.array([len(row) for row in rows], np.int64)
+        of_ranks = split_batch(
             places,
             lengths,
             self._world.size,
             token_budget=self._token_budget,
             sequences=self._sequences,
         )
-        return split[self._world.rank], int(lengths.sum())
+        return of_ranks[self._world.rank], int(lengths.sum())
 
     def step_tokens(self, step: int) -> tuple[int, int]:
         """Return tokens of a step as far as the data know them, those of its prompts, computed and in all."""
@@ -235,98 +234,29 @@ class RolloutFeed:
         longest = int(np.argmax(self._rows.lengths))
         prompt = self._prompt(longest)
         length = settings.max_completion_length
-        # As many answers as fit a micro-batch, but no more than a rank has of a step.
-        number = self._sequences
-        if self._token_budget is not None:
-            number = max(1, self._token_budget // (len(prompt) + length))
-        most = -(-self._plan.global_batch_size * settings.num_generations // self._world.size)
-        nothing = [0.0] * length
+
+        # The values do not matter, but there must be as many as in training: they take memory too.
+        zeros = [0.0] * length
         answer = Answer(
             ids=[int(prompt[-1])] * length,
             text="",
-            sampled=nothing,
+            sampled=zeros,
             entropy=0.0,
             is_cut=True,
             rewards={},
-            old=nothing if settings.window > 1 else None,
-            reference=nothing if settings.beta else None,
+            old=zeros if settings.window > 1 else None,
+            reference=zeros if settings.beta else None,
         )
-        rows = [_Row(longest, prompt, answer, 1.0)] * min(number, most)
-        labels = length * len(rows)
-        return _batch_of(rows, labels, divisor(settings, len(rows), labels), share_prefixes=False)
+        row = AnswerRow(longest, prompt, answer, advantage=1.0)
 
-
-def _batch_of(rows: Sequence[_Row], labels: int, number: int, *, share_prefixes: bool) -> Batch:
-    """Return answers as one batch. `labels`: tokens of all computed answers of the step; `number`: its loss's divisor."""
-    lay = collate_shared if share_prefixes else collate
-    batch = lay([row.sequence for row in rows], [row.sample for row in rows])
-    drawn = DrawnAnswers(
-        advantages=torch.tensor([row.advantage for row in rows]),
-        counts=torch.tensor([len(row.answer.ids) for row in rows]),
-        sampled=torch.tensor([logp for row in rows for logp in row.answer.sampled]),
-        old=_joined([row.answer.old for row in rows]),
-        reference=_joined([row.answer.reference for row in rows]),
-        computed_labels=labels,
-        divisor=number,
-    )
-    return replace(batch, drawn=drawn)
-
-
-def _joined(of_rows: Sequence[list[float] | None]) -> torch.Tensor | None:
-    """Return numbers of tokens end to end, None where rows have none."""
-    joined: list[float] = []
-    for of_row in of_rows:
-        if of_row is None:
-            return None
-        joined += of_row
-    return torch.tensor(joined)
-
-
-def _summed(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> torch.Tensor:
-    """Return the weighted rewards of all answers, `[groups, answers]`, NaN where none could judge."""
-    weights = torch.tensor([reward.weight for reward in rewards])
-    table = _table(groups, rewards)
-    return summed_rewards(table, weights).view(len(groups), -1)
-
-
-def _table(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> torch.Tensor:
-    """Return what each reward said of each answer, `[answers of all groups, rewards]`, NaN where it could not judge."""
-    lines = []
-    for group in groups:
-        for answer in group.answers:
-            line = [answer.rewards[reward.title] for reward in rewards]
-            lines.append([math.nan if number is None else number for number in line])
-    return torch.tensor(lines)
-
-
-def measured_of(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> dict[str, float]:
-    """Return the numbers of a step's answers that do not depend on the loss."""
-    table = _table(groups, rewards)
-    summed = _summed(groups, rewards)
-    answers = [answer for group in groups for answer in group.answers]
-    lengths = [len(answer.ids) for answer in answers]
-    tokens = sum(lengths)
-    measured = {
-        "reward": float(summed.nanmean()),
-        "reward_std": float(deviation(summed.flatten())),
-        "zero_variance": float(has_no_variance(summed).float().mean()),
-        "unjudged": float(summed.isnan().float().mean()),
-        "completion_length": tokens / len(answers),
-        "truncated": sum(answer.is_cut for answer in answers) / len(answers),
-        "entropy": sum(answer.entropy * len(answer.ids) for answer in answers) / tokens,
-        "reward_errors": float(sum(len(group.errors) for group in groups)),
-    }
-    for number, reward in enumerate(rewards):
-        column = table[:, number]
-        measured[f"reward/{reward.title}"] = float(column.nanmean())
-        measured[f"reward_std/{reward.title}"] = float(deviation(column))
-    return measured | _logged(groups)
-
-
-def _logged(groups: Sequence[Group]) -> dict[str, float]:
-    """Return what reward functions logged, `logged/NAME`, as means over the groups that have it."""
-    by_name: dict[str, list[float]] = {}
-    for group in groups:
-        for name, number in group.logged.items():
-            by_name.setdefault(f"logged/{name}", []).append(number)
-    return {name: math.fsum(numbers) / len(numbers) for name, numbers in by_name.items()}
+        # As many answers as fit a micro-batch, but no more than a rank has of a step.
+        number = self._sequences
+        if self._token_budget is not None:
+            number = max(1, self._token_budget // len(row))
+        answers_of_step = self._plan.global_batch_size * settings.num_generations
+        answers_of_rank = -(-answers_of_step // self._world.size)  # rounded up
+        number = min(number, answers_of_rank)
+        labels = length * number
+        return batch_of(
+            [row] * number, labels, divisor(settings, number, labels), share_prefixes=False
+        )

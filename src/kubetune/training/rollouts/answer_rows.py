@@ -1,0 +1,90 @@
+"""Rows of drawn answers: a prompt with one answer to it, and batches of such rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from kubetune.batching.batch import Batch, collate
+from kubetune.batching.drawn_answers import DrawnAnswers
+from kubetune.batching.prefix_sharing import collate_shared
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from kubetune.data.prepared.rows import TrainedIds
+    from kubetune.training.rollouts.records import Answer
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """An answer that a step learns from, with its prompt."""
+
+    sample: int  # row of the training data
+    prompt: list[int]
+    answer: Answer
+    advantage: float
+
+    def __len__(self) -> int:
+        """Return the number of tokens of prompt and answer."""
+        return len(self.prompt) + len(self.answer.ids)
+
+    @property
+    def ids(self) -> NDArray[np.uint32]:
+        """Return the ids of prompt and answer."""
+        return np.array([*self.prompt, *self.answer.ids], np.uint32)
+
+    @property
+    def sequence(self) -> TrainedIds:
+        """Return ids, and which of them are trained: the answer's."""
+        ids = self.ids
+        is_trained = np.arange(len(ids)) >= len(self.prompt)
+        return ids, is_trained
+
+
+def batch_of(
+    rows: Sequence[AnswerRow], computed_labels: int, divisor: int, *, share_prefixes: bool
+) -> Batch:
+    """Return rows as one batch.
+
+    `computed_labels`: tokens of all computed answers of the step. `divisor`: what the step's loss is divided by.
+    """
+    sequences = [row.sequence for row in rows]
+    samples = [row.sample for row in rows]
+    if share_prefixes:
+        batch = collate_shared(sequences, samples)
+    else:
+        batch = collate(sequences, samples)
+
+    # Numbers of tokens lie end to end, row after row, also where rows share the tokens of a prefix.
+    advantages = []
+    counts = []
+    sampled: list[float] = []
+    for row in rows:
+        advantages.append(row.advantage)
+        counts.append(len(row.answer.ids))
+        sampled += row.answer.sampled
+    drawn = DrawnAnswers(
+        advantages=torch.tensor(advantages),
+        counts=torch.tensor(counts),
+        sampled=torch.tensor(sampled),
+        old=_end_to_end([row.answer.old for row in rows]),
+        reference=_end_to_end([row.answer.reference for row in rows]),
+        computed_labels=computed_labels,
+        divisor=divisor,
+    )
+    return replace(batch, drawn=drawn)
+
+
+def _end_to_end(numbers_of_rows: Sequence[list[float] | None]) -> torch.Tensor | None:
+    """Return the numbers of all rows' tokens as one tensor, `[labels]`; None if rows have none."""
+    joined: list[float] = []
+    for numbers in numbers_of_rows:
+        if numbers is None:
+            return None
+        joined += numbers
+    return torch.tensor(joined)
