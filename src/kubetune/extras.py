@@ -33,6 +33,7 @@ EXTRA_OF = {
     "py3langid": "languages",
     "rouge_score": "evaluation",
     "sacrebleu": "evaluation",
+    "jsonschema": "evaluation",
     "lm_eval": "benchmarks",
     "optuna": "sweep",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -14,7 +15,10 @@ from typing import Any
 import pytest
 
 from kubetune import errors
-from kubetune.config.schema import GrpoConfig, RewardConfig
+from kubetune.config import consent
+from kubetune.config.schema import Config, GrpoConfig, RewardConfig
+from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.scoring import metrics
 from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.scoring.rewards.request import Judgement, Request
 
@@ -170,6 +174,75 @@ def test_what_is_built_in(ask: Ask) -> None:
         pytest.approx([0.0, 0.0, -2 * 2 / 3, -2 * 5 / 24]),
         [0.0, -0.5, 0.0, -1.0],
     ]
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"$ref": "#/$defs/list"}},
+    "required": ["a"],
+    "$defs": {"list": {"type": "array", "items": {"$ref": "#/$defs/list"}}},
+}
+
+
+def test_answers_are_checked_by_a_schema_inline_or_of_a_file(ask: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "answer.schema.json"
+    path.write_text(json.dumps(SCHEMA))
+    rewards = [
+        {"name": "json_schema", "settings": {"schema": SCHEMA}},
+        {"name": "json_schema", "file": str(path)},
+    ]
+    texts = ['{"a": 1, "b": [[], []]}', '{"a": "1"}', "1", "no", '```json\n{"a": 2}\n```']
+    texts.append('{"a": 1, "b": ' + "[" * 900 + "]" * 900 + "}")
+    expected = [1.0, 0.0, 0.0, 0.0, 1.0]
+    for judgement in ask(rewards, request_of(texts, [None, None])):
+        assert not judgement.error
+        assert judgement.rewards[:5] == expected
+    assert not consent.effects_of(
+        Config.model_validate(
+            {"model": "m", "data": {"train": "d"}, "task": "grpo", "rewards": rewards[1]}
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "expected a JSON schema"),
+        ("[]", "found list; expected an object"),
+        ('{"type": "number or text"}', "is no JSON schema: at type: "),
+    ],
+)
+def test_a_schema_that_is_none_is_refused_at_once(
+    ask: Ask, tmp_path: Path, content: str, reason: str
+) -> None:
+    path = tmp_path / "answer.schema.json"
+    path.write_text(content)
+    reward = {"name": "json_schema", "file": str(path)}
+    with pytest.raises(errors.ConfigError) as refusal:
+        ask([reward], request_of(["1"], [None]))
+    assert reason in str(refusal.value)
+
+
+def test_rewards_are_the_metrics_of_evaluations(ask: Ask) -> None:
+    rewards = [
+        {"name": "label", "settings": {"labels": ["yes", "no"]}},
+        {"name": "rouge_l"},
+        {"name": "bleu"},
+        {"name": "chrf"},
+        {"name": "exact_match"},
+    ]
+    right = "No, it is not here"
+    texts = [right, "yes", f"<think>yes it is</think>{right}"]
+    label, rouge, bleu, chrf, exact = rewards_of(ask(rewards, request_of(texts, [right] * 5)))
+    assert label == exact == [1.0, 0.0, 1.0]
+    for scores in (rouge, bleu, chrf):
+        assert scores == pytest.approx([1.0, scores[1], 1.0])
+        assert scores[1] is not None
+        assert 0 <= scores[1] < 0.2
+    scorer = metrics.measures_of(GenerateConfig(metric=("bleu",)))["bleu"]
+    (judgement,) = ask([{"name": "bleu"}], request_of(["it is not", "No, it is"], [right]))
+    expected = [scorer(text, right) / 100 for text in ("it is not", "No, it is")]
+    assert judgement.rewards == pytest.approx(expected)
 
 
 def test_a_record_without_an_answer_is_not_judged_against_it(ask: Ask) -> None:

@@ -204,6 +204,15 @@ def test_settings_that_mean_nothing_together_are_refused_together() -> None:
             "max_tokens: means nothing beside target",
         ),
         ({"name": "regex", "settings": {"pattern": "(a"}}, "which is no regular expression"),
+        ({"name": "label", "settings": {"labels": []}}, "expected a list of words"),
+        ({"name": "json_schema"}, "expected one of"),
+        ({"name": "json_schema", "settings": {"schema": "a.json"}}, "name a file of it by `file`"),
+        (
+            {"name": "json_schema", "file": "a.json", "settings": {"schema": {}}},
+            "expected one of `settings",
+        ),
+        ({"name": "perplexity"}, "is a metric of a whole data set"),
+        ({"name": "exact_match_pass_at_8"}, "is a metric of a whole data set"),
     ],
 )
 def test_settings_of_a_reward_that_cannot_be_meant_are_refused(

@@ -216,7 +216,8 @@ def _code_in(
 
 def _code_of_rewards(rewards: Sequence[RewardConfig]) -> dict[str, Effect]:
     """Return the files of functions that reward answers, as one effect; none where all rewards are built in."""
-    paths = sorted({_absolute(reward.file) for reward in rewards if reward.file is not None})
+    # The file of a JSON schema is data.
+    paths = sorted({_absolute(reward.file) for reward in rewards if reward.file and reward.is_code})
     if not paths:
         return {}
     content = [*paths, *_contents([Path(path) for path in paths])]

@@ -11,7 +11,7 @@ from typing import Any
 from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
-from kubetune.config.schema import Config, LoraConfig, ModelConfig, TrainingConfig
+from kubetune.config.schema import Config, LoraConfig, ModelConfig, RewardConfig, TrainingConfig
 from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
 from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.data.findings.finding import Finding
@@ -113,8 +113,7 @@ def forecast_run(
     """
     if config.evaluation.metrics is not None:
         require_file(config.evaluation.metrics)
-    for reward in config.rewards:
-        with_absolute_file(reward)
+    _require_rewards(config.rewards)
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
     data = measure_data(config, environ, load_tokenizer)
@@ -141,6 +140,16 @@ def forecast_run(
     costs = forecast_costs(config, plan, data.tokens, environ, longest)
     findings = known_findings(config, environ, load_tokenizer)
     return PlanForecast(config, plan, data.lengths, choices, costs, findings)
+
+
+def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
+    """Raise ConfigError or MissingExtra for a reward whose file, schema or package is not here."""
+    for reward in rewards:
+        reward = with_absolute_file(reward)
+        if not reward.is_code:
+            from kubetune.scoring.rewards.built_in import reward_of
+
+            reward_of(reward)
 
 
 def _with_measured_choices(

@@ -148,10 +148,12 @@ def _sentence(metric: Any) -> Measure:
     return lambda answer, reference: float(metric.sentence_score(answer, [reference]).score)
 
 
-def measures_of(wanted: GenerateConfig) -> dict[str, Measure]:
-    """Return the built-in measures that a config asks for, by name. Raises ConfigError for packages that are missing."""
+def measures_of(
+    wanted: GenerateConfig, key: str = "evaluation.generate.metric"
+) -> dict[str, Measure]:
+    """Return the built-in measures that a config asks for, by name. Raises MissingExtra that names the key."""
     packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
-    require("evaluation.generate.metric", *sorted(packages))
+    require(key, *sorted(packages))
 
     measures: dict[str, Measure] = {}
     for name in wanted.metric:

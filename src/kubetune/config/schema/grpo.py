@@ -276,14 +276,19 @@ class GrpoConfig(Section):
         return self
 
 
-# Rewards that are built in, and the settings of each. The last three are TRL's, under its names.
+# Rewards that are built in, and the settings of each. The first are metrics of evaluations, the last three TRL's.
 BUILT_IN: Final[dict[str, tuple[str, ...]]] = {
     "exact_match": (),
     "contains": (),
     "regex": ("pattern",),
     "numeric": (),
+    "label": ("labels",),
     "json_valid": (),
     "json_equal": (),
+    "rouge_l": (),
+    "bleu": (),
+    "chrf": (),
+    "json_schema": ("schema",),
     "format": ("pattern",),
     "length": ("target", "max_tokens", "min_tokens"),
     "repetition": ("ngram_size", "max_penalty"),
@@ -295,14 +300,28 @@ BUILT_IN: Final[dict[str, tuple[str, ...]]] = {
 # Settings that a reward cannot do without.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "regex": ("pattern",),
+    "label": ("labels",),
     "format": ("pattern",),
     "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
 }
 
 # Rewards that compare an answer with the right one.
-COMPARING: Final = ("exact_match", "contains", "regex", "numeric", "json_equal")
+COMPARING: Final = (
+    "exact_match", "contains", "regex", "numeric", "label", "json_equal", "rouge_l", "bleu", "chrf"
+)  # fmt: skip
 
-_TEXTS: Final = ("pattern",)
+# Settings that are no number: their type, and its name for messages.
+_KINDS: Final[dict[str, tuple[type, str]]] = {
+    "pattern": (str, "a regular expression"),
+    "labels": (tuple, "a list of words"),
+    "schema": (dict, "a JSON schema; name a file of it by `file`"),
+}
+
+# Names of metrics that a data set has, and a single answer has not.
+_OF_DATA_SETS: Final = frozenset(
+    "loss perplexity token_accuracy accuracy f1 f1_macro f1_micro precision recall matthews_correlation mae pearson "
+    "spearman".split()
+)
 
 
 class RewardConfig(Section):
@@ -313,7 +332,11 @@ class RewardConfig(Section):
         description=f"A reward that is built in: {', '.join(BUILT_IN)}. With `file`: its name in metrics, left out "
         "the function's.",
     )
-    file: str | None = Field(None, min_length=1, description="Python file of yours.")
+    file: str | None = Field(
+        None,
+        min_length=1,
+        description="Python file of yours; with `name: json_schema`, the file of the schema.",
+    )
     function: str | None = Field(
         None,
         description="Function in it, in the form of TRL (`prompts, completions, **columns`), verl (`data_source, "
@@ -325,7 +348,7 @@ class RewardConfig(Section):
         description="Column of the records that holds the right answer; left out: the answer of the record, or its "
         "`solution`, `ground_truth`, `answer` or `target`.",
     )
-    settings: dict[str, float | str] = Field(
+    settings: dict[str, float | str | tuple[str, ...] | dict[str, Any]] = Field(
         default_factory=dict,
         description="Settings of a reward that is built in, such as `{pattern: '#### (.*)'}`.",
     )
@@ -335,9 +358,16 @@ class RewardConfig(Section):
         """Name of the reward in metrics."""
         return self.name or self.function or ""
 
+    @property
+    def is_code(self) -> bool:
+        """True if the reward is a function of the user's."""
+        return self.function is not None
+
     @model_validator(mode="after")
     def _is_one_of_both(self) -> RewardConfig:
-        problems = self._problems_of_file() if self.file else self._problems_of_name()
+        is_schema = self.name == "json_schema" and not self.is_code
+        is_own = self.file is not None and not is_schema
+        problems = self._problems_of_file() if is_own else self._problems_of_name()
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -359,6 +389,11 @@ class RewardConfig(Section):
             return ["name: missing; expected a reward that is built in, or file and function"]
         if self.function is not None:
             return ["function: found it without file; expected the Python file that has it"]
+        if self.name.removeprefix("eval_") in _OF_DATA_SETS or "_pass_at_" in self.name:
+            return [
+                f"name: {self.name} is a metric of a whole data set, which a single answer does not have; expected one of "
+                f"{', '.join(BUILT_IN)}"
+            ]
         if self.name not in BUILT_IN:
             return [
                 f"name: found {self.name!r}; built in are {', '.join(BUILT_IN)}; expected one of them, or file and "
@@ -371,14 +406,13 @@ class RewardConfig(Section):
                 problems.append(
                     f"settings.{key}: unknown key; `{self.name}` has {', '.join(known) or 'none'}"
                 )
-            elif (key in _TEXTS) != isinstance(value, str):
-                kind = "a regular expression" if key in _TEXTS else "a number"
-                problems.append(f"settings.{key}: found {value!r}; expected {kind}")
-            elif isinstance(value, str):
-                problems += _problems_of_pattern(key, value)
+            else:
+                problems += _problems_of_setting(key, value)
         for key in NEEDS.get(self.name, ()):
             if key not in self.settings:
                 problems.append(f"settings.{key}: missing; `{self.name}` needs it")
+        if self.name == "json_schema" and ("schema" in self.settings) == (self.file is not None):
+            problems.append("json_schema: expected one of `settings: {schema: {…}}` and `file`")
         problems += self._problems_of_length()
         if self.column is not None and self.name not in COMPARING:
             problems.append(f"column: means nothing to `{self.name}`, which compares with nothing")
@@ -398,12 +432,16 @@ class RewardConfig(Section):
         return []
 
 
-def _problems_of_pattern(key: str, pattern: str) -> list[str]:
-    """Return what is wrong with a regular expression, which would end the run only once it is loaded."""
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        return [f"settings.{key}: found {pattern!r}, which is no regular expression: {error}"]
+def _problems_of_setting(key: str, value: Any) -> list[str]:
+    """Return what is wrong with a setting, which would end the run only once the reward is loaded."""
+    kind, expected = _KINDS.get(key, (float, "a number"))
+    if not isinstance(value, kind) or value == ():
+        return [f"settings.{key}: found {value!r}; expected {expected}"]
+    if kind is str:
+        try:
+            re.compile(str(value))
+        except re.error as error:
+            return [f"settings.{key}: found {value!r}, which is no regular expression: {error}"]
     return []
 
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final, cast
 
+from kubetune.config.schema.evaluation import AnswerMetric, GenerateConfig
+from kubetune.config.schema.grpo import COMPARING, RewardConfig
 from kubetune.scoring import metrics
+from kubetune.scoring.rewards.json_schemas import conforms, validator_of
 from kubetune.scoring.rewards.request import Request
 
-Settings = Mapping[str, float | str]
+Settings = Mapping[str, Any]
 # Function of a request and the right answer to its prompt.
 Reward = Callable[[Request, str | None], list[float | None]]
 
@@ -22,17 +25,22 @@ Reward = Callable[[Request, str | None], list[float | None]]
 _THOUGHT: Final = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL | re.MULTILINE)
 
 
-def reward_of(name: str, settings: Settings) -> Reward:
-    """Return a built-in reward by its name and settings, which the config has checked."""
-    # Against the right answer.
-    if name in ("exact_match", "contains", "numeric", "json_equal"):
-        return partial(_compared, getattr(metrics, name))
-    if name == "regex":
-        return partial(_compared, metrics.regex(str(settings["pattern"])))
+def reward_of(reward: RewardConfig) -> Reward:
+    """Return a built-in reward, whose settings the config has checked.
+
+    Raise MissingExtra for a package that it needs, ConfigError for a schema that is none.
+    """
+    name = reward.title
+    settings: Settings = reward.settings
+    if name in COMPARING:
+        return partial(_compared, _measure(name, settings))
 
     # Of the text alone.
     if name == "json_valid":
-        return partial(_of_texts, lambda text: metrics.json_valid(text, ""))
+        measure = _measure(name, settings)
+        return partial(_of_texts, lambda text: measure(text, ""))
+    if name == "json_schema":
+        return partial(_of_texts, partial(conforms, validator_of(reward)))
     if name == "format":
         pattern = re.compile(str(settings["pattern"]), re.DOTALL)
         return partial(_of_texts, lambda text: float(pattern.fullmatch(text.strip()) is not None))
@@ -53,6 +61,19 @@ def reward_of(name: str, settings: Settings) -> Reward:
     return partial(
         _of_tokens, partial(overlong, longest=longest, margin=int(settings["soft_punish_cache"]))
     )
+
+
+def _measure(name: str, settings: Settings) -> metrics.Measure:
+    """Return a metric of evaluations, with the same settings, as a number from 0 to 1."""
+    wanted = GenerateConfig(
+        metric=(cast(AnswerMetric, name),),
+        pattern=settings.get("pattern"),
+        labels=settings.get("labels", ()),
+    )
+    measure = metrics.measures_of(wanted, f"rewards: {name}")[name]
+    # The measures of sacrebleu go to 100.
+    most = 100.0 if name in metrics.OF_ALL_ROWS else 1.0
+    return lambda answer, reference: measure(answer, reference) / most
 
 
 def _compared(

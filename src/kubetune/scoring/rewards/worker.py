@@ -74,10 +74,10 @@ def main() -> None:
 
 def _judge_of(reward: RewardConfig) -> Judge:
     """Return what judges answers by one reward of the config."""
-    if reward.file is None:
-        assert reward.name is not None
-        of_built_in = built_in.reward_of(reward.name, reward.settings)
+    if not reward.is_code:
+        of_built_in = built_in.reward_of(reward)
         return lambda request, reference: Judgement(of_built_in(request, reference))
+    assert reward.file is not None
     assert reward.function is not None
     function = functions.load(Path(reward.file), reward.function)
     return lambda request, reference: functions.judge(function, request, reference)

@@ -47,7 +47,7 @@ def rewarded_prompts(
         source = sources[int(rows.source[row])]
         prompts[row] = _prompt_of(record, source, rewards)
     for number, reward in enumerate(rewards):
-        compares = reward.file is None and reward.name in COMPARING
+        compares = not reward.is_code and reward.name in COMPARING
         references = [prompt.references[number] for prompt in prompts.values()]
         # A record without an answer is only left unjudged; a column of a wrong name leaves all of them so.
         if compares and references and not any(references):

@@ -74,7 +74,7 @@ def make_rollout_feed(
     by_row = rewarded_prompts(sources, data.train, rows, config.rewards)
     rewards = _reward_pool(config, world)
     learner.undo.callback(rewards.close)
-    if not rewards.is_separate and any(reward.file for reward in config.rewards):
+    if not rewards.is_separate and any(reward.is_code for reward in config.rewards):
         logs.DATA.info(
             "reward functions share the network of this machine, as its kernel allows no other"
         )
