@@ -1,4 +1,4 @@
-"""The ten commands of docs/kubernetes.md, one after the other, as a reader would type them."""
+"""The ten commands of the tutorial on clusters, one after the other, as a reader would type them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from standin.control_plane import CHECKOUT, ControlPlane
 from tests.cluster.harness import Cluster
 from tests.cluster.test_operate_training import model  # noqa: F401 - a fixture
 
-PAGE = (CHECKOUT / "docs" / "kubernetes.md").read_text()
+PAGE = (CHECKOUT / "docs" / "tutorials" / "first-cluster-run.md").read_text()
 NAMESPACE = "finetune"
 
 # What stands in for the page's model, data and GPUs, of which there are none here; all else is the page's.
@@ -29,9 +29,8 @@ HERE: dict[str, Any] = {
 
 
 def block(language: str) -> str:
-    """Return the first block of a language after the heading of the ten commands."""
-    section = PAGE.split("## From an empty namespace to results in ten commands")[1]
-    match = re.search(rf"```{language}\n(.*?)```", section, re.DOTALL)
+    """Return the page's first block of a language."""
+    match = re.search(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
     assert match is not None
     return match[1]
 

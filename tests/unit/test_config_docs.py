@@ -18,17 +18,18 @@ from kubetune.config.load import load_config
 from kubetune.plan.plan import make_plan
 
 ROOT = Path(__file__).parents[2]
-WRITER = ROOT / "scripts" / "config_docs.py"
+WRITER = ROOT / "scripts" / "reference_docs.py"
+GENERATED = ("config.md", "commands.md", "examples.md", "run.schema.json", "events.schema.json")
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 
 
 def test_generated_pages_are_up_to_date(tmp_path: Path) -> None:
     subprocess.run([sys.executable, WRITER, tmp_path], check=True)
     pages = {path.name: path for path in tmp_path.iterdir()}
-    assert set(pages) == {"config.md", "run.schema.json", "events.schema.json"}
+    assert set(pages) == {*GENERATED}
     for name, made in pages.items():
         committed = (ROOT / "docs" / name).read_text("utf-8")
-        assert committed == made.read_text("utf-8"), "run: python scripts/config_docs.py"
+        assert committed == made.read_text("utf-8"), "run: python scripts/reference_docs.py"
 
 
 def test_asking_for_help_writes_nothing(tmp_path: Path) -> None:

@@ -39,12 +39,13 @@ def test_every_requirement_is_pinned_to_a_version_in_its_range() -> None:
             ), wanted
 
 
-def test_the_scripts_and_extras_of_the_readme_exist() -> None:
+def test_the_scripts_of_the_readme_and_the_extras_of_the_page_on_installing_exist() -> None:
     readme = (ROOT / "README.md").read_text()
+    page = (ROOT / "docs" / "install.md").read_text()
     scripts = set(re.findall(r"\./(scripts/\w+)", readme))
     assert {"scripts/demo", "scripts/test"} <= scripts
     assert all(os.access(ROOT / script, os.X_OK) for script in scripts)
-    assert set(re.findall(r"`\[(\w+)\]`", readme)) == PROJECT["optional-dependencies"].keys()
+    assert set(re.findall(r"`\[(\w+)\]`", page)) == PROJECT["optional-dependencies"].keys()
 
 
 def test_ci_runs_the_second_command_of_the_readme() -> None:

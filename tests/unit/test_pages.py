@@ -24,7 +24,7 @@ from kubetune.supervisor.command_line import parse
 ROOT = Path(__file__).parents[2]
 PAGES = {
     str(page.relative_to(ROOT)): page.read_text("utf-8")
-    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"))
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
     if page.name != "CHANGELOG.md"  # which speaks of what was
 }
 # Files, and a method of transformers, that begin like a key.
