@@ -22,7 +22,7 @@ from tests import toy
 
 ROOT = Path(__file__).parents[2]
 # Extras that bring programs and notebooks, which no module of kubetune imports.
-OF_NO_MODULE = {"dev", "jupyter", "notebooks"}
+OF_NO_MODULE = {"docs", "dev", "jupyter", "notebooks"}
 # Modules that are called otherwise than what is installed for them.
 MODULE_OF = {"pillow": "PIL", "opentelemetry-sdk": "opentelemetry"}
 # Run at the start of every process: the modules that it names cannot be imported, or found.
