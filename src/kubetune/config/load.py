@@ -517,12 +517,16 @@ def _absolute(entries: Iterable[Entry], folders: Sequence[Path]) -> Iterator[Ent
 
 
 def _with_absolute_files(rewards: Any, folders: Sequence[Path]) -> Any:
-    """Return rewards, of which those with a `file` have its absolute path if it exists; names of others stay."""
+    """Return rewards whose files and models have their absolute paths if they exist; other names stay."""
     if isinstance(rewards, list):
         return [_with_absolute_files(reward, folders) for reward in rewards]
-    if isinstance(rewards, dict) and isinstance(rewards.get("file"), str):
-        return {**rewards, "file": _find(rewards["file"], folders)}
-    return rewards
+    if not isinstance(rewards, dict):
+        return rewards
+    changed = dict(rewards)
+    for key in ("file", "reward_model", "teacher"):
+        if isinstance(rewards.get(key), str):
+            changed[key] = _find(rewards[key], folders)
+    return changed
 
 
 def _find(value: Any, folders: Sequence[Path]) -> Any:

@@ -146,7 +146,7 @@ def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
     """Raise ConfigError or MissingExtra for a reward whose file, schema or package is not here."""
     for reward in rewards:
         reward = with_absolute_file(reward)
-        if not reward.is_code:
+        if not (reward.is_code or reward.is_model):
             from kubetune.scoring.rewards.built_in import reward_of
 
             reward_of(reward)

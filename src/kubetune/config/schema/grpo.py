@@ -325,12 +325,12 @@ _OF_DATA_SETS: Final = frozenset(
 
 
 class RewardConfig(Section):
-    """One reward of an answer: built in, by its name, or a function of a Python file of yours."""
+    """One reward of an answer: built in, by its name, a function of a Python file of yours, or what a model says of it."""
 
     name: str | None = Field(
         None,
-        description=f"A reward that is built in: {', '.join(BUILT_IN)}. With `file`: its name in metrics, left out "
-        "the function's.",
+        description=f"A reward that is built in: {', '.join(BUILT_IN)}. With `file`, `reward_model` or `teacher`: its "
+        "name in metrics, which may be left out.",
     )
     file: str | None = Field(
         None,
@@ -341,6 +341,21 @@ class RewardConfig(Section):
         None,
         description="Function in it, in the form of TRL (`prompts, completions, **columns`), verl (`data_source, "
         "solution_str, ground_truth, extra_info`) or OpenRLHF (`queries, prompts, labels`).",
+    )
+    reward_model: str | None = Field(
+        None,
+        min_length=1,
+        description="A reward model, whose score of the answer is the reward: the run directory of `task: reward_model`, "
+        "or a folder or hub id of a classifier with one output.",
+    )
+    teacher: str | None = Field(
+        None,
+        min_length=1,
+        description="A language model with the same tokenizer: the mean log-probability of the answer's tokens is the "
+        "reward. A run directory, a folder or a hub id.",
+    )
+    revision: str | None = Field(
+        None, description="Branch, tag or commit of a model on the hub that is named here."
     )
     weight: float = Field(1.0, description="Weight in the sum of all rewards.")
     column: str | None = Field(
@@ -356,18 +371,31 @@ class RewardConfig(Section):
     @property
     def title(self) -> str:
         """Name of the reward in metrics."""
-        return self.name or self.function or ""
+        if self.name or self.function:
+            return self.name or self.function or ""
+        return "reward_model" if self.reward_model is not None else "teacher"
 
     @property
     def is_code(self) -> bool:
         """True if the reward is a function of the user's."""
         return self.function is not None
 
+    @property
+    def is_model(self) -> bool:
+        """True if the reward is what a model says of the answer."""
+        return self.reward_model is not None or self.teacher is not None
+
     @model_validator(mode="after")
-    def _is_one_of_both(self) -> RewardConfig:
+    def _is_one_of_them(self) -> RewardConfig:
         is_schema = self.name == "json_schema" and not self.is_code
-        is_own = self.file is not None and not is_schema
-        problems = self._problems_of_file() if is_own else self._problems_of_name()
+        if self.is_model:
+            problems = self._problems_of_model()
+        elif self.file is not None and not is_schema:
+            problems = self._problems_of_file()
+        else:
+            problems = self._problems_of_name()
+        if self.revision is not None and not self.is_model:
+            problems.append("revision: belongs to reward_model and teacher; leave it out")
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -380,13 +408,26 @@ class RewardConfig(Section):
             )
         if self.settings:
             problems.append("settings: a function of yours has its own; leave them out")
-        if self.name is not None and not re.fullmatch(r"[\w.-]+", self.name):
-            problems.append(f"name: found {self.name!r}; expected letters, digits, dots and dashes")
-        return problems
+        return problems + self._problems_of_title()
+
+    def _problems_of_model(self) -> list[str]:
+        problems = []
+        kind = "teacher" if self.teacher is not None else "reward_model"
+        for key in ("reward_model", "file", "function", "settings", "column"):
+            if key != kind and getattr(self, key):
+                problems.append(f"{key}: means nothing beside {kind}; leave one of both out")
+        return problems + self._problems_of_title()
+
+    def _problems_of_title(self) -> list[str]:
+        if self.name is None or re.fullmatch(r"[\w.-]+", self.name):
+            return []
+        return [f"name: found {self.name!r}; expected letters, digits, dots and dashes"]
 
     def _problems_of_name(self) -> list[str]:
         if self.name is None:
-            return ["name: missing; expected a reward that is built in, or file and function"]
+            return [
+                "name: missing; expected a reward that is built in, file and function, reward_model, or teacher"
+            ]
         if self.function is not None:
             return ["function: found it without file; expected the Python file that has it"]
         if self.name.removeprefix("eval_") in _OF_DATA_SETS or "_pass_at_" in self.name:

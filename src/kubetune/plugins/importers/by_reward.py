@@ -9,6 +9,7 @@ Read before a tool's own table, which knows supervised fine-tuning. Two things a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -195,7 +196,9 @@ def _reward(draft: Draft, name: str) -> tuple[dict[str, Any] | None, str]:
         return reward, known.differs
     module, _, function = name.rpartition(".")
     if "/" in name:
-        return None, "rewards by a model are not there"
+        # TRL calls it by the last part of its name too.
+        title = re.sub(r"[^\w.-]", "-", name.rstrip("/").rpartition("/")[2])
+        return {"reward_model": name, "name": title}, ""
     if not module:
         why = "not built in here; write a function of yours: rewards: [{file: rewards.py, function: …}]"
         return None, why
@@ -339,7 +342,7 @@ ROWS: Final = [
     drop("top_entropy_quantile", "all tokens are learnt from", 1.0, 1),
     drop("entropy_coef", "entropy is measured, and has no part in the loss", 0.0, 0),
     drop("use_adaptive_entropy", "entropy is measured, and has no part in the loss", False),
-    drop("reward_model reward_model_name_or_path reward_model_plugin", "rewards by a model are not there"),
+    drop("reward_model reward_model_name_or_path reward_model_plugin", "name it in rewards: [{reward_model: …}]"),
     drop("metric_for_best_model greater_is_better", _NO_METRIC),
     # Not needed.
     ignore("generation_batch_size", "it follows from grpo.steps_per_generation and the prompts of a step"),

@@ -17,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kubetune
 from kubetune import errors
@@ -27,6 +27,9 @@ from kubetune.base import processes
 from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
 from kubetune.rundir import heartbeat
 from kubetune.scoring.rewards.request import Judgement, Request
+
+if TYPE_CHECKING:
+    from kubetune.scoring.rewards.models import ModelJudge
 
 # Longest time that a reward process may take to import the files of its functions.
 START_SECONDS = 120.0
@@ -38,24 +41,40 @@ class _Gone(Exception):
 
 
 class RewardPool:
-    """The reward process of a rank; a context manager, left when no more answers are to be judged."""
+    """All rewards of a rank: those of its reward process, and models that the rank holds. Left by `close`."""
 
-    def __init__(self, rewards: Sequence[RewardConfig], settings: GrpoConfig) -> None:
-        """Begin the process. Raises ConfigError where a file or function of the config cannot be loaded."""
+    def __init__(
+        self,
+        rewards: Sequence[RewardConfig],
+        settings: GrpoConfig,
+        models: Mapping[int, ModelJudge] | None = None,
+    ) -> None:
+        """Begin the process. Raises ConfigError where a file or function of the config cannot be loaded.
+
+        `models`: by the number of the reward.
+        """
         self._rewards = [with_absolute_file(reward) for reward in rewards]
         self._settings = settings
+        self.models = models or {}
         self._process: subprocess.Popen[bytes] | None = None
         self.is_separate = False  # it has no network
         self._folder = ""
         self._requests = -1  # the pipe to the process
         self._replies = -1  # the pipe from it
-        self._start()
+        if len(self.models) < len(self._rewards):
+            self._start()
 
     def judge(self, request: Request) -> list[Judgement]:
         """Return what each reward says of the answers, in the order of the config."""
         judgements = []
-        for number in range(len(self._rewards)):
-            judgements.append(self._judge(number, request))
+        for number, reward in enumerate(self._rewards):
+            model = self.models.get(number)
+            judgement = self._judge(number, request) if model is None else model.judge(request)
+            if judgement.error and self._settings.on_reward_error == "stop":
+                raise errors.ConfigError(
+                    f"reward {reward.title}: {judgement.error}\ngrpo.on_reward_error is stop, so the run ends"
+                )
+            judgements.append(judgement)
         return judgements
 
     def close(self) -> None:
@@ -86,13 +105,7 @@ class RewardPool:
             self.close()
             error = str(gone)
 
-        judgement = _judgement_of(reply, len(request.texts), error)
-        if judgement.error and self._settings.on_reward_error == "stop":
-            raise errors.ConfigError(
-                f"reward {reward.title}: {judgement.error}\ngrpo.on_reward_error is stop, so the run ends"
-            )
-
-        return judgement
+        return _judgement_of(reply, len(request.texts), error)
 
     def _start(self) -> None:
         """Begin the process, and wait until it has loaded its functions."""

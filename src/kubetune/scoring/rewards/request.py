@@ -15,6 +15,7 @@ class Request:
     references: list[str | None]  # the right answer for each reward, by its `column`
     texts: list[str]  # of the answers
     ids: list[list[int]]  # tokens of the answers
+    prompt_ids: list[int] = field(default_factory=list)  # of the model that learns
     step: int = 0
     max_steps: int = 0
 

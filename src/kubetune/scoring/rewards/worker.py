@@ -49,11 +49,14 @@ def main() -> None:
     isolation.limit(memory_bytes)
 
     # All that cannot be loaded is named at once.
-    judges: list[Judge] = []
+    judges: dict[int, Judge] = {}  # by the number of the reward
     problems = []
-    for reward in rewards:
+    for number, reward in enumerate(rewards):
+        # Models are asked by the rank itself.
+        if reward.is_model:
+            continue
         try:
-            judges.append(_judge_of(reward))
+            judges[number] = _judge_of(reward)
         except (Exception, SystemExit) as error:
             problems.append(f"{reward.title}: {_trace(error, reward.file)}")
 

@@ -28,11 +28,18 @@ class RewardedPrompt:
     references: list[str | None]  # the right answer for each reward
 
     def request(
-        self, texts: list[str], drawn: Sequence[DrawnTokens], step: int, max_steps: int
+        self,
+        prompt_ids: list[int],
+        texts: list[str],
+        drawn: Sequence[DrawnTokens],
+        step: int,
+        max_steps: int,
     ) -> Request:
-        """Return what the reward functions are asked of the answers to this prompt."""
+        """Return what the rewards are asked of the answers to this prompt."""
         ids = [answer.ids for answer in drawn]
-        return Request(self.prompt, self.record, self.references, texts, ids, step, max_steps)
+        return Request(
+            self.prompt, self.record, self.references, texts, ids, prompt_ids, step, max_steps
+        )
 
 
 def rewarded_prompts(
@@ -47,7 +54,7 @@ def rewarded_prompts(
         source = sources[int(rows.source[row])]
         prompts[row] = _prompt_of(record, source, rewards)
     for number, reward in enumerate(rewards):
-        compares = not reward.is_code and reward.name in COMPARING
+        compares = not (reward.is_code or reward.is_model) and reward.name in COMPARING
         references = [prompt.references[number] for prompt in prompts.values()]
         # A record without an answer is only left unjudged; a column of a wrong name leaves all of them so.
         if compares and references and not any(references):

@@ -33,9 +33,11 @@ if TYPE_CHECKING:
 
     from kubetune.config.schema import Config
     from kubetune.data.prepared.prepare import Prepared
+    from kubetune.data.text.tokenizer import Tokenizer
     from kubetune.distributed.process_group import World
     from kubetune.models.learner import Learner
     from kubetune.plan.plan import Plan
+    from kubetune.scoring.rewards.models import ModelJudge
 
 # Settings of `grpo` that decide the answers.
 DECIDING = {
@@ -72,7 +74,7 @@ def make_rollout_feed(
     sources = DataSpec.of(config).splits["train"]
     rows = _rows_of_run(prompts, plan, config, len(data.train))
     by_row = rewarded_prompts(sources, data.train, rows, config.rewards)
-    rewards = _reward_pool(config, world)
+    rewards = _reward_pool(config, world, data.tokenizer)
     learner.undo.callback(rewards.close)
     if not rewards.is_separate and any(reward.is_code for reward in config.rewards):
         logs.DATA.info(
@@ -89,7 +91,7 @@ def make_rollout_feed(
         prompts=by_row,
         seed=config.training.seed,
         world=world,
-        made_by=_digest(config, plan, data),
+        made_by=_digest(config, plan, data, [judge.digest for judge in rewards.models.values()]),
         max_steps=plan.num_steps,
         is_stopping=is_stopping,
     )
@@ -112,12 +114,24 @@ def make_rollout_feed(
     return feed
 
 
-def _reward_pool(config: Config, world: World) -> RewardPool:
-    """Return this rank's reward process. Raises on all ranks what keeps one of them from beginning it."""
+def _reward_pool(config: Config, world: World, tokenizer: Tokenizer) -> RewardPool:
+    """Return this rank's rewards. Raises on all ranks what keeps one of them from having them."""
     pool = None
     failure = None
+    judges: dict[int, ModelJudge] = {}
     try:
-        pool = RewardPool(config.rewards, config.grpo)
+        for number, reward in enumerate(config.rewards):
+            if reward.is_model:
+                # Its code imports what trains reward models.
+                from kubetune.scoring.rewards.models import load_judge
+
+                judges[number] = load_judge(
+                    reward,
+                    tokenizer,
+                    world.device,
+                    local_files_only=config.model.local_files_only,
+                )
+        pool = RewardPool(config.rewards, config.grpo, judges)
     except errors.KubetuneError as error:
         failure = error
     try:
@@ -191,13 +205,14 @@ def _may_share(config: Config, learner: Learner, world: World) -> bool:
     return True
 
 
-def _digest(config: Config, plan: Plan, data: Prepared) -> str:
+def _digest(config: Config, plan: Plan, data: Prepared, models: list[str]) -> str:
     """Return the digest of what decides the answers and their rewards, besides the weights."""
     facts: dict[str, Any] = {
         "settings": config.grpo.model_dump(include=DECIDING),
         "has_reference": config.grpo.beta > 0,
         "rewards": [reward.model_dump(exclude={"weight"}) for reward in config.rewards],
         "code": [files.sha256_file(Path(r.file).expanduser()) for r in config.rewards if r.file],
+        "models": models,
         "seed": config.training.seed,
         "batch": plan.global_batch_size,
         "data": data.fingerprint,
