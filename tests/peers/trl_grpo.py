@@ -96,11 +96,39 @@ def cases() -> list[Case]:
         everything.append({**common, "mask_truncated_completions": True, "beta": 0.05})
     everything.append({"loss_type": "cispo", "epsilon_high": 1.1, "off_policy": True})
     everything.append({"loss_type": "sapo", "sapo_temperature_pos": 2.0, "off_policy": True})
+    everything += _of_vespo()
     for number, case in enumerate(everything):
         case["scene"] = number % 3
         if case["loss_type"] == "cispo":
             case.setdefault("epsilon_high", 5.0)
     return everything
+
+
+def _of_vespo() -> list[Case]:
+    """Return settings of the loss that takes an answer's ratio as a product, and the sampler's correction with it."""
+    vespo: Case = {"loss_type": "vespo"}
+    powers = {
+        "vespo_k_pos": 1.0,
+        "vespo_lambda_pos": 2.0,
+        "vespo_k_neg": 2.0,
+        "vespo_lambda_neg": 0.0,
+    }
+    some = [
+        {**vespo, "beta": beta, "off_policy": old}
+        for beta, old in product((0.0, 0.1), (False, True))
+    ]
+    for mode in ("token_truncate", "token_mask"):
+        limits = {"importance_sampling_clip_max": 1.5, "importance_sampling_clip_min": 0.6}
+        some.append({**vespo, "importance_sampling_correction": mode, **limits})
+        some.append({**vespo, "importance_sampling_correction": mode})
+    for scale in ("batch", "none"):
+        some.append({**vespo, "scale_rewards": scale, "off_policy": True})
+        some.append({**vespo, "scale_rewards": scale, "mask_truncated_completions": True})
+    some.append({**vespo, **powers, "off_policy": True})
+    some.append(
+        {**vespo, **powers, "off_policy": True, "beta": 0.1, "use_bias_correction_kl": False}
+    )
+    return some
 
 
 def main(file: Path) -> None:
@@ -189,6 +217,10 @@ def _attributes(case: Case, mode: str | None) -> dict[str, Any]:
         use_bias_correction_kl=case.get("use_bias_correction_kl", True),
         sapo_temperature_pos=case.get("sapo_temperature_pos", 1.0),
         sapo_temperature_neg=1.05,
+        vespo_k_pos=case.get("vespo_k_pos", 2.0),
+        vespo_lambda_pos=case.get("vespo_lambda_pos", 3.0),
+        vespo_k_neg=case.get("vespo_k_neg", 3.0),
+        vespo_lambda_neg=case.get("vespo_lambda_neg", 2.0),
         report_to=[],
     )
     accelerator = SimpleNamespace(

@@ -123,7 +123,7 @@ def test_the_loss_is_what_ten_lines_of_torch_make_of_it(kind: str, level: str) -
 
 
 @pytest.mark.parametrize(
-    "kind", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "gspo"]
+    "kind", ["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "gspo", "vespo"]
 )
 def test_no_loss_depends_on_how_a_step_is_split(kind: str) -> None:
     drawn = scene(11)
@@ -188,8 +188,13 @@ def test_settings_that_mean_nothing_together_are_refused_together() -> None:
     with pytest.raises(ValueError, match="delta means nothing") as refusal:
         GrpoConfig(loss_type="sapo", delta=2.0, kl_estimator="k1")
     assert "kl_estimator means nothing without beta" in str(refusal.value)
-    with pytest.raises(ValueError, match="vespo is not built yet"):
-        GrpoConfig(loss_type="vespo")
+    with pytest.raises(ValueError, match="takes whole answers by itself") as refusal:
+        GrpoConfig(
+            loss_type="vespo",
+            importance_sampling_level="sequence",
+            importance_sampling_correction="sequence_mask",
+        )
+    assert "expected token_truncate or token_mask" in str(refusal.value)
     assert GrpoConfig(loss_type="gspo").importance_sampling_level == "sequence"
     assert GrpoConfig(loss_type="cispo").high == 5.0
     assert GrpoConfig(scale_rewards=False).scale_rewards == "none"

@@ -128,8 +128,8 @@ def test_a_file_of_grpo_becomes_a_run_file(case: str, tmp_path: Path) -> None:
         ("a.yaml", f"{TRL}num_generations: 8\n", "names no reward that is here"),
         (
             "a.yaml",
-            f"{TRL}reward_funcs: [a.b]\nloss_type: vespo\n",
-            "vespo is a loss that kubetune does not have",
+            f"{TRL}reward_funcs: [a.b]\nloss_type: gmpo\n",
+            "gmpo is a loss that kubetune does not have",
         ),
         ("a.yml", AXOLOTL.replace("grpo", "gdpo"), "rl is gdpo"),
         (

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema.model import LoraConfig
     from kubetune.config.schema.training import TrainingConfig
 
-LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo"]
+LossType = Literal["grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo"]
 
 KlEstimator = Literal["k1", "abs", "k2", "k3"]
 
@@ -39,18 +39,11 @@ ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
     "delta": CLIPPED,
     "sapo_temperature_pos": ("sapo",),
     "sapo_temperature_neg": ("sapo",),
+    "vespo_k_pos": ("vespo",),
+    "vespo_lambda_pos": ("vespo",),
+    "vespo_k_neg": ("vespo",),
+    "vespo_lambda_neg": ("vespo",),
 }
-
-# Values of `loss_type` that other tools have.
-NOT_YET: Final = {
-    "vespo": "the loss type vespo",
-}
-
-
-def _as_loss_type(value: Any) -> Any:
-    if isinstance(value, str) and value in NOT_YET:
-        raise ValueError(f"{NOT_YET[value]} is not built yet; expected grpo, dapo or another")
-    return value
 
 
 class ServersConfig(Section):
@@ -138,15 +131,17 @@ class GrpoConfig(Section):
         le=1000,
         description="Optimizer steps whose answers are drawn together, by the weights before the first of them.",
     )
+    # `gspo` is spelled out below.
     loss_type: Annotated[
         LossType,
-        BeforeValidator(_as_loss_type, json_schema_input_type=Literal[LossType, "gspo"]),
+        BeforeValidator(lambda value: value, json_schema_input_type=Literal[LossType, "gspo"]),
     ] = Field(
         "dapo",
         description="`dapo` (arXiv 2503.14476) divides by all tokens of the step, `bnpo` does the same here, `grpo` "
         "(2402.03300) takes the mean of rows, `dr_grpo` (2503.20783) divides by rows × `max_completion_length`, "
         "`luspo` (2602.05261) adds up the tokens of a row; `cispo` (2506.13585) and `sapo` (2511.20347) bound the "
-        "ratio otherwise. `gspo` (2507.18071): `grpo` with `importance_sampling_level: sequence`.",
+        "ratio otherwise, `vespo` (2602.10693) weights all tokens of an answer by the product of their ratios. `gspo` "
+        "(2507.18071): `grpo` with `importance_sampling_level: sequence`.",
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token", description="One ratio for each token, or for each answer the mean of its tokens'."
@@ -165,6 +160,18 @@ class GrpoConfig(Section):
         1.0, gt=0, description="Temperature of `sapo` for answers better than their group."
     )
     sapo_temperature_neg: float = Field(1.05, gt=0, description="The same for the other answers.")
+    vespo_k_pos: float = Field(
+        2.0,
+        ge=0,
+        description="How strongly `vespo` weights down a good answer that has become less likely.",
+    )
+    vespo_lambda_pos: float = Field(
+        3.0,
+        ge=0,
+        description="How strongly `vespo` weights down a good answer that has become likelier.",
+    )
+    vespo_k_neg: float = Field(3.0, ge=0, description="`vespo_k_pos` of bad answers.")
+    vespo_lambda_neg: float = Field(2.0, ge=0, description="`vespo_lambda_pos` of bad answers.")
     beta: float = Field(
         0.0, ge=0, description="Weight of the divergence from the model before training."
     )
@@ -254,6 +261,17 @@ class GrpoConfig(Section):
             for key in ("kl_estimator", "use_bias_correction_kl"):
                 if key in self.changed_keys:
                     problems.append(f"{key} means nothing without beta; set beta, or leave it out")
+        if self.loss_type == "vespo":
+            # It takes the product of the ratios of an answer, and that of the corrections of its tokens.
+            if self.importance_sampling_level != "token":
+                problems.append(
+                    "importance_sampling_level: `loss_type: vespo` takes whole answers by itself; leave it out"
+                )
+            if self.importance_sampling_correction not in ("none", "token_truncate", "token_mask"):
+                problems.append(
+                    f"importance_sampling_correction: found {self.importance_sampling_correction} with `loss_type: vespo`; "
+                    "expected token_truncate or token_mask"
+                )
         lower = self.importance_sampling_clip_min
         upper = self.importance_sampling_clip_max
         if self.importance_sampling_correction == "none":

@@ -32,7 +32,7 @@ from kubetune.plugins.importers.engine import (
 MARKS: Final = ("num_generations", "reward_funcs")
 
 _LOSSES: Final = {
-    name: name for name in ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo")
+    name: name for name in ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 }
 _BY_PARSING: Final = "there mathematics is parsed (math-verify), here the last numbers are compared"
 _THINK_AND_ANSWER: Final = r"<think>.*?</think>\s*<answer>.*?</answer>"
@@ -323,6 +323,10 @@ ROWS: Final = [
     _of_loss("delta", "delta"),
     _of_loss("sapo_temperature_pos tau_pos", "sapo_temperature_pos"),
     _of_loss("sapo_temperature_neg tau_neg", "sapo_temperature_neg"),
+    _of_loss("vespo_k_pos", "vespo_k_pos"),
+    _of_loss("vespo_lambda_pos", "vespo_lambda_pos"),
+    _of_loss("vespo_k_neg", "vespo_k_neg"),
+    _of_loss("vespo_lambda_neg", "vespo_lambda_neg"),
     Row("importance_sampling_level", "grpo.importance_sampling_level",
         values={"token": "token", "sequence": "sequence"}),
     Row("scale_rewards", "grpo.scale_rewards", _scale_rewards),

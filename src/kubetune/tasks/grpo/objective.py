@@ -14,14 +14,19 @@ sapo, luspo), it agrees for a step that is one micro-batch, and depends on the s
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
     from kubetune.config.schema.grpo import GrpoConfig
+
+# Bounds of the logarithms of ratios in `vespo`, as TRL has them.
+_LOWEST_LOG: Final = math.log(1e-8)
+_HIGHEST_LOG: Final = 20.0
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,8 @@ def policy_losses(settings: GrpoConfig, answers: Answers, ratio: Tensor) -> Tens
         # The ratio only weights the log-probability; no token loses its gradient by being clipped.
         bounded = ratio.clamp(max=settings.high).detach()
         return -bounded * advantage * answers.logps
+    if settings.loss_type == "vespo":
+        return -gamma_weights(settings, answers) * advantage * answers.logps
     if settings.loss_type == "sapo":
         temperature = torch.where(
             advantage > 0, settings.sapo_temperature_pos, settings.sapo_temperature_neg
@@ -99,6 +106,32 @@ def policy_losses(settings: GrpoConfig, answers: Answers, ratio: Tensor) -> Tens
     if settings.delta is not None:
         ratio = ratio.clamp(max=settings.delta)
     return -torch.min(ratio * advantage, clipped * advantage)
+
+
+@torch.no_grad()
+def gamma_weights(settings: GrpoConfig, answers: Answers) -> Tensor:
+    """Return the weight that `vespo` gives all tokens of an answer, `[labels]`.
+
+    w^k × e^(λ - λw) of the answer's ratio w, the product of its tokens'. With k = 2 and λ = 3, of good answers:
+
+        w         0.5    0.9    1    1.5    2
+        weight    1.12   1.09   1    0.50   0.20
+
+    The correction of the sampler is a part of w.
+    """
+    logs = (answers.logps - answers.old_logps).clamp(-_HIGHEST_LOG, _HIGHEST_LOG)
+    of_answers = row_sums(logs, answers)
+    if settings.importance_sampling_correction != "none":
+        of_sampler = corrections(settings, answers).log().clamp(_LOWEST_LOG, _HIGHEST_LOG)
+        of_answers = of_answers + row_sums(of_sampler, answers)
+    of_answers = of_answers.clamp(_LOWEST_LOG, _HIGHEST_LOG)
+    is_good = answers.advantages >= 0
+    power = torch.where(is_good, settings.vespo_k_pos, settings.vespo_k_neg)
+    decay = torch.where(is_good, settings.vespo_lambda_pos, settings.vespo_lambda_neg)
+    decay = decay.clamp(min=1e-4)
+    weights = (decay + power * of_answers - decay * of_answers.exp()).exp()
+    weights = weights.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+    return weights[answers.owners]
 
 
 def corrections(settings: GrpoConfig, answers: Answers) -> Tensor:
@@ -133,7 +166,8 @@ def losses(settings: GrpoConfig, answers: Answers) -> Tensor:
     """Return the loss of each token `[labels]`. Their sum over the step, divided by `divisor`, is the step's loss."""
     ratio = ratios(settings, answers)
     values = policy_losses(settings, answers, ratio)
-    if settings.importance_sampling_correction != "none":
+    corrects = settings.importance_sampling_correction != "none"
+    if corrects and settings.loss_type != "vespo":
         values = values * corrections(settings, answers)
     if settings.beta:
         divergence = divergences(settings, answers)
@@ -168,8 +202,10 @@ def measures(settings: GrpoConfig, answers: Answers) -> Tensor:
     divergence = nothing
     if answers.reference is not None:
         divergence = divergences(settings, answers)
-    if settings.loss_type == "cispo":
-        is_low = torch.zeros_like(ratio, dtype=torch.bool)
+    is_low = torch.zeros_like(ratio, dtype=torch.bool)
+    if settings.loss_type == "vespo":
+        is_high = is_low  # no ratio is clipped
+    elif settings.loss_type == "cispo":
         is_high = (ratio > settings.high) & (advantage > 0)
     else:
         is_low = (ratio < 1 - settings.epsilon) & (advantage < 0)
