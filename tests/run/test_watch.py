@@ -23,7 +23,7 @@ from rich.console import Console
 from kubetune import cli
 from kubetune.base.humanize import sparkline
 from kubetune.cli.local import watch
-from kubetune.cli.local.watch_screen import LiveScreen, RunView, draw
+from kubetune.cli.local.watch_screen import RunView, draw, full_screen
 from kubetune.cli.program import program
 from kubetune.rundir import exit_status, heartbeat
 from kubetune.training import worker
@@ -50,7 +50,7 @@ def shown(run_view: RunView, width: int = 100) -> str:
 def lines_of_screen(run_view: RunView, width: int, height: int) -> list[str]:
     """Return the lines that the live screen puts on a terminal of this size."""
     console = Console(width=width, height=height, file=io.StringIO(), force_terminal=False)
-    lines = console.render_lines(LiveScreen(run_view, console))
+    lines = console.render_lines(full_screen(run_view, console))
     return ["".join(segment.text for segment in line).rstrip() for line in lines]
 
 
@@ -64,14 +64,10 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     )
     for words in (
         "loss  ",
-        "in steps 1 to 14",
-        "learning rate",
-        "gradient norm",
-        "evaluation",
+        "eval loss",
         "tokens/s",
-        "MFU",
-        "memory",
-        "checkpoint     step 14",
+        "memory of rank 0",
+        "checkpoint  step 14",
         "best: step ",
         "[DONE] 14 steps",
     ):
@@ -80,33 +76,7 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
     assert cli.main(["watch", str(run_dir), "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["state"], facts["progress"]["step"], len(facts["losses"])) == ("done", 14, 14)
-
-
-def test_a_verdict_is_shown(run_dir: Path) -> None:
-    seen = watch.look_here(run_dir)
-    assert seen.status["verdict"] == {}
-    line = {
-        "metric": "exact_match",
-        "after_interval": [0.888, 0.978],
-        "gained": 95,
-        "lost": 0,
-        "test": "McNemar",
-    }
-    base = {"eval_exact_match": 0.0, "eval_forget_loss": 2.5}
-    best = {"eval_exact_match": 0.95}
-    verdict = {
-        "step": 14,
-        "base": base,
-        "best": {**best, "eval_forget_loss": None},
-        "answers": [line],
-    }
-    (run_dir / "verdict.json").write_text(json.dumps(verdict))
-    lines = [text.split() for text in shown(watch.look_here(run_dir), 80).splitlines()]
-    assert ["exact_match", "0", "0.95", "0.888–0.978", "95", "0"] in lines
-    assert ["forget_loss", "2.5"] in lines
-    (run_dir / "verdict.json").write_text("{")
-    assert watch.look_here(run_dir).status["verdict"] == {}
-    (run_dir / "verdict.json").unlink()
+    assert facts["numbers"]["step"] == facts["timing"]["step"] == 14
 
 
 def test_runs_are_listed_with_what_became_of_them(
@@ -335,7 +305,9 @@ def test_a_late_rank_stands_out_and_many_ranks_are_sorted_by_lag() -> None:
         for n in range(40)
     ]
     seconds = [1.0] * 39 + [1.5]
-    text = shown(RunView("many", "running", "", {"ranks": ranks, "rank_seconds": seconds}))
+    text = shown(
+        RunView("many", "running", "", {"ranks": ranks, "timing": {"rank_seconds": seconds}})
+    )
     rows = [line.split() for line in text.splitlines() if " step " in line][1:]
     assert (rows[0][0], rows[0][4]) == ("39", "+50%")
     assert "24 ranks more with less lag" in text
@@ -372,14 +344,10 @@ def full_view(ranks: int) -> RunView:
             "seconds_left": 7200.0,
             "restarts": 1,
             "last_exit": {"code": 137, "reason": "killed by the kernel"},
+            "tokens_per_second": 5001.0,
             "evaluation": {"step": 40, "eval_loss": 2.1, "eval_accuracy": 0.5},
         },
-        "losses": [3.0 - n / 100 for n in range(60)],
-        "loss_steps": [0, 59],
-        "learning_rate": 1.23e-5,
-        "grad_norm": 0.474,
-        "speeds": [5001.0],
-        "peak_memory_bytes": 2**34,
+        "timing": {"peak_memory_bytes": 2**34},
         "ranks": beats,
         "log": [warning, *LOG, error, "2026-11-20 10:16:00 [STEP] saving"],
     }
@@ -396,14 +364,11 @@ def test_the_screen_fills_a_terminal(width: int, height: int, ranks: int) -> Non
     text = "\n".join(lines)
     for words in (
         "full  running  step 59/12,000 (0%)  ETA 2h00m  on this machine",
-        "loss           2.2       2.41 to 3 in steps 0 to 59",
-        "evaluation     2.1       at step 40  accuracy 0.5",
-        "learning rate  1.23e-05",
-        "gradient norm  0.474",
-        "tokens/s       5,001",
-        "memory         16 GiB    highest so far on rank 0",
-        "checkpoint     step 50   best: step 40 with 2.1",
-        "restarts       1         killed by the kernel",
+        "loss        2.2",
+        "eval loss   2.1      at step 40  accuracy 0.5",
+        "tokens/s    5,001    memory of rank 0 at most 16 GiB so far",
+        "checkpoint  step 50  best: step 40 with 2.1",
+        "restarts    1        killed by the kernel",
         "10:15:00 [DATA] WARNING: 3 rows were dropped",
         "10:15:01 [ERROR] rank 3 lost its peers",
         "10:16:00 [STEP] saving",
@@ -425,7 +390,32 @@ def test_gpus_are_shown() -> None:
     text = shown(RunView("gpu", "running", "", {"gpus": [gpu]}))
     assert "NVIDIA H200" in text
     assert "73 %" in text
-    assert "1,000/143,771 MiB" in text
+    assert "1,000 of 143,771 MiB" in text
+
+
+def test_answers_of_a_run_by_reward_are_counted() -> None:
+    numbers = {
+        "reward": 0.5, "reward/exact_match": 0.25, "completion_length": 96.5, "solved": 0.75, "zero_variance": 0.25,
+        "truncated": 0.125, "entropy": 1.5, "kl": 0.01, "clip_low": 0.01, "clip_high": 0.02,
+        "sampling_difference": 1e-7,
+    }  # fmt: skip
+    timing = {"seconds": 9.0, "generate_seconds": 5.0, "reward_seconds": 0.5, "train_seconds": 3.5}
+    status = {"progress": {"loss": 0.1}, "numbers": numbers, "timing": timing}
+    lines = [line.rstrip() for line in shown(RunView("r", "running", "", status), 80).splitlines()]
+    assert lines[2:6] == [
+        "reward   0.5   exact_match 0.25",
+        "answer   96.5  tokens  solved 75 %  all alike 25 %  cut off 12.5 %",
+        "entropy  1.5   KL 0.01  sampler off 1e-07  clipped 1 %  and 2 %",
+        "step     9 s   generate 5 s  reward 0.5 s  train 3.5 s",
+    ]
+
+
+def test_a_run_that_does_not_exist_yet_may_be_named_by_a_path_of_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["watch", "./out"]) == 2
+    assert "no such run directory" in capsys.readouterr().err
 
 
 def test_sparklines() -> None:

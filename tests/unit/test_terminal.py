@@ -16,7 +16,7 @@ from rich.console import Console
 
 from kubetune.base import logs
 from kubetune.cli.local.watch import next_steps
-from kubetune.cli.local.watch_screen import LiveScreen, RunView, draw
+from kubetune.cli.local.watch_screen import RunView, draw, full_screen
 from kubetune.cli.program import program
 from kubetune.cli.remote.logs import _Counter, printer
 
@@ -46,7 +46,7 @@ def test_watch_shows_them_without_obeying() -> None:
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
     run_view = RunView(EVIL, "failed", EVIL, status, where=EVIL, lost=EVIL)
     console.print(draw(run_view, console))
-    console.print(LiveScreen(run_view, console))
+    console.print(full_screen(run_view, console))
     shown = cast(io.StringIO, console.file).getvalue()
     for char in ("\x1b", "\x07", "\x9b"):
         assert char not in shown

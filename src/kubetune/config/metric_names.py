@@ -25,7 +25,17 @@ PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", 
 GRPO_MEASURES: Final = ("kl", "clip_low", "clip_high", "sampling_difference")
 
 # Metrics of the answers that a step of `task: grpo` learns from, which do not depend on the loss.
-DRAWN_MEASURES: Final = ("reward", "zero_variance", "completion_length", "truncated", "entropy")
+DRAWN_MEASURES: Final = (
+    "reward",
+    "solved",
+    "zero_variance",
+    "completion_length",
+    "truncated",
+    "entropy",
+)
+
+# What a step of `task: grpo` took, in timings.jsonl. Servers may draw while the step trains.
+SECONDS_OF_PARTS: Final = ("sync_seconds", "generate_seconds", "reward_seconds", "train_seconds")
 
 # Metrics of a step of a mixture of experts. The two router losses exist only if routers learn.
 EXPERT_MEASURES: Final = (

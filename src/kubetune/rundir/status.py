@@ -19,7 +19,6 @@ from kubetune.config.metric_names import DRAWN_MEASURES, EXPERT_MEASURES, PREFER
 from kubetune.errors import EnvironmentFault, only_followed
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.rundir.checkpoints import STATE
-from kubetune.rundir.throughput import last_start
 
 # Limits of what a view holds. On a cluster it comes over the network every few seconds.
 _LOG_LINES = 300
@@ -30,53 +29,22 @@ _STEPS_FOR_SPEED = 20
 
 
 def read_status(run_dir: Path, log_rank: int = 0) -> dict[str, Any]:
-    """Return `progress`, recent losses and speeds, ranks, GPUs of this node and the last lines of one rank's log.
+    """Return `progress`, recent losses, ranks, GPUs of this node and the last lines of one rank's log.
 
-    `verdict` is that of the best checkpoint without its answers; it is empty before there is one.
+    `numbers` and `timing`: the lines of the newest step in metrics.jsonl and timings.jsonl, empty before there is one.
     """
-    # The newest steps, and how long they took.
     steps = []
     for line in metrics.last_lines(run_dir / metrics.METRICS):
         # Lines of evaluations lie between those of steps.
         if "loss" in line:
             steps.append(line)
     steps = steps[-_POINTS:]
-    newest: dict[str, Any] = {}
-    loss_steps = None
-    if steps:
-        newest = steps[-1]
-        loss_steps = [steps[0]["step"], newest["step"]]
-
-    timings = metrics.last_lines(run_dir / metrics.TIMINGS)[-_POINTS:]
-    timing: dict[str, Any] = {}
-    if timings:
-        timing = timings[-1]
-    speeds = []
-    for line in timings:
-        if "tokens_per_second" in line:
-            speeds.append(line["tokens_per_second"])
-
-    # The newest start says what a token costs and what its devices can do.
-    start = last_start(metrics.read_events(run_dir))
-
-    verdict: dict[str, Any] = {}
-    with suppress(EnvironmentFault):  # if it is damaged, the page of the run says so
-        verdict = metrics.read_verdict(run_dir)
-    if verdict:
-        verdict = {key: verdict.get(key) for key in ("step", "base", "best", "answers")}
-
+    timings = metrics.last_lines(run_dir / metrics.TIMINGS, 1)
     return {
         "progress": progress(run_dir),
         "losses": [line["loss"] for line in steps],
-        "learning_rate": newest.get("learning_rate"),
-        "grad_norm": newest.get("grad_norm"),
-        "loss_steps": loss_steps,
-        "speeds": speeds,
-        "rank_seconds": timing.get("rank_seconds") or [],
-        "peak_memory_bytes": timing.get("peak_memory_bytes"),
-        "flops_per_token": start.get("flops_per_token"),
-        "peak_tflops": start.get("peak_tflops"),
-        "verdict": verdict,
+        "numbers": steps[-1] if steps else {},
+        "timing": timings[-1] if timings else {},
         "ranks": ranks(run_dir),
         "gpus": gpu_use(),
         "log": log_lines(run_dir, log_rank),

@@ -153,6 +153,9 @@ class RunLog:
             "rank_seconds": list(ranks),
             **work.seconds,
         }
+        if "answers_seconds" in work.seconds:
+            # The rest of a step that waited for its answers.
+            timing["train_seconds"] = seconds - work.seconds["answers_seconds"]
         if 0 < work.computed < work.tokens:  # rows share prefixes
             timing["computed_tokens"] = work.computed
         return timing

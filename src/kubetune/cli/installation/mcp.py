@@ -104,7 +104,7 @@ class Tools:
         result = {
             "progress": status["progress"],
             "ranks": status["ranks"],
-            "peak_memory_bytes": status["peak_memory_bytes"],
+            "peak_memory_bytes": status["timing"].get("peak_memory_bytes"),
         }
         return {"exit_code": 0, "result": result}
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,14 +24,13 @@ if TYPE_CHECKING:
 
     from kubetune.cli.local.watch_screen import RunView
 
-# Between two looks.
+# Between two looks. Each look at a run on a cluster is some requests to its API server.
 LOCAL_SECONDS = 1.0
-
-# Each look at a run on a cluster is some requests to its API server.
 CLUSTER_SECONDS = 3.0
+
 LEFT = "The run goes on. The same command shows it again."
 
-# Verbs that make sense after a run has ended, by its state.
+# Verbs that make sense after a run on a cluster has ended, by its state.
 NEXT_ON_CLUSTER = {
     "done": ("cp", "delete"),
     "stopped": ("resume", "cp"),
@@ -77,13 +77,10 @@ def run(args: argparse.Namespace) -> Answer:
 
     def show() -> None:
         console.print(draw(run_view, console))
-        last_line = ""
-        if run_view.is_over:
-            last_line = _next(run_view, run_dir)
+        if run_view.is_over and run_view.state != "absent":
+            print(visible(_next(run_view, run_dir)))
         elif is_live:
-            last_line = LEFT
-        if last_line:
-            print(visible(last_line))
+            print(LEFT)
 
     facts = {"name": run_view.name, "state": run_view.state, "why": run_view.why}
     return Answer(facts | run_view.status, show)
@@ -94,7 +91,7 @@ def _local_run_dir(name: str) -> Path | None:
     # A word without a slash that is no folder is the name of a run on a cluster.
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        if path.is_dir() or len(path.parts) > 1:
+        if path.is_dir() or "/" in name:
             return path
         return None
     if not path.is_file():
@@ -124,24 +121,28 @@ def follow(run_view: RunView, look: Look, seconds: float, console: Console) -> R
     """
     from rich.live import Live
 
-    from kubetune.cli.local.watch_screen import LiveScreen
+    from kubetune.cli.local.watch_screen import full_screen
 
-    screen = LiveScreen(run_view, console)
-    live = Live(screen, console=console, screen=True, refresh_per_second=1)
+    live = Live(
+        get_renderable=lambda: full_screen(run_view, console),
+        console=console,
+        screen=True,
+        refresh_per_second=1,
+    )
     with suppress(KeyboardInterrupt), stoppable():
         try:
             # Not `with live`: a signal while it draws for the first time must give the terminal back too.
             live.start(refresh=True)
-            while not screen.run_view.is_over:
+            while not run_view.is_over:
                 time.sleep(seconds)
                 try:
-                    screen.run_view = look()
+                    run_view = look()
                 except KubetuneError as error:
-                    screen.run_view = screen.run_view.without_answer(str(error))
+                    run_view = replace(run_view, lost=str(error).splitlines()[0])
                 live.refresh()
         finally:
             live.stop()
-    return screen.run_view
+    return run_view
 
 
 def _looker(args: argparse.Namespace, run_dir: Path | None) -> tuple[Look, float]:
@@ -182,7 +183,6 @@ def look_there(cluster: Any, spec: Any) -> RunView:
     """Return the state of a run on a cluster: its pods, and what the first running one reads in the run directory."""
     from kubetune.cli.local.watch_screen import RunView
     from kubetune.cli.remote.status import facts
-    from kubetune.k8s.cluster.gpus import query_gpus
     from kubetune.k8s.cluster.runs import ask, observe, running
 
     # What Kubernetes knows of the run, then what the run knows of itself.
@@ -195,10 +195,9 @@ def look_there(cluster: Any, spec: Any) -> RunView:
         # The pod may have gone since it was listed.
         with suppress(EnvironmentFault):
             [status] = ask(cluster, targets[0], "status", spec.run_dir)
-        if len(targets) > 1 and status.get("gpus"):
-            status["gpus"] = []
-            for node in query_gpus(cluster, targets):
-                status["gpus"] += [{"node": node.node, **gpu} for gpu in node.rows]
+        if len(targets) > 1:
+            # Those of one node would look like all; `kubetune gpus` asks every pod.
+            status.pop("gpus", None)
 
     # A run that goes on but cannot be asked.
     why = run_facts["why"]
@@ -212,12 +211,9 @@ def look_there(cluster: Any, spec: Any) -> RunView:
 
 
 def _next(run_view: RunView, run_dir: Path | None) -> str:
-    """Return the commands that make sense after a run has ended; empty where it is gone."""
+    """Return the commands that make sense after a run has ended."""
     if run_dir is None:
-        verbs = NEXT_ON_CLUSTER.get(run_view.state)
-        if verbs is None:
-            return ""
-        return _commands(verbs, run_view.name)
+        return _commands(NEXT_ON_CLUSTER[run_view.state], run_view.name)
     if run_view.state == "done":
         from kubetune.config.load import read_config
 

@@ -11,6 +11,7 @@ than the file of the answers (records.py).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -100,11 +101,12 @@ class RolloutFeed:
         Where answers have to be drawn, the model's weights must be those after `step` steps.
         """
         first = step - step % self._settings.window
-        # Of the last drawing: a step that learns from answers drawn earlier took no time to draw them.
-        seconds: dict[str, float] = {}
+        # A step that learns from answers drawn earlier did not wait for them.
+        seconds = {"answers_seconds": 0.0}
         if self._window is None or self._window.first != first:
+            began = time.perf_counter()
             self._window = self._draw(first, is_late=step > first)
-            seconds = self._drawer.seconds
+            seconds = self._drawer.seconds | {"answers_seconds": time.perf_counter() - began}
         if self._window is None:
             return None
 

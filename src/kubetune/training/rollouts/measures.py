@@ -70,6 +70,9 @@ def measures_of(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> dic
     }
 
     table = reward_table(groups, rewards)
+    # The first reward says whether an answer is right: one right answer solves its prompt.
+    best = table[:, 0].view(len(groups), -1).nan_to_num(nan=-math.inf).amax(1)
+    measures["solved"] = float((best >= 1).float().mean())
     for column, reward in enumerate(rewards):
         values = table[:, column]
         measures[f"reward/{reward.title}"] = float(values.nanmean())
