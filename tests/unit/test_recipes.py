@@ -79,11 +79,10 @@ def test_a_state_holds_the_last_attempts_with_their_feedback(
     most: int, attempts: list[str]
 ) -> None:
     turns = [turn for n in range(5) for turn in (student(str(n)), teacher(f"no {n}"))]
-    examples, tally = rows(trajectory(conversations=turns), max_history_rounds=most)
+    examples, _ = rows(trajectory(conversations=turns), max_history_rounds=most)
     state = [word for n in attempts for word in (f"a: {n}", f"u: no {n}")]
     assert texts(examples[4]["prompt"]) == ["u: <image>\nWhat colour?", *state]
     assert len(examples) == 5
-    assert tally.notes["states_cut"] == max(0, 4 - most)
 
 
 def test_a_record_as_one_conversation() -> None:
@@ -100,7 +99,7 @@ def test_a_record_as_one_conversation() -> None:
         ("Score: 8/10.\nFeedback: Close.", "A score of 8 is given to the answer. Close."),
         ("Score: 3.", "A score of 3 is given to the answer."),
         ("Not correct.", "Not correct."),
-        ("Score: ten\nFeedback: Good.", "Good."),
+        ("Score: ten\nFeedback: Good.", "Score: ten\nFeedback: Good."),
         ("Score: 2.\nTry again.", "A score of 2 is given to the answer. Try again."),
     ],
 )
@@ -131,25 +130,12 @@ def test_turns_out_of_order() -> None:
     assert texts(row["messages"]) == [question, "a: B", "u: no\nreally", "a: C"]
 
 
-def test_the_first_line_keeps_its_indentation() -> None:
-    turns = [
-        student("\n  \n    return x\n  \n"),
-        teacher("  no\n"),
-        student("Thought: so\nAnswer:\n    return y\n"),
-    ]
-    examples, _ = rows(trajectory(conversations=turns))
-    assert texts(examples[0]["completion"]) == ["a:     return x"]
-    assert texts(examples[1]["prompt"])[1:] == ["a:     return x", "u:   no"]
-    (row,), _ = rows(trajectory(conversations=turns), style="sharegpt")
-    assert texts(row["messages"])[-1] == "a:     return y"
-
-
 @pytest.mark.parametrize(
     ("question", "asked", "removed"),
     [
         ("What colour?", "<image>\nWhat colour?", 0),
         ({"value": " <image>\nWhat? "}, "<image>\nWhat?", 0),
-        ({"value": "What?<image>"}, "What?<image>", 0),
+        ({"value": "What?<image>"}, "<image>\nWhat?", 0),
         ({"value": "<image>\nCompare <image> please."}, "<image>\nCompare  please.", 1),
     ],
 )
@@ -173,7 +159,7 @@ def test_tags_in_answers_are_no_images() -> None:
     ("changes", "reason"),
     [
         ({"image": None}, "no_image"),
-        ({"question": None}, "no_question"),
+        ({"question": None}, "bad_text"),
         ({"question": {"value": "  "}}, "no_question"),
         ({"question": {"value": "<image>"}}, "no_question"),
         ({"question": {"value": 3}}, "bad_text"),
@@ -205,61 +191,28 @@ def spoken(*texts: Any, image: str | None = "a.jpg") -> dict[str, Any]:
     return {"id": "v1", "conversations": turns} | ({"image": image} if image else {})
 
 
-def test_volcano_keeps_the_place_of_the_tag_and_text_without_images() -> None:
-    (row,), tally = rows(
-        spoken("What is it?\n<image>", "A pot.", "Which <image>?", "Red."), recipe=volcano
-    )
-    assert texts(row["messages"]) == [
-        "u: What is it?\n<image>",
-        "a: A pot.",
-        "u: Which ?",
-        "a: Red.",
-    ]
+def test_volcano_is_read_as_other_data_of_its_form() -> None:
+    asked = "What is it?\n<image>"
+    (row,), tally = rows(spoken(asked, "A pot.", "Which?", "Red."), recipe=volcano)
+    assert texts(row["messages"]) == [f"u: {asked}", "a: A pot.", "u: Which?", "a: Red."]
     assert (row["images"], tally.rounds) == (["a.jpg"], 2)
     (row,), tally = rows(spoken("Who wrote Hamlet?", "Shakespeare.", image=None), recipe=volcano)
     assert "images" not in row
     assert tally.notes["text_only"] == 1
     (row,), _ = rows(spoken("What is it?", "A pot."), recipe=volcano)
     assert texts(row["messages"])[0] == "u: <image>\nWhat is it?"
-    (row,), tally = rows(
-        spoken("Hello <b>", "Hi <image>.", "And this?<image>", "A pot."), recipe=volcano
-    )
-    assert texts(row["messages"]) == ["u: Hello <b>", "a: Hi .", "u: And this?<image>", "a: A pot."]
-    assert +tally.notes == {"images_in_later_questions": 1, "image_tags_removed": 1}
-
-
-def test_volcano_conversations_that_begin_or_end_in_their_middle() -> None:
-    record = spoken("x", "y", "What?", image=None)
-    record["conversations"].insert(0, {"from": "system", "value": "Be short."})
-    (row,), tally = rows(record, recipe=volcano)
-    assert texts(row["messages"]) == ["s: Be short.", "u: x", "a: y"]
-    record["conversations"][1] = {"from": "gpt", "value": "late"}
-    record["conversations"][2] = {"from": "human", "value": "x"}
-    record["conversations"][3] = {"from": "gpt", "value": "y"}
-    (row,), tally = rows(record, recipe=volcano)
-    assert texts(row["messages"]) == ["s: Be short.", "u: x", "a: y"]
-    assert tally.notes["leading_answers_left_out"] == 1
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
         (spoken("<image>\nWhat?", "x", image=None), "no_image"),
-        (spoken(), "no_conversations"),
+        (spoken(), "bad_record"),
         (spoken("What?"), "no_answer"),
-        (spoken("What?", " "), "empty_turn"),
-        (spoken("What?", "<image>"), "empty_turn"),
-        (spoken("What?", 3), "bad_text"),
-        ({"conversations": [{"from": "dog", "value": "x"}]}, "bad_turn"),
-        (
-            {
-                "conversations": [
-                    {"from": "human", "value": "x"},
-                    *spoken("x", "y")["conversations"],
-                ]
-            },
-            "bad_turn",
-        ),
+        (spoken("What?", " "), "bad_record"),
+        (spoken("What?", 3), "bad_record"),
+        (spoken("Which <image>?", "This.", "And <image>?", "That."), "bad_record"),
+        ({"conversations": [{"from": "dog", "value": "x"}]}, "bad_record"),
     ],
 )
 def test_volcano_records_that_cannot_be_used(record: dict[str, Any], reason: str) -> None:
@@ -334,7 +287,7 @@ def test_what_is_added_to_a_record_is_in_a_row_or_counted_or_the_record_is_skipp
         examples, tally = rows(record, recipe=recipe)
     except Skipped:
         return
-    counted = {name.rpartition(".")[2] for name in recipe.RECIPE.unused_keys(record)}
+    counted = {name.rpartition(".")[2] for name in tally.unused_keys}
     text = "wxw" if "wxw" in json.dumps(value) else json.dumps(value)
     assert key in counted or tally.notes.total() or text in json.dumps(examples)
 
@@ -344,9 +297,6 @@ def test_keys_that_are_in_no_row_are_counted_by_their_place() -> None:
         groundtruth={"value": "gray"}, split="", question={"value": "What?", "lang": "en"}
     )
     record["conversations"][0]["loss"] = False
-    assert fire.RECIPE.unused_keys(record) == {
-        "groundtruth",
-        "question.lang",
-        "conversations[].loss",
-    }
-    assert fire.RECIPE.unused_keys(trajectory()) == set()
+    expected = {"groundtruth", "question.lang", "conversations[].loss"}
+    assert rows(record)[1].unused_keys == expected
+    assert rows(trajectory())[1].unused_keys == set()

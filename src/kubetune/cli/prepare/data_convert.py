@@ -7,16 +7,17 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 from kubetune.base.humanize import visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.errors import OK, ConfigError
+from kubetune.plugins.recipes import RECIPES
 
 Number = TypeVar("Number", int, int | None)
 
-RECIPES = ("fire", "volcano")
 # Time between lines that say how far it is.
 LINE_SECONDS = 15.0
 
@@ -27,7 +28,6 @@ OPTIONS_OF_RECIPES = (
     "skip_images",
     "max_samples",
     "max_history_rounds",
-    "keep_sources",
     "json",
 )
 # Attempts with their feedback that a state of FIRE holds, where nothing else is said.
@@ -91,7 +91,7 @@ def _add_options_of_recipes(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--images",
-        metavar="DIR|hub[:ID]",
+        metavar="DIR|hub",
         help="where images are: a folder that holds them by the paths of the records, or `hub` for COCO on the hub",
     )
     group.add_argument(
@@ -111,11 +111,6 @@ def _add_options_of_recipes(group: argparse._ArgumentGroup) -> None:
         type=int,
         metavar="N",
         help="fire: attempts with feedback in a state (default $MAX_HISTORY_ROUNDS, or 6)",
-    )
-    group.add_argument(
-        "--keep-sources",
-        metavar="SET,…",
-        help="only records whose image is of these source sets, such as coco,gqa",
     )
     add_json(group, "the statistics as JSON")
 
@@ -196,21 +191,17 @@ def _convert_shape(args: argparse.Namespace) -> int:
 def _convert_recipe(args: argparse.Namespace) -> Answer:
     """Convert a published data set."""
     from kubetune.config.environment import max_samples
-    from kubetune.plugins.recipes.conversion import (
-        Request,
-        convert_recipe,
-        load_recipe,
-    )
+    from kubetune.plugins.recipes.conversion import Request, convert_recipe
     from kubetune.plugins.recipes.files import HUB, locate_splits
-    from kubetune.plugins.recipes.images import ImageSource
-    from kubetune.plugins.recipes.recipe import Options
+    from kubetune.plugins.recipes.recipe import Options, Recipe
 
     # All mistakes of the command line are told at once.
-    recipe = load_recipe(args.target)
+    recipe: Recipe = import_module(f"kubetune.plugins.recipes.{args.target}").RECIPE
+    has_history = "bc" in recipe.styles
     problems = []
     if args.style not in (None, *recipe.styles):
         problems.append(f"--style {args.style}: expected {' or '.join(recipe.styles)}")
-    if args.max_history_rounds is not None and not recipe.has_history:
+    if args.max_history_rounds is not None and not has_history:
         problems.append(f"--max-history-rounds: {recipe.name} has no attempts to remember")
     for flag, least in (("max_samples", 0), ("max_history_rounds", 0)):
         value = getattr(args, flag)
@@ -231,7 +222,7 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
     rounds = args.max_history_rounds
     if rounds is None:
         rounds = 0
-        if recipe.has_history:
+        if has_history:
             rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds)
 
     source = args.source or f"{HUB}{recipe.hub}"
@@ -239,9 +230,8 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
         recipe=recipe,
         splits=locate_splits(source, splits or recipe.splits, are_given=splits is not None),
         options=Options(args.style or recipe.styles[0], rounds),
-        images=ImageSource.parse(args.images),
+        images=args.images,
         output=args.output,
-        keep_sources=_listed(args.keep_sources) or (),
         max_samples=samples,
     )
     stats, done = convert_recipe(request, _ProgressLines().show)
@@ -278,7 +268,7 @@ def _tell(stats: dict[str, Any], output: Path, done: bool) -> None:
 
     for split, facts in stats.items():
         rows = counted(facts["examples_generated"], "row")
-        records = counted(facts["samples_used"], "record")
+        records = counted(facts["samples_processed"] - facts["skipped"], "record")
         skipped = f"{facts['skipped']:,} of {facts['samples_processed']:,} skipped"
         print(f"{split}: {rows} of {records}, {skipped}")
         for reason, number in facts["skipped_by_reason"].items():

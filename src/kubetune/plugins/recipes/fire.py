@@ -12,28 +12,26 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+from kubetune.data.reading.fields import Fields, show, text_of
 from kubetune.data.reading.formats import IMAGE_TAG
 from kubetune.plugins.recipes.recipe import Converted, Options, Recipe, Skipped
-from kubetune.plugins.recipes.turns import (
-    Turn,
-    clean_text,
-    messages,
-    read_turns,
-    trimmed,
-    with_one_tag,
-)
 
 # The student's attempts are what a model learns; the teacher's feedback is what it answers to.
-_ROLES: Final[Mapping[tuple[str, ...], str]] = {
-    ("student", "response"): "assistant",
-    ("teacher", "feedback"): "user",
-}
-# "Thought: …\nAnswer: a cat" and "Score: 4/10.\nFeedback: …", each mark at the beginning of a line.
+_ROLES: Final = {("student", "response"): "assistant", ("teacher", "feedback"): "user"}
+# "Thought: …\nAnswer: a cat" and "Score: 4/10.\nFeedback: …".
 _ANSWER: Final = re.compile(r"^[ \t]*Answer:[ \t]*", re.MULTILINE)
-_SCORE: Final = re.compile(r"\s*Score:[ \t]*([0-9]+(?:\.[0-9]+)?)(?:[ \t]*/[ \t]*10)?\.?")
-_FEEDBACK: Final = re.compile(r"^[ \t]*Feedback:[ \t]*", re.MULTILINE)
+_SCORE: Final = re.compile(
+    r"\s*Score:[ \t]*([0-9]+(?:\.[0-9]+)?)(?:[ \t]*/[ \t]*10)?\.?\s*(?:Feedback:)?"
+)
+
+
+class Turn(NamedTuple):
+    """What one speaker says; its fields are those of a message."""
+
+    role: str
+    content: str
 
 
 @dataclass(slots=True)
@@ -48,31 +46,71 @@ def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Con
     """Return the rows of a trajectory. Raise Skipped where there are none."""
     if not has_image:
         raise Skipped("no_image", "names no image")
-    # The question is a field of its own, and the first turn of the conversation.
-    turns = [Turn("user", _question(record)), *read_turns(record, ("role", "type"), _ROLES)]
     converted = Converted()
-    question, *turns = with_one_tag(turns, 0, converted.notes)
-    rounds = _rounds(turns, converted.notes)
+    fields = Fields(record)
+    question = Turn("user", _question(fields, converted.notes))
+    rounds = _rounds(_turns(fields, converted.notes), converted.notes)
+    converted.unused_keys = set(fields.unused) - {"id", "image"}
     converted.rounds = len(rounds)
     if options.style == "sharegpt":
         conversation = _conversation(question, rounds, converted.notes)
-        converted.rows = [{"messages": messages(conversation)}]
+        converted.rows = [{"messages": _messages(conversation)}]
     else:
         converted.rows = _attempts(question, rounds, options.max_history_rounds, converted.notes)
     return converted
 
 
-def _question(record: Mapping[str, Any]) -> str:
-    """Return the question, which is a text or an object that holds one."""
+def _question(record: Fields, notes: Counter[str]) -> str:
+    """Return the image's tag and the question, which is a text or an object that holds one."""
     question = record.get("question")
     if isinstance(question, dict):
-        question = question.get("value")
-    if question is None:
-        raise Skipped("no_question", "has no question")
-    text = clean_text(question, "question")
-    if not text.replace(IMAGE_TAG, "").strip():
+        fields = Fields(question)
+        question = fields.get("value")
+        for key in fields.unused:
+            record.note_unused(f"question.{key}")
+    text = _clean(question, "question")
+    notes["image_tags_removed"] += max(0, text.count(IMAGE_TAG) - 1)
+    text = text.replace(IMAGE_TAG, "").strip()
+    if not text:
         raise Skipped("no_question", "its question is empty")
-    return text
+    return f"{IMAGE_TAG}\n{text}"
+
+
+def _turns(record: Fields, notes: Counter[str]) -> list[Turn]:
+    """Return what student and teacher say. Raise Skipped where a turn cannot be read."""
+    conversation = record.get("conversations")
+    if not isinstance(conversation, list) or not conversation:
+        raise Skipped("no_conversations", "has no conversations")
+
+    turns = []
+    for number, turn in enumerate(conversation):
+        where = f"conversations[{number}]"
+        if not isinstance(turn, dict):
+            raise Skipped("bad_turn", f"{where} is {show(turn)}; expected an object")
+        fields = Fields(turn)
+        speaker = (str(fields.get("role")), str(fields.get("type")))
+        if speaker not in _ROLES:
+            message = f"{where} has role/type {'/'.join(speaker)}; expected student/response or teacher/feedback"
+            raise Skipped("bad_turn", message)
+
+        # The model sees the image once, at the question.
+        text = _clean(fields.get("value"), f"{where}.value")
+        notes["image_tags_removed"] += text.count(IMAGE_TAG)
+        text = text.replace(IMAGE_TAG, "").strip()
+        if not text:
+            raise Skipped("empty_turn", f"{where}.value is empty")
+        turns.append(Turn(_ROLES[speaker], text))
+        for key in fields.unused:
+            record.note_unused(f"conversations[].{key}")
+    return turns
+
+
+def _clean(value: Any, where: str) -> str:
+    """Return a text that can be trained on, without white space around it. Raise Skipped for what is none."""
+    try:
+        return text_of(value, where, may_be_empty=True).strip()
+    except ValueError as error:
+        raise Skipped("bad_text", str(error)) from None
 
 
 def _rounds(turns: Sequence[Turn], notes: Counter[str]) -> list[Round]:
@@ -108,13 +146,12 @@ def _attempts(
     for number, attempt in enumerate(rounds, 1):
         # A round is two turns: the attempt and its feedback.
         state = history[max(0, len(history) - 2 * most) :]
-        notes["states_cut"] += len(state) < len(history)
         action = Turn("assistant", attempt.attempt)
         rows.append(
             {
                 "round": number,
-                "prompt": messages([question, *state]),
-                "completion": messages([action]),
+                "prompt": _messages([question, *state]),
+                "completion": _messages([action]),
             }
         )
         if attempt.feedback:
@@ -133,28 +170,26 @@ def _conversation(question: Turn, rounds: Sequence[Round], notes: Counter[str]) 
     return turns
 
 
+def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+    """Return turns as the messages of a row."""
+    return [turn._asdict() for turn in turns]
+
+
 def _answer(attempt: str) -> str:
     """Return what follows `Answer:`, or the whole attempt where there is no such mark or nothing after it."""
     mark = _ANSWER.search(attempt)
     if mark is None:
         return attempt
-    return trimmed(attempt[mark.end() :]) or attempt
+    return attempt[mark.end() :].strip() or attempt
 
 
 def _in_words(feedback: str, notes: Counter[str]) -> str:
     """Return feedback as a sentence: `Score: 4.\\nFeedback: No.` is `A score of 4 is given to the answer. No.`"""
     score = _SCORE.match(feedback)
-    mark = _FEEDBACK.search(feedback)
-    # The words begin after the mark, or else after the score.
-    words = feedback
-    if mark is not None:
-        words = feedback[mark.end() :]
-    elif score is not None:
-        words = feedback[score.end() :]
-    words = words.strip()
     if score is None:
         notes["feedback_without_score"] += 1
-        return words or feedback
+        return feedback
+    words = feedback[score.end() :].strip()
     return f"A score of {score[1]} is given to the answer. {words}".strip()
 
 
@@ -163,12 +198,5 @@ RECIPE: Final = Recipe(
     hub="PengxiangLi/FIRE",
     splits=("train", "test"),
     styles=("bc", "sharegpt"),
-    has_history=True,
-    keys={
-        "id": (),
-        "image": (),
-        "question": ("value",),
-        "conversations": ("role", "type", "value"),
-    },
     convert=convert,
 )

@@ -1,160 +1,82 @@
-"""Images of a conversion, where `--images` says: in a folder here, in a data set of the hub, or not looked for.
+"""Images of a conversion, where `--images` says: in a folder here, in COCO on the hub, or not looked for.
 
-COCO on the hub is some hundred thousand rows in Parquet files, of which a data set needs a part. The files are fetched
-one by one into the hub's cache until all images are there, so a conversion that is begun anew fetches none of them twice.
+None is decoded here: `data check` and `data prepare` do that, and name each that cannot be used.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+import re
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from kubetune.base.files import join_inside
-from kubetune.data.reading.images import ImageFolders, UnusableImage, verifier, verify_image
+from kubetune.data.reading.images import ImageFolders, UnusableImage
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import read_file
 from kubetune.errors import DataError
-from kubetune.plugins.recipes.files import HUB, fetched, hub_files
+from kubetune.plugins.recipes.files import fetched
 
-# What a bare `hub` means: COCO 2017, whose rows have an `image_id`, the number in COCO's file names.
+# What `--images hub` means: COCO 2017, whose rows have `image` and `image_id`, the number in COCO's file names.
 COCO: Final = "detection-datasets/coco"
 # Folder of the output that images of the hub are saved in, under the paths that the records give them.
 SAVED: Final = "images"
-# Columns that tell which image a row has, the best first.
-_NAMES: Final = ("file_name", "filename", "image_path", "path", "image_id", "id")
 
 
 @dataclass(frozen=True)
-class ImageSource:
-    """Where images are: in a folder, in a data set of the hub, or, with neither, wherever the records say."""
+class Images:
+    """Where images are: in a folder, saved in the output, or, with neither, wherever the records say."""
 
     folder: Path | None = None
-    data_set: str | None = None
+    saved: Set[str] | None = None  # paths of records, beneath SAVED of the output
 
-    @classmethod
-    def parse(cls, place: str | None) -> ImageSource:
-        """Read DIR, hub or hub:ID; None does not look for images. Raise DataError where there is no such folder."""
-        if place is None:
-            return cls()
-        if place == "hub":
-            return cls(data_set=COCO)
-        if place.startswith(HUB):
-            return cls(data_set=place.removeprefix(HUB))
-        folder = Path(place).expanduser()
-        if not folder.is_dir():
-            raise DataError(f"--images: there is no folder {place}. Nothing was written.")
-        return cls(folder=folder.resolve())
-
-    def finder(self, saved: Set[str]) -> Callable[[str], str]:
-        """Return a function from the path of a record to that of its row. It raises UnusableImage.
-
-        An image in a folder is decoded once and stays where it is; the row has its absolute path. Images of the hub
-        were `saved` in the output already, and rows name them relative to it.
-        """
+    def find(self, path: str) -> str:
+        """Return the path of an image for a row. Raise UnusableImage where there is no such image."""
         if self.folder is not None:
-            folders = ImageFolders(self.folder)
-            verify = verifier()
-
-            def find(path: str) -> str:
-                file = folders.find(path)
-                verify(file)
-                return str(file)
-
-            return find
-
-        def find_unseen(path: str) -> str:
-            if path.startswith("/") or "://" in path or ".." in path.split("/"):
-                message = f"path {path!r} must be relative, and lead nowhere outside"
-                raise UnusableImage("image_outside", message)
-            if self.data_set is None:
-                return path
-            if path not in saved:
-                message = f"image {path!r} is not in {self.data_set}, or cannot be used"
-                raise UnusableImage("image_missing", message)
-            return f"{SAVED}/{path}"
-
-        return find_unseen
+            return str(ImageFolders(self.folder).find(path))
+        if self.saved is None:
+            return path
+        if path not in self.saved:
+            raise UnusableImage("image_missing", f"image {path!r} is not in {COCO}")
+        return f"{SAVED}/{path}"
 
 
-def save_images(
-    paths: Set[str], data_set: str, output: Path, progress: Callable[[str, int], None]
-) -> set[str]:
-    """Save images of a data set of the hub beneath `output`, and return the paths of those that it has."""
-    # Several paths may mean one image: coco/train2017/000000000009.jpg and 000000000009.png.
-    wanted: dict[str, list[str]] = {}
+def image_folder(place: str | None) -> Path | None:
+    """Return the folder that `--images` names, None without one. Raise DataError where it is not there."""
+    if place is None or place == "hub":
+        return None
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        raise DataError(
+            f"--images: there is no folder {place}; expected one, or `hub`. Nothing was written."
+        )
+    return folder.resolve()
+
+
+def save_coco(paths: Set[str], output: Path, progress: Callable[[str, int], None]) -> set[str]:
+    """Save the images of COCO that paths name beneath `output`, byte for byte; return those paths."""
+    # Several paths may mean one image: coco/train2017/000000000009.jpg and coco/000000000009.jpg.
+    wanted: dict[int, list[str]] = {}
     for path in sorted(paths):
-        wanted.setdefault(_key(path), []).append(path)
+        # Other data sets number their images too: vg/9.jpg is another picture.
+        name = re.fullmatch(r"coco/(?:\w+/)?([0-9]+)\.\w+", path)
+        if name is not None:
+            wanted.setdefault(int(name[1]), []).append(path)
+    if not wanted:
+        return set()
+
     saved: set[str] = set()
-    for name, content in _images_of(data_set, paths):
-        for path in wanted.pop(_key(name), []):
-            # Records of other paths will be skipped, and tell why.
-            with contextlib.suppress(UnusableImage, ValueError):
-                _save(content, join_inside(output / SAVED, path))
-                saved.add(path)
-        progress(f"images of {data_set}", len(saved))
-        if not wanted:
-            break
-    return saved
-
-
-def _key(name: str) -> str:
-    """Return what a path and a row of the hub agree on: the file's name, or COCO's number without its zeros."""
-    stem = Path(name).stem
-    if stem.isdecimal():
-        return str(int(stem))
-    return Path(name).name
-
-
-def _images_of(data_set: str, paths: Set[str]) -> Iterator[tuple[str, bytes]]:
-    """Yield the name or number of each image of a data set of the hub, and the bytes of its file."""
-    files = _likely_first(hub_files(data_set), paths)
-    if not files:
-        raise DataError(f"data set {data_set} has no Parquet files. Nothing was written.")
-    for file in files:
+    for file in sorted(fetched(COCO, ["*.parquet"]).rglob("*.parquet")):
         problems = Problems()
-        for record in read_file(fetched(data_set, file), problems):
+        for record in read_file(file, problems):
             row = record.value
-            image = _first_image(row)
-            if image is None:
-                columns = ", ".join(row)
-                raise DataError(f"data set {data_set} has no column of images; it has {columns}")
-            name = image.get("path")
-            for column in _NAMES:
-                if column in row:
-                    name = row[column]
-                    break
-            yield str(name), image["bytes"]
+            if not {"image", "image_id"} <= row.keys():
+                raise DataError(f"{file} of {COCO} lacks `image` or `image_id`; has {list(row)}")
+            for path in wanted.get(row["image_id"], ()):
+                place = output / SAVED / path
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(row["image"]["bytes"])
+                saved.add(path)
         problems.raise_if_any()
-
-
-def _first_image(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the first image of a row, as `datasets` writes one: {"path": "1.jpg", "bytes": …}."""
-    for value in row.values():
-        if isinstance(value, dict) and "bytes" in value:
-            return value
-    return None
-
-
-def _likely_first(files: Sequence[str], paths: Set[str]) -> list[str]:
-    """Return Parquet files, those of the split that most paths name first: coco/train2017/… names train."""
-
-    def number_of_paths(file: str) -> int:
-        split = Path(file).name.partition("-")[0]
-        return sum(f"/{split}" in path for path in paths)
-
-    parquet = [file for file in files if file.endswith(".parquet")]
-    return sorted(parquet, key=number_of_paths, reverse=True)
-
-
-def _save(content: bytes, place: Path) -> None:
-    """Write an image as it is. Raise UnusableImage where it cannot be used."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_bytes(content)
-    try:
-        verify_image(place)
-    except UnusableImage:
-        place.unlink()
-        raise
+        progress(f"images of {COCO}", len(saved))
+    return saved
