@@ -76,6 +76,11 @@ CASES: dict[str, list[str]] = {
         "kubernetes.jobset={restart: trainer, exclusive: example.com/block, cache_with_run: true}",
         "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}",
     ],
+    "samplers-job": [
+        *("minimal.yaml", "task=grpo", "lora={r: 16}", "rewards=[exact_match]"),
+        *("grpo={servers: {lag: 1}}", "kubernetes.samplers={replicas: 2}"),
+        "kubernetes.scheduling={gang: volcano}",
+    ],
     "shared-cache": [
         "minimal.yaml",
         "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}",
@@ -94,6 +99,7 @@ BESIDE = {
     "rdma-host": "rdma",
     "existing": "minimal",
     "placed": "minimal",
+    "samplers-job": "minimal",
     "shared-cache": "minimal",
     "volcano-job": "minimal",
 }

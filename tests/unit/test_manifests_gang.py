@@ -10,7 +10,7 @@ import pytest
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import local_files, render
-from kubetune.k8s.manifests.kinds.gang import times
+from kubetune.k8s.manifests.kinds.gang import total
 from tests.golden.made import MINIMAL, made, planned, the, trainer_pods
 
 VOLCANO = "kubernetes.scheduling={gang: volcano, queue: research}"
@@ -150,11 +150,21 @@ def test_groups_that_can_never_be_whole_are_found(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("amount", "count", "product"),
-    [("500m", 3, "1500m"), ("1.5Gi", 3, "4.5Gi"), ("64", 4, "256"), ("0.5", 2, "1")],
+    ("name", "amounts", "expected"),
+    [
+        ("cpu", [("500m", 3)], "1500m"),
+        ("memory", [("1.5Gi", 3)], "4.5Gi"),
+        ("cpu", [("64", 4)], "256"),
+        ("cpu", [("0.5", 2)], "1"),
+        ("memory", [("64Gi", 2), ("16Gi", 1)], "144Gi"),
+        ("memory", [("1Gi", 1), ("512Mi", 2)], str(2 << 30)),
+        ("cpu", [("4", 2), ("500m", 2)], "9000m"),
+    ],
 )
-def test_quantities_are_multiplied_in_their_unit(amount: str, count: int, product: str) -> None:
-    assert times(amount, count) == product
+def test_quantities_are_added_in_their_unit(
+    name: str, amounts: list[tuple[str, int]], expected: str
+) -> None:
+    assert total(name, amounts) == expected
 
 
 def test_rights_of_operators_cover_the_group() -> None:

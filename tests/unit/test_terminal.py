@@ -64,7 +64,8 @@ def test_logs_of_pods(monkeypatch: pytest.MonkeyPatch, is_terminal: bool) -> Non
         monkeypatch.setattr(sys, "stdout", out)
         spec = SimpleNamespace(nodes=1)
         printer(cast(Any, spec))(
-            cast(Any, SimpleNamespace(node=0, is_trainer=True, container="")), EVIL
+            cast(Any, SimpleNamespace(node=0, is_main=True, component="trainer", container="")),
+            EVIL,
         )
         counter = _Counter()
         counter.write(EVIL.encode())

@@ -42,6 +42,11 @@ def dev_config(config: Config) -> Config:
         raise ConfigError(
             "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"
         )
+    if config.kubernetes.samplers is not None:
+        raise ConfigError(
+            "kubernetes.samplers: the pods of `dev` are a StatefulSet, which has no servers beside it; leave it and "
+            "grpo.servers out for `dev`"
+        )
     # Nothing prepares before people work in them: they do that themselves.
     changes = {
         "kind": "statefulset",

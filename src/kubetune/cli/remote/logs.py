@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rank", type=int, metavar="N", help="everything that rank N logged, over all its starts"
     )
     chosen.add_argument("--node", type=int, metavar="N", help="only what the pod of node N prints")
+    chosen.add_argument(
+        "--sampler",
+        metavar="N",
+        help="what the Nth server that draws answers prints, or `all` of them, in place of the trainer's pods",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,13 +56,15 @@ def run(args: argparse.Namespace) -> int:
     cluster, spec = find(args)
     _require_below("--rank", args.rank, spec.nodes * spec.processes)
     _require_below("--node", args.node, spec.nodes)
+    sampler = _sampler_number(spec, args.sampler)
     if args.rank is not None:
         print_rank_log(cluster, spec, args.rank, follow=args.follow)
         return OK
     from kubetune.k8s.cluster.log_follow import LogFollower
     from kubetune.k8s.cluster.pods import node_number
-    from kubetune.k8s.cluster.preparation import find_pods
-    from kubetune.k8s.cluster.runs import trainer_pods
+    from kubetune.k8s.manifests.initialisers import PREPROCESS
+    from kubetune.k8s.manifests.samplers import SAMPLER
+    from kubetune.k8s.manifests.spec import TRAINER
 
     show = printer(spec)
     tell = teller(cluster, spec)
@@ -68,21 +75,29 @@ def run(args: argparse.Namespace) -> int:
         is_silent = False
         show(source, text)
 
+    number = args.node
+    components = [PREPROCESS, TRAINER]
+    if args.sampler is not None:
+        number = sampler
+        components = [SAMPLER]
+
     def wanted(pod: Object) -> bool:
-        return args.node is None or node_number(pod) == args.node
+        return number is None or node_number(pod) == number
 
     keep = None
     if args.follow:
         # The logs of pods vanish with them.
         keep = local_folder(spec) / "logs" / "pods"
-    follower = LogFollower(cluster, spec, emit, wanted=wanted, keep=keep, look=tell)
+    follower = LogFollower(
+        cluster, spec, emit, wanted=wanted, keep=keep, look=tell, components=components
+    )
     if args.follow:
         follower.follow()
     else:
         follower.read()
 
     if is_silent:
-        pods = [*find_pods(cluster, spec), *trainer_pods(cluster, spec)]
+        pods = _pods_of(cluster, spec, components)
         who = ""
         if pods:
             who = "no pod"
@@ -94,10 +109,34 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
+def _pods_of(cluster: Cluster, spec: RunSpec, components: Sequence[str]) -> list[Object]:
+    """Return the pods of these components."""
+    from kubetune.k8s.cluster.pods import component_of
+
+    pods = cluster.list("Pod", spec.every_pod())
+    return [pod for pod in pods if component_of(pod) in components]
+
+
 def _require_below(option: str, number: int | None, count: int) -> None:
     """Raise ConfigError for a number of a rank or node that the run does not have."""
     if number is not None and not 0 <= number < count:
         raise ConfigError(f"{option}: found {number}; expected 0 to {count - 1}")
+
+
+def _sampler_number(spec: RunSpec, text: str | None) -> int | None:
+    """Return the number of a server; None for `all` of them. Raise ConfigError for one that the run does not have."""
+    if text is None:
+        return None
+    samplers = spec.kubernetes.samplers
+    if samplers is None:
+        raise ConfigError(
+            f"--sampler: {spec.name} has no pods that draw answers (kubernetes.samplers)"
+        )
+    if text == "all":
+        return None
+    if not text.isdecimal() or int(text) >= samplers.replicas:
+        raise ConfigError(f"--sampler: found {text}; expected 0 to {samplers.replicas - 1}, or all")
+    return int(text)
 
 
 def _say_nothing_yet(spec: RunSpec, who: str) -> None:
@@ -113,13 +152,18 @@ def _say_nothing_yet(spec: RunSpec, who: str) -> None:
 
 def printer(spec: RunSpec) -> Callable[[Source, str], None]:
     """Return a function that prints the lines of all pods, each marked with its node."""
+    from kubetune.k8s.manifests.samplers import SAMPLER
 
     def show(source: Source, text: str) -> None:
-        # The trainer's container goes without its name: nearly all lines are its.
+        # The main container goes without its name: nearly all lines are its.
         container = ""
-        if not source.is_trainer:
+        if not source.is_main:
             container = source.container
-        mark = prefix(source.node, spec.nodes, container)
+        if source.component == SAMPLER:
+            servers = spec.pods - spec.nodes
+            mark = prefix(source.node, servers, container, group=SAMPLER)
+        else:
+            mark = prefix(source.node, spec.nodes, container)
         sys.stdout.write(f"{mark}{shown_on(sys.stdout, text)}\n")
         sys.stdout.flush()
 
@@ -200,14 +244,15 @@ def _reasons_of_queue(cluster: Cluster, spec: RunSpec) -> dict[str, str]:
 
 
 def _by_name(pods: Sequence[Object]) -> dict[str, Object]:
-    """Return the pods that prepare or train, by name. Others, such as TensorBoard's, are no news of the run."""
+    """Return the pods that prepare, draw or train, by name. Others, such as TensorBoard's, are no news of the run."""
     from kubetune.k8s.cluster.pods import component_of, name_of
     from kubetune.k8s.manifests.initialisers import PREPROCESS
+    from kubetune.k8s.manifests.samplers import SAMPLER
     from kubetune.k8s.manifests.spec import TRAINER
 
     by_name = {}
     for pod in pods:
-        if component_of(pod) in (PREPROCESS, TRAINER):
+        if component_of(pod) in (PREPROCESS, SAMPLER, TRAINER):
             by_name[name_of(pod)] = pod
     return by_name
 

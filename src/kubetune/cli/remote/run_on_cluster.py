@@ -142,11 +142,11 @@ def told_on_interrupt(text: str) -> Iterator[None]:
         raise
 
 
-def prefix(node: int, nodes: int, more: str = "") -> str:
+def prefix(node: int, nodes: int, more: str = "", *, group: str = "node") -> str:
     """Return the mark of the lines of one node, coloured on a terminal; empty for the only node."""
     if nodes == 1 and not more:
         return ""
-    name = f"node {node}"
+    name = f"{group} {node}"
     if more:
         name += f" {more}"
     mark = f"[{name}] "

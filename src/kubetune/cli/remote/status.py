@@ -63,7 +63,7 @@ def _show_run(observed: ObservedRun) -> None:
         print(visible(scrub(line)))
 
     # The pods that prepare come first, as they do in time.
-    pods = [*observed.preparing, *observed.pods]
+    pods = [*observed.preparing, *observed.pods, *observed.samplers]
     if pods:
         print()
         print_table(POD_HEAD, [_pod_row(observed, pod) for pod in pods])
@@ -213,6 +213,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
         "cause": observed.cause,
         "not_asked": observed.silence or None,
         "pods": [_pod_facts(observed, pod) for pod in observed.pods],
+        "samplers": [_sampler_facts(observed, pod) for pod in observed.samplers],
         "warnings": [pods.words_of(event) for event in _warnings(observed)],
     }
 
@@ -232,6 +233,20 @@ def _pod_facts(observed: ObservedRun, pod: Object) -> dict[str, Any]:
     }
 
 
+def _sampler_facts(observed: ObservedRun, pod: Object) -> dict[str, Any]:
+    """Return what `--json` prints about one pod that draws answers."""
+    from kubetune.k8s.cluster import pods
+
+    pod_facts = _pod_facts(observed, pod)
+    del pod_facts["node"]
+    return {
+        **pod_facts,
+        "index": pods.node_number(pod),
+        "ready": pods.condition(pod, "Ready") is not None,
+        "why": pods.why_server(pod, _events_of(observed, pod)),
+    }
+
+
 def why(observed: ObservedRun) -> str:
     """Return why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.k8s.cluster import pods
@@ -240,8 +255,10 @@ def why(observed: ObservedRun) -> str:
     # The state alone may say why.
     if observed.state == "done":
         return _reservation(observed)
-    if observed.state in ("running", "stopped"):
+    if observed.state == "stopped":
         return ""
+    if observed.state == "running":
+        return _why_without_servers(observed)
     if observed.state == "absent":
         return "its pods were removed; submit it again to continue it"
     if observed.state == "failed":
@@ -269,12 +286,38 @@ def why(observed: ObservedRun) -> str:
     for reason in _reasons(observed, others):
         return reason
 
-    # A quota or a webhook may keep pods from being made at all. Only an event of the Job's says so.
     if not observed.pods:
-        for event in reversed(observed.events):
-            if event.get("reason") == "FailedCreate":
-                return pods.words_of(event)
+        return _why_none_is_made(observed) or observed.reason
     return observed.reason
+
+
+def _why_none_is_made(observed: ObservedRun) -> str:
+    """Return why pods are not made at all, such as a quota or a webhook. Only an event of the Job's says so."""
+    from kubetune.k8s.cluster import pods
+
+    for event in reversed(observed.events):
+        if event.get("reason") == "FailedCreate":
+            return pods.words_of(event)
+    return ""
+
+
+def _why_without_servers(observed: ObservedRun) -> str:
+    """Return why servers do not answer that a run waits for; empty where all do, or the run has none."""
+    from kubetune.k8s.cluster import pods
+
+    settings = observed.spec.kubernetes.samplers
+    if settings is None:
+        return ""
+    current = [pod for pod in observed.samplers if not pods.has_ended(pod)]
+    for pod in current:
+        reason = pods.why_server(pod, _events_of(observed, pod))
+        if reason:
+            return f"{pods.name_of(pod)}: {reason}"
+    if len(current) < settings.replicas:
+        missing = settings.replicas - len(current)
+        reason = _why_none_is_made(observed) or "their pods are not made yet"
+        return f"{missing} of {settings.replicas} samplers are missing: {reason}"
+    return ""
 
 
 def _why_failed(observed: ObservedRun) -> str:
@@ -330,6 +373,10 @@ def headline(observed: ObservedRun) -> Iterator[str]:
     if observed.state in ("running", "waiting"):
         running_pods = [pod for pod in run_facts["pods"] if pod["phase"] == "Running"]
         parts.append(f"{len(running_pods)} of {run_facts['nodes']} pods running")
+        samplers = observed.spec.kubernetes.samplers
+        if samplers is not None:
+            answering = [pod for pod in run_facts["samplers"] if pod["ready"]]
+            parts.append(f"{len(answering)} of {samplers.replicas} samplers answer")
     if run_facts["restarts"]:
         parts.append(counted(run_facts["restarts"], "restart"))
 
@@ -429,7 +476,8 @@ def _news(observed: ObservedRun) -> list[Object]:
     """Return the warnings that the lines of the pods do not repeat."""
     from kubetune.k8s.cluster import pods
 
-    reasons = [pods.why(pod) for pod in (*observed.preparing, *observed.pods)]
+    shown = (*observed.preparing, *observed.pods, *observed.samplers)
+    reasons = [pods.why(pod) for pod in shown]
     news = []
     for event in _warnings(observed):
         # The line of a pod quotes what holds it back.
@@ -444,7 +492,7 @@ def _warnings(observed: ObservedRun) -> list[Object]:
     from kubetune.k8s.cluster import pods
 
     by_uid: dict[Any, Object] = {}
-    for pod in (*observed.preparing, *observed.pods):
+    for pod in (*observed.preparing, *observed.pods, *observed.samplers):
         by_uid[pod["metadata"].get("uid")] = pod
 
     running_pods = [pod for pod in observed.pods if pods.is_running(pod)]
@@ -477,9 +525,15 @@ def _pod_row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
     age = brief(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
     # The headline says already what to do.
     reason = pods.why(pod, _events_of(observed, pod), advise=False)
+    place = str(pods.node_number(pod))
+    if pod in observed.preparing:
+        place = ""
+    if pod in observed.samplers:
+        place = f"sampler {place}"
+        reason = pods.why_server(pod, _events_of(observed, pod), advise=False)
     return (
         pods.name_of(pod),
-        "" if pod in observed.preparing else pods.node_number(pod),
+        place,
         pod["spec"].get("nodeName"),
         pods.phase_of(pod),
         status.get("restartCount", 0),

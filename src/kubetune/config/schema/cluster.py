@@ -330,7 +330,7 @@ class PreprocessConfig(Section):
 
 
 class SamplersConfig(Section):
-    """Pods with vLLM that draw the answers of `task: grpo`, in the same JobSet as the trainer."""
+    """Pods with vLLM that draw the answers of `task: grpo`, beside the trainer."""
 
     replicas: int = Field(1, ge=1, le=256, description="Servers, a pod each.")
     gpus: int = Field(
@@ -629,7 +629,7 @@ class KubernetesConfig(Section):
     samplers: SamplersConfig | None = Field(
         None,
         description="Pods with vLLM that draw the answers of `task: grpo` with `grpo.servers`, whose addresses are theirs. "
-        "`kind: jobset` alone.",
+        "`kind: jobset` or `job`; with `queue`, `jobset`.",
     )
     tools_image: str | None = Field(
         None,

@@ -587,10 +587,16 @@ def _problems_of_samplers(run: _Run) -> list[str]:
         problems.append(
             "grpo.servers.urls: kubernetes.samplers have addresses of their own; leave one of both out"
         )
-    if kubernetes.kind != "jobset":
+    if kubernetes.kind not in ("jobset", "job"):
         problems.append(
-            f"kubernetes.samplers: found kind {kubernetes.kind}; expected jobset, which starts and ends both groups of pods "
-            "together"
+            f"kubernetes.samplers: found kind {kubernetes.kind}; expected jobset or job, by which both groups of pods start "
+            "and end together"
+        )
+    elif kubernetes.kind == "job" and kubernetes.queue is not None:
+        problems.append(
+            "kubernetes.queue: found kind job with kubernetes.samplers, which are two Jobs; Kueue lets each of them go by "
+            "itself, so one may hold its GPUs and wait for the other. Expected kind jobset, of which Kueue lets all pods go "
+            "together, or no queue"
         )
     return problems
 

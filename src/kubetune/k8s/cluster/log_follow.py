@@ -28,6 +28,7 @@ from kubetune.k8s.cluster.preparation import cause_of_failure, find_pods
 from kubetune.k8s.cluster.runs import final_status, read_progress, workload_kind
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.k8s.manifests.kinds.registry import kind_of
+from kubetune.k8s.manifests.samplers import SAMPLER
 from kubetune.k8s.manifests.spec import TRAINER, RunSpec
 
 # How long it takes at most until the state of a run is looked at again.
@@ -56,8 +57,9 @@ class Source:
     container: str
     attempt: int  # number of restarts within the pod before this start
     node: int
-    # the main container of a trainer's pod, which needs no other mark than its node
-    is_trainer: bool
+    component: str  # of the pod
+    # the main container of a trainer's or a server's pod, which needs no other mark than its number
+    is_main: bool
 
     @property
     def file_name(self) -> str:
@@ -78,7 +80,8 @@ Standing = Literal["running", "ended", "restarted", "gone"]
 
 def sources_of(pod: Object) -> Iterator[Source]:
     """Yield the containers of a pod that have a log by now, in the order in which they run."""
-    trainer = pods.trainer_container(pod)
+    main = pods.trainer_container(pod)
+    component = pods.component_of(pod)
     for status in pods.container_statuses(pod):
         state = status.get("state") or {}
         if "running" in state or "terminated" in state:
@@ -89,7 +92,8 @@ def sources_of(pod: Object) -> Iterator[Source]:
                 container=container,
                 attempt=int(status.get("restartCount", 0)),
                 node=pods.node_number(pod),
-                is_trainer=container == trainer and pods.component_of(pod) == TRAINER,
+                component=component,
+                is_main=container == main and component in (TRAINER, SAMPLER),
             )
 
 
@@ -240,6 +244,10 @@ class LogFollower:
             try:
                 self._wait_for_end(self._pods, warnings, woken)
                 self.over_since = time.monotonic()
+                if SAMPLER in self._components:
+                    # Servers may wait for another start of the run, and so outlive it.
+                    self._stays = True
+                    self._last_line = time.monotonic()
                 self._read_out()
             finally:
                 self.stopped.set()

@@ -60,7 +60,7 @@ def labels_of(obj: Object) -> Mapping[str, str]:
 
 
 def component_of(pod: Object) -> str:
-    """Return the purpose of a pod: `trainer`, `preprocess`, `tensorboard`, `ui`, `jupyter` or `files`."""
+    """Return the purpose of a pod: `trainer`, `sampler`, `preprocess`, `tensorboard`, `ui` …"""
     return labels_of(pod).get(COMPONENT, "")
 
 
@@ -322,6 +322,14 @@ def why(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> s
         if event.get("type") == "Warning" and not is_of_scheduling(event, pod):
             return words_of(event)
     return ""
+
+
+def why_server(pod: Object, events: Sequence[Object] = (), *, advise: bool = True) -> str:
+    """Return why a pod with a server is not asked yet, or how it ended; empty while its server answers."""
+    reason = why(pod, events, advise=advise)
+    if not reason and is_running(pod) and condition(pod, "Ready") is None:
+        return "its server does not answer yet"
+    return reason
 
 
 def is_of_scheduling(event: Object, pod: Object) -> bool:

@@ -28,6 +28,7 @@ from kubetune.k8s.cluster import kueue, pods, preparation
 from kubetune.k8s.cluster.causes import find_cause
 from kubetune.k8s.cluster.termination import left_progress, logged_progress, noted_progress, trusted
 from kubetune.k8s.manifests.kinds.kind import State
+from kubetune.k8s.manifests.samplers import SAMPLER
 from kubetune.k8s.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec, plan_without_data
 from kubetune.rundir.exit_status import ExitStatus
 
@@ -72,6 +73,7 @@ class ObservedRun:
     preparing: list[Object] = field(default_factory=list)
     silence: str = ""  # why pods that run could not be asked for progress
     cause: dict[str, Any] | None = None  # the pod by which the last start ended, see find_cause
+    samplers: list[Object] = field(default_factory=list)  # pods that draw answers, by index and age
 
 
 def workload_kind(spec: RunSpec) -> str:
@@ -140,11 +142,21 @@ def _config_of(text: str, where: str) -> Config:
 
 def trainer_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
     """Return the pods that train, by node, older ones first."""
+    return _numbered_pods(cluster, spec, TRAINER)
 
+
+def sampler_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
+    """Return the pods that draw answers, by index, older ones first."""
+    if spec.kubernetes.samplers is None:
+        return []
+    return _numbered_pods(cluster, spec, SAMPLER)
+
+
+def _numbered_pods(cluster: Cluster, spec: RunSpec, component: str) -> list[Object]:
     def order(pod: Object) -> tuple[int, str]:
         return pods.node_number(pod), pod["metadata"].get("creationTimestamp", "")
 
-    return sorted(cluster.list("Pod", spec.selector(TRAINER)), key=order)
+    return sorted(cluster.list("Pod", spec.selector(component)), key=order)
 
 
 def running(cluster: Cluster, spec: RunSpec) -> list[Target]:
@@ -265,6 +277,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
     if state == "waiting" and not reason and spec.kubernetes.queue:
         reason = kueue.why_waiting(cluster, workload)
 
+    samplers = sampler_pods(cluster, spec)
     progress, silence = ask_progress(cluster, spec, trainers)
 
     # Listed after the question, which takes a while: the newest events say why nobody answered.
@@ -293,6 +306,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         preparing,
         silence,
         find_cause(trainers, events),
+        samplers,
     )
 
 

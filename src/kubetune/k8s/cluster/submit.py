@@ -31,6 +31,7 @@ from kubetune.k8s.manifests.extras import token_secret, token_servers
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.kinds.registry import kind_of
+from kubetune.k8s.manifests.samplers import SAMPLER
 from kubetune.k8s.manifests.spec import (
     MANAGED_BY,
     MARGIN_SECONDS,
@@ -45,6 +46,7 @@ Outcome = Literal["submitted", "unchanged", "replaced", "checked"]
 Confirm = Callable[[str], bool]
 
 _VOLUMES = "PersistentVolumeClaim"
+_JOB = "Job"
 # Kinds of objects that users of a namespace often may not read.
 _GUARDED_GROUPS = ("rbac.authorization.k8s.io", "networking.k8s.io")
 _LOOK_SECONDS = 0.5
@@ -71,6 +73,7 @@ class _Submission:
     kind: str  # of the new workload
     old_kind: str  # of the workload that exists; the same where there is none
     workload: Object | None  # that exists
+    old_beside: list[str]  # Jobs that stop and end with that workload
     state: State  # of that workload
     is_same: bool  # the run exists with the same config
     preparing: Object | None  # Job that prepared the run before
@@ -98,9 +101,14 @@ class _Submission:
         """True if an object is the new workload."""
         return (obj["kind"], obj["metadata"]["name"]) == (self.kind, self.spec.name)
 
+    def is_beside(self, obj: Manifest) -> bool:
+        """True if an object is a Job that starts, stops and ends with the new workload."""
+        names = kind_of(self.spec.kubernetes.kind).beside(self.spec)
+        return obj["kind"] == _JOB and obj["metadata"]["name"] in names
+
     def is_job(self, obj: Manifest) -> bool:
         """True if an object is the Job that prepares the run."""
-        return (obj["kind"], obj["metadata"]["name"]) == ("Job", preprocess_name(self.spec))
+        return (obj["kind"], obj["metadata"]["name"]) == (_JOB, preprocess_name(self.spec))
 
 
 def spec_of(config: Config, files: Mapping[str, str] | None = None) -> RunSpec:
@@ -137,7 +145,7 @@ def submit(
         return JobRef(spec.name, cluster.namespace, submission.kind, "checked", submission.state)
 
     if submission.replaces:
-        _replace(cluster, spec, submission.old_kind, submission.state, confirm)
+        _replace(cluster, submission, confirm)
     _make_tokens(cluster, spec)
     _apply_all(cluster, submission, wait or partial(_wait_in_silence, cluster))
 
@@ -168,14 +176,26 @@ def _compare(
     # An earlier submit may have used another kind, whose workload has the same name.
     kind = workload_kind(spec)
     old_kind = kind
+    old_beside: list[str] = []
     if old is not None:
         old_kind = workload_kind(old)
+        old_beside = kind_of(old.kubernetes.kind).beside(old)
     workload = cluster.get(old_kind, spec.name)
     state, _ = pods.state_of(workload, [])
 
     is_same = old_config is not None and old_config == _as_seen(spec)
     preparing = preparation.find_job(cluster, spec)
-    return _Submission(spec, objects, kind, old_kind, workload, state, is_same, preparing)
+    return _Submission(
+        spec=spec,
+        objects=objects,
+        kind=kind,
+        old_kind=old_kind,
+        workload=workload,
+        old_beside=old_beside,
+        state=state,
+        is_same=is_same,
+        preparing=preparing,
+    )
 
 
 def _to_check(submission: _Submission) -> list[Manifest]:
@@ -186,6 +206,7 @@ def _to_check(submission: _Submission) -> list[Manifest]:
     objects = submission.objects
     if submission.replaces:
         objects = [obj for obj in objects if not submission.is_trainer(obj)]
+        objects = [obj for obj in objects if not submission.is_beside(obj)]
     if submission.preparing is not None:
         objects = [obj for obj in objects if not submission.is_job(obj)]
     return objects
@@ -206,7 +227,8 @@ def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpe
     for obj in submission.objects:
         # The Job that prepared a trainer that exists may be gone by now, and is needed no more.
         is_needless = has_job and not submission.makes_trainer and submission.is_job(obj)
-        if not submission.is_trainer(obj) and not is_needless:
+        holds_gpus = submission.is_trainer(obj) or submission.is_beside(obj)
+        if not holds_gpus and not is_needless:
             _apply(cluster, obj)
     if has_job and submission.makes_trainer:
         wait(spec)
@@ -214,6 +236,9 @@ def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpe
     # To apply a stopped run's workload would start it.
     if submission.is_same and submission.state == "stopped" and not submission.makes_trainer:
         return
+    for obj in submission.objects:
+        if submission.is_beside(obj):
+            _start_beside(cluster, spec, obj)
     for obj in submission.objects:
         if submission.is_trainer(obj):
             cluster.apply(obj)
@@ -307,10 +332,12 @@ def _missing_secrets(cluster: Cluster, spec: RunSpec) -> list[str]:
     return problems
 
 
-def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: State, confirm: Confirm) -> None:
+def _replace(cluster: Cluster, submission: _Submission, confirm: Confirm) -> None:
     """Remove a run's workload and wait until its pods have saved and gone. Raise ConfigError where the answer is no."""
+    spec = submission.spec
+    kind = submission.old_kind
     standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(
-        state, "is there already"
+        submission.state, "is there already"
     )
     question = (
         f"{kind} {spec.name} in namespace {cluster.namespace} {standing}. Its pods are stopped (they save first), and "
@@ -319,14 +346,32 @@ def _replace(cluster: Cluster, spec: RunSpec, kind: str, state: State, confirm: 
     if not confirm(question):
         raise ConfigError(f"{kind} {spec.name} was left as it is. Nothing was changed.")
     cluster.delete(kind, spec.name)
+    for name in submission.old_beside:
+        cluster.delete(_JOB, name)
     wait_gone(cluster, spec, kind)
+    for name in submission.old_beside:
+        wait_gone(cluster, spec, _JOB, name, components=())
 
 
 def _remove_job(cluster: Cluster, spec: RunSpec) -> None:
     """Remove the Job that prepared this run before, since the spec of a Job cannot be changed."""
     name = preprocess_name(spec)
-    cluster.delete("Job", name)
-    wait_gone(cluster, spec, "Job", name, component=PREPROCESS)
+    cluster.delete(_JOB, name)
+    wait_gone(cluster, spec, _JOB, name, components=(PREPROCESS,))
+
+
+def _start_beside(cluster: Cluster, spec: RunSpec, job: Manifest) -> None:
+    """Start a Job beside the workload, or let it go on. One that has ended is made anew."""
+    name = job["metadata"]["name"]
+    existing = cluster.get(_JOB, name)
+    if existing is not None:
+        state, _ = pods.state_of(existing, [])
+        if state in ("done", "failed"):
+            cluster.delete(_JOB, name)
+            wait_gone(cluster, spec, _JOB, name, components=(SAMPLER,))
+        elif state == "stopped":
+            cluster.merge(_JOB, name, {"spec": {"suspend": False}})
+    cluster.apply(job)
 
 
 def _apply(cluster: Cluster, obj: Manifest) -> None:
@@ -386,21 +431,22 @@ def wait_gone(
     kind: str | None = None,
     name: str | None = None,
     *,
-    component: str = TRAINER,
+    components: Sequence[str] = (TRAINER, SAMPLER),
 ) -> None:
-    """Wait until no pod of a component is left, nor, with `kind`, the workload. Raise EnvironmentFault when they stay."""
+    """Wait until no pod of these is left, nor, with `kind`, the workload. Raise EnvironmentFault when they stay."""
     name = name or spec.name
     # Pods may save for as long as their grace period; the margin is for kubelet and controllers.
     patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
-    with Informer(cluster, "Pod", spec.selector(component)) as left:
+    with Informer(cluster, "Pod", spec.every_pod()) as informer:
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
-            if not left.objects() and (kind is None or cluster.get(kind, name) is None):
+            left = [pod for pod in informer.objects() if pods.component_of(pod) in components]
+            if not left and (kind is None or cluster.get(kind, name) is None):
                 return
             # Ends at once when a pod goes; else looks again, for the workload may go last.
-            if left.changed.wait(_LOOK_SECONDS):
-                left.changed.clear()
-        names = ", ".join(pods.name_of(pod) for pod in left.objects()) or f"{kind} {name}"
+            if informer.changed.wait(_LOOK_SECONDS):
+                informer.changed.clear()
+        names = ", ".join(pods.name_of(pod) for pod in left) or f"{kind} {name}"
     raise EnvironmentFault(
         f"{names} did not go within {patience} s; look at kubetune events {spec.typed}"
     )
@@ -451,8 +497,24 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
     if is_queued and kueue.is_installed(cluster):
         kueue.activate(cluster, workload, active=not suspend)
         return
+    beside = kind.beside(spec)
+    if not suspend:
+        # Before the trainer, which asks them.
+        for obj in _rendered(spec):
+            if obj["kind"] == _JOB and obj["metadata"]["name"] in beside:
+                _start_beside(cluster, spec, obj)
     change = kind.suspension(spec.nodes, suspend=suspend)
     cluster.merge(kind.name, spec.name, change)
+    if suspend:
+        for name in beside:
+            if cluster.get(_JOB, name) is not None:
+                cluster.merge(_JOB, name, {"spec": {"suspend": True}})
+
+
+def _rendered(spec: RunSpec) -> list[Manifest]:
+    """Return the objects of a run that the cluster has the config of."""
+    files = {f"/{name}": text for name, text in spec.files.items()}
+    return render(spec.config, plan_without_data(spec.config), files)
 
 
 def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]:
@@ -460,8 +522,7 @@ def deletable(cluster: Cluster, spec: RunSpec, *, volumes: bool) -> list[Object]
 
     Its volumes are among them only where asked for, since results lie there.
     """
-    files = {f"/{name}": text for name, text in spec.files.items()}
-    objects = render(spec.config, plan_without_data(spec.config), files)
+    objects = _rendered(spec)
     for server in token_servers(spec):
         name, _ = token_secret(spec, server)
         objects.append(spec.manifest("v1", "Secret", name, server))

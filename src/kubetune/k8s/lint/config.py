@@ -426,10 +426,10 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
     yield from _topology(spec)
 
     # With `gang: none` the user has said that they know.
-    if spec.nodes > 1 and who == "none" and k.scheduling.gang == "auto":
+    if spec.pods > 1 and who == "none" and k.scheduling.gang == "auto":
         yield advice(
             key,
-            f"nothing starts the {spec.nodes} pods together: where the cluster has no room for all, some hold their "
+            f"nothing starts the {spec.pods} pods together: where the cluster has no room for all, some hold their "
             "nodes and wait. Give kubernetes.queue (Kueue) or volcano here; none if that is all right",
         )
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
 from kubetune.k8s.manifests.kinds.registry import kinds_by_object
+from kubetune.k8s.manifests.samplers import GROUP as SAMPLERS
 from kubetune.k8s.manifests.spec import INSTANCE, Manifest
 
 CONFIGURATION = "kustomizeconfig.yaml"
@@ -125,6 +126,7 @@ def _fields_with_name(name: str, kinds: Sequence[str]) -> Iterator[tuple[str, st
         yield from _instances(kinds)
     elif name == "Service" and "Job" in kinds:
         yield "Job", "spec/template/spec/subdomain"
+        yield "Job", f"spec/template/metadata/annotations/{_key(SAMPLERS)}"
     elif name == "TrainingRuntime" and "TrainJob" in kinds:
         yield "TrainJob", "spec/runtimeRef/name"
     elif name == "PodGroup" and "PodGroup" in kinds:

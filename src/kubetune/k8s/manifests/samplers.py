@@ -1,20 +1,28 @@
-"""The pods with vLLM that draw the answers of `task: grpo`, beside the trainer's in one JobSet.
+"""The pods with vLLM that draw the answers of `task: grpo`, beside the trainer's.
 
-Both groups start, stop and end together: the JobSet has ended well when the trainer has, and its other pods go then. They
-share the outputs volume, on which the trainer writes its adapters. Two nodes that train and two that draw:
+Both groups start, stop and end together. They share the outputs volume, on which the trainer writes its adapters. Two
+nodes that train and two that draw:
 
-    support-bot-node-0-0     support-bot-node-0-1       the trainer
-    support-bot-sampler-0-0  support-bot-sampler-0-1    vLLM, asked at http://support-bot-sampler-0-1.support-bot:8000
+    kind      the trainer                      vLLM                                 its address
+    jobset    fit-node-0-0    fit-node-0-1     fit-sampler-0-0  fit-sampler-0-1     fit-sampler-0-1.fit:8000
+    job       fit-0           fit-1            fit-sampler-0    fit-sampler-1       fit-sampler-1.fit-sampler:8000
+
+A JobSet has ended when the trainer has, and deletes its other pods then. Beside a Job the servers are a second Job. It
+is no Deployment: that never ends, so its pods would hold their GPUs after the run, and they have no names to ask each of
+them by.
 """
 
 from __future__ import annotations
 
+from kubetune import errors
 from kubetune.config.schema.cluster import SamplersConfig
-from kubetune.k8s.manifests.environment import RUN_NAME, environment, value
+from kubetune.k8s.manifests.environment import RUN_NAME, environment, field, value
+from kubetune.k8s.manifests.kinds.services import headless_service
 from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
 from kubetune.k8s.manifests.spec import Manifest, RunSpec
 from kubetune.k8s.manifests.storage import volume_mounts, volumes
 from kubetune.k8s.run_names import CACHE
+from kubetune.rundir.exit_status import EXIT
 
 SAMPLER = "sampler"
 SAMPLER_PORT = 8000
@@ -25,31 +33,133 @@ ADDRESSES = "KUBETUNE_SAMPLERS"
 # What vLLM's `--max-lora-rank` takes; an adapter's own rank is rounded up to one of them.
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
-# Starts of a server after it ended; it asks for a GPU as long as the trainer does.
-_MOST_STARTS = 100
+# The most that a Job may take. Kubernetes counts every pod that `stop` ends as a failed one.
+_MOST_STARTS = 2**31 - 1
+
+# The name of the Job and of the Service of the servers, on the trainer's pods: kustomize changes it with the objects'.
+GROUP = "kubetune/samplers"
+_GROUP_VARIABLE = "KUBETUNE_SAMPLER_GROUP"
+
+# A run that failed begins again within this time, if ever: Kubernetes waits ten minutes at most.
+_SECONDS_FOR_ANOTHER_START = 3600
+_LOOK_SECONDS = 2
 
 
-def addresses(spec: RunSpec) -> list[Manifest]:
-    """Return the variable with the addresses of the servers; none where the run has no such pods."""
+def _keep_serving() -> str:
+    """Return the shell script around `vllm serve`: `sh -c SCRIPT EXIT_JSON vllm serve …`.
+
+    vLLM ends with 0 also when it is told to stop, or its engine has died. To a Job that is a server that has done its
+    work, which is never started again, so `resume` would bring no servers back. Here 0 means that the run has ended:
+
+        exit.json of the run                          the server
+        none: it trains                               serves
+        143 or 145: another start follows             serves
+        0, 2, 4, 5 or 6: none follows                 ends with 0
+        another: another start may follow             ends with 0 after an hour without one
+        what lay there as this pod began              ends with 0 after an hour without another start
+
+    The last may be of an earlier start, if the trainer's pod is still to come, or of this one, if it has gone already.
+    """
+    follows = _codes(errors.PREEMPTED, errors.LOST_PEER)
+    final = _codes(errors.OK, *errors.FINAL)
+    return f"""\
+server=
+end() {{ test -z "$server" || {{ kill "$server"; wait "$server"; }}; exit "$1"; }}
+trap 'end {errors.PREEMPTED}' TERM
+test -e /tmp/exit-before || cat "$0" > /tmp/exit-before 2> /dev/null
+before=$(cat /tmp/exit-before)
+"$@" &
+server=$!
+waited=0
+while kill -0 "$server"; do
+  sleep {_LOOK_SECONDS} & wait $!
+  now=$(cat "$0")
+  case $now in
+    "") waited=0 ;;
+    {follows}) ;;
+    {final}) test "$now" = "$before" || end 0; waited=$((waited + {_LOOK_SECONDS})) ;;
+    *) waited=$((waited + {_LOOK_SECONDS})) ;;
+  esac
+  test $waited -lt {_SECONDS_FOR_ANOTHER_START} || end 0
+done 2> /dev/null
+wait "$server"
+code=$?
+test $code -ne 0 || code=1
+exit $code
+"""
+
+
+def _codes(*codes: int) -> str:
+    """Return the pattern of the shell for exit.json with one of these codes: `*'"code": 143,'* | …`."""
+    return " | ".join(f"""*'"code": {code},'*""" for code in codes)
+
+
+def addresses_in_jobset(spec: RunSpec) -> list[Manifest]:
+    """Return the variable with the addresses of the servers of a JobSet; none where the run has no such pods."""
     samplers = spec.kubernetes.samplers
     if samplers is None:
         return []
+    # The label of the run, so that a name which kustomize changes is followed.
+    return [_addresses(samplers, f"{RUN_NAME}-{SAMPLER}-0", RUN_NAME)]
+
+
+def addresses_beside_job(spec: RunSpec) -> list[Manifest]:
+    """Return the same for servers that are a Job of their own."""
+    samplers = spec.kubernetes.samplers
+    if samplers is None:
+        return []
+    group = f"$({_GROUP_VARIABLE})"
+    return [
+        field(_GROUP_VARIABLE, f"metadata.annotations['{GROUP}']"),
+        _addresses(samplers, group, group),
+    ]
+
+
+def _addresses(samplers: SamplersConfig, host: str, domain: str) -> Manifest:
+    """Return the variable with the addresses of servers whose pods are called `HOST-INDEX.DOMAIN`."""
     urls = []
     for index in range(samplers.replicas):
-        # The label of the run, so that a name which kustomize changes is followed.
-        urls.append(f"http://{RUN_NAME}-{SAMPLER}-0-{index}.{RUN_NAME}:{SAMPLER_PORT}")
-    return [value(ADDRESSES, " ".join(urls))]
+        urls.append(f"http://{host}-{index}.{domain}:{SAMPLER_PORT}")
+    return value(ADDRESSES, " ".join(urls))
 
 
-def sampler_job(spec: RunSpec, samplers: SamplersConfig) -> Manifest:
+def sampler_template(spec: RunSpec, samplers: SamplersConfig) -> Manifest:
+    """Return the template of the pod of a server."""
+    return {"metadata": pod_metadata(spec, SAMPLER), "spec": _pod(spec, samplers)}
+
+
+def sampler_job(samplers: SamplersConfig, template: Manifest) -> Manifest:
     """Return the spec of the Job with one index for each server."""
     return {
         "completionMode": "Indexed",
         "completions": samplers.replicas,
         "parallelism": samplers.replicas,
         "backoffLimit": _MOST_STARTS,
-        "template": {"metadata": pod_metadata(spec, SAMPLER), "spec": _pod(spec, samplers)},
+        # Never two pods at one address.
+        "podReplacementPolicy": "Failed",
+        "template": template,
     }
+
+
+def samplers_name(run: str) -> str:
+    """Return the name of the Job and of the Service of the servers, beside a run that is a Job."""
+    return f"{run}-{SAMPLER}"
+
+
+def samplers_beside_job(
+    spec: RunSpec, samplers: SamplersConfig, template: Manifest
+) -> list[Manifest]:
+    """Return the Service by which each server has an address, and the Job of the servers."""
+    name = samplers_name(spec.name)
+    template["spec"]["subdomain"] = name
+    body = sampler_job(samplers, template)
+    k = spec.kubernetes
+    if k.max_runtime_seconds is not None:
+        body["activeDeadlineSeconds"] = k.max_runtime_seconds
+    if k.ttl_seconds is not None:
+        body["ttlSecondsAfterFinished"] = k.ttl_seconds
+    service = headless_service(spec, name, SAMPLER, "http", SAMPLER_PORT)
+    return [service, spec.manifest("batch/v1", "Job", name, SAMPLER, spec=body)]
 
 
 def command(spec: RunSpec, samplers: SamplersConfig) -> list[str]:
@@ -84,7 +194,8 @@ def _pod(spec: RunSpec, samplers: SamplersConfig) -> Manifest:
     server = container(
         spec,
         SAMPLER,
-        command(spec, samplers),
+        ["sh", "-c", _keep_serving(), f"{spec.run_dir}/{EXIT}"],
+        args=command(spec, samplers),
         image=samplers.image,
         env=_environment(spec),
         ports=[{"name": "http", "protocol": "TCP", "containerPort": SAMPLER_PORT}],

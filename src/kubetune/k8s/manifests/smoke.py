@@ -32,11 +32,17 @@ def smoke_config(config: Config) -> Config:
         "preprocess": None,
         "initialisers": (),
         "tensorboard": False,
+        "ui": False,
         "jupyter": None,
+        # They would never end: no run says that it has.
+        "samplers": None,
     }
+    grpo = config.grpo
+    if k.samplers is not None:
+        grpo = grpo.model_copy(update={"servers": None})
     kubernetes = k.model_copy(update=changes)
     name = name_beside(run_name(config.name, config.model.path), SUFFIX)
-    return config.model_copy(update={"name": name, "kubernetes": kubernetes})
+    return config.model_copy(update={"name": name, "kubernetes": kubernetes, "grpo": grpo})
 
 
 def testing(objects: list[Manifest], plan: Plan) -> list[Manifest]:

@@ -113,6 +113,14 @@ class RunSpec:
         return self.kubernetes.service_account or self.name
 
     @property
+    def pods(self) -> int:
+        """Pods that the run needs at the same time: those that train, and those that draw answers."""
+        samplers = self.kubernetes.samplers
+        if samplers is None:
+            return self.nodes
+        return self.nodes + samplers.replicas
+
+    @property
     def prepares(self) -> bool:
         """True if the run fetches or prepares something on CPU nodes, before training holds a GPU."""
         return bool(self.kubernetes.initialisers or self.kubernetes.preprocess)

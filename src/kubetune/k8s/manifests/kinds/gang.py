@@ -9,7 +9,10 @@ PyTorchJobs make it themselves when a field of theirs asks for it (see their fil
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from typing import NamedTuple
 
+from kubetune.config.schema.cluster import cores, quantity_bytes
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, non_empty
 
 # Annotation of pods that names their PodGroup.
@@ -31,18 +34,38 @@ def gang(spec: RunSpec) -> str:
     return "none"
 
 
-def times(quantity: str, count: int) -> str:
-    """Return a quantity such as `500m` or `1.5Gi` multiplied by a count, in the same unit."""
-    match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity)
-    assert match is not None, "the config's patterns see to it"
-    number, unit = match.groups()
-    if "." in number:
-        return f"{float(number) * count:g}{unit}"
-    return f"{int(number) * count}{unit}"
+class Members(NamedTuple):
+    """The pods of one template that belong to a group."""
+
+    template: Manifest
+    pods: int
 
 
-def group_size(spec: RunSpec, template: Manifest, member_key: str, priority_key: str) -> Manifest:
-    """Return what Volcano has to find room for before it starts any pod of this template.
+def total(name: str, amounts: Sequence[tuple[str, int]]) -> str:
+    """Return the sum of quantities of a resource, each times a count.
+
+    memory   1.5Gi × 4             6Gi
+    memory   64Gi × 1, 512Mi × 2   65Gi in bytes
+    cpu      4 × 2, 500m × 2       9000m
+    """
+    numbers = []
+    units = set()
+    for quantity, count in amounts:
+        match = re.fullmatch(r"([0-9.]+)([A-Za-z]*)", quantity)
+        assert match is not None, "the config's patterns see to it"
+        numbers.append(float(match[1]) * count)
+        units.add(match[2])
+    if len(units) == 1:
+        return f"{sum(numbers):.15g}{units.pop()}"
+    if name == "cpu":
+        return f"{round(sum(cores(quantity) * 1000 * count for quantity, count in amounts))}m"
+    return str(sum(quantity_bytes(quantity) * count for quantity, count in amounts))
+
+
+def group_size(
+    spec: RunSpec, groups: Sequence[Members], member_key: str, priority_key: str
+) -> Manifest:
+    """Return what Volcano has to find room for before it starts any pod of these.
 
     PodGroups and PyTorchJobs have other keys for the number of pods and for the priority class. Example: 4 nodes, each
     with 8 GPUs and 1.5Gi of memory:
@@ -50,21 +73,25 @@ def group_size(spec: RunSpec, template: Manifest, member_key: str, priority_key:
         {minMember: 4, minResources: {memory: 6Gi, nvidia.com/gpu: 32}}
     """
     k = spec.kubernetes
-    requests = template["spec"]["containers"][0].get("resources", {}).get("requests", {})
-    resources = {name: times(str(amount), spec.nodes) for name, amount in requests.items()}
+    amounts: dict[str, list[tuple[str, int]]] = {}
+    for group in groups:
+        resources = group.template["spec"]["containers"][0].get("resources", {})
+        for name, amount in resources.get("requests", {}).items():
+            amounts.setdefault(name, []).append((str(amount), group.pods))
     optional = {
-        "minResources": resources,
+        "minResources": {name: total(name, parts) for name, parts in amounts.items()},
         "queue": k.scheduling.queue,
         priority_key: k.priority_class,
     }
-    return {member_key: spec.nodes, **non_empty(**optional)}
+    pods = sum(group.pods for group in groups)
+    return {member_key: pods, **non_empty(**optional)}
 
 
-def pod_group(spec: RunSpec, template: Manifest) -> list[Manifest]:
-    """Return the PodGroup of a run whose pods have this template, where we make it."""
+def pod_group(spec: RunSpec, groups: Sequence[Members]) -> list[Manifest]:
+    """Return the PodGroup of a run with these pods, where we make it."""
     if gang(spec) != "volcano":
         return []
-    body = group_size(spec, template, "minMember", "priorityClassName")
+    body = group_size(spec, groups, "minMember", "priorityClassName")
     return [spec.manifest(POD_GROUP, "PodGroup", spec.name, TRAINER, spec=body)]
 
 

@@ -10,9 +10,16 @@ from typing import ClassVar
 from kubetune.k8s.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.k8s.manifests.initialisers import init_containers
 from kubetune.k8s.manifests.kinds.failure import pod_failure_policy
-from kubetune.k8s.manifests.kinds.gang import join, pod_group
+from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
-from kubetune.k8s.manifests.kinds.services import headless_service
+from kubetune.k8s.manifests.kinds.services import rendezvous_service
+from kubetune.k8s.manifests.samplers import (
+    GROUP,
+    addresses_beside_job,
+    sampler_template,
+    samplers_beside_job,
+    samplers_name,
+)
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
@@ -48,22 +55,43 @@ class Job(WorkloadKind):
     template_paths: ClassVar = {"Job": ("spec/template",)}
 
     def render(self, spec: RunSpec) -> list[Manifest]:
-        """Return Service, PodGroup where the run needs it, and Job. Pod names resolve as `NAME-INDEX.NAME`."""
+        """Return Service, PodGroup where the run needs it, and Job. Pod names resolve as `NAME-INDEX.NAME`.
+
+        Servers that draw answers come before it, with a Service and a Job of their own.
+        """
+        variables = rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", COMPLETION_INDEX)
         template = pod_template(
             spec,
-            rendezvous=rendezvous(spec, f"{RUN_NAME}-0.{RUN_NAME}", COMPLETION_INDEX),
+            rendezvous=[*variables, *addresses_beside_job(spec)],
             subdomain=spec.name,
             init_containers=init_containers(spec),
         )
         template = join(spec, template)
+        members = [Members(template, spec.nodes)]
+
+        servers = []
+        samplers = spec.kubernetes.samplers
+        if samplers is not None:
+            template["metadata"]["annotations"][GROUP] = samplers_name(spec.name)
+            server = join(spec, sampler_template(spec, samplers))
+            members.append(Members(server, samplers.replicas))
+            servers = samplers_beside_job(spec, samplers, server)
+
         body = indexed_job(spec, template, gang=False)
         if spec.kubernetes.ttl_seconds is not None:
             body["ttlSecondsAfterFinished"] = spec.kubernetes.ttl_seconds
         return [
-            headless_service(spec),
-            *pod_group(spec, template),
+            rendezvous_service(spec),
+            *pod_group(spec, members),
+            *servers,
             self.workload(spec, body),
         ]
+
+    def beside(self, spec: RunSpec) -> list[str]:
+        """Return the Job of the servers that draw answers, where the run has some."""
+        if spec.kubernetes.samplers is None:
+            return []
+        return [samplers_name(spec.name)]
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:
         """Return the only template."""

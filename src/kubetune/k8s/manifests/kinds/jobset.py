@@ -13,10 +13,15 @@ from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preparing_job_of_all_steps
 from kubetune.k8s.manifests.kinds.failure import jobset_failure_policy
-from kubetune.k8s.manifests.kinds.gang import join, pod_group
+from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.job import indexed_job
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
-from kubetune.k8s.manifests.samplers import SAMPLER, addresses, sampler_job
+from kubetune.k8s.manifests.samplers import (
+    SAMPLER,
+    addresses_in_jobset,
+    sampler_job,
+    sampler_template,
+)
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, kind_and_name, non_empty
 from kubetune.k8s.manifests.storage import cache_is_jobsets, shared_cache_spec
 from kubetune.k8s.manifests.trainer import pod_template
@@ -126,9 +131,10 @@ class JobSet(WorkloadKind):
     def render(self, spec: RunSpec) -> list[Manifest]:
         """Return PodGroup where the run needs it, and JobSet. Pod names resolve as `NAME-node-0-INDEX.NAME`."""
         master = f"{RUN_NAME}-{REPLICATED_JOB}-0-0.{RUN_NAME}"
-        variables = [*rendezvous(spec, master, COMPLETION_INDEX), *addresses(spec)]
+        variables = [*rendezvous(spec, master, COMPLETION_INDEX), *addresses_in_jobset(spec)]
         template = pod_template(spec, rendezvous=variables)
         template = join(spec, template)
+        members = [Members(template, spec.nodes)]
 
         before = []
         if spec.prepares:
@@ -136,9 +142,11 @@ class JobSet(WorkloadKind):
         beside = []
         samplers = spec.kubernetes.samplers
         if samplers is not None:
-            beside.append(replicated_job(SAMPLER, sampler_job(spec, samplers)))
+            server = join(spec, sampler_template(spec, samplers))
+            members.append(Members(server, samplers.replicas))
+            beside.append(replicated_job(SAMPLER, sampler_job(samplers, server)))
         body = jobset_spec(spec, template, before, labels={}, beside=beside)
-        return [*pod_group(spec, template), self.workload(spec, body)]
+        return [*pod_group(spec, members), self.workload(spec, body)]
 
     def templates(self, obj: Manifest) -> list[PodTemplate]:
         """Return the template of each of its Jobs."""

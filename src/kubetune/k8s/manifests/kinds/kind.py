@@ -107,6 +107,10 @@ class WorkloadKind(ABC):
         """Yield what is wrong with, or unwise about, a run of this kind."""
         yield from ()
 
+    def beside(self, spec: RunSpec) -> list[str]:
+        """Return the names of Jobs beside the workload, whose pods start, stop and end with its pods."""
+        return []
+
     def completions(self, workload: Manifest) -> list[int]:
         """Return the numbers of pods that a workload waits for the end of."""
         return []

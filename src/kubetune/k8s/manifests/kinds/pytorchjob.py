@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from kubetune.k8s.lint.finding import Finding, advice, error
 from kubetune.k8s.manifests.initialisers import init_containers
-from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang, group_size
+from kubetune.k8s.manifests.kinds.gang import VOLCANO, Members, gang, group_size
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
@@ -63,7 +63,8 @@ class PyTorchJob(WorkloadKind):
             "backoffLimit": k.max_restarts * spec.nodes,
         }
         if gang(spec) == "volcano":
-            policy["schedulingPolicy"] = group_size(spec, template, "minAvailable", "priorityClass")
+            trainers = [Members(template, spec.nodes)]
+            policy["schedulingPolicy"] = group_size(spec, trainers, "minAvailable", "priorityClass")
         if k.max_runtime_seconds is not None:
             policy["activeDeadlineSeconds"] = k.max_runtime_seconds
         if k.ttl_seconds is not None:
