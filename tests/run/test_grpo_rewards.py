@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pickle
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +18,7 @@ from typing import Any
 import pytest
 
 from kubetune import errors
+from kubetune.base import processes
 from kubetune.config import consent
 from kubetune.config.schema import Config, GrpoConfig, RewardConfig
 from kubetune.config.schema.evaluation import GenerateConfig
@@ -381,12 +385,56 @@ def test_the_reward_process_ends_with_the_rank(code: Path) -> None:
         [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=os.getcwd()
     )
     assert rank.stdout is not None
-    pid = int(rank.stdout.readline())
-    assert Path(f"/proc/{pid}").exists()
-    rank.kill()
-    rank.wait()
+    with rank, rank.stdout:
+        pid = int(rank.stdout.readline())
+        family = [pid, *processes.children(pid)]
+        rank.kill()
+    require_ended(family)
+
+
+def test_a_reward_process_whose_rank_ended_while_it_started_ends_too(tmp_path: Path) -> None:
+    file = tmp_path / "hangs.py"
+    file.write_text("while True:\n    pass\n")
+    reward = RewardConfig(file=str(file), function="never")
+    content = pickle.dumps(([reward], 2**32))
+    with worker(len(content).to_bytes(8, "big") + content) as process:
+        # Without namespaces of its own the process is tied to the rank before it runs its first line.
+        if process.wait(30) == 0:
+            pytest.skip("this kernel lets no process have a list of processes of its own")
+        assert process.returncode == 1
+
+
+def test_a_reward_process_that_was_asked_nothing_ends(tmp_path: Path) -> None:
+    with worker(b"") as process:
+        assert process.wait(30) == 0
+
+
+@contextlib.contextmanager
+def worker(content: bytes) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a reward process whose rank wrote `content` and ended before the process was there."""
+    read_requests, requests = os.pipe()
+    replies, write_replies = os.pipe()
+    os.write(requests, content)
+    os.close(requests)
+    command = [sys.executable, "-m", "kubetune.scoring.rewards.worker"]
+    process = subprocess.Popen(
+        [*command, str(read_requests), str(write_replies)],
+        pass_fds=(read_requests, write_replies),
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        for number in (read_requests, write_replies, replies):
+            os.close(number)
+
+
+def require_ended(pids: list[int]) -> None:
+    """Fail if one of the processes still runs after a while; one that nobody has waited for yet does not run."""
     deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+    while any(map(processes.is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not Path(f"/proc/{pid}").exists()
-    rank.stdout.close()
+    assert [pid for pid in pids if processes.is_alive(pid)] == []

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import signal
 import sys
 import traceback
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from kubetune.base import processes
 from kubetune.config.schema.grpo import RewardConfig
 from kubetune.scoring.rewards import built_in, functions, isolation
 from kubetune.scoring.rewards.request import Judgement, Request
@@ -35,7 +37,10 @@ def main() -> None:
 
     requests = os.fdopen(read_fd, "rb")
     replies = os.fdopen(write_fd, "wb")
-    rewards, memory_bytes = pickle.loads(_message(requests))
+    content = _message(requests)
+    if not content:
+        return  # the rank ended before it asked for anything
+    rewards, memory_bytes = pickle.loads(content)
     is_separate = isolation.separate()
     if is_separate:
         child = os.fork()
@@ -43,7 +48,7 @@ def main() -> None:
             # Process 1 of its own list does the work; this one only waits, and both are killed together.
             _, status = os.waitpid(child, 0)
             os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
-        _die_with_parent()
+        _end_with_rank(read_fd)
 
     # After the fork, and before anything of the user's is run.
     isolation.limit(memory_bytes)
@@ -114,10 +119,15 @@ def _trace(error: BaseException, path: str | None) -> str:
     return "".join(lines).rstrip()[-_MOST_CHARACTERS:]
 
 
-def _die_with_parent() -> None:
-    from kubetune.base import processes
-
+def _end_with_rank(read_fd: int) -> None:
+    """Let the kernel end this process with its parent, and end it here if the rank has ended already."""
     processes.die_with_parent()
+    # A parent that died before that call sends no signal any more, and its id says nothing in a list of processes of
+    # our own. But the pipe from the rank has hung up, as both die together.
+    poll = select.poll()
+    poll.register(read_fd, select.POLLIN)
+    if any(event & select.POLLHUP for _, event in poll.poll(0)):
+        os._exit(1)
 
 
 def _message(file: Any) -> bytes:
