@@ -33,7 +33,7 @@ from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor
-from kubetune.data.vision.whole_processor import only_seeing
+from kubetune.data.vision.whole_processor import load_seeing
 from kubetune.distributed.process_group import World
 from kubetune.models import padding_free
 from kubetune.models.adapters.lora import add_lora
@@ -531,9 +531,8 @@ def test_packed_rows_of_a_hybrid_are_those_of_its_own_processor_one_by_one(
         "chat_template": HYBRID_TEMPLATE
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(facts))
-    theirs = only_seeing(Qwen3VLProcessor).from_pretrained(
-        tmp_path, backend="pil", chat_template=HYBRID_TEMPLATE
-    )
+    theirs = load_seeing(Qwen3VLProcessor, tmp_path, backend="pil")
+    theirs.chat_template = HYBRID_TEMPLATE
     images = [
         paint(tmp_path / f"{n}.png", colour, n) for n, colour in enumerate(("red", "blue", "green"))
     ]

@@ -26,6 +26,7 @@ from transformers import (
     InternVLProcessor,
     LlavaOnevisionProcessor,
 )
+from transformers.utils import is_torchvision_available
 
 from kubetune import errors
 from kubetune.batching.image_batches import PictureReader, collate_pictured
@@ -34,6 +35,7 @@ from kubetune.data.reading.formats import IMAGE_TAG, Chat, convert
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.data.vision import whole_processor
 from kubetune.data.vision.encode import VisionEncoder
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.distributed.process_group import World
@@ -140,6 +142,16 @@ def their_prompt(model: Path, name: str, images: list[Path]) -> list[int]:
             their_inputs(their_processor(model, name), CONVERSATION[:3], images)["input_ids"][0],
         )
     )
+
+
+@pytest.mark.skipif(is_torchvision_available(), reason="nothing has to stand in for torchvision")
+def test_a_processor_says_what_it_needs_if_pillow_cannot_take_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = save_family_model(tmp_path / "model", "pixtral", weights=False)
+    monkeypatch.setattr(whole_processor, "find_spec", lambda name: None)
+    with pytest.raises(errors.ModelError, match="PixtralProcessor requires the Torchvision"):
+        _ = WholeProcessor("pixtral", model, FAMILIES["pixtral"].image_token).theirs
 
 
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].template])

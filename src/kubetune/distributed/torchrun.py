@@ -105,7 +105,8 @@ def _roll_called(next_rendezvous: Any) -> Any:
     from kubetune.distributed import rendezvous
 
     def meet(handler: StaticTCPRendezvous) -> RendezvousInfo:
-        if handler._store is None:
+        # A version of torch that keeps its store elsewhere opens it by itself, and does not name nodes that are missing.
+        if getattr(handler, "_store", handler) is None:
             # Nodes meet in the same way as ranks do, with the store on node 0.
             host = handler.master_addr
             port = handler.master_port

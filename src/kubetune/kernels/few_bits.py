@@ -42,7 +42,7 @@ class FourBits(NamedTuple):
         # A CPU has to make the weight: it is made where it leaves no hole in the heap.
         if rows.device.type == "cpu":
             return _times_weight(self, rows, bias, self.state.shape[0])
-        from bitsandbytes.autograd._functions import matmul_4bit
+        from bitsandbytes import matmul_4bit  # type: ignore[attr-defined]
 
         # As bitsandbytes' own layer does.
         if bias is not None:

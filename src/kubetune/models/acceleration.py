@@ -30,7 +30,7 @@ from kubetune.models.compiled_layers import CompiledLayers, compile_layers
 from kubetune.models.fsdp import is_sharded
 from kubetune.models.learner import Learner
 from kubetune.models.mixtures import routing
-from kubetune.models.padding_free import language_model, recomputable_layers, unwrap
+from kubetune.models.padding_free import RECOMPUTING, language_model, recomputable_layers, unwrap
 from kubetune.plan.activations import is_worth_compiling
 from kubetune.plan.forecast import forecast
 from kubetune.plan.model_shapes import read_weights
@@ -210,7 +210,7 @@ def recompute_activations(model: nn.Module, layers: int | None = None) -> None:
     enable = getattr(lm, "activation_checkpointing_enable", None)
     if enable is None:
         enable = lm.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    enable(RECOMPUTING)
     if layers is None:
         return
     for module in recomputable_layers(language_model(lm))[layers:]:

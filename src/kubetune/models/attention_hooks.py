@@ -17,7 +17,6 @@ The sequences a a a and b b, with `cu_seqlens` (0, 3, 5), and who sees whom:
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,8 +30,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface
 
+from kubetune.kernels.attention import joined
 from kubetune.kernels.attention.blockwise import Rule, block_attention, paths
-from kubetune.kernels.attention.joined import joined_attention
 from kubetune.kernels.attention.padded import padded_attention
 from kubetune.kernels.attention.varlen import varlen_attention, varlen_fits
 from kubetune.models import patches
@@ -126,20 +125,9 @@ class MaskRule:
         self.unknown = unknown
 
     def __getattr__(self, name: str) -> Any:
-        raise CannotRunPaddingFree(f"{_module_at_work()} computes with the attention mask itself")
+        raise CannotRunPaddingFree("the model computes with the attention mask itself")
 
     __getitem__ = __getattr__
-
-
-def _module_at_work() -> str:
-    """Return the class name of the innermost module whose code runs just now."""
-    frame = inspect.currentframe()
-    while frame is not None:
-        module = frame.f_locals.get("self")
-        if isinstance(module, nn.Module):
-            return type(module).__name__
-        frame = frame.f_back
-    return "the model"
 
 
 def probe_mask(
@@ -382,8 +370,8 @@ def shared_attention(
         else:
             start, stop = longest_path(cu_seqlens, parents)
             keeps_no_scores = stop - start > LONG_SHARED
-        if keeps_no_scores:
-            return joined_attention(q, k, v, cu_seqlens, parents, rule.scale)
+        if keeps_no_scores and joined.is_available(q.device.type):
+            return joined.joined_attention(q, k, v, cu_seqlens, parents, rule.scale)
 
     return block_attention(q, k, v, sinks, cu_seqlens, rule, parents)
 

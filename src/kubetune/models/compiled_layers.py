@@ -20,13 +20,20 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.base.signals import compiling
 from kubetune.kernels import pointwise
 from kubetune.models.attention_hooks import packed_attention
-from kubetune.models.padding_free import TOLERANCE, language_model, recomputable_layers, unwrap
+from kubetune.models.padding_free import (
+    RECOMPUTING,
+    TOLERANCE,
+    language_model,
+    recomputable_layers,
+    unwrap,
+)
 
 Forward = Callable[..., Any]
 
@@ -67,7 +74,7 @@ class CompiledLayers:
                 return type(layer).forward(layer, *args, **kwargs)
             if recomputes_here and layer.gradient_checkpointing:
                 # As transformers does it. Inside the compiled function there are no layers left to recompute.
-                return layer._gradient_checkpointing_func(partial(run, layer, **kwargs), *args)
+                return checkpoint(partial(run, layer, **kwargs), *args, **RECOMPUTING)
             return run(layer, *args, **kwargs)
 
         return forward
@@ -188,17 +195,23 @@ def _changes_its_weights(layer: nn.Module) -> bool:
 
 
 def graphs() -> int:
-    """Return how many graphs torch.compile has made in this process."""
-    from torch._dynamo.utils import counters
-
+    """Return how many graphs torch.compile has made in this process; 0 if this version of torch does not count them."""
+    try:
+        from torch._dynamo.utils import counters
+    except ImportError:
+        return 0
     return int(counters["stats"]["unique_graphs"])
 
 
 @contextmanager
 def _failing_at_the_limit() -> Iterator[None]:
     """Let the compiler raise at its limit of variants, instead of running a layer plainly without a word."""
+    config = torch._dynamo.config
+    if not hasattr(config, "fail_on_recompile_limit_hit"):
+        yield
+        return
     # Set in each forward: the setting belongs to a thread, and layers are run again in autograd's own threads.
-    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+    with config.patch(fail_on_recompile_limit_hit=True):
         yield
 
 

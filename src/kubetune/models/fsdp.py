@@ -47,6 +47,8 @@ SCORE = "score"
 ADAPTED = rf"{SCORE}\..*|(.*\.)?({'|'.join(TOWERS)})\..*"
 # Matches no name.
 NOTHING = "$^"
+# transformers' method that gives a module its first values.
+INIT_WEIGHTS = "_init_weights"
 
 
 def is_wanted(parallelism: str, world: World) -> bool:
@@ -129,7 +131,7 @@ def cutting(cut_by: Callable[[Any], Any], world_size: int) -> Iterator[dict[str,
     """
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    with patches.cutting_by(lambda model, *_: cut_by(model)), patches.reading_slices():
+    with patches.cutting_by(lambda model, *_: cut_by(model)), patches.reading_slices(SCORE):
         yield {"distributed_config": DistributedConfig(fsdp_size=world_size)}
 
 
@@ -169,10 +171,6 @@ def cut(
     a tower belongs to the group around the layers, which all ranks borrow whether they have an image or not.
     """
     lm.tie_weights()
-    if hasattr(lm, SCORE):
-        # If it is new, `_draw` gives it its values, and transformers leaves it alone.
-        lm.score._is_hf_initialized = True
-
     layers = _decoder_layers(lm)
     # How many layers have a parameter. Zamba's layers share some.
     holders: Counter[nn.Parameter] = Counter()
@@ -224,7 +222,21 @@ def _draw(seed: int, model: Any, names: Collection[str]) -> None:
 
     whole_head.to_empty(device="cpu")
     torch.manual_seed(seed)
-    model._init_weights(whole_head)
+    # transformers' method for the first values of a family's modules. Most families take these.
+    init_weights = getattr(model, INIT_WEIGHTS, None)
+    if init_weights is not None:
+        init_weights(whole_head)
+    else:
+        logs.MODEL.info(
+            "transformers %s has no %s: the new head is drawn by initializer_range of config.json",
+            transformers.__version__,
+            INIT_WEIGHTS,
+        )
+        std = getattr(model.config.get_text_config(), "initializer_range", 0.02)
+        nn.init.normal_(whole_head.weight, std=std)
+        if whole_head.bias is not None:
+            nn.init.zeros_(whole_head.bias)
+
     with torch.no_grad():
         for parameter, drawn in zip(head.parameters(), whole_head.parameters(), strict=True):
             value = drawn.to(parameter.device, parameter.dtype)
@@ -284,10 +296,13 @@ def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
     for name, parameter in lm.named_parameters():
         if not parameter.requires_grad:
             tensors[name] = parameter
+    # A state dict is without the buffers that a module makes anew whenever it is built.
+    saved = lm.state_dict()
     for path, module in lm.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                tensors[f"{path}.{name}".removeprefix(".")] = buffer
+            name_in_model = f"{path}.{name}".removeprefix(".")
+            if name_in_model in saved:
+                tensors[name_in_model] = buffer
     return tensors
 
 

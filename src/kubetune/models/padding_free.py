@@ -370,6 +370,10 @@ def decoder_layers(model: nn.Module) -> nn.ModuleList:
     return _longest_list(language_model(unwrap(model)))
 
 
+# How torch.utils.checkpoint keeps only the inputs of layers.
+RECOMPUTING: dict[str, Any] = {"use_reentrant": False}
+
+
 def recomputable_layers(model: nn.Module) -> list[Any]:
     """Return the layers of a model that can run again in the backward instead of keeping what they computed."""
     try:

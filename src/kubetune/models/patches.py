@@ -146,8 +146,10 @@ def cutting_by(cut: Any) -> Replaced:
     return replaced(SHARD_ON_LOAD, staticmethod(cut))
 
 
-def reading_slices() -> ExitStack:
+def reading_slices(new_head: str = "") -> ExitStack:
     """Return the context in which each rank reads its slices of a model's weights, and these alone.
+
+    `new_head`: the name of a module that transformers leaves alone if no file has it: the caller draws its values.
 
     What a rank gets is what it would cut from the whole weight. Of a weight `[4 experts, 6, 3]` on 2 ranks:
 
@@ -162,7 +164,7 @@ def reading_slices() -> ExitStack:
         replaced(TRANSPOSE_EXPERTS, _transposing_slices()),
         replaced(READ_SLICE, _reading_parts_whole()),
         replaced(CONVERT_WEIGHTS, _cutting_what_is_made()),
-        replaced(INIT_MISSING, _initializing_sharded()),
+        replaced(INIT_MISSING, _initializing_sharded(new_head)),
     ]
     undo = ExitStack()
     for replacement in replacements:
@@ -229,11 +231,14 @@ def _cutting_what_is_made() -> Callable[..., Any]:
     return convert
 
 
-def _initializing_sharded() -> Callable[..., Any]:
+def _initializing_sharded(new_head: str) -> Callable[..., Any]:
     original = original_of(INIT_MISSING)
 
     def initialize(self: Any, module: Any, is_custom_code: bool = False) -> None:
-        has_tensors = bool(module._parameters) or bool(module._buffers)
+        if new_head and module is getattr(self, new_head, None):
+            return
+        tensors = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+        has_tensors = bool(tensors)
         original(self, module, is_custom_code and has_tensors)
 
     return initialize

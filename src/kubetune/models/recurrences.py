@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves, tree_map
 
 from kubetune.kernels.padded_rows import Rows, rows_of
 from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree
@@ -156,11 +155,11 @@ def _leaks(
         return torch.cat([value[:, :first].flip(1), value[:, first:]], 1)
 
     output = forward(*args, **kwargs)
-    if not any(_is_stream(leaf, total) for leaf in tree_leaves((args, kwargs))):
+    if not any(_is_stream(leaf, total) for leaf in _leaves((args, kwargs))):
         return False
 
     # Sequence 0 is turned round: a b c | d e becomes c b a | d e. What comes out for d and e must stay.
-    changed_args, changed_kwargs = tree_map(reverse_first, (args, kwargs))
+    changed_args, changed_kwargs = _changed(reverse_first, (args, kwargs))
     return _differ(
         forward(*changed_args, **changed_kwargs),
         output,
@@ -176,7 +175,7 @@ def _differ(
     total: int,
 ) -> bool:
     """Return True if two outputs differ by more than rounding, for tokens from the `first` on."""
-    for theirs, ours in zip(tree_leaves(expected), tree_leaves(output), strict=True):
+    for theirs, ours in zip(_leaves(expected), _leaves(output), strict=True):
         if not (_is_stream(theirs, total) and theirs.is_floating_point()):
             continue
         kept = theirs[:, first:].float()
@@ -187,6 +186,30 @@ def _differ(
             return True
 
     return False
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    """Yield what tuples, lists and dicts hold, at any depth."""
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield value
+
+
+def _changed(change: Callable[[Any], Any], value: Any) -> Any:
+    """Return `value` with `change` made to all that its tuples, lists and dicts hold, at any depth."""
+    if isinstance(value, dict):
+        return {key: _changed(change, part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_changed(change, part) for part in value]
+    if isinstance(value, tuple):
+        parts = [_changed(change, part) for part in value]
+        # A named tuple takes its parts one by one.
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return change(value)
 
 
 def _is_stream(value: Any, total: int) -> bool:
@@ -225,13 +248,13 @@ def by_rows(stock: Forward, *args: Any, **kwargs: Any) -> Any:
         return stock(*args, **kwargs)
 
     total = cu_seqlens[-1]
-    device = next(leaf.device for leaf in tree_leaves((args, kwargs)) if _is_stream(leaf, total))
+    device = next(leaf.device for leaf in _leaves((args, kwargs)) if _is_stream(leaf, total))
     rows = rows_of(cu_seqlens, CURRENT.parents, device)
     outputs = []
     CURRENT.cu_seqlens = None  # modules inside get padded batches, and no packed one
     try:
         for places in rows.batches:
-            row_args, row_kwargs = tree_map(partial(_padded, places, total), (args, kwargs))
+            row_args, row_kwargs = _changed(partial(_padded, places, total), (args, kwargs))
             with _short_chunks(getattr(stock, "__self__", None), device):
                 outputs.append(stock(*row_args, **row_kwargs))
     finally:

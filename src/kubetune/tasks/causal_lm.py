@@ -103,7 +103,7 @@ class CausalLM(Task):
         """Add the gradient of one micro-batch to the parameters, and return its loss."""
         with packed(batch.cu_seqlens, batch.rows, parents=batch.parents):
             value = fsdp.inside(learner.lm, summed_loss, learner, batch, scale)
-            learner.routing.balanced(value, scale).backward()
+            learner.routing.backward(value, scale)
         return value.detach()
 
     @torch.no_grad()

@@ -139,7 +139,7 @@ class Preference(CausalLM):
             if not isinstance(totals, BatchTotals):
                 totals = _totals(settings, answers)  # a trial before the first step
             value = losses(settings, answers, totals).sum()
-            learner.routing.balanced(value * scale, scale).backward()
+            learner.routing.backward(value * scale, scale)
 
         # One tensor, so that the ranks add up loss and measures in one call.
         measured = measures(settings, answers.detached(), totals).sum(0)

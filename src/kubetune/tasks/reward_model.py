@@ -111,7 +111,7 @@ class RewardModel(SequenceClassification):
         with running(learner, batch):
             rewards = rewards_of(learner, batch)
             value = pair_losses(learner, batch, rewards).sum()
-            learner.routing.balanced(value * scale, scale).backward()
+            learner.routing.backward(value * scale, scale)
 
         # One tensor, so that the ranks add up loss and measures in one call.
         measured = _measures(rewards.detach()).sum(0)

@@ -154,7 +154,7 @@ class SequenceClassification(Task):
         """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
         with running(learner, batch):
             value = summed_loss(learner, batch, scale)
-            learner.routing.balanced(value, scale).backward()
+            learner.routing.backward(value, scale)
         return value.detach()
 
     @torch.no_grad()

@@ -6,13 +6,13 @@ InternVL and what is like them. Which of them need more than Pillow is theirs to
 
 from __future__ import annotations
 
-import builtins
 import re
 import sys
 import warnings
 from collections.abc import Sequence
 from functools import cached_property
-from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from importlib.abc import SourceLoader
+from importlib.util import find_spec, module_from_spec, spec_from_loader
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -58,14 +58,17 @@ class WholeProcessor:
         pillow()
         from transformers import AutoProcessor
 
+        settings: dict[str, Any] = {
+            "backend": "pil",
+            "local_files_only": True,
+            "trust_remote_code": False,
+        }
         try:
-            kind = self._without_video() or AutoProcessor
-            processor: Any = kind.from_pretrained(
-                self._folder,
-                backend="pil",
-                local_files_only=True,
-                trust_remote_code=False,
-            )
+            kind = self._kind_with_other_parts()
+            if kind is None:
+                processor: Any = AutoProcessor.from_pretrained(self._folder, **settings)
+            else:
+                processor = load_seeing(kind, self._folder, **settings)
         except Exception as error:
             # Other libraries missing, damaged files, unknown classes: each raises its own kind.
             reason = " ".join(str(error).split())
@@ -81,10 +84,10 @@ class WholeProcessor:
 
         return processor
 
-    def _without_video(self) -> Any:
-        """Return the processor's class without the parts that hear or cut videos, which need other libraries.
+    def _kind_with_other_parts(self) -> Any:
+        """Return the class of a processor that has parts which hear or cut videos: these need other libraries.
 
-        None where it has no such parts, so that transformers may choose the class.
+        None if it has no such parts: then transformers chooses the class.
         """
         import transformers
 
@@ -96,13 +99,14 @@ class WholeProcessor:
             return None
         try:
             parts = kind.get_attributes()
-        except ImportError:  # it needs a library that is not here
-            kind = _beside_pillow(name)
-            return only_seeing(kind) if kind is not None else None
+        except ImportError:
+            # The class needs a library that is not here. If Pillow's code cannot take its place, AutoProcessor says which.
+            return with_pillow(kind)
 
-        if not set(parts) <= set(_SEEING):
-            return only_seeing(kind)
-        return kind if name in _SUBSTITUTES else None
+        has_other_parts = not set(parts) <= set(_SEEING)
+        if has_other_parts or name in _SUBSTITUTES:
+            return kind
+        return None
 
     def _class_name(self) -> str:
         """Return the name of the processor's class that the model's files have; empty where they have none."""
@@ -203,59 +207,61 @@ class WholeProcessor:
         return seen | inputs
 
 
-def only_seeing(kind: Any) -> Any:
-    """Return the class of a processor that is loaded with its image processor and tokenizer alone.
+def load_seeing(kind: Any, folder: Path, **settings: Any) -> Any:
+    """Return a processor of class `kind` with its image processor and tokenizer alone.
 
-    Its other parts, such as one for videos, are None.
+    Its other parts, such as one for videos, are None. `settings` are those of `from_pretrained`.
     """
-    # Two classes: `seeing` loads only two parts, and the one that is returned gives `kind.__init__` the parts it expects.
-    seeing: Any = type(
-        kind.__name__, (kind,), {"get_attributes": classmethod(lambda _: list(_SEEING))}
-    )
-
-    def load(cls: Any, *args: Any, **kwargs: Any) -> list[Any]:
-        loaded = seeing._get_arguments_from_pretrained(*args, **kwargs)
-        parts = dict(zip(_SEEING, loaded, strict=True))
-        return [parts.get(name) for name in kind.get_attributes()]
+    from transformers import AutoImageProcessor, AutoTokenizer
 
     def check(self: Any, name: str, part: Any) -> Any:
         return part and kind.check_argument_for_proper_class(self, name, part)
 
-    members = {
-        "_get_arguments_from_pretrained": classmethod(load),
-        "check_argument_for_proper_class": check,
+    # The class itself refuses parts that are None.
+    seeing = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
+    facts, facts_settings = seeing.get_processor_dict(folder, **settings)  # type: ignore[attr-defined]
+    parts = {
+        "image_processor": AutoImageProcessor.from_pretrained(folder, **settings),
+        "tokenizer": AutoTokenizer.from_pretrained(folder, **settings),
     }
-    return type(kind.__name__, (kind,), members)
+    # In the order of the class: Gemma 4's is feature_extractor, image_processor, tokenizer, video_processor.
+    in_order = [parts.get(name) for name in kind.get_attributes()]
+    return seeing.from_args_and_dict(in_order, facts, **facts_settings)  # type: ignore[attr-defined]
 
 
-def _beside_pillow(name: str) -> Any:
-    """Return the class of a processor whose module imports an image processor of torchvision, with Pillow's instead.
+class _PillowSource(SourceLoader):
+    """Load a source file of transformers with Pillow's image processor in place of torchvision's."""
 
-    transformers has both for a model, in modules whose names differ by `_pil`. None where that does not help. The module
-    is loaded anew, under a name of its own, so that nothing of transformers changes.
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def get_filename(self, fullname: str) -> str:
+        """Return the path of the source file."""
+        return self._file
+
+    def get_data(self, path: str) -> bytes:
+        """Return the changed source. transformers has both processors, in modules whose names differ by `pil_`."""
+        return Path(path).read_bytes().replace(b"image_processing_", b"image_processing_pil_")
+
+
+def with_pillow(kind: Any) -> Any:
+    """Return the class of a processor whose module imports torchvision, with Pillow instead; None if that fails.
+
+    `kind` is what transformers gives in place of a class that it cannot import. The module is loaded a second time, under
+    a name of its own, so that nothing of transformers changes. So Pixtral and Mistral 3 need no torchvision.
     """
-    import transformers
-
-    def import_twin(name: str, *args: Any, **kwargs: Any) -> Any:
-        return __import__(
-            name.replace("image_processing_", "image_processing_pil_"), *args, **kwargs
-        )
-
-    # transformers' own table of the module that each of its classes lies in.
-    place = getattr(transformers, "_class_to_module", {}).get(name)
-    theirs = find_spec(f"transformers.{place}") if place else None
-    if theirs is None or theirs.origin is None:
+    original = find_spec(kind.__module__)
+    if original is None or original.origin is None:
         return None
-    spec = spec_from_file_location(f"{theirs.name}_beside_pillow", theirs.origin)
-    assert spec is not None
-    assert spec.loader is not None
+    spec = spec_from_loader(f"{original.name}_with_pillow", _PillowSource(original.origin))
+    if spec is None or spec.loader is None:
+        return None
     module = module_from_spec(spec)
-    # transformers looks there for the file of a class.
+    # transformers looks here for the file of a class.
     sys.modules[spec.name] = module
-    vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_twin}
     try:
         spec.loader.exec_module(module)
     except ImportError:
+        del sys.modules[spec.name]
         return None
-
-    return getattr(module, name)
+    return getattr(module, kind.__name__)

@@ -33,6 +33,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 ROWS = 256  # queries of a block
+# torch's backward of a softmax. None if this version of torch has it no more: then three operations do the same.
+SOFTMAX_BACKWARD: Any = getattr(torch, "_softmax_backward_data", None)
 
 
 class Rule(NamedTuple):
@@ -296,12 +298,11 @@ def _through_softmax(
     n, m = block.size
     if d_sinks is not None:
         d_prob = F.pad(d_prob, (0, 1))
-    d_scores = torch._softmax_backward_data(
-        d_prob,
-        probabilities,
-        -1,
-        probabilities.dtype,
-    )
+    if SOFTMAX_BACKWARD is not None:
+        d_scores = SOFTMAX_BACKWARD(d_prob, probabilities, -1, probabilities.dtype)
+    else:
+        weighted = d_prob * probabilities
+        d_scores = weighted - probabilities * weighted.sum(-1, keepdim=True)
     if d_sinks is not None:
         d_sinks += d_scores[..., m].float().view(d_sinks.numel(), n).sum(1)
-    return d_scores[..., :m]
+    return cast(Tensor, d_scores[..., :m])

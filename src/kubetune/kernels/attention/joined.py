@@ -22,7 +22,9 @@ gradient, as in ring attention (arXiv 2310.01889).
 
 from __future__ import annotations
 
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
+from importlib import import_module
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -30,9 +32,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from kubetune.base import logs
 from kubetune.kernels.attention.blockwise import zeros_in_fp32
 
 Span = tuple[int, int]
+
+# torch's kernels, by private names. A version of torch that lacks one computes by blockwise.py.
+FLASH_ON_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+FLASH_ON_CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
+VARLEN_BACKWARD = "_varlen_attn_backward"
 
 
 class Part(NamedTuple):
@@ -127,6 +135,27 @@ def _cumulated_lengths(spans: list[Span]) -> Tensor:
     return torch.tensor([0, *(stop - start for start, stop in spans)]).cumsum(0)
 
 
+@cache
+def is_available(device: str) -> bool:
+    """True if the installed torch has the kernels for a type of device, "cpu" or "cuda"."""
+    if device == "cpu":
+        kernels = torch.ops.aten
+        names = [FLASH_ON_CPU, FLASH_ON_CPU_BACKWARD]
+    else:
+        with suppress(ImportError):
+            import_module("torch.nn.attention.varlen")  # registers them
+        kernels = torch.ops.torch_attn
+        names = [VARLEN_BACKWARD]
+    if all(hasattr(kernels, name) for name in names):
+        return True
+    logs.MODEL.info(
+        "torch %s has no attention kernel by a name that is known here: long rows with shared beginnings take memory for "
+        "all scores of a layer",
+        torch.__version__,
+    )
+    return False
+
+
 class Kernel(Protocol):
     """Attention of a part: q `[queries, heads, dim]`, k and v `[keys, kv_heads, dim]`, log-sum-exps `[heads, queries]`."""
 
@@ -168,8 +197,9 @@ class OnCPU:
         heads = q.shape[1]
         out = torch.empty_like(q)
         lse = q.new_empty(heads, q.shape[0], dtype=torch.float32)
+        kernel = getattr(torch.ops.aten, FLASH_ON_CPU)
         for rows, columns in _stretches(part):
-            stretch_out, stretch_lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            stretch_out, stretch_lse = kernel(
                 _batch(q[rows]),
                 _batch(k[columns], heads),
                 _batch(v[columns], heads),
@@ -198,7 +228,7 @@ class OnCPU:
         d_q = torch.empty_like(q)
         d_k = torch.empty_like(k)
         d_v = torch.empty_like(v)
-        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        kernel = getattr(torch.ops.aten, FLASH_ON_CPU_BACKWARD)
         for rows, columns in _stretches(part):
             rows_d_q, columns_d_k, columns_d_v = kernel(
                 _batch(grad[rows]),
@@ -257,7 +287,8 @@ class OnGPU:
     ) -> tuple[Tensor, Tensor, Tensor]:
         # The kernel asks for the state of dropout. There is none.
         no_dropout = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        gradients = torch.ops.torch_attn._varlen_attn_backward(
+        kernel = getattr(torch.ops.torch_attn, VARLEN_BACKWARD)
+        gradients = kernel(
             grad,
             q,
             k,

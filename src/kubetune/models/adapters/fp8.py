@@ -32,6 +32,8 @@ from kubetune.models.adapters.shared_input import (
     shared_inputs,
 )
 
+# torch's product of 8-bit floats. None if this version of torch has it no more: then the product is in bf16.
+SCALED_MM: Any = getattr(torch, "_scaled_mm", None)
 GRANULE: Final = 16  # the product wants both widths of a layer to be multiples of this
 LARGEST_LOSS_CHANGE: Final = 0.01  # share by which rounding may change the loss of the first batch
 
@@ -155,14 +157,19 @@ def _product(
 
     `row_scales` and `scales` are those of their rows.
     """
-    product = torch._scaled_mm(
-        rounded,
-        columns.t(),
-        row_scales,
-        scales.t(),
-        out_dtype=torch.bfloat16,
-    )
-    return product.to(dtype)
+    if SCALED_MM is not None:
+        product = SCALED_MM(
+            rounded,
+            columns.t(),
+            row_scales,
+            scales.t(),
+            out_dtype=torch.bfloat16,
+        )
+    else:
+        # Without torch's kernel: the same numbers, multiplied in bf16 and scaled afterwards.
+        plain = rounded.to(torch.bfloat16) @ columns.t().to(torch.bfloat16)
+        product = plain.float() * row_scales * scales.t()
+    return cast(Tensor, product.to(dtype))
 
 
 class _Products:

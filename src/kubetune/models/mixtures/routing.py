@@ -67,6 +67,7 @@ class Routing:
     _losses: Tensor | None = None  # fp64 [2] balance and z-loss of this rank
     _rows: float = 0.0  # tokens of the global batch, times routers
     _divisor: float = 1.0  # what the language model's loss is divided by
+    _is_in_backward: bool = False  # True while recomputed layers run a second time
 
     @property
     def balances(self) -> bool:
@@ -97,7 +98,7 @@ class Routing:
         self._losses = None
         self._frequencies = None
         if world.size == 1 and len(work.batches) == 1:
-            return False  # `balanced` counts the choices of its only forward
+            return False  # `_balanced` counts the choices of its only forward
 
         # Every rank runs all its micro-batches without a gradient, and all ranks add up what they chose.
         chosen = torch.zeros_like(self.counts[0])
@@ -109,7 +110,17 @@ class Routing:
         self._frequencies = sum_(chosen, world) / self._rows
         return True
 
-    def balanced(self, value: Tensor, scale: float) -> Tensor:
+    def backward(self, value: Tensor, scale: float) -> None:
+        """Run the backward of a micro-batch's loss, times `scale`, with its part of the routers' own losses."""
+        loss = self._balanced(value, scale)
+        # Recomputed layers route the same tokens again, which must not count twice.
+        self._is_in_backward = True
+        try:
+            loss.backward()
+        finally:
+            self._is_in_backward = False
+
+    def _balanced(self, value: Tensor, scale: float) -> Tensor:
         """Return the loss of a micro-batch, times `scale`, with its part of the routers' own losses.
 
         `value` is divided by the labels of the step (`scale` does that), the routers' losses by their rows. So `scale`
@@ -208,7 +219,7 @@ class Routing:
             args: tuple[Any, ...],
             kwargs: dict[str, Any],
         ) -> None:
-            if not (module.training and torch.is_grad_enabled()) or _in_backward():
+            if not (module.training and torch.is_grad_enabled()) or self._is_in_backward:
                 return
             # The choices come by name or as the second argument, `[tokens, choices]`.
             if "top_k_index" in kwargs:
@@ -229,7 +240,7 @@ class Routing:
         output: tuple[Tensor, ...],
     ) -> None:
         """Keep the logits of a router, or count its choices if the step is run ahead without a gradient."""
-        if not module.training or _in_backward():
+        if not module.training or self._is_in_backward:
             return
         logits = output[0].view(-1, output[0].shape[-1])
         if torch.is_grad_enabled():
@@ -368,8 +379,3 @@ def summary(counts: list[list[int]]) -> dict[str, float]:
         "experts_unused": unused / number_of_experts,
         "dropped_tokens": 0,
     }
-
-
-def _in_backward() -> bool:
-    """True while autograd runs, in which recomputed layers run a second time."""
-    return bool(torch._C._current_graph_task_id() != -1)

@@ -57,7 +57,7 @@ class Grpo(CausalLM):
             )
             value = losses(settings, answers).sum()
             # Inside of `packed`: recomputed activations attend once more.
-            learner.routing.balanced(value * scale, scale).backward()
+            learner.routing.backward(value * scale, scale)
         # Measures are means over the computed tokens of the step, whatever its loss is divided by.
         share = drawn.divisor / max(drawn.computed_labels, 1)
         # The loop multiplies by 1 / divisor, so that is taken back here.

@@ -19,14 +19,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from kubetune.base import logs
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.training.optimizer.rows import Collected, OccurringRows
 from kubetune.training.optimizer.shards import OptimizerShard
+
+# torch's fused kernel, without torch.optim.AdamW, whose import of torch._dynamo takes a second of a start. None if this
+# version of torch has it no more: then `plain_step` does the same, in more passes over the buffers.
+FUSED_STEP: Any = getattr(torch, "_fused_adamw_", None)
+# One call for all: thousands of small copies take longer. None if this version of torch has it no more.
+COPY_ALL: Any = getattr(torch, "_foreach_copy_", None)
 
 # Numbers whose squares are added up in fp32: few enough that their norm is right to a part in ten million.
 STRETCH = 2**12
@@ -60,6 +68,25 @@ def sum_of_squares(vector: Tensor) -> float:
     return float(norms.double().square().sum() + rest.double().square())
 
 
+def plain_step(
+    buffers: Sequence[Tensor],
+    step: float,
+    learning_rate: float,
+    settings: AdamSettings,
+    decay: float,
+) -> None:
+    """Make the AdamW step number `step`, counted from 1, on master, gradient, exp_avg and exp_avg_sq."""
+    master, gradient, exp_avg, exp_avg_sq = buffers
+    master.mul_(1 - learning_rate * decay)
+    exp_avg.lerp_(gradient, 1 - settings.beta1)
+    exp_avg_sq.mul_(settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
+
+    # Both moments began at zero. Without these corrections the first steps would be too short.
+    size = learning_rate / (1 - settings.beta1**step)
+    scale = math.sqrt(1 - settings.beta2**step)
+    master.addcdiv_(exp_avg, exp_avg_sq.sqrt().div_(scale).add_(settings.epsilon), value=-size)
+
+
 class FlatAdamW:
     """AdamW (arXiv 1711.05101) over flat buffers."""
 
@@ -83,6 +110,11 @@ class FlatAdamW:
                 named.append((name, parameter))
         if not named:
             raise ValueError("no trainable parameters")
+        if FUSED_STEP is None:
+            logs.MODEL.info(
+                "torch %s has no fused AdamW by the name that is known here: updates take longer",
+                torch.__version__,
+            )
 
         # Those that decay come first, so that each of the two kinds is one stretch.
         named.sort(key=lambda pair: not decays(*pair))
@@ -219,9 +251,12 @@ class FlatAdamW:
     ) -> None:
         """Make the step on parts of the four buffers."""
         master, gradient, exp_avg, exp_avg_sq = buffers
-        if len(master):
-            # The fused kernel, without torch.optim.AdamW, whose import of torch._dynamo takes a second of a start.
-            torch._fused_adamw_(
+        if not len(master):
+            return
+        if FUSED_STEP is None:
+            plain_step(buffers, float(self.step_count), learning_rate, self.settings, decay)
+        else:
+            FUSED_STEP(
                 [master],
                 [gradient],
                 [exp_avg],
@@ -284,8 +319,11 @@ class FlatAdamW:
                 copies.append(process_group.local(copy))
                 values.append(value)
 
-        if copies:  # one call for all: thousands of small copies take longer
-            torch._foreach_copy_(copies, values)
+        if COPY_ALL is not None and copies:
+            COPY_ALL(copies, values)
+            return
+        for copy, value in zip(copies, values, strict=True):
+            copy.copy_(value)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint needs to continue bit for bit."""

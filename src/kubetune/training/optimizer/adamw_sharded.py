@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from kubetune.base import logs
 from kubetune.config.schema import TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW, sum_of_squares
 from kubetune.training.optimizer.adamw_8bit import FlatAdamW8bit
 from kubetune.training.optimizer.shards import OptimizerShard
+
+# Private names of torch by which slices are moved into the buffers. Without them slices stay where they are, and get a
+# copy of the new values after each step.
+LOCAL = "_local_tensor"  # of a DTensor: this rank's slice
+STATE = "_get_fsdp_state"  # of a sharded module: what FSDP keeps of it
+GROUPS = "_fsdp_param_groups"  # of that state
 
 
 def make_optimizer(model: nn.Module, training: TrainingConfig) -> FlatAdamW:
@@ -39,13 +48,23 @@ class ShardedAdamW(FlatAdamW):
 
     def __init__(self, model: nn.Module, settings: AdamSettings) -> None:
         self._slices: list[tuple[Any, Tensor]] = []  # (parameter, its part of `master`)
+        self._moves_slices = can_move_slices(model)
         super().__init__(model.named_parameters(), settings)
-        # FSDP keeps views of the old memory until it is told.
-        for module in model.modules():
-            if isinstance(module, FSDPModule):
-                _renew(module)
+        if self._moves_slices:
+            # FSDP keeps views of the old memory until it is told. By itself it looks only before its first forward pass.
+            for group in _groups(model):
+                for parameter in group.fsdp_params:
+                    parameter.reset_sharded_param()
+        else:
+            logs.MODEL.info(
+                "this kubetune cannot move slices of torch %s: each rank keeps a second copy of the %s numbers that it "
+                "trains",
+                torch.__version__,
+                f"{self.master.numel():,}",
+            )
 
-        # A slice shorter than other ranks' is padded by FSDP in other memory, which has to be refreshed.
+        # Slices that were not moved have to be refreshed. So has one that is shorter than other ranks', which FSDP pads
+        # in other memory.
         self._mirrors = []
         for parameter, value in self._slices:
             if process_group.local(parameter).data_ptr() != value.data_ptr():
@@ -66,7 +85,8 @@ class ShardedAdamW(FlatAdamW):
             shape=parameter.shape,
             stride=parameter.stride(),
         )
-        parameter._local_tensor = value
+        if self._moves_slices:
+            setattr(parameter, LOCAL, value)
         self._slices.append((parameter, value))
 
     @property
@@ -104,8 +124,24 @@ class ShardedAdamW(FlatAdamW):
         return math.sqrt(squares)
 
 
-def _renew(module: FSDPModule) -> None:
-    """Tell FSDP that slices have moved. By itself it looks only before its first forward pass."""
-    for group in module._get_fsdp_state()._fsdp_param_groups:
-        for parameter in group.fsdp_params:
-            parameter.reset_sharded_param()
+def can_move_slices(model: nn.Module) -> bool:
+    """True if the installed torch has the names by which slices of a model can be moved to other memory."""
+    for parameter in model.parameters():
+        if isinstance(parameter, DTensor) and not hasattr(parameter, LOCAL):
+            return False
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and not hasattr(module, STATE):
+            return False
+    try:
+        groups = list(_groups(model))
+    except AttributeError:
+        return False
+    return bool(groups) and all(hasattr(group, "fsdp_params") for group in groups)
+
+
+def _groups(model: nn.Module) -> Iterator[Any]:
+    """Yield FSDP's groups of slices."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            state = getattr(module, STATE)()
+            yield from getattr(state, GROUPS)

@@ -145,6 +145,15 @@ def _put(table: Tensor, rows: Tensor, values: Tensor) -> None:
     table.view(torch.complex128).index_copy_(0, rows, values.view(torch.complex128))
 
 
+def _rows_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the rows of a sparse gradient, with repeats, and their values in fp32."""
+    if hasattr(gradient, "_indices"):
+        return gradient._indices()[0], gradient._values().float()
+    # Without torch's names for the parts that are not summed yet, repeats are summed in the dtype of the gradient.
+    summed = gradient.coalesce()
+    return summed.indices()[0], summed.values().float()
+
+
 @dataclass
 class Collected:
     """The sum of one parameter's gradient in fp32."""
@@ -159,8 +168,7 @@ class Collected:
     def add(self, gradient: Tensor) -> None:
         """Add a gradient that autograd made, of any dtype, dense or of some rows."""
         if gradient.is_sparse:
-            rows = gradient._indices()[0]
-            values = gradient._values().float()
+            rows, values = _rows_of(gradient)
             if self.occurring is None or not self.occurring.add(rows, values):
                 self.opened().index_add_(0, rows, values)
         elif self.is_zero:
