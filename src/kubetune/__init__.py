@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from kubetune.library.results import export as export
     from kubetune.library.results import generate as generate
     from kubetune.library.results import report as report
-    from kubetune.library.runs import Run as Run
+    from kubetune.library.run_handle import Run as Run
     from kubetune.library.training import train as train
 
 __version__ = "0.1.0"
@@ -86,7 +86,7 @@ NUMPY_BEGINS, TORCH_BEGINS = "data", "distributed"
 
 _HOMES = {
     "Config": "config.schema",
-    "Run": "library.runs",
+    "Run": "library.run_handle",
     "classify": "library.results",
     "errors": "errors",
     "evaluate": "library.results",

@@ -45,9 +45,9 @@ def test_the_doctor_asks_the_cluster(desk: Desk, monkeypatch: pytest.MonkeyPatch
         check["what"]: check
         for check in json.loads(desk.quick("doctor", "run.yaml", "--json").stdout)
     }
-    assert "jobset" in checks["cluster"]["found"], checks
+    assert "jobset" in checks["cluster"]["result"], checks
     assert checks["rights"]["level"] == "ok"
-    assert checks["hub"]["found"].startswith("not asked")
+    assert checks["hub"]["result"].startswith("not asked")
 
 
 # -- submit

@@ -29,8 +29,8 @@ from kubetune.k8s.api.api_errors import MissingRight, Question, missing_rights, 
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.cluster import in_pod, pods
 from kubetune.k8s.cluster.causes import find_cause
+from kubetune.k8s.cluster.cluster_runs import ObservedRun
 from kubetune.k8s.cluster.log_follow import LogCopy, Position
-from kubetune.k8s.cluster.runs import ObservedRun
 from kubetune.k8s.cluster.submit import spec_of
 from kubetune.k8s.cluster.termination import last_step, trusted
 from kubetune.k8s.manifests.kinds.kind import State

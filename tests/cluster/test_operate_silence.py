@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.k8s.cluster import runs
+from kubetune.k8s.cluster import cluster_runs
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 
@@ -135,7 +135,7 @@ def test_where_nothing_answers_only_so_many_pods_are_made(
 def test_a_pod_that_does_not_answer_is_not_waited_for_for_ever(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(runs, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(cluster_runs, "ASK_SECONDS", 0.2)
     desk.cluster.trouble(EXEC, seconds=5.0)
     shown = desk.quick("status", "fit").stdout
     assert "running, 1 of 1 pods running" in shown

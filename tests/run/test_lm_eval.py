@@ -194,7 +194,7 @@ def test_the_gate_waits_for_benchmarks(inputs: Path, tmp_path: Path) -> None:
     verdict.conclude(config.evaluation, tmp_path, 7)
     gate = metrics.read_verdict(tmp_path, 7)["gate"]
     assert not gate["passed"]
-    assert "eval_arc_easy was not measured, expected >= 0.4" in gate["checks"][0]["said"]
+    assert "eval_arc_easy was not measured, expected >= 0.4" in gate["checks"][0]["message"]
     values = {"arc_easy/acc": 0.5, "arc_easy/acc_norm": 0.4}
     lines = [{"metric": name, "before": 0.4, "after": after} for name, after in values.items()]
     with pytest.raises(

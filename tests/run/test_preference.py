@@ -185,7 +185,7 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     two = toy.finished(tmp_path / "two", config, 2)
     alone = toy.finished(tmp_path / "one", config)
     require_alike(alone, two)
-    assert [events(run, "reference")[0]["found"] for run in (two, alone)] == [False, True]
+    assert [events(run, "reference")[0]["reused"] for run in (two, alone)] == [False, True]
     first, *_, last = (line for line in metrics.read_metrics(alone) if "loss" in line)
     assert {
         "accuracy",
@@ -237,7 +237,7 @@ def test_a_kill_in_the_reference_or_in_training_changes_no_bit(
     assert toy.train(run_dir, 2, environ={"KUBETUNE_FAULT": "signal 9:reference:3:1"})[1] == -9
     assert toy.train(run_dir, environ={"KUBETUNE_FAULT": "signal 9:micro-batch:6"}) == [-9]
     assert toy.train(run_dir) == [0]
-    assert [event["found"] for event in events(run_dir, "reference")] == [False, True]
+    assert [event["reused"] for event in events(run_dir, "reference")] == [False, True]
     assert not list((tmp_path / "cache").rglob("*.parts"))
     assert toy.digests(run_dir) == toy.digests(whole)
 

@@ -260,7 +260,7 @@ def test_two_ranks_train_as_one_and_the_result_is_exported(name: str, tmp_path: 
     alone = toy.finished(tmp_path / "one", config)
     assert toy.losses(two) == pytest.approx(toy.losses(alone), abs=1e-5)
     reused = [
-        event["found"]
+        event["reused"]
         for run in (two, alone)
         for event in metrics.read_events(run)
         if event["event"] == "reference"

@@ -80,7 +80,7 @@ def test_an_adapter_is_exported_measured_and_asked(
     assert not (tmp_path / "again").exists()
 
 
-def test_a_run_from_before_such_facts_were_kept_goes_by_its_data(
+def test_a_run_that_lost_its_facts_and_kept_rows_goes_by_its_data(
     tmp_path: Path, finished: Callable[[Config], Path], caplog: pytest.LogCaptureFixture
 ) -> None:
     inputs = toy.make_inputs(tmp_path / "inputs")
@@ -88,12 +88,9 @@ def test_a_run_from_before_such_facts_were_kept_goes_by_its_data(
     run_dir = finished(toy.make_config(inputs, ONE_STEP))
     kept = export_run(run_dir, out=tmp_path / "kept", tell=messages.append)
     assert not [line for line in messages if "keeps no rows" in line]
-    facts = json.loads((run_dir / metrics.DATA).read_text())
-    (run_dir / metrics.DATA).write_text(
-        json.dumps({key: facts[key] for key in ("fingerprint", "splits")})
-    )
+    (run_dir / metrics.DATA).unlink()
     (run_dir / kept_rows.PROOF).unlink()
-    exported = export_run(run_dir, out=tmp_path / "found", tell=messages.append)
+    exported = export_run(run_dir, out=tmp_path / "chosen", tell=messages.append)
     assert [line for line in messages if "keeps no rows" in line]
     assert exported.facts["proof"] == kept.facts["proof"]
     assert cli.main(["generate", str(run_dir), "one", "--max-new-tokens", "1"]) == errors.OK

@@ -206,7 +206,7 @@ def test_a_program_of_somebody_else_is_checked_with_all_types(tmp_path: Path) ->
     assert [line.split(":")[1] for line in lines if ": error: " in line] == wrong, done.stdout
     notes = "\n".join(line for line in lines if ": note: Revealed" in line)
     assert "Any" not in re.sub(r"(Mapping|dict)\[str, Any\]", "", notes)
-    assert "-> kubetune.library.runs.Run" in notes
+    assert "-> kubetune.library.run_handle.Run" in notes
 
 
 def test_the_package_says_that_it_is_typed() -> None:

@@ -185,9 +185,9 @@ def test_the_doctor_finds_what_is_here_and_what_is_not(
         finding["what"]: Finding(**finding) for finding in json.loads(capsys.readouterr().out)
     }
     assert findings["transformers"].level == "ok"
-    assert findings["PyTorch"].found.startswith(findings["torch"].found.partition("+")[0])
+    assert findings["PyTorch"].result.startswith(findings["torch"].result.partition("+")[0])
     assert (findings["hub"].level, findings["cluster"].level) == ("note", "note")
-    assert findings["hub"].found.startswith(
+    assert findings["hub"].result.startswith(
         "http://127.0.0.1:1 cannot be reached"
     )  # and no password
 

@@ -112,7 +112,7 @@ def test_the_doctor_tells_of_a_hub_that_fails(monkeypatch: pytest.MonkeyPatch, w
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         (finding,) = doctor._hub(argparse.Namespace(offline=False))
         assert finding.level == ("wrong" if way == "401" else "note")
-        assert HUB_SAYS.get(way, "cannot be reached: ") in finding.found
+        assert HUB_SAYS.get(way, "cannot be reached: ") in finding.result
         assert finding.remedy
 
 
@@ -128,9 +128,9 @@ def test_the_doctor_takes_no_endpoint_for_granted(
     monkeypatch.setenv("HF_ENDPOINT", endpoint)
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     token, hub = doctor._hub(argparse.Namespace(offline=False))
-    assert f"{tmp_path / 'token'} cannot be read" in token.found
-    assert "cannot be reached" in hub.found
-    assert "secret" not in hub.found
+    assert f"{tmp_path / 'token'} cannot be read" in token.result
+    assert "cannot be reached" in hub.result
+    assert "secret" not in hub.result
 
 
 COLLECTIVES: dict[str, Callable[[World], object]] = {

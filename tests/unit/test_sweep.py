@@ -646,7 +646,7 @@ def test_a_pause_that_a_new_pod_has_not_cleared_yet_is_not_taken_for_its_own(
     """Else a promoted trial would be judged at its next rung by what it had at the one before."""
     pytest.importorskip("lightkube")
     from kubetune.k8s.api.client import Cluster
-    from kubetune.k8s.cluster import runs
+    from kubetune.k8s.cluster import cluster_runs
     from kubetune.k8s.cluster.submit import spec_of
 
     class Api:
@@ -664,8 +664,8 @@ def test_a_pause_that_a_new_pod_has_not_cleared_yet_is_not_taken_for_its_own(
         "step": ended_at,
         "exit_status": {"code": 0, "reason": "paused", "step": ended_at, "error": "Paused"},
     }
-    monkeypatch.setattr(runs, "trainer_pods", lambda *_: [pod])
-    monkeypatch.setattr(runs, "ask_progress", lambda *_: (left, ""))
-    monkeypatch.setattr(runs, "events_of", lambda *_: [])
+    monkeypatch.setattr(cluster_runs, "trainer_pods", lambda *_: [pod])
+    monkeypatch.setattr(cluster_runs, "ask_progress", lambda *_: (left, ""))
+    monkeypatch.setattr(cluster_runs, "events_of", lambda *_: [])
     config = load([f"training.pause_at_step={pause or 'null'}", "kubernetes.image=i:1", "name=m"])
-    assert runs.observe(cast("Cluster", Api()), spec_of(config)).state == state
+    assert cluster_runs.observe(cast("Cluster", Api()), spec_of(config)).state == state

@@ -15,7 +15,7 @@ from kubetune.base.files import StrPath
 from kubetune.config.load import read_config
 from kubetune.errors import ConfigError
 from kubetune.library.functions import Metric
-from kubetune.library.runs import RunLike, folder_of, folders_of
+from kubetune.library.run_handle import RunLike, folder_of, folders_of
 
 if TYPE_CHECKING:
     from kubetune.result.inference.evaluate import Evaluation

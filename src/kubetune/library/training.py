@@ -30,7 +30,7 @@ from kubetune.config.schema import Config
 from kubetune.library.configs import ConfigLike
 from kubetune.library.functions import Metric, RunFollower, with_metrics
 from kubetune.library.plans import plan_here
-from kubetune.library.runs import Run
+from kubetune.library.run_handle import Run
 from kubetune.rundir import exit_status
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor.local import check_run_dir

@@ -18,8 +18,8 @@ from kubetune.config.schema.cluster import JobSetConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import ApiError, may_pass
 from kubetune.k8s.api.client import Cluster, Sink
+from kubetune.k8s.cluster.cluster_runs import Target, on_all, running
 from kubetune.k8s.cluster.pods import IDLE, has_ended
-from kubetune.k8s.cluster.runs import Target, on_all, running
 from kubetune.k8s.manifests.configmap import pod_config
 from kubetune.k8s.manifests.spec import Manifest, RunSpec
 from kubetune.k8s.run_names import name_beside, run_name

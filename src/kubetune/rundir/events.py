@@ -38,7 +38,7 @@ KINDS: dict[str, tuple[str, str]] = {
     ),
     "reference": (
         "Log-probabilities under the model before training.",
-        "rows:integer found:boolean seconds:number",
+        "rows:integer reused:boolean seconds:number",
     ),
     "compile": (
         "Kernels were compiled, once, before the next step.",

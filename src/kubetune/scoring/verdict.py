@@ -177,7 +177,7 @@ def _decide(
     content = json.dumps({**facts, "gate": gate}, indent=1, ensure_ascii=False)
     files.write_atomic(run_dir / metrics.VERDICT, content, within=run_dir)
 
-    failed = [check["said"] for check in final if not check["holds"]]
+    failed = [check["message"] for check in final if not check["holds"]]
     if failed:
         raise errors.GateFailed(
             f"the gate failed at step {facts['step']}: {'; '.join(failed)}. The checkpoint is saved"
@@ -255,5 +255,5 @@ def _check(
         "value": value,
         "base": base,
         "holds": holds,
-        "said": message,
+        "message": message,
     }

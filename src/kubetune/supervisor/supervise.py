@@ -185,7 +185,7 @@ def _benchmarked(run_dir: Path, relay: Relay, status: ExitStatus) -> ExitStatus:
         return status
 
     # What the run ends with, else: the next start may still pass the gate, or it failed, or nobody knows.
-    failed_checks = [check["said"] for check in gate.get("checks", ()) if not check["holds"]]
+    failed_checks = [check["message"] for check in gate.get("checks", ()) if not check["holds"]]
     missed = "; ".join(failed_checks)
     if relay.stopping:
         reason = f"stopped before the benchmarks were done: {missed}"

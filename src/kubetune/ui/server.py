@@ -24,7 +24,7 @@ from kubetune.base import cpu
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
-from kubetune.ui import chat, cluster, commands, data, live, new_run, runs
+from kubetune.ui import chat, cluster, commands, data, live, new_run, run_pages
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 
@@ -59,9 +59,9 @@ def application(
 ) -> ASGIApp:
     """Return the site behind its guard. `names`: its host names besides localhost."""
     routes = [
-        Route("/", runs.all_runs),
-        Route("/run", runs.one_run),
-        Route("/compare", runs.compare),
+        Route("/", run_pages.all_runs),
+        Route("/run", run_pages.one_run),
+        Route("/compare", run_pages.compare),
         Route("/new", new_run.new_run),
         Route("/new/plan", new_run.plan, methods=["POST"]),
         Route("/new/start", new_run.start, methods=["POST"]),

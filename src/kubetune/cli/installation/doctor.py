@@ -72,7 +72,7 @@ class Finding:
     # What was looked at, such as "PyTorch".
     what: str
     # What the check saw, such as a version.
-    found: str
+    result: str
     # How to fix what is `wrong`, or to change what a `note` says.
     remedy: str = ""
 
@@ -107,8 +107,8 @@ def _show(findings: Sequence[Finding]) -> None:
     """Print a table of all findings, and below it how to change them."""
     rows = []
     for finding in findings:
-        rows.append((MARKS[finding.level], finding.what, visible(finding.found)))
-    print_table(("", "WHAT", "FOUND"), rows)
+        rows.append((MARKS[finding.level], finding.what, visible(finding.result)))
+    print_table(("", "WHAT", "RESULT"), rows)
     for finding in findings:
         if finding.remedy:
             print(f"{MARKS[finding.level]} {finding.what}: {visible(finding.remedy)}")

@@ -183,7 +183,7 @@ def look_there(cluster: Any, spec: Any) -> RunView:
     """Return the state of a run on a cluster: its pods, and what the first running one reads in the run directory."""
     from kubetune.cli.local.watch_screen import RunView
     from kubetune.cli.remote.status import facts
-    from kubetune.k8s.cluster.runs import ask, observe, running
+    from kubetune.k8s.cluster.cluster_runs import ask, observe, running
 
     # What Kubernetes knows of the run, then what the run knows of itself.
     observed = observe(cluster, spec)

@@ -14,7 +14,7 @@ from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
-    from kubetune.k8s.cluster.runs import Target
+    from kubetune.k8s.cluster.cluster_runs import Target
 
 # Separator between our arguments and the command, which becomes `args.command`.
 COMMAND = "--"
@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code, of several the first that is not 0. Raise ConfigError without a pod."""
     cluster, spec = find(args)
-    from kubetune.k8s.cluster.runs import on_all, running
+    from kubetune.k8s.cluster.cluster_runs import on_all, running
 
     # All running pods, or the one of a node.
     targets = running(cluster, spec)

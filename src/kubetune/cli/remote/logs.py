@@ -173,6 +173,7 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Return a function that says, once, why pods do not run and what the cluster warns of; not what is over."""
     from kubetune.k8s.api.client import say
+    from kubetune.k8s.cluster.cluster_runs import concerns
     from kubetune.k8s.cluster.pods import (
         about,
         component_of,
@@ -181,7 +182,6 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
         is_running,
         without_names,
     )
-    from kubetune.k8s.cluster.runs import concerns
     from kubetune.k8s.manifests.spec import TRAINER
 
     # What was said, without names of pods: of many pods that wait for the same, the first one speaks.
@@ -234,7 +234,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
 def _reasons_of_queue(cluster: Cluster, spec: RunSpec) -> dict[str, str]:
     """Return why Kueue holds back the workload; nothing where it does not."""
     from kubetune.k8s.cluster import kueue
-    from kubetune.k8s.cluster.runs import workload_kind
+    from kubetune.k8s.cluster.cluster_runs import workload_kind
 
     workload = cluster.get(workload_kind(spec), spec.name)
     reason = kueue.why_waiting(cluster, workload)
@@ -355,8 +355,13 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
 def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
     """Return the state of the run. Some kinds keep their pods running after its end: followed, it is done then."""
+    from kubetune.k8s.cluster.cluster_runs import (
+        final_status,
+        read_progress,
+        trainer_pods,
+        workload_kind,
+    )
     from kubetune.k8s.cluster.pods import state_of
-    from kubetune.k8s.cluster.runs import final_status, read_progress, trainer_pods, workload_kind
     from kubetune.k8s.manifests.kinds.registry import kind_of
 
     pods = trainer_pods(cluster, spec)

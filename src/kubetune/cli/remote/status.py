@@ -17,7 +17,7 @@ from kubetune.errors import OK, ConfigError, only_followed
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster, Object
-    from kubetune.k8s.cluster.runs import ObservedRun
+    from kubetune.k8s.cluster.cluster_runs import ObservedRun
 
 _SHOWN_EVENTS = 5
 _SAME_END_SECONDS = 900.0
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Show one run, or all of a namespace. Raise ConfigError when there is no such run."""
 
     cluster, name = connect(args)
-    from kubetune.k8s.cluster.runs import find_run, observe
+    from kubetune.k8s.cluster.cluster_runs import find_run, observe
 
     if name is None:
         return _all_runs(cluster)
@@ -73,7 +73,7 @@ def _show_run(observed: ObservedRun) -> None:
 
 def _all_runs(cluster: Cluster) -> Answer:
     """Look at all runs of a namespace at once."""
-    from kubetune.k8s.cluster.runs import find_run, list_runs, observe, on_all
+    from kubetune.k8s.cluster.cluster_runs import find_run, list_runs, observe, on_all
 
     # An empty list may mean that the namespace does not exist, which is an error.
     names = list_runs(cluster)
@@ -182,7 +182,7 @@ def _without_repeats(
 def facts(observed: ObservedRun) -> dict[str, Any]:
     """Return what `--json` prints: everything, with None for what is not known."""
     from kubetune.k8s.cluster import pods
-    from kubetune.k8s.cluster.runs import workload_kind
+    from kubetune.k8s.cluster.cluster_runs import workload_kind
 
     progress = observed.progress or {}
     restarts = progress.get("restarts")
@@ -350,7 +350,7 @@ def _reasons(observed: ObservedRun, some_pods: Iterable[Object]) -> Iterator[str
 def _reservation(observed: ObservedRun) -> str:
     """Return what a run that ended well warns of in its result, such as a loss that ran away."""
     from kubetune.k8s.cluster import pods
-    from kubetune.k8s.cluster.runs import exit_status_in
+    from kubetune.k8s.cluster.cluster_runs import exit_status_in
     from kubetune.rundir.exit_status import DONE
 
     ending: Mapping[str, Any] = exit_status_in(observed.progress) or {}

@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
     if args.namespace is None and Path(args.run_name).is_dir():
         return _stop_here(Path(args.run_name), wait=not args.no_wait)
     cluster, spec = find(args)
+    from kubetune.k8s.cluster.cluster_runs import read_progress, trainer_pods
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
-    from kubetune.k8s.cluster.runs import read_progress, trainer_pods
     from kubetune.k8s.cluster.submit import stop, wait_gone
     from kubetune.k8s.cluster.termination import left_progress, note_progress
 

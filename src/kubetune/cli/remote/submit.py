@@ -21,8 +21,8 @@ from kubetune.supervisor.command_line import add_run_arguments
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
     from kubetune.k8s.api.client import Cluster
+    from kubetune.k8s.cluster.cluster_runs import ObservedRun
     from kubetune.k8s.cluster.log_follow import Source
-    from kubetune.k8s.cluster.runs import ObservedRun
     from kubetune.k8s.manifests.spec import Manifest, RunSpec
 
 
@@ -154,8 +154,8 @@ def wait_for_end(cluster: Cluster, spec: RunSpec, *, show_logs: bool) -> int:
     """Follow a run to its end, telling what it waits for; returns its exit code. Ctrl-C leaves it running."""
     from kubetune.cli.remote.logs import printer, teller
     from kubetune.cli.remote.status import headline
+    from kubetune.k8s.cluster.cluster_runs import observe
     from kubetune.k8s.cluster.log_follow import LogFollower, follow_to_end
-    from kubetune.k8s.cluster.runs import observe
 
     keep = local_folder(spec) / "logs" / "pods"
     emit: Callable[[Source, str], None] = _silent
@@ -177,7 +177,7 @@ def exit_code(observed: ObservedRun) -> int:
     Where no pod tells, the cluster has ended it: its deadline was over, or somebody deleted it.
     """
     from kubetune.k8s.cluster import pods
-    from kubetune.k8s.cluster.runs import exit_status_in
+    from kubetune.k8s.cluster.cluster_runs import exit_status_in
 
     if observed.state == "done":
         return errors.OK

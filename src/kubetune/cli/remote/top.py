@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Print the table. Raise ConfigError when no pod runs."""
     cluster, targets = find_running(args)
-    from kubetune.k8s.cluster.runs import Target, ask, on_all
+    from kubetune.k8s.cluster.cluster_runs import Target, ask, on_all
 
     # Of a pod that does not answer, the line says why. The others are shown.
     def usage(target: Target) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _require_gate(run_dir: Path) -> None:
     # A run without a gate, or one that was not judged, has none to miss.
     gate = metrics.read_verdict(run_dir).get("gate")
     if gate and not gate["passed"]:
-        missed = "; ".join(check["said"] for check in gate["checks"] if not check["holds"])
+        missed = "; ".join(check["message"] for check in gate["checks"] if not check["holds"])
         raise errors.ConfigError(
             f"{run_dir} missed its gate: {missed}. Nothing was sent; --despite-gate uploads it all the same"
         )

@@ -17,7 +17,7 @@ from kubetune.base.files import explained_writes, join_inside, sha256_file
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import Unreachable
 from kubetune.k8s.api.client import Cluster
-from kubetune.k8s.cluster.runs import Target, ask
+from kubetune.k8s.cluster.cluster_runs import Target, ask
 
 _ROUNDS = 3
 _PATIENCE_SECONDS = 120.0

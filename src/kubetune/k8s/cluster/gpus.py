@@ -11,7 +11,7 @@ from kubetune.base.gpus import GPU_QUERY, parse_gpus
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import NoProgram
 from kubetune.k8s.api.client import Cluster
-from kubetune.k8s.cluster.runs import Target, on_all
+from kubetune.k8s.cluster.cluster_runs import Target, on_all
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,8 @@ from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.cluster import kueue, pods, preparation
+from kubetune.k8s.cluster.cluster_runs import FILES, read_run, workload_kind
 from kubetune.k8s.cluster.log_follow import wait_for_job
-from kubetune.k8s.cluster.runs import FILES, read_run, workload_kind
 from kubetune.k8s.cluster.termination import note_progress
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.configmap import pod_config

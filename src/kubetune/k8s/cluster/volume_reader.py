@@ -15,7 +15,14 @@ from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import ApiError, Refused
 from kubetune.k8s.api.client import Cluster, Object, say
 from kubetune.k8s.cluster import pods
-from kubetune.k8s.cluster.runs import ASK_SECONDS, ASKED_PODS, FILES, Target, events_of, running
+from kubetune.k8s.cluster.cluster_runs import (
+    ASK_SECONDS,
+    ASKED_PODS,
+    FILES,
+    Target,
+    events_of,
+    running,
+)
 from kubetune.k8s.manifests.pod import container, pod_basics
 from kubetune.k8s.manifests.spec import RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume

@@ -134,7 +134,9 @@ def attach(
     logs.MODEL.info(
         "log-probabilities of %s rows under the model before training: %s", f"{num_rows:,}", source
     )
-    metrics.record_event(run_dir, "reference", rows=num_rows, found=not is_missing, seconds=seconds)
+    metrics.record_event(
+        run_dir, "reference", rows=num_rows, reused=not is_missing, seconds=seconds
+    )
 
 
 def ask_base(spec: ModelSpec, learner: Learner, rows: Rows, plan: Plan, world: World) -> None:
