@@ -474,7 +474,7 @@ def test_what_says_lora_without_an_adapter_is_not_passed_over(tmp_path: Path) ->
     text = AXOLOTL.replace("adapter: qlora\n", "adapter:\n")
     with pytest.raises(
         ConfigError,
-        match=r"config\.yml:2: load_in_4bit: without `adapter`, which axolotl refuses too",
+        match=r"config\.yml:2: load_in_4bit: becomes quantization: found 4bit without lora",
     ):
         imported(tmp_path, text)
     result, config = imported(tmp_path, text.replace("load_in_4bit: true", "load_in_4bit: false"))
@@ -603,20 +603,23 @@ def test_a_key_of_another_tool_is_not_taken_for_one_of_this(tmp_path: Path) -> N
 TOY = '''
 """Toy's configs."""
 
-from kubetune.plugins.importers.engine import Row, Tool, drop, ignore, switch
+from kubetune.plugins.importers.engine import Row, Table, Tool, near, switch
 
 TOOL = Tool(
     name="Toy",
     marks="checkpoint rows",
     defaults={"training.learning_rate": 3e-4},
-    rows=[
-        Row("checkpoint", "model.path"),
-        Row("rows", "data.train"),
-        Row("too_long", "data.overlong", values={"cut": "truncate"}, near="drop", reason="left out here"),
-        switch("half", "model.dtype", "float16"),
-        drop("noise", "noise on embeddings is not there", 0),
-        ignore("threads", "kubetune takes all cores"),
-    ],
+    tables=(
+        Table(
+            same={"model.path": "checkpoint", "data.train": "rows"},
+            rows=[
+                Row("too_long", "data.overlong", {"cut": "truncate"}, near("drop", "left out here")),
+                switch("half", "model.dtype", "float16"),
+            ],
+            dropped={"noise": ("noise on embeddings is not there", 0)},
+            unneeded={"threads": "kubetune takes all cores"},
+        ),
+    ),
 )
 '''
 
@@ -822,7 +825,7 @@ _VALUES = (True, False, 4, 8, 0.5, 3, "epoch", "fp4", "linear", "a", "b", "keep_
 
 def _keys_of_settings(tool: Tool) -> dict[str, list[str]]:
     """Return the keys of a tool's table that fill in each of our settings, where there are several."""
-    table = {key: row for row in tool.rows for key in row.keys.split()}
+    table = tool.by_key()
     keys: dict[str, list[str]] = {}
     for key, row in table.items():
         if row.path:
@@ -844,7 +847,7 @@ def _telling_values(peer: str, key: str, path: str) -> list[Any]:
     chosen: dict[str, Any] = {}
     for value in _VALUES:
         draft = _understood(peer, {key: value})
-        if draft is not None and draft.origins.get(path) == key:
+        if draft is not None and draft.origin(path) == key:
             chosen.setdefault(inline(draft.ours(path)), value)
     return list(chosen.values())[:2]
 

@@ -18,7 +18,7 @@ from typing import Any
 from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers import by_reward, preferences
+from kubetune.plugins.importers import kinds
 from kubetune.plugins.importers.engine import (
     WRONG_KINDS,
     Draft,
@@ -27,9 +27,8 @@ from kubetune.plugins.importers.engine import (
     convert,
     is_empty,
 )
-from kubetune.plugins.importers.foreign import Foreign, read_foreign
+from kubetune.plugins.importers.foreign import Foreign, flattened, read_foreign
 from kubetune.plugins.importers.settle import settle
-from kubetune.plugins.importers.verl import flattened
 from kubetune.plugins.importers.writing import comment, inline, run_file
 
 # The module of each tool, which holds its `TOOL`; `--from` takes the module's name, with dashes.
@@ -41,21 +40,6 @@ TOOLS: dict[str, str] = {
     "verl": "kubetune.plugins.importers.verl",
     "job resources": "kubetune.plugins.importers.resources",
 }
-
-# Keys that say what kind of learning it is, and the kinds that kubetune does.
-_KINDS_OF_LEARNING: dict[str, tuple[Any, ...]] = {
-    "stage": ("sft", "pt", "dpo", "kto", "rm"),
-    "rl": (*preferences.METHODS, "grpo"),
-    "rlhf_type": (*preferences.METHODS, "grpo"),
-    "reward_model": (True,),
-    "process_reward_model": (),
-    "task_type": ("causal_lm", "seq_cls"),
-}
-_COMMANDS = ("sft", "pt", "train", "rlhf", "grpo", *preferences.METHODS)
-_DOES = (
-    "kubetune import converts supervised fine-tuning, preference tuning, reward models and learning by reward as GRPO "
-    "does it"
-)
 
 
 @dataclass(frozen=True)
@@ -93,8 +77,6 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 
     # The user's word goes first, then the tool that a script calls, then typical keys.
     peer = peer or foreign.peer or _recognise(path, foreign)
-    if _tools()[peer].has_sections:
-        foreign = flattened(foreign)
     draft = understand(path, foreign, peer)
     _require_model_and_data(draft)
     text = _text(path, draft)
@@ -104,13 +86,15 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 
 def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     """Return what becomes of each key. Raise ConfigError for a kind of learning that kubetune does not do."""
-    _require_known_kind(path, foreign)
     tool = _tools()[peer]
+    if tool.has_sections:
+        foreign = flattened(foreign)
     draft = Draft(tool, foreign.settings, foreign.lines, str(path), foreign.command)
+    # verl's command has the name of another method; the file says that it is GRPO.
+    kinds.require_known_kind(draft, is_named=foreign.peer == "verl")
     try:
-        convert(draft, by_reward.learn(draft) or preferences.learn(draft))
-        preferences.finish(draft)
-        by_reward.finish(draft)
+        convert(draft, *kinds.learn(draft))
+        kinds.finish(draft)
         settle(draft)
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
@@ -143,23 +127,6 @@ def _recognise(path: Path, foreign: Foreign) -> str:
         f"{path}: not recognised as a config of {', '.join(points)}; found keys {keys}. Say whose it is with --from. "
         "Nothing was written."
     )
-
-
-def _require_known_kind(path: Path, foreign: Foreign) -> None:
-    """Raise ConfigError for a kind of learning that kubetune does not do."""
-    problems = []
-    for key, known in _KINDS_OF_LEARNING.items():
-        value = foreign.settings.get(key)
-        if value and value not in known:
-            line = foreign.lines.get(key, 1)
-            problems.append(f"{path}:{line}: {key} is {inline(value)[:60]}; {_DOES}.")
-    # verl's command has the name of another method; the file says that it is GRPO.
-    is_known = foreign.command in _COMMANDS or foreign.peer == "verl"
-    if foreign.command and not is_known:
-        problems.append(f"{path}: runs `{foreign.command}`; {_DOES}.")
-    if problems:
-        problems[-1] += " Nothing was written."
-        raise ConfigError(problems)
 
 
 def _require_model_and_data(draft: Draft) -> None:
@@ -293,14 +260,9 @@ def _origin(path: str, draft: Draft) -> str | None:
     around = path
     while around:
         if around in draft.origins:
-            return draft.origins[around]
+            return draft.origin(around)
         around = around.rpartition(".")[0]
 
     # A problem of a section has a line only if one key of theirs made it.
-    within = []
-    for ours, key in draft.origins.items():
-        if ours.startswith(f"{path}."):
-            within.append(key)
-    if len(within) == 1:
-        return within[0]
-    return None
+    within = [ours for ours in draft.origins if ours.startswith(f"{path}.")]
+    return draft.origin(within[0]) if len(within) == 1 else None

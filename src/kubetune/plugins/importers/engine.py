@@ -1,4 +1,4 @@
-"""The engine of `kubetune import`: rows of a table, and what they make of another tool's settings.
+"""The engine of `kubetune import`: tables of another tool's keys, and what they make of its settings.
 
 A key is a name in the tool's file, and its value is what stands behind it. Each key ends in exactly one note:
 
@@ -11,19 +11,19 @@ A fifth kind, assumed, is no key of the file: the tool's default, written down w
 
 `convert` takes three steps. First, the functions in `Tool.together` read the keys that act on each other, such as
 `warmup_steps` and `warmup_ratio`, and write down what the tool makes of them together. Then every key that none of them
-took goes to its row of the tool's table; where two fill in one setting with different values, the first key counts, and
+took goes to its row of the tool's tables; where two fill in one setting with different values, the first key counts, and
 the other is dropped by name. At last `Tool.finish` and the tool's defaults fill in what the file leaves out. A value
 that no run can have is refused: ConfigError, at the line of its key.
 
-Some rows, and what becomes of a value of theirs:
+A table has four parts, and this is what becomes of a value of theirs:
 
-    Row("cutoff_len", "data.max_length")                      2048: carried, data.max_length: 2048
-    Row("strategy", "data.overlong", values={"right": "cut"}, near="cut", reason="the end is cut")
-                                                              left: approximated, data.overlong: cut; the end is cut
-    switch("fp16", "model.dtype", "float16")                  false: unneeded, "off, as here"
-    drop("neftune_noise_alpha", "noise is not there", 0)      5: dropped, "noise is not there"; 0: unneeded
-    ignore("tf32", "it is on where the GPU has it")           unneeded, whatever its value
-    Row("optim", "training.optim", optimizer)                 what the function `optimizer` returns for it
+    same={"data.max_length": "cutoff_len"}                  2048: carried, data.max_length: 2048
+    rows=[Row("strategy", "data.overlong", {"right": "cut"}, near("cut", "the end is cut"))]
+                                                            left: approximated, data.overlong: cut; the end is cut
+    rows=[switch("fp16", "model.dtype", "float16")]         false: unneeded, "off, as here"
+    rows=[Row("optim", "training.optim", other=optimizer)]  what the function `optimizer` returns for it
+    dropped={"neftune_noise_alpha": ("no noise here", 0)}   5: dropped, "no noise here"; 0: unneeded
+    unneeded={"tf32": "it is on where the GPU has it"}      unneeded, whatever its value
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, Literal, NoReturn
 
 from kubetune.base.humanize import nearest
 from kubetune.base.secrets import is_secret
-from kubetune.config.aliases import ALIASES
 from kubetune.errors import ConfigError
-from kubetune.plugins.importers.not_here import TABLE as NOT_HERE
+from kubetune.plugins.importers import not_here
 from kubetune.plugins.importers.writing import inline
 
 Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
@@ -46,7 +46,6 @@ Step = Callable[["Draft"], None]
 
 # Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name.
 WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
-OFF = "off, as here"
 # $NAME, ${NAME} or $(command): only a shell knows the value.
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
 
@@ -92,75 +91,74 @@ def unneeded(why: str) -> Outcome:
     return Outcome("unneeded", why)
 
 
+OFF = unneeded("off, as here")
+
+
 @dataclass(frozen=True)
 class Row:
-    """One row of a tool's table: what becomes of each of some keys.
-
-    The first of these that applies decides: `unless`, `rule`, `same`, `values`, `near`, `path` alone, `reason`.
-    """
+    """What becomes of the values of some keys, where they do not simply go over as they are."""
 
     keys: str  # names, with spaces between
     path: str = ""  # our setting, with dots; empty where we have none
-    rule: Rule | None = None  # a function of value and draft, where data do not say enough
-    values: Mapping[Any, Any] | None = None  # ours for each of theirs
-    near: Any = None  # ours for a value that is not among `values`
-    same: Mapping[Any, str] | None = None  # values for which nothing needs to be set, and why
-    reason: str = "kubetune has no such value"  # why any other value is dropped, or only near
-    # returns why the key says nothing beside other keys; "" where it does
+    values: Mapping[Any, Any] = field(
+        default_factory=dict
+    )  # ours for each of theirs, or an Outcome
+    # What becomes of any other value. Left out: it goes over as it is.
+    other: Outcome | Rule | None = None
+    # Returns why the keys say nothing beside other keys; "" where they do.
     unless: Callable[[Draft], str] | None = None
 
     def outcome(self, value: Any, draft: Draft) -> Outcome:
         """Return what becomes of a value."""
-        if self.unless is not None:
-            why_idle = self.unless(draft)
-            if why_idle:
-                return unneeded(why_idle)
-        if self.rule is not None:
-            return self.rule(value, draft)
-
-        # A value for which nothing needs to be set.
-        for theirs, why in (self.same or {}).items():
-            if value == theirs:
-                return unneeded(why)
-
-        # Without a list of values, any value goes over as it is, if we have such a setting.
-        if self.values is None and self.path:
-            return carried(value)
-        if self.values is None:
-            return dropped(self.reason)
-
+        why_idle = self.unless(draft) if self.unless is not None else ""
+        if why_idle:
+            return unneeded(why_idle)
         for theirs, ours in self.values.items():
-            # 1 == True in Python, but a table means the type that it writes.
-            if value == theirs and type(value) is type(theirs):
-                return carried(ours)
-        if self.near is None:
-            return dropped(self.reason)
-        return near(self.near, self.reason)
-
-
-def drop(keys: str, reason: str, *off: Any) -> Row:
-    """Return a row of what is not done here. `off`: values with which the tool does not do it either."""
-    return Row(keys, same=dict.fromkeys(off, OFF), reason=reason)
-
-
-def ignore(keys: str, reason: str) -> Row:
-    """Return a row of what is not needed, whatever its value."""
-    return Row(keys, rule=lambda *_: unneeded(reason))
+            # 1 == True in Python, but a table means the type that it writes; 0 and False are both off.
+            is_flag = isinstance(value, bool)
+            if value != theirs or (value and is_flag != isinstance(theirs, bool)):
+                continue
+            return ours if isinstance(ours, Outcome) else carried(ours)
+        if self.other is None:
+            return carried(value)
+        if isinstance(self.other, Outcome):
+            return self.other
+        return self.other(value, draft)
 
 
 def switch(keys: str, path: str, on: Any = True) -> Row:
     """Return a row of what sets `on` when it is on, and says nothing when it is off."""
-    return Row(keys, path, lambda value, _: carried(on) if value else unneeded(OFF))
+    return Row(keys, path, other=lambda value, _: carried(on) if value else OFF)
 
 
-def names(keys: str, path: str) -> Row:
-    """Return a row of lists of names."""
-    return Row(keys, path, lambda value, _: carried(as_list(value)))
+@dataclass(frozen=True)
+class Table:
+    """What becomes of keys, each looked up by its name."""
+
+    same: Mapping[str, str] = field(default_factory=dict)  # by our path: names that mean the same
+    rows: Iterable[Row] = ()
+    # By names: the reason, or a tuple of it and the values with which the tool does not do it either.
+    dropped: Mapping[str, Any] = field(default_factory=dict)
+    unneeded: Mapping[str, str] = field(default_factory=dict)  # by names: the reason
+
+    def by_key(self) -> dict[str, Row]:
+        """Return the row of each key; of two for one key that which is written last."""
+        rows = [Row(keys, path) for path, keys in self.same.items()]
+        rows += self.rows
+        rows += [_row_of_dropped(keys, reason) for keys, reason in self.dropped.items()]
+        rows += [Row(keys, other=unneeded(reason)) for keys, reason in self.unneeded.items()]
+        table = {}
+        for row in rows:
+            table.update(dict.fromkeys(row.keys.split(), row))
+        return table
 
 
-def aliased(keys: str) -> list[Row]:
-    """Return rows of names that a run file takes too (config/aliases.py)."""
-    return [Row(key, ALIASES[key].path) for key in keys.split()]
+def _row_of_dropped(keys: str, reason: str | tuple[Any, ...]) -> Row:
+    """Return the row of keys for what is not done here."""
+    if isinstance(reason, str):
+        reason = (reason,)
+    why, *off = reason
+    return Row(keys, values=dict.fromkeys(off, OFF), other=dropped(why))
 
 
 @dataclass(frozen=True)
@@ -169,13 +167,20 @@ class Tool:
 
     name: str
     marks: str  # keys that no other tool has, or that are typical; a file is recognised by them
-    rows: Iterable[Row]  # a key's last row counts
-    together: tuple[Step, ...] = ()  # read keys that act on each other, before the rows
-    finish: Step | None = None  # adds what follows from the settings, after the rows
+    tables: tuple[Table, ...]  # a key's last row counts
+    together: tuple[Step, ...] = ()  # read keys that act on each other, before the tables
+    finish: Step | None = None  # adds what follows from the settings, after the tables
     defaults: Mapping[str, Any] = field(default_factory=dict)  # by path, where ours are others
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)  # the same, for runs with LoRA
     command: str = ""  # pattern of its command in a script, whose group is the subcommand
     has_sections: bool = False  # keys of nested sections are joined by dots
+
+    def by_key(self) -> dict[str, Row]:
+        """Return the row of each key."""
+        table = {}
+        for part in self.tables:
+            table.update(part.by_key())
+        return table
 
 
 @dataclass
@@ -190,8 +195,7 @@ class Draft:
     place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
     settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
     comments: dict[str, str] = field(default_factory=dict)  # beside a setting
-    origins: dict[str, str] = field(default_factory=dict)  # key that a setting is from
-    earlier_origins: dict[str, list[str]] = field(default_factory=dict)  # keys that wrote it before
+    origins: dict[str, list[str]] = field(default_factory=dict)  # keys that a setting is from
     notes: list[Note] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)  # keys that need no row any more
     at: str = ""  # the key that was taken last
@@ -205,9 +209,7 @@ class Draft:
     def get(self, key: str) -> Any:
         """Return the value of a key that another rule deals with, or None where it is missing or empty."""
         value = self.theirs.get(key)
-        if is_empty(value):
-            return None
-        return as_flag(value)
+        return None if is_empty(value) else as_flag(value)
 
     def has(self, path: str) -> bool:
         """Return True if our setting is filled in."""
@@ -217,27 +219,26 @@ class Draft:
         """Return our setting."""
         return self.settings.get(path, default)
 
+    def origin(self, path: str) -> str | None:
+        """Return the key that filled in our setting; None for a default, or where it is not filled in."""
+        return self.origins[path][-1] if path in self.origins else None
+
     def write(self, key: str, outcome: Outcome, path: str = "") -> None:
         """Fill in our setting and the note of a key."""
         path = outcome.path or path
-        written = inline(outcome.value)
-        variable = _VARIABLE.search(written)
         if outcome.kind in ("dropped", "unneeded"):
             self.note(outcome.kind, key, outcome.text)
             return
-
+        written = inline(outcome.value)
+        variable = _VARIABLE.search(written)
         # A source is written as a whole, so a variable within it is seen at its place.
         if variable and outcome.kind == "carried" and not self.place:
             why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
-            self.note("dropped", key, why)
+            self.drop(key, why)
             return
 
-        # Two keys that agree; should the setting be taken out again, both are dropped.
-        if self.origins.get(path, key) != key:
-            self.earlier_origins.setdefault(path, []).append(self.origins[path])
         self.settings[path] = outcome.value
-        self.origins[path] = key
-
+        self.origins.setdefault(path, []).append(key)
         # The note shows the setting; a comment beside it says what the file had, where that differs.
         text = f"{path}: {written}"
         if outcome.value is None:
@@ -245,9 +246,9 @@ class Draft:
         if outcome.kind == "approximated":
             self.comments[path] = f"{key}: {inline(self.theirs.get(key))} there"
             text += f"; {outcome.text}"
-        elif outcome.text:
-            text = outcome.text
-        self.note(outcome.kind, key, text)
+        self.note(
+            outcome.kind, key, outcome.text if outcome.kind == "carried" and outcome.text else text
+        )
 
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Write down that our setting means the same."""
@@ -257,10 +258,12 @@ class Draft:
         """Write down that what a key does is not done here."""
         self.note("dropped", key, why)
 
-    def ignore(self, key: str, why: str) -> None:
-        """Write down that nothing is lost without a key, where the file has it."""
-        if not is_empty(self.theirs.get(key)):
-            self.note("unneeded", key, why)
+    def ignore(self, why: str, *keys: str) -> None:
+        """Write down that nothing is lost without some keys, where the file has them."""
+        for key in keys:
+            self.taken.add(key)
+            if not is_empty(self.theirs.get(key)):
+                self.note("unneeded", key, why)
 
     def assume(self, path: str, value: Any, why: str = "") -> None:
         """Write down a default of the tool, unless the setting is filled in."""
@@ -268,11 +271,8 @@ class Draft:
             return
         self.settings[path] = value
         # None is a section without a setting, such as `lora`.
-        shown = value
-        if value is None:
-            shown = {}
-        reason = why or f"{self.tool.name}'s default"
-        self.notes.append(Note("assumed", path, shown, reason))
+        shown = {} if value is None else value
+        self.notes.append(Note("assumed", path, shown, why or f"{self.tool.name}'s default"))
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise ConfigError at a key's line: no run could mean what it says."""
@@ -284,64 +284,49 @@ class Draft:
         value = inline(self.theirs.get(key))
         self.refuse(key, f"found {value}, which is no value that {self.tool.name} takes there")
 
-    def withdraw(self, path: str, why: str) -> None:
-        """Take a setting out again: the keys that it came from are dropped after all."""
+    def withdraw(self, path: str, why: str, kind: Kind = "dropped") -> None:
+        """Take a setting out again, and say why of the keys that it came from."""
         if path not in self.settings:
             return
         del self.settings[path]
         self.comments.pop(path, None)
-        for earlier in self.earlier_origins.pop(path, []):
-            self.drop(earlier, why)
-
         # A default of the tool came from no key: its note goes with it.
-        key = self.origins.pop(path, None)
-        if key is not None:
-            self.drop(key, why)
-        else:
-            assumed = ("assumed", path)
-            self.notes[:] = [note for note in self.notes if (note.kind, note.key) != assumed]
+        self.notes[:] = [note for note in self.notes if (note.kind, note.key) != ("assumed", path)]
+        for key in self.origins.pop(path, []):
+            self.note(kind, key, why)
 
     def section(self, place: str, item: Mapping[str, Any]) -> Draft:
         """Return a draft of one section of the file, such as a source of data, with notes of its own."""
         return Draft(self.tool, item, place=f"{place}.")
 
-    def apply(self, rows: Iterable[Row], unknown: str = "") -> None:
+    def apply(self, table: Mapping[str, Row], unknown: str = "") -> None:
         """Send every key that nobody took to its row. `unknown`: why one without a row is dropped."""
-        table: dict[str, Row] = {}
-        for row in rows:
-            table.update(dict.fromkeys(row.keys.split(), row))
-        for key in self.theirs:
+        for key, value in self.theirs.items():
             # An empty list in a source is a choice, as in `roles_to_train: []`.
-            is_silent = is_empty(self.theirs[key]) and not (self.place and self.theirs[key] == [])
+            is_silent = is_empty(value) and not (self.place and value == [])
             if key in self.taken or is_silent:
                 continue
-
             row = table.get(key) or _row_without_table(key, unknown, table)
             value = self.take(key)
             try:
                 outcome = row.outcome(value, self)
             except WRONG_KINDS:
                 self.refuse_value(key)
+            path = outcome.path or row.path
 
-            # The tool would take one of the two, and nobody can tell which was meant.
-            earlier = self._set_otherwise(key, outcome, row.path)
-            if earlier:
-                path = outcome.path or row.path
-                why = f"an earlier key, {earlier}, sets the same setting otherwise: {path}: {inline(self.ours(path))}"
-                outcome = dropped(why)
-            self.write(key, outcome, row.path)
-
-    def _set_otherwise(self, key: str, outcome: Outcome, path: str) -> str:
-        """Return the key that filled in our setting with another value before this one; empty where none has.
-
-        Example: `max_length: 512` stands before `max_seq_length: 1024`, and both are our data.max_length.
-        """
-        path = outcome.path or path
-        earlier = self.origins.get(path, key)
-        is_written = outcome.kind in ("carried", "approximated") and path in self.settings
-        if not is_written or earlier == key or _are_equal(self.settings[path], outcome.value):
-            return ""
-        return earlier
+            # Two keys for one setting: the tool would take one, and nobody can tell which was meant.
+            earlier = self.origin(path)
+            writes = outcome.kind in ("carried", "approximated")
+            if (
+                writes
+                and earlier not in (None, key)
+                and not _are_equal(self.ours(path), outcome.value)
+            ):
+                shown = f"{path}: {inline(self.ours(path))}"
+                outcome = dropped(
+                    f"an earlier key, {earlier}, sets the same setting otherwise: {shown}"
+                )
+            self.write(key, outcome, path)
 
     def note(self, kind: Kind, key: str, text: str) -> None:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
@@ -350,17 +335,20 @@ class Draft:
         # Notes end up in the run file, which people commit.
         if isinstance(value, str) and is_secret((key,), value, known=False):
             value = None
-            text = f"{text}; its value looks like a secret and is not repeated here"
+            text += "; its value looks like a secret and is not repeated here"
         self.notes.append(Note(kind, self.place + key, value, text, self.lines.get(key, 0)))
 
 
-def convert(draft: Draft, more: Iterable[Row] = ()) -> None:
-    """Fill in a draft from its tool's table, and from rows that count before it."""
+def convert(draft: Draft, *more: Table) -> None:
+    """Fill in a draft from its tool's tables, and from tables that count before them."""
     tool = draft.tool
     # What one key means may depend on others, so these are read first.
     for step in tool.together:
         step(draft)
-    draft.apply([*tool.rows, *more])
+    table = tool.by_key()
+    for part in more:
+        table.update(part.by_key())
+    draft.apply(table)
     if tool.finish is not None:
         tool.finish(draft)
 
@@ -383,21 +371,19 @@ def _are_equal(value: Any, other: Any) -> bool:
 
 
 def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
-    """Return what becomes of a key that its tool's table does not have."""
+    """Return what becomes of a key that its tool's tables do not have."""
     if unknown:
-        return drop(key, unknown)
+        return Row(key, other=dropped(unknown))
     # WANDB_DIR and its like.
     if key.isupper():
         why = "an environment variable; set it where the run is started, or in kubernetes.env"
-        return ignore(key, why)
-    for row in NOT_HERE:
-        if row.holds(key):
-            return drop(key, row.reason, *row.off)
-    hint = ""
+        return Row(key, other=unneeded(why))
+    for patterns, reason in not_here.DROPPED.items():
+        if any(fnmatchcase(key, pattern) for pattern in patterns.split()):
+            return _row_of_dropped(key, reason)
     close = nearest(key, table, 0.8)
-    if close:
-        hint = f"; did you mean {close}?"
-    return drop(key, f"not known to `kubetune import`{hint}")
+    hint = f"; did you mean {close}?" if close else ""
+    return Row(key, other=dropped(f"not known to `kubetune import`{hint}"))
 
 
 def is_empty(value: Any) -> bool:
@@ -418,8 +404,13 @@ def as_flag(value: Any) -> Any:
 
 def as_list(value: Any) -> list[Any]:
     """Return a list; texts are split at commas, as on the tools' command lines."""
+    if value is None:
+        return []
     if isinstance(value, str):
         return [part.strip() for part in value.split(",") if part.strip()]
-    if isinstance(value, (list, tuple)):
-        return list(value)
-    return [value]
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def as_names(value: Any, _: Draft) -> Outcome:
+    """Carry a list of names."""
+    return carried(as_list(value))

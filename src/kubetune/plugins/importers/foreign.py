@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,9 +23,12 @@ _LAUNCHED = {
     "num_processes": "NPROC_PER_NODE",
     "nnodes": "NNODES",
 }
-_VARIABLE = re.compile(r"(\w+)=(.*)")
 _ASSIGNMENT = re.compile(r"(export\s+)?(\w+)=([^\s$`]*)")
 _SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
+# ARGS=( … ) and ARGS+=( … ), and "${ARGS[@]}", which stands for all its words.
+_ARRAY_BEGINS = re.compile(r"\s*(?:export\s+|declare\s+-a\s+)?\w+\+?=\(")
+_ARRAY = re.compile(r"(?:export\s+|declare\s+-a\s+)?(\w+)(\+?)=\((.*)\)")
+_ALL_WORDS = re.compile(r""""?\$\{(\w+)\[[@*]\]\}"?""")
 _ENDS_OF_A_COMMAND = (";", "&&", "||", "|", "&")
 # Keys by which configs are known that say nothing of a training run.
 _OTHER_FILES = {
@@ -87,13 +90,33 @@ def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
     return settings, lines
 
 
+def flattened(foreign: Foreign) -> Foreign:
+    """Return settings by their whole keys: `{actor_rollout_ref: {rollout: {n: 8}}}` is `actor_rollout_ref.rollout.n`."""
+    settings: dict[str, Any] = {}
+    lines: dict[str, int] = {}
+
+    # Lines are known of the keys at the top only, so what is within has the line of its section.
+    def add(key: str, value: Any, line: int) -> None:
+        if isinstance(value, Mapping) and value:
+            for name, item in value.items():
+                add(f"{key}.{name}", item, line)
+        else:
+            settings[key] = value
+            lines[key] = line
+
+    for key, value in foreign.settings.items():
+        # `+key=value` and `++key=value` are hydra's words for a key that the defaults do not have.
+        add(key.lstrip("+"), value, foreign.lines.get(key, 1))
+    return replace(foreign, settings=settings, lines=lines)
+
+
 def _refuse(path: Path, problem: str) -> NoReturn:
     """Raise ConfigError for a file."""
     raise ConfigError(f"{path}: {problem}. Nothing was written.")
 
 
 def _is_ours(settings: Mapping[str, Any]) -> bool:
-    """True for a run file of kubetune."""
+    """Return True for a run file of kubetune."""
     data = settings.get("data")
     model = settings.get("model")
     # Another tool has `data.train` too, beside `model.model_name`.
@@ -107,31 +130,33 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
         text = path.read_text("utf-8")
     except UnicodeDecodeError:
         _refuse(path, "is no text file")
-    # MODEL=…, and export NPROC_PER_NODE=…, which the tool reads itself.
+    # MODEL=…, ARGS=(…), and export NPROC_PER_NODE=…, which the tool reads itself.
     variables: dict[str, str] = {}
     exported: dict[str, Any] = {}
-
     first: Foreign | None = None
     for line, written in _commands(text):
         command = _without_comment(_filled_in(written, variables))
-        assignment = _ASSIGNMENT.fullmatch(command.strip())
-        if assignment:
-            value = assignment[3].strip("'\"")
-            variables[assignment[2]] = value
-            if assignment[1]:
-                exported[assignment[2]] = _value(value)
+        if match := _ARRAY.fullmatch(command.strip()):
+            earlier = variables.get(match[1], "") if match[2] else ""
+            variables[match[1]] = f"{earlier} {match[3]}".strip()
+            continue
+        if match := _ASSIGNMENT.fullmatch(command.strip()):
+            value = match[3].strip("'\"")
+            variables[match[2]] = value
+            if match[1]:
+                exported[match[2]] = _value(value)
 
         for peer, pattern in commands.items():
-            match = re.search(pattern, command)
-            if match and first is None:
-                first = _read_command(path, line, peer, match, exported)
-                # One line may hold two: swift sft … && swift rlhf …
-                rest = command[match.end() :]
-                again = re.search(pattern, rest)
-                if again:
-                    first.more[line] = rest[again.start() :].strip()
-            elif match and first is not None:
+            calls = list(re.finditer(pattern, command))
+            if not calls:
+                continue
+            if first is not None:
                 first.more[line] = command.strip()
+                continue
+            first = _read_command(path, line, peer, calls[0], exported)
+            # One line may hold two: swift sft … && swift rlhf …
+            if len(calls) > 1:
+                first.more[line] = command[calls[1].start() :].strip()
     if first is None:
         expected = "`swift sft` or `rlhf`, `trl sft`, `dpo` or `grpo`, `llamafactory-cli train` or verl's `main_ppo`"
         _refuse(path, f"holds no command that is known; expected {expected}, with its arguments")
@@ -142,21 +167,16 @@ def _read_command(
     path: Path, line: int, peer: str, match: re.Match[str], exported: Mapping[str, Any]
 ) -> Foreign:
     """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
-    before = match.string[: match.start()]
+    launcher, variables = _arguments(match.string[: match.start()], path, line, assigns=True)
     after = match.string[match.end() :]
-    settings = dict(exported)
-    settings |= _variables(before)
-    settings |= _from_file(after, path)
-    settings |= _options(after, path, line)
-    if peer == "verl":
-        settings |= _assignments(after)
+    options, assigned = _arguments(after, path, line, assigns=peer == "verl")
+    settings = {**exported, **variables, **_from_file(after, path), **options, **assigned}
 
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
-    for key, value in _options(before, path, line).items():
+    for key, value in launcher.items():
         # Of several values the others are the program's name.
-        if isinstance(value, list):
-            value = value[0]
-        settings[_LAUNCHED.get(key, f"launcher --{key}")] = value
+        first = value[0] if isinstance(value, list) else value
+        settings[_LAUNCHED.get(key, f"launcher --{key}")] = first
     subcommand = next(filter(None, match.groups()))
     return Foreign(settings, dict.fromkeys(settings, line), peer, subcommand)
 
@@ -166,16 +186,17 @@ def _filled_in(command: str, variables: Mapping[str, str]) -> str:
 
     def value_of(match: re.Match[str]) -> str:
         # Without a default a variable that nothing sets stays as it is written.
-        default = match[0]
-        if match[2] is not None:
-            default = match[2]
+        default = match[0] if match[2] is None else match[2]
         return variables.get(match[1] or match[3], default)
 
-    return _SHELL_VARIABLE.sub(value_of, command)
+    def words_of(match: re.Match[str]) -> str:
+        return variables.get(match[1], match[0])
+
+    return _SHELL_VARIABLE.sub(value_of, _ALL_WORDS.sub(words_of, command))
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each command with the line it begins in; lines that end in a backslash belong together."""
+    """Yield each command with the line it begins in: lines joined by a backslash, or within ARGS=( … )."""
     start = 1
     parts: list[str] = []
     for number, line in enumerate(text.splitlines(), 1):
@@ -183,9 +204,10 @@ def _commands(text: str) -> Iterator[tuple[int, str]]:
             start = number
         if line.lstrip().startswith("#"):
             continue
-        stripped = line.rstrip()
+        is_array = _ARRAY_BEGINS.match(parts[0] if parts else line) is not None
+        stripped = _without_comment(line).rstrip() if is_array else line.rstrip()
         parts.append(stripped.removesuffix("\\"))
-        if not stripped.endswith("\\"):
+        if not stripped.endswith("\\") and (not is_array or stripped.endswith(")")):
             yield start, " ".join(parts)
             parts = []
     if parts:
@@ -196,22 +218,7 @@ def _without_comment(command: str) -> str:
     """Cut at a `#` that begins a word; within a word, as in `chats#500`, or in quotes it is no comment."""
     # What stands in quotes, or a letter that does not begin a comment.
     match = re.match(r"""(?:'[^']*'?|"[^"]*"?|(?<=\S)#|[^'"#])*""", command)
-    if match is None:
-        return command
-    return match[0]
-
-
-def _variables(text: str) -> dict[str, Any]:
-    """Return variables before a command, as `NPROC_PER_NODE=4`."""
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        return {}
-    variables = {}
-    for word in words:
-        if match := _VARIABLE.match(word):
-            variables[match[1]] = _value(match[2])
-    return variables
+    return match[0] if match else command
 
 
 def _from_file(text: str, path: Path) -> Mapping[str, Any]:
@@ -226,8 +233,13 @@ def _from_file(text: str, path: Path) -> Mapping[str, Any]:
     _refuse(path, f"takes its settings from {match[1]}, which is not found")
 
 
-def _options(text: str, path: Path, line: int) -> dict[str, Any]:
-    """Return `--key value`, `--key=value`, `--key a b` and `--flag` of a command."""
+def _arguments(
+    text: str, path: Path, line: int, assigns: bool
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return `--key value`, `--key=value`, `--key a b` and `--flag` of a command, and its assignments, `key=value`.
+
+    --lr 1e-4 --modules q k --bf16   →   lr: 1e-4, modules: [q, k], bf16: True
+    """
     # $(expr 64 / 4) is one word, whatever stands in it.
     text = re.sub(r"\$\([^)]*\)", lambda match: shlex.quote(match[0]), text)
     try:
@@ -235,37 +247,21 @@ def _options(text: str, path: Path, line: int) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigError(f"{path}:{line}: is no shell command that can be read: {error}") from None
 
-    # --lr 1e-4 --modules q k --bf16   →   lr: [1e-4], modules: [q, k], bf16: []
     values: dict[str, list[Any]] = {}
+    assigned: dict[str, Any] = {}
     key = ""
     for word in words:
+        name, sign, value = word.partition("=")
         if word in _ENDS_OF_A_COMMAND or word.startswith((">", "2>")):
             break
         if word.startswith("--"):
-            name, sign, value = word.removeprefix("--").partition("=")
-            key = name.replace("-", "_")
-            values[key] = []
-            if sign:
-                values[key].append(_value(value))
+            key = name.removeprefix("--").replace("-", "_")
+            values[key] = [_value(value)] if sign else []
+        elif assigns and sign:
+            assigned[name] = _value(value)
         elif key:
             values[key].append(_value(word))
-    return {key: _option(several) for key, several in values.items()}
-
-
-def _assignments(text: str) -> dict[str, Any]:
-    """Return what hydra reads from a command line, `key.of.section=value`."""
-    values = {}
-    try:
-        words = shlex.split(text)
-    except ValueError:
-        words = text.split()
-    for word in words:
-        if word in _ENDS_OF_A_COMMAND or word.startswith((">", "2>")):
-            break
-        key, sign, value = word.partition("=")
-        if sign and not key.startswith("-"):
-            values[key] = _value(value)
-    return values
+    return {key: _option(several) for key, several in values.items()}, assigned
 
 
 def _option(values: list[Any]) -> Any:
@@ -279,12 +275,10 @@ def _option(values: list[Any]) -> Any:
 
 def _value(text: str) -> Any:
     """Return a value as YAML reads it, where it can."""
-    if not text:
-        return None
     # JSON, which the tools read themselves.
     if text.startswith("{"):
         return text
     try:
-        return parse_value(text)
+        return parse_value(text) if text else None
     except ValueError:
         return text

@@ -6,77 +6,88 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.data.reading.messages import SPEAKERS
-from kubetune.plugins.importers import sources
-from kubetune.plugins.importers.common import (
-    FP8,
-    FUSED,
-    LORA,
-    NO_EFFECT,
-    TRAINING,
-    bits_of,
-    four_bits,
-    method,
-    packing,
-    pin_fsdp,
-    pixels,
-    refuse_both,
-    say_it_sees,
-    sees,
-    share,
-)
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
     Row,
+    Table,
     Tool,
-    aliased,
-    as_list,
+    as_names,
     carried,
-    drop,
-    ignore,
-    names,
+    dropped,
     near,
     switch,
     unneeded,
 )
 from kubetune.plugins.importers.foreign import read_settings
-from kubetune.plugins.importers.preferences import is_preferred
-from kubetune.plugins.importers.prompts import template
+from kubetune.plugins.importers.shared import (
+    FP8,
+    FUSED,
+    LORA,
+    NO_EFFECT,
+    NO_WEIGHT,
+    SUBSET_AND_SPLIT,
+    SYSTEM,
+    TRAINING,
+    finish_source,
+    four_bits,
+    fsdp,
+    method,
+    packing,
+    pixels,
+    refuse_both,
+    say_it_sees,
+    sees,
+    share,
+    take_sources,
+    template,
+    tidy,
+)
 from kubetune.plugins.importers.targets import modules
-from kubetune.plugins.importers.warm_up import OF_TRANSFORMERS
+from kubetune.plugins.importers.warm_up import WarmUp
 
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
 _TAGS = ("role", "content", "from", "value", *SPEAKERS)
+# Our shape of records for each `formatting`.
+_FORMATS = {
+    "alpaca": "alpaca",
+    "openai": "messages",
+    "sharegpt": "sharegpt",
+}
 
 
 def _method(draft: Draft) -> None:
     """Take LoRA or every parameter."""
-    key = "finetuning_type"
-    method(draft, key, draft.take(key), "lora_", "use_dora", "use_rslora")
+    method(draft, "finetuning_type", draft.take("finetuning_type"))
 
 
 def _data(draft: Draft) -> None:
     """Take the names of data sets, which `dataset_info.json` explains, and how many rows of each count."""
-    directory = str(draft.take("dataset_dir") or "data")
-    draft.ignore("dataset_dir", "only says where dataset_info.json lies")
-    number = draft.take("max_samples")
+    directory = str(draft.get("dataset_dir") or "data")
+    draft.ignore("only says where dataset_info.json lies", "dataset_dir")
+    number = draft.get("max_samples")
     if number == 0:
         draft.refuse("max_samples", "0 leaves no records to train on")
     folder, entries = _read_info(draft, directory)
-    for key, path in (("dataset", "data.train"), ("eval_dataset", "data.eval")):
-        listed = draft.take(key)
-        if listed is None:
-            continue
-        collected = []
-        for name in as_list(listed):
-            entry = entries.get(name)
-            collected.append(_source(draft, f"{key}: {name}", name, folder, entry, number))
-        draft.carry(key, path, collected)
+
+    def source(draft: Draft, place: str, name: Any) -> list[Any]:
+        key = place.partition("[")[0]
+        entry = entries.get(name)
+        if entry is None:
+            why = (
+                f"a name of LLaMA-Factory's own, which no {directory}/dataset_info.json beside this file or above it "
+                "explains; put the file or hub id in its place"
+            )
+            draft.drop(f"{key}: {name}", why)
+            path = f"{name}#{number}" if number else str(name)
+            return [tidy({"path": path, "format": "text" if draft.get("stage") == "pt" else None})]
+        return [_source(draft, f"{key}: {name}", folder, entry)]
+
+    take_sources(draft, {"dataset": "data.train", "eval_dataset": "data.eval"}, source)
     if number is not None and draft.has("data.train"):
         why = f"#{number} behind each source: drawn by the seed, not the first"
         draft.note("approximated", "max_samples", why)
-        comment = f"max_samples: the first {number} of each there, drawn here"
-        draft.comments["data.train"] = comment
+        draft.comments["data.train"] = f"max_samples: the first {number} of each there, drawn here"
 
 
 def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:
@@ -89,48 +100,40 @@ def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:
     return folder, {}
 
 
-def _source(
-    draft: Draft,
-    place: str,
-    name: str,
-    folder: Path,
-    entry: dict[str, Any] | None,
-    limit: int | None,
-) -> dict[str, Any]:
-    """Return the source for a name of a data set. `limit`: how many of its rows count at most."""
-    is_text = draft.get("stage") == "pt"
-    if entry is None:
-        info = f"{draft.get('dataset_dir') or 'data'}/dataset_info.json"
-        why = (
-            f"a name of LLaMA-Factory's own, which no {info} beside this file or above it explains"
-        )
-        draft.drop(place, f"{why}; put the file or hub id in its place")
-        source = {"path": f"{name}#{limit}" if limit else str(name)}
-        return source | {"format": "text"} if is_text else source
+def _source(draft: Draft, place: str, folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
+    """Return the source for an entry of dataset_info.json, whose files lie in `folder`."""
     section = draft.section(place, entry)
     path = section.take("hf_hub_url")
     file = section.take("file_name")
     if file is not None:
         path = (folder / file).absolute()
     elif path is None:
-        path = name
-        why = "has neither file_name nor hf_hub_url; put the file or hub id in its place"
-        draft.drop(place, why)
+        path = place.partition(": ")[2]
+        draft.drop(
+            place, "has neither file_name nor hf_hub_url; put the file or hub id in its place"
+        )
     # The entry has its own number of rows, and the run a limit for all.
-    number = section.take("num_samples") or limit
-    if number:
-        path = f"{path}#{min(number, limit or number)}"
+    limits = [
+        number for number in (section.take("num_samples"), draft.get("max_samples")) if number
+    ]
+    if limits:
+        path = f"{path}#{min(limits)}"
     section.carry("file_name", "path", str(path))
-    if is_text:
+    if draft.get("stage") == "pt":
         _text(section)
     else:
         _records(section)
-    if section.take("ranking") and not is_preferred(draft):
+    if (
+        section.take("ranking")
+        and not draft.has("preference.loss")
+        and draft.ours("task") != "reward_model"
+    ):
         section.drop("ranking", "holds preferences, which supervised fine-tuning does not use")
     if section.ours("columns", {}).get("images"):
         say_it_sees(draft, place)
-    source = sources.finished(draft, section, _ENTRY)
-    for tag, word in (section.get("tags") or {}).items():
+    tags = section.take("tags") or {}
+    source = finish_source(draft, section, SUBSET_AND_SPLIT, _ENTRY)
+    for tag, word in tags.items():
         if word not in _TAGS:
             why = f"{word}: turns need the names in use (docs/data.md); rename in the data"
             draft.drop(f"{place}.tags.{tag}", why)
@@ -144,28 +147,24 @@ def _records(section: Draft) -> None:
         columns[_COLUMNS.get(ours, ours)] = theirs
     # `sharegpt` is a name for any list of turns; its tags say how a turn is written.
     formatting = section.take("formatting") or "alpaca"
-    tags = section.take("tags") or {}
-    if formatting == "sharegpt" and tags.get("role_tag") == "role":
+    has_roles = (section.get("tags") or {}).get("role_tag") == "role"
+    if formatting == "sharegpt" and has_roles:
         section.carry("formatting", "format", "messages")
         columns.setdefault("messages", "conversations")
-    elif formatting == "sharegpt":
-        section.carry("formatting", "format", "sharegpt")
-        columns["conversations"] = columns.pop("messages", "conversations")
-    elif formatting == "alpaca":
-        section.carry("formatting", "format", "alpaca")
-    elif formatting == "openai":
-        section.carry("formatting", "format", "messages")
+    elif formatting in _FORMATS:
+        section.carry("formatting", "format", _FORMATS[formatting])
     else:
         section.drop(
             "formatting", f"{formatting}: the shape of records is recognised from the data"
         )
+    if section.ours("format") == "sharegpt":
+        columns["conversations"] = columns.pop("messages", "conversations")
     section.carry("columns", "columns", columns)
 
 
 def _text(section: Draft) -> None:
     """Take the column of plain texts, which `stage: pt` trains as they stand."""
     section.carry("formatting", "format", "text")
-    section.take("tags")
     columns = section.take("columns") or {}
     if (section.take("formatting") or "alpaca") != "alpaca":
         section.drop("formatting", "stage: pt trains the first turn; write it as `text`")
@@ -177,16 +176,16 @@ def _text(section: Draft) -> None:
 
 def _packing(draft: Draft) -> None:
     """Take both keys of packing: either packs, and then a row holds one token less than `cutoff_len`."""
-    if is_preferred(draft):
+    if draft.has("preference.loss") or draft.ours("task") == "reward_model":
         return
     neat = draft.take("neat_packing")
     plain = draft.take("packing")
     if neat or (neat is not None and plain is None):
         draft.write("neat_packing", packing(neat, draft), "data.packing")
     else:
-        draft.ignore("neat_packing", "sequences of a packed row never see each other")
+        draft.ignore("sequences of a packed row never see each other", "neat_packing")
     if neat:
-        draft.ignore("packing", "neat_packing packs")
+        draft.ignore("neat_packing packs", "packing")
     elif plain is not None:
         draft.write("packing", packing(plain, draft), "data.packing")
     if not (neat or plain):
@@ -208,9 +207,8 @@ def _finish(draft: Draft) -> None:
         return
     draft.assume("data.train_on", "all", "stage: pt trains on everything")
     if draft.ours("data.packing") is False:
-        draft.assume(
-            "data.overlong", "truncate", "stage: pt cuts long texts where it does not pack"
-        )
+        why = "stage: pt cuts long texts where it does not pack"
+        draft.assume("data.overlong", "truncate", why)
         return
     draft.assume("data.overlong", "split")
     if not draft.has("data.packing"):
@@ -228,18 +226,10 @@ def _stage(value: Any, draft: Draft) -> Outcome:
     return carried("causal_lm")
 
 
-_NO_WEIGHT = "give each source a `weight`: how often it appears in an epoch"
-
-_REFUSED_TOGETHER = (
-    ("mask_history", "train_on_prompt"),
-    ("max_samples", "streaming"),
-)
-
 # Keys of a data set in dataset_info.json; `_source` reads the others.
-_ENTRY = [
-    *sources.SUBSET_AND_SPLIT,
-    ignore("ms_hub_url om_hub_url", "data come from the file, or from Hugging Face's hub"),
-]
+_ENTRY = Table(
+    unneeded={"ms_hub_url om_hub_url": "data come from the file, or from Hugging Face's hub"}
+)
 
 TOOL = Tool(
     name="LLaMA-Factory",
@@ -249,10 +239,11 @@ TOOL = Tool(
     together=(
         _method,
         _data,
-        lambda draft: pin_fsdp(draft, "fsdp fsdp_config"),
-        lambda draft: refuse_both(draft, *_REFUSED_TOGETHER),
-        OF_TRANSFORMERS.read,
+        fsdp("fsdp", "fsdp_config"),
+        refuse_both(("mask_history", "train_on_prompt"), ("max_samples", "streaming")),
+        WarmUp().read,
         _packing,
+        four_bits("quantization_bit", "quantization_type", 4),
     ),
     finish=_finish,
     defaults={
@@ -265,57 +256,59 @@ TOOL = Tool(
         "training.lr_scheduler_type": "linear",
     },
     lora_defaults={"lora.r": 8, "lora.target_modules": "all-linear"},
-    rows=[
-        # Names that other tools have too; rows below replace those of TRAINING.
-        *TRAINING,
-        *aliased(
-            "model_name_or_path model_revision cutoff_len preprocessing_num_workers lora_rank lora_dropout "
-            "early_stopping_steps"
-        ),
-        # The task, and data.
-        Row("stage", "task", _stage),
-        Row("val_size", "data.eval", share),
-        Row("train_on_prompt", "data.train_on", values={True: "all", False: "assistant"}),
-        # Adapters, bits of the base and kinds of numbers.
-        modules("lora_target", "all"),
-        Row("lora_alpha", "lora.alpha", same={0: "twice the rank, as here without it"}),
-        names("additional_target", "lora.modules_to_save"),
-        *LORA,
-        bits_of("quantization_bit", "quantization_type"),
-        four_bits("quantization_type", "quantization_bit", 4),
-        switch("pure_bf16", "model.dtype", "bfloat16"),
-        *FP8,
-        switch("disable_gradient_checkpointing", "training.gradient_checkpointing", False),
-        # Prompts and images.
-        template("template", "chatml"),
-        Row("image_max_pixels", "vision.image_max_tokens", pixels),
-        Row("image_min_pixels", "vision.image_min_tokens", pixels),
-        Row("freeze_vision_tower", "vision.freeze_vision_tower", sees),
-        Row("freeze_multi_modal_projector", "vision.freeze_projector", sees),
-        # Values that are ours anyway; any other is dropped.
-        Row("mix_strategy", same={"concat": "as here"},
-            reason="sources are concatenated; give each a `weight` instead"),
-        Row("quantization_method", same=dict.fromkeys(("bnb", "bitsandbytes", "BNB"), "bitsandbytes, as here"),
-            reason="the base is quantised by bitsandbytes"),
-        # Not done here; a value behind the reason is that which switches it off there.
-        drop("interleave_probs", _NO_WEIGHT),
-        drop("mask_history", "all answers of a conversation are trained, not only the last", False),
-        drop("default_system", "put a system message into the data; the model then sees it at inference too"),
-        drop("enable_thinking", "thoughts are trained as the data hold them: none is added, and none taken out"),
-        drop("tokenized_path", "data are prepared from their sources, and kept by fingerprint"),
-        drop("upcast_layernorm", "norms compute as the model's code says", False),
-        drop("shift_attn", "LongLoRA's attention is not there", False),
-        drop("loraplus_lr_ratio", "one learning rate for all of an adapter"),
-        drop("pissa_init", "adapters begin at zero", False),
-        drop("ray_num_workers", "several nodes: see compute.nodes and `kubetune submit`", 1),
-        drop("freeze_language_model", "the language model always learns, through adapters or whole", False),
-        drop("media_dir", "has no counterpart; see docs/vision.md"),
-        drop("video_max_pixels video_fps video_maxlen", "videos are not there; images are"),
-        # Not needed.
-        ignore("double_quantization", "kubetune's choice, and no matter of quality"),
-        ignore("fp8_backend fp8_enable_fsdp_float8_all_gather", "kubetune's choice"),
-        ignore("use_unsloth enable_liger_kernel", FUSED),
-        ignore("cache_dir", "a folder of the machine: set HF_HOME where the run is started"),
-        ignore("use_reentrant_gc print_param_status low_cpu_mem_usage use_fast_tokenizer buffer_size", NO_EFFECT),
-    ],
+    tables=(TRAINING, LORA, FP8, Table(
+        same={
+            "model.path": "model_name_or_path",
+            "model.revision": "model_revision",
+            "data.max_length": "cutoff_len",
+            "data.num_proc": "preprocessing_num_workers",
+            "lora.r": "lora_rank",
+            "lora.dropout": "lora_dropout",
+            "training.early_stopping_patience": "early_stopping_steps",
+        },
+        rows=[
+            Row("stage", "task", other=_stage),
+            Row("val_size", "data.eval", other=share),
+            Row("train_on_prompt", "data.train_on", {True: "all"}, carried("assistant")),
+            # Adapters, bits of the base and kinds of numbers.
+            Row("lora_target", "lora.target_modules", other=modules("all")),
+            Row("lora_alpha", "lora.alpha", {0: unneeded("twice the rank, as here without it")}),
+            Row("additional_target", "lora.modules_to_save", other=as_names),
+            Row("quantization_bit", "quantization", {4: "4bit", 8: "8bit"}, dropped("4 and 8 bits are there")),
+            Row("quantization_method", other=dropped("the base is quantised by bitsandbytes"),
+                values=dict.fromkeys(("bnb", "bitsandbytes", "BNB"), unneeded("bitsandbytes, as here"))),
+            switch("pure_bf16", "model.dtype", "bfloat16"),
+            switch("disable_gradient_checkpointing", "training.gradient_checkpointing", False),
+            # Prompts, images and sources.
+            Row("template", "model.chat_template", other=template),
+            Row("image_max_pixels", "vision.image_max_tokens", other=pixels),
+            Row("image_min_pixels", "vision.image_min_tokens", other=pixels),
+            Row("freeze_vision_tower", "vision.freeze_vision_tower", other=sees),
+            Row("freeze_multi_modal_projector", "vision.freeze_projector", other=sees),
+            Row("mix_strategy", values={"concat": unneeded("as here")},
+                other=dropped("sources are concatenated; give each a `weight` instead")),
+        ],
+        dropped={
+            "interleave_probs": NO_WEIGHT,
+            "mask_history": ("all answers of a conversation are trained, not only the last", False),
+            "default_system": SYSTEM,
+            "enable_thinking": "thoughts are trained as the data hold them: none is added, and none taken out",
+            "tokenized_path": "data are prepared from their sources, and kept by fingerprint",
+            "upcast_layernorm": ("norms compute as the model's code says", False),
+            "shift_attn": ("LongLoRA's attention is not there", False),
+            "loraplus_lr_ratio": "one learning rate for all of an adapter",
+            "pissa_init": ("adapters begin at zero", False),
+            "ray_num_workers": ("several nodes: see compute.nodes and `kubetune submit`", 1),
+            "freeze_language_model": ("the language model always learns, through adapters or whole", False),
+            "media_dir": "has no counterpart; see docs/vision.md",
+            "video_max_pixels video_fps video_maxlen": "videos are not there; images are",
+        },
+        unneeded={
+            "double_quantization": "kubetune's choice, and no matter of quality",
+            "fp8_backend fp8_enable_fsdp_float8_all_gather": "kubetune's choice",
+            "use_unsloth enable_liger_kernel": FUSED,
+            "cache_dir": "a folder of the machine: set HF_HOME where the run is started",
+            "use_reentrant_gc print_param_status low_cpu_mem_usage use_fast_tokenizer buffer_size": NO_EFFECT,
+        },
+    )),
 )  # fmt: skip

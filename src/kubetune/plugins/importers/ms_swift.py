@@ -4,45 +4,44 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import replace
 from typing import Any
 
 from kubetune.config.data_files import is_file_name
-from kubetune.plugins.importers.common import (
-    FAST_ATTENTION,
-    LORA,
-    NO_EFFECT,
-    NO_STOP,
-    NOT_SPLIT,
-    PACKING,
-    TRAINING,
-    bits_of,
-    count,
-    four_bits,
-    method,
-    pin_fsdp,
-    pixels,
-    schedule,
-    sees,
-    share,
-)
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
     Row,
+    Table,
     Tool,
-    aliased,
     as_list,
     carried,
-    drop,
     dropped,
-    ignore,
     near,
     unneeded,
 )
-from kubetune.plugins.importers.preferences import is_preferred
-from kubetune.plugins.importers.prompts import template
-from kubetune.plugins.importers.targets import modules, saved
+from kubetune.plugins.importers.shared import (
+    FAST_ATTENTION,
+    LORA,
+    NO_EFFECT,
+    NO_STOP,
+    NO_WEIGHT,
+    NOT_SPLIT,
+    PACKING,
+    SHUFFLED,
+    SYSTEM,
+    TRAINING,
+    count,
+    four_bits,
+    fsdp,
+    method,
+    pixels,
+    schedule,
+    sees,
+    share,
+    take_sources,
+    template,
+)
+from kubetune.plugins.importers.targets import modules, without_words
 from kubetune.plugins.importers.warm_up import WarmUp
 
 # Keys of `megatron sft`, which trains every parameter unless a file says otherwise.
@@ -61,40 +60,30 @@ _WARM_UP_OF_MEGATRON = WarmUp(
 
 
 def _is_megatron(draft: Draft) -> bool:
-    """True for a file of `megatron sft`, by its keys."""
+    """Return True for a file of `megatron sft`, by its keys."""
     return not _MEGATRON.isdisjoint(draft.theirs)
 
 
 def _method(draft: Draft) -> None:
-    """Take LoRA or every parameter, and the bits of the base."""
+    """Take LoRA or every parameter, and refuse bits of the base without their method."""
     key = "train_type" if "train_type" in draft.theirs else "tuner_type"
     value = draft.take(key)
     if value is None and _is_megatron(draft):
         has_adapter = "adapters" in draft.theirs or "mcore_adapter" in draft.theirs
         value = "lora" if has_adapter else "full"
-    _bits(draft, value)
-    method(draft, key, value, "lora_", "target_", "quant_", "use_rslora", "use_dora")
-
-
-def _bits(draft: Draft, tuner: Any) -> None:
-    """Take the bits of the base, which ms-swift reads where `quant_method` is given."""
-    bits = draft.get("quant_bits")
-    if draft.get("quant_method") is not None:
-        if bits is None:
-            draft.refuse("quant_method", "ms-swift asks for quant_bits beside it")
-        if tuner == "full":
-            why = "a quantised base is not trained itself, there as here; expected tuner_type: lora"
-            draft.refuse("quant_method", why)
-    elif bits is not None:
+    method(draft, key, value)
+    if draft.get("quant_method") is None:
         why = "nothing is quantised there without quant_method; here: quantization: 4bit or 8bit"
-        for key in ("quant_bits", "bnb_4bit_quant_type"):
-            if draft.take(key) is not None:
-                draft.drop(key, why)
+        for name in ("quant_bits", "bnb_4bit_quant_type"):
+            if draft.get("quant_bits") is not None and draft.take(name) is not None:
+                draft.drop(name, why)
+    elif draft.get("quant_bits") is None:
+        draft.refuse("quant_method", "ms-swift asks for quant_bits beside it")
 
 
 def _task(draft: Draft) -> None:
     """Take the task, which `num_labels` alone may say too."""
-    if is_preferred(draft):
+    if draft.has("task"):
         return
     kind = draft.take("task_type")
     if kind == "causal_lm":
@@ -104,8 +93,9 @@ def _task(draft: Draft) -> None:
         return
     draft.carry("task_type" if kind else "num_labels", "task", "sequence_classification")
     if kind:
-        why = "follows from the labels in the data, or from classification.labels"
-        draft.ignore("num_labels", why)
+        draft.ignore(
+            "follows from the labels in the data, or from classification.labels", "num_labels"
+        )
     problem = draft.take("problem_type")
     if problem is not None:
         draft.carry("problem_type", "classification.problem_type", problem)
@@ -115,16 +105,16 @@ def _chat_template(draft: Draft) -> None:
     """Take `use_chat_template`, whose default is on for `swift sft` and off for `swift pt`."""
     key = "use_chat_template"
     value = draft.take(key)
-    if draft.ours("task") == "sequence_classification":
-        if value is False:
-            draft.ignore(key, "texts to classify get no chat template, there as here")
-        else:
-            why = "texts to classify stand as they are here; there the model's chat template is around them"
-            draft.note("approximated", key, why)
+    is_classifier = draft.ours("task") == "sequence_classification"
+    if is_classifier and value is not False:
+        why = "texts to classify stand as they are here; there the model's chat template is around them"
+        draft.note("approximated", key, why)
+    elif is_classifier:
+        draft.ignore("texts to classify get no chat template, there as here", key)
     elif value is not False:
-        draft.ignore(key, "conversations get the template, `text` is taken as it is")
+        draft.ignore("conversations get the template, `text` is taken as it is", key)
     elif draft.command == "pt":
-        draft.ignore(key, "off is the default of `swift pt`: records with `text` get no template")
+        draft.ignore("off is the default of `swift pt`: records with `text` get no template", key)
     else:
         draft.refuse(
             key,
@@ -135,19 +125,13 @@ def _chat_template(draft: Draft) -> None:
 
 def _data(draft: Draft) -> None:
     """Take the sources of training and evaluation."""
-    for key, path in (("dataset", "data.train"), ("val_dataset", "data.eval")):
-        listed = draft.take(key)
-        if listed is None:
-            continue
-        collected = []
-        for text in listed if isinstance(listed, list) else [listed]:
-            collected += _sources(draft, key, str(text))
-        draft.carry(key, path, collected)
+    take_sources(draft, {"dataset": "data.train", "val_dataset": "data.eval"}, _sources)
 
 
-def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
+def _sources(draft: Draft, place: str, text: Any) -> list[Any]:
     """Return the sources of `hf::owner/name:subset/subset#500`; each subset is a source of its own."""
-    match = _DATASET.match(text)
+    key = place.partition("[")[0]
+    match = _DATASET.match(str(text))
     if match is None:
         draft.drop(f"{key}: {text}", "not understood; put the file or hub id in its place")
         return [{"path": text}]
@@ -166,24 +150,27 @@ def _sources(draft: Draft, key: str, text: str) -> list[dict[str, Any]]:
 
 def _epochs(draft: Draft) -> None:
     """Take `max_epochs`, which ends a run before the epochs or steps that its schedule is made for."""
-    if _is_megatron(draft):
+    last = draft.get("max_epochs")
+    if last is None or _is_megatron(draft):
         return
-    last = draft.take("max_epochs")
+    draft.take("max_epochs")
     epochs = draft.get("num_train_epochs") or 3
-    if last is None:
-        return
     if (draft.get("max_steps") or 0) > 0:
-        draft.drop(
-            "max_epochs",
-            "the run takes max_steps steps here, though epochs may end it before them there",
-        )
+        why = "the run takes max_steps steps here, though epochs may end it before them there"
+        draft.drop("max_epochs", why)
     elif last >= epochs:
-        draft.ignore("max_epochs", f"the run ends before, after {epochs} epochs")
+        draft.ignore(f"the run ends before, after {epochs} epochs", "max_epochs")
     else:
         why = f"the learning rate ends with them; there it is on its way through {epochs} epochs"
         draft.write("max_epochs", near(last, why), "training.num_train_epochs")
         if draft.take("num_train_epochs") is not None:
             draft.drop("num_train_epochs", "max_epochs ends the run before")
+
+
+def _warm_up(draft: Draft) -> None:
+    """Take the keys of the warm-up, which Megatron names otherwise."""
+    warm_up = _WARM_UP_OF_MEGATRON if _is_megatron(draft) else _WARM_UP
+    warm_up.read(draft)
 
 
 def _accumulation(value: Any, draft: Draft) -> Outcome:
@@ -211,16 +198,12 @@ def _packing_length(value: Any, draft: Draft) -> Outcome:
 
 def _has_expression(draft: Draft) -> str:
     """Say why names of modules say nothing, beside a regular expression."""
-    if draft.get("target_regex") is not None:
-        return "target_regex takes precedence there"
-    return ""
+    return "" if draft.get("target_regex") is None else "target_regex takes precedence there"
 
 
 def _holds_nothing_out(draft: Draft) -> str:
     """Say why a share says nothing, where nothing is evaluated: ms-swift then trains on all rows."""
-    key = "eval_strategy"
-    if draft.get(key) is None:
-        key = "save_strategy"
+    key = "save_strategy" if draft.get("eval_strategy") is None else "eval_strategy"
     if draft.get(key) in ("no", False):
         return f"{key}: no holds nothing out, so that all rows are trained"
     return ""
@@ -246,23 +229,12 @@ def _finish(draft: Draft) -> None:
         draft.assume("training.gradient_accumulation_steps", steps, why)
     if draft.command == "pt":
         draft.assume("data.train_on", "all", "`swift pt` trains every token")
-    rate = 1e-5
-    if draft.has("lora"):
-        rate = 1e-4
-    draft.assume("training.learning_rate", rate)
+    draft.assume("training.learning_rate", 1e-4 if draft.has("lora") else 1e-5)
     why = "ms-swift takes the model's own maximum, which the file does not say; longer rows are left out"
     draft.assume("data.max_length", 2048, why)
     draft.assume("training.save_steps", 500)
     if draft.has("data.eval"):
         draft.assume("training.eval_steps", draft.ours("training.save_steps"), "as save_steps")
-
-
-def _warm_up(draft: Draft) -> None:
-    """Take the keys of the warm-up, which Megatron names otherwise."""
-    if _is_megatron(draft):
-        _WARM_UP_OF_MEGATRON.read(draft)
-    else:
-        _WARM_UP.read(draft)
 
 
 TOOL = Tool(
@@ -272,10 +244,11 @@ TOOL = Tool(
     command=r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py",
     together=(
         _method,
+        four_bits("quant_bits", "bnb_4bit_quant_type", 4),
         _task,
         _chat_template,
         _data,
-        lambda draft: pin_fsdp(draft, "fsdp"),
+        fsdp("fsdp"),
         _epochs,
         _warm_up,
     ),
@@ -294,88 +267,91 @@ TOOL = Tool(
         "lora.dropout": 0.05,
         "lora.target_modules": "all-linear",
     },
-    rows=[
-        # Names that other tools have too; rows below replace those of TRAINING.
-        *TRAINING,
-        *aliased(
-            "model_revision max_length dataset_num_proc lora_rank lora_alpha lora_dropout "
-            "micro_batch_size global_batch_size lr target_parameters"
-        ),
-        # The model, batches and data.
-        Row("model model_id_or_path", "model.path"),
-        Row("gradient_accumulation_steps", "training.gradient_accumulation_steps", _accumulation),
-        Row("truncation_strategy", "data.overlong", values={"delete": "drop", "right": "truncate", "split": "split"},
-            near="truncate", reason="a row's end is cut"),
-        Row("split_dataset_ratio", "data.eval", share, unless=_holds_nothing_out),
-        *PACKING,
-        Row("packing_length", rule=_packing_length),
-        # Adapters and bits of the base.
-        replace(modules("target_modules", "all-linear", among_names=True), unless=_has_expression),
-        Row("target_regex", "lora.target_modules"),
-        Row("modules_to_save", "lora.modules_to_save", saved),
-        *LORA,
-        bits_of("quant_bits", "bnb_4bit_quant_type"),
-        Row("quant_method", same={"bnb": "bitsandbytes, as here"}, reason="the base is quantised by bitsandbytes"),
-        four_bits("bnb_4bit_quant_type", "quant_bits", 4),
-        # Training, and where it runs.
-        Row("early_stop_interval", "training.early_stopping_patience", same={0: NO_STOP}),
-        Row("loss_scale", "data.train_on", values={"default": "assistant", "all": "all"}, near="assistant",
-            reason="every answer weighs the same"),
-        Row("deepspeed", "training.parallelism", _deepspeed),
-        count("nproc_per_node", "compute.processes"),
-        count("nnodes", "compute.nodes"),
-        Row("router_aux_loss_coef moe_aux_loss_coeff", "training.router_aux_loss_coef"),
-        Row("clip_grad", "training.max_grad_norm"),
-        Row("max_epochs", "training.num_train_epochs"),
-        Row("train_iters", "training.max_steps"),
-        schedule("lr_decay_style"),
-        # Models that see, and prompts.
-        Row("freeze_vit", "vision.freeze_vision_tower", sees),
-        Row("freeze_aligner", "vision.freeze_projector", sees),
-        Row("max_pixels MAX_PIXELS", "vision.image_max_tokens", pixels),
-        Row("min_pixels MIN_PIXELS", "vision.image_min_tokens", pixels),
-        template("template"),
-        # Values that are ours anyway; any other is dropped.
-        Row("dataset_shuffle train_dataloader_shuffle", same={True: "rows are shuffled, each epoch anew"},
-            reason="rows are shuffled, each epoch anew"),
-        Row("strict", "data.max_lost_share", values={True: 0.0},
-            reason="a row that cannot be used stops the run here, with its line; there it is left out"),
-        # Not done here; a value behind the reason is that which switches it off there.
-        drop("columns", "name them at the source: data.train[…].columns, ours first"),
-        drop("interleave_prob", "give each source a `weight`: how often it appears in an epoch"),
-        drop("system", "put a system message into the data; the model then sees it at inference too"),
-        drop("init_weights", "adapters begin at zero", True),
-        drop("adapters", "training does not begin from an adapter; merge it into the model first"),
-        drop("model_author model_name", "the data say who the model is, as they stand"),
-        drop("agent_template response_prefix", "the chat template is the tokenizer's own"),
-        drop("acc_strategy", "accuracy counts tokens", "token"),
-        drop("load_data_args", "the data are those of this file", False),
-        drop("lora_bias", "biases are not trained with adapters", "none"),
-        drop("freeze_llm", "the language model always learns, through adapters or whole", False),
-        drop("eval_iters", "an evaluation takes all of data.eval", -1),
-        drop("sequence_parallel_size", "no splitting along a sequence", 1),
-        drop("sequence_parallel", NOT_SPLIT, False),
-        drop("tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size context_parallel_size "
-             "expert_tensor_parallel_size", NOT_SPLIT, 1),
-        drop("loss_type", "cross-entropy, or the mean squared error of a regression"),
-        drop("optimizer", "AdamW and its 8-bit form are there (training.optim)"),
-        drop("vit_lr aligner_lr", "one learning rate for all of the model"),
-        drop("min_lr", "the learning rate ends at 0, with the last step", 0),
-        # Not needed.
-        ignore("vit_gradient_checkpointing", "training.gradient_checkpointing is for all of the model"),
-        ignore("vit_attn_impl", FAST_ATTENTION),
-        ignore("merge_lora", "`kubetune export --merge` does it afterwards"),
-        ignore("recompute_granularity recompute_method recompute_num_layers recompute_modules",
-               "training.gradient_checkpointing: auto recomputes as many layers as memory asks for"),
-        ignore("no_save_optim no_save_rng",
-               "a checkpoint holds all that a run needs to go on; `kubetune export` leaves the rest out"),
-        ignore(
+    tables=(TRAINING, LORA, PACKING, Table(
+        same={
+            "model.path": "model model_id_or_path",
+            "model.revision": "model_revision",
+            "data.max_length": "max_length",
+            "data.num_proc": "dataset_num_proc",
+            "lora.r": "lora_rank",
+            "lora.alpha": "lora_alpha",
+            "lora.dropout": "lora_dropout",
+            "lora.target_modules": "target_regex",
+            "lora.target_parameters": "target_parameters",
+            "training.per_device_train_batch_size": "per_device_train_batch_size micro_batch_size",
+            "training.global_batch_size": "global_batch_size",
+            "training.learning_rate": "learning_rate lr",
+            "training.router_aux_loss_coef": "router_aux_loss_coef moe_aux_loss_coeff",
+            "training.max_grad_norm": "max_grad_norm clip_grad",
+            "training.num_train_epochs": "num_train_epochs max_epochs",
+            "training.max_steps": "train_iters",
+        },
+        rows=[
+            # Batches and data.
+            Row("gradient_accumulation_steps", "training.gradient_accumulation_steps", other=_accumulation),
+            Row("truncation_strategy", "data.overlong", {"delete": "drop", "right": "truncate", "split": "split"},
+                near("truncate", "a row's end is cut")),
+            Row("split_dataset_ratio", "data.eval", other=share, unless=_holds_nothing_out),
+            Row("packing_length", other=_packing_length),
+            # A row that cannot be used stops the run here, with its line; there it is left out.
+            Row("strict", "data.max_lost_share", {True: 0.0}, dropped("a row that cannot be used stops the run here")),
+            Row("dataset_shuffle train_dataloader_shuffle", values={True: unneeded(SHUFFLED)}, other=dropped(SHUFFLED)),
+            # Adapters and bits of the base.
+            Row("target_modules", "lora.target_modules", other=modules("all-linear", among_names=True),
+                unless=_has_expression),
+            Row("modules_to_save", "lora.modules_to_save", other=without_words),
+            Row("quant_bits", "quantization", {4: "4bit", 8: "8bit"}, dropped("4 and 8 bits are there")),
+            Row("quant_method", values={"bnb": unneeded("bitsandbytes, as here")},
+                other=dropped("the base is quantised by bitsandbytes")),
+            # Training, and where it runs.
+            Row("early_stop_interval", "training.early_stopping_patience", {0: NO_STOP}),
+            Row("loss_scale", "data.train_on", {"default": "assistant", "all": "all"},
+                near("assistant", "every answer weighs the same")),
+            Row("deepspeed", "training.parallelism", other=_deepspeed),
+            count("nproc_per_node", "compute.processes"),
+            count("nnodes", "compute.nodes"),
+            schedule("lr_decay_style"),
+            # Models that see, and prompts.
+            Row("freeze_vit", "vision.freeze_vision_tower", other=sees),
+            Row("freeze_aligner", "vision.freeze_projector", other=sees),
+            Row("max_pixels MAX_PIXELS", "vision.image_max_tokens", other=pixels),
+            Row("min_pixels MIN_PIXELS", "vision.image_min_tokens", other=pixels),
+            Row("template", "model.chat_template", other=template),
+        ],
+        dropped={
+            "columns": "name them at the source: data.train[…].columns, ours first",
+            "interleave_prob": NO_WEIGHT,
+            "system": SYSTEM,
+            "init_weights": ("adapters begin at zero", True),
+            "adapters": "training does not begin from an adapter; merge it into the model first",
+            "model_author model_name": "the data say who the model is, as they stand",
+            "agent_template response_prefix": "the chat template is the tokenizer's own",
+            "acc_strategy": ("accuracy counts tokens", "token"),
+            "load_data_args": ("the data are those of this file", False),
+            "lora_bias": ("biases are not trained with adapters", "none"),
+            "freeze_llm": ("the language model always learns, through adapters or whole", False),
+            "eval_iters": ("an evaluation takes all of data.eval", -1),
+            "sequence_parallel": (NOT_SPLIT, False),
+            "sequence_parallel_size tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size "
+            "context_parallel_size expert_tensor_parallel_size": (NOT_SPLIT, 1),
+            "loss_type": "cross-entropy, or the mean squared error of a regression",
+            "optimizer": "AdamW and its 8-bit form are there (training.optim)",
+            "vit_lr aligner_lr": "one learning rate for all of the model",
+            "min_lr": ("the learning rate ends at 0, with the last step", 0),
+        },
+        unneeded={
+            "vit_gradient_checkpointing": "training.gradient_checkpointing is for all of the model",
+            "vit_attn_impl": FAST_ATTENTION,
+            "merge_lora": "`kubetune export --merge` does it afterwards",
+            "recompute_granularity recompute_method recompute_num_layers recompute_modules":
+                "training.gradient_checkpointing: auto recomputes as many layers as memory asks for",
+            "no_save_optim no_save_rng":
+                "a checkpoint holds all that a run needs to go on; `kubetune export` leaves the rest out",
             "load_from_cache_file use_hf model_type add_version check_model tuner_backend lazy_tokenize save_only_model "
             "max_new_tokens temperature infer_backend create_checkpoint_symlink label_names use_logits_to_keep "
             "stream experts_impl finetune attention_backend cross_entropy_loss_fusion cross_entropy_fusion_impl "
             "moe_permute_fusion moe_grouped_gemm moe_shared_expert_overlap gradient_accumulation_fusion "
-            "masked_softmax_fusion bnb_4bit_compute_dtype",
-            NO_EFFECT
-        ),
-    ],
+            "masked_softmax_fusion bnb_4bit_compute_dtype": NO_EFFECT,
+        },
+    )),
 )  # fmt: skip

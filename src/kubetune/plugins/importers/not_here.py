@@ -1,225 +1,141 @@
 """Keys of other tools that have no counterpart here: what they are for, or what to use instead.
 
-A table alone. A key is looked up where no rule of its tool takes it; the first row whose pattern fits says why.
+A table alone. A key is looked up where no row of its tool takes it; the first pattern that fits says why.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from collections.abc import Mapping
 from typing import Any, Final
-
-
-@dataclass(frozen=True)
-class Missing:
-    """Keys for one purpose."""
-
-    keys: str  # names and patterns, with spaces between
-    reason: str
-    off: tuple[Any, ...] = ()  # values with which none of these keys does anything
-
-    def holds(self, key: str) -> bool:
-        """Return True if one of the patterns fits the key."""
-        return any(fnmatchcase(key, pattern) for pattern in self.keys.split())
-
 
 # Of memory, speed and files: what they change is no result.
 _NO_EFFECT: Final = "has no counterpart; it concerns memory, speed or files, and no result"
 
-TABLE: Final = (
-    Missing(
-        "use_galore use_apollo use_badam use_adam_mini use_muon",
+# By names and patterns: the reason, or a tuple of it and the values with which none of these keys does anything.
+DROPPED: Final[Mapping[str, Any]] = {
+    "use_galore use_apollo use_badam use_adam_mini use_muon":
+        ("AdamW and its 8-bit form are there (training.optim)", False),
+    "galore_* apollo_* badam_* qgalore_* dion_* muon_* grokfast_* adam_beta3 adam_epsilon2 optim_target_modules "
+    "sgd_momentum exp_avg_dtype exp_avg_sq_dtype main_params_dtype main_grads_dtype "
+    "use_precision_aware_optimizer":
         "AdamW and its 8-bit form are there (training.optim)",
-        (False,)
-    ),
-    Missing(
-        "galore_* apollo_* badam_* qgalore_* dion_* muon_* grokfast_* adam_beta3 adam_epsilon2 optim_target_modules "
-        "sgd_momentum exp_avg_dtype exp_avg_sq_dtype main_params_dtype main_grads_dtype "
-        "use_precision_aware_optimizer",
-        "AdamW and its 8-bit form are there (training.optim)"
-    ),
-    Missing(
-        "optimizer_cpu_offload optimizer_offload_fraction offload_* *_cpu_offload layer_offloading ple_cpu_offload "
-        "lora_on_cpu kt_* use_kt optimizer_cuda_graph",
-        "nothing is moved to the host; use training.parallelism: fsdp where the model does not fit one GPU"
-    ),
-    Missing(
-        "freeze_trainable_* freeze_extra_modules freeze_parameters* trainable_parameters* freeze_mm_modules "
-        "lisa_* spectrum_* use_llama_pro llamapro_* unfrozen_*",
-        "either adapters or every parameter is trained; lora.target_modules says which layers learn"
-    ),
-    Missing(
-        "create_new_adapter mcore_adapter adapter_folder ref_adapters resume_only_model",
-        "no run begins from an adapter; merge it into the model"
-    ),
-    Missing(
-        "loraplus_* lorap_lr_ratio embedding_lr* lr_groups lr_div_factor muon_lr",
-        "one learning rate for all that is trained"
-    ),
-    Missing(
-        "peft_init_lora_weights pissa_* lora_ga_* peft peft_layer_replication reinit_weights mora mora_* relora*",
-        "adapters begin at zero, and stay the same ones through a run"
-    ),
-    Missing(
-        "oft_* boft_* vera_* adalora_* reft_* fourier_* adapter_act adapter_length module_dropout "
-        "mixture_of_depths train_from_scratch",
-        "LoRA, rsLoRA and DoRA are there, or every parameter is trained"
-    ),
-    Missing(
-        "lora_rank_pattern lora_alpha_pattern peft_layers_* peft_trainable_token_indices peft_ensure_weight_tying "
-        "peft_autocast_adapter_dtype lora_dtype",
-        "every adapter of a run has one rank and one scale; lora.target_modules may be a regular expression"
-    ),
-    Missing("noisy_embedding_alpha", "noise on embeddings is not there", (0,)),
-    Missing(
-        "jagged_restart_* lr_quadratic_warmup lr_decay_iters lr_warmup_init lr_wsd_* *_weight_decay "
-        "weight_decay_incr_style apply_wd_to_qk_layernorm",
-        "schedules are cosine, linear and constant, after one linear warm-up; weight decay stays as it is"
-    ),
-    Missing(
-        "ref_model* ref_adapter* sync_ref_model reference_free precompute_ref_*",
-        "a setting of preference tuning; says nothing in supervised fine-tuning"
-    ),
-    Missing(
-        "beta pref_* dpo_* kto_* orpo_alpha cpo_alpha rpo_alpha rl_beta simpo_gamma ld_alpha label_smoothing "
-        "desirable_weight undesirable_weight f_divergence_type center_rewards_coefficient max_completion_length "
-        "max_prompt_len sft_alpha loss_weights calculate_KL",
-        "a setting of preference tuning; says nothing in supervised fine-tuning"
-    ),
-    Missing(
-        "trl reward_funcs vllm vllm_* sglang_* infer_* ppo_* reward_model_* grpo_* num_iterations num_generations* "
-        "epsilon epsilon_high delta advantage_estimator kl_in_reward scale_rewards reward_weights "
-        "steps_per_generation generation_batch_size dynamic_sample max_resample_times overlong_filter soft_* "
-        "cosine_min_len* cosine_max_len* repetition_n_grams repetition_max_penalty importance_sampling_level "
-        "rollout_* log_rollout_* off_policy_* fipo_* tau_pos tau_neg real_tau top_entropy_quantile log_entropy "
-        "log_completions multi_turn_scheduler max_turns async_generate completion_length_limit_scope "
-        "gym_env use_gym_env nemo_gym_* ebft move_model_batches sleep_level wandb_log_unique_prompts "
-        "router_replay_mode use_vllm structured_outputs_regex num_generation_samples",
-        "a setting of learning by reward that is not there: servers, environments, other losses than `task: grpo` has"
-    ),
-    Missing(
-        "kd_* teacher_* offload_teacher_model gkd_* lmbda seq_kd logprobs top_logprobs",
-        "distillation from a teacher is not there"
-    ),
-    Missing(
-        "use_dft_loss use_asft_loss use_eaft_loss use_eaft enable_dft_loss enable_channel_loss",
-        "cross-entropy is the only loss of supervised fine-tuning",
-        (False,)
-    ),
-    Missing(
-        "asft_alpha eaft_* mrl_dims is_binary_loss_scale diffusion scaling_softmax* "
-        "calculate_per_token_loss mtp_* num_labels problem_type cls_model_config do_causal_lm_eval decision_*",
-        "cross-entropy is the only loss of supervised fine-tuning; classifiers have a task of their own"
-    ),
-    Missing(
-        "router_aux_loss_coef moe_aux_loss_coef moe_z_loss_coeff",
-        "set training.router_aux_loss_coef or router_z_loss_coef where routers learn"
-    ),
-    Missing(
-        "disable_shuffling train_sampling_strategy curriculum_sampling shuffle_before_merging_datasets "
-        "shuffle_buffer_size val_dataset_shuffle data_sharding dataset_shard_* ignore_data_skip",
-        "rows are shuffled, each epoch anew, by training.seed"
-    ),
-    Missing(
-        "cached_dataset cached_val_dataset custom_dataset_info external_plugins custom_register_path "
-        "callbacks trainer_cls recipe axolotl_config_path local_repo_path reward_model_plugin",
-        "code and registries of your own are not read; name files or data sets of the hub in data.train"
-    ),
-    Missing(
-        "stopping_strategy stop_words download_mode disable_auto_column_mapping dataset_keep_in_memory "
-        "preprocess_iterable packing_num_proc preprocessing_batch_size data_shared_file_system "
-        "num_dataset_shards_to_save dataset_prepared_* pretraining_sample_concatenation",
-        "data are prepared once, from the files that data.train names; columns are named there too"
-    ),
-    Missing(
-        "min_sample_len eval_sequence_len max_packed_sequence_len max_seq_len pose_* use_pose "
-        "sample_packing_* packing_strategy streaming_multipack_* pretrain_multipack_* multipack_* batch_flattening "
-        "sequence_packing_scheduler",
-        "rows have at most data.max_length tokens, and are packed to it (data.packing)"
-    ),
-    Missing(
-        "tool_format default_system_message chat_template_kwargs role_boundaries preserve_thinking enable_thinking "
-        "add_non_thinking_prefix disable_ignore_empty_think template_backend response_prefix norm_bbox",
-        "prompts are written by the chat template, from the data as they stand"
-    ),
-    Missing(
-        "rope_scaling max_model_len model_max_length overrides_of_model_* model_kwargs init_strategy type_of_model "
-        "model_quantization_config_kwargs bnb_config_kwargs bnb_4bit_* quantization quantization_device_map "
-        "nonexpert_quantization hqq_axis nvfp4_* dsv4_* use_dsv4_* fp32_* embeddings_skip_upcast is_qwen_derived_model "
-        "language_model_only processor_kwargs perform_initialization use_cpu_initialization compute_dtype "
-        "upcast_lmhead_output dense_mixer llama4_linearized_experts fix_untrained_tokens "
-        "gemma4_* csa_dense_mode moe_*capacity* moe_token_* moe_router_* moe_pad_* linear_decoupled_in_proj "
-        "s2_attention block_diag_attn engram_tokenizer_map mlp_padding_free",
-        "the model computes as its own config says"
-    ),
-    Missing(
-        "resize_vocab add_tokens add_special_tokens new_special_tokens* init_special_tokens mean_resizing_embeddings "
-        "split_special_tokens skip_special_tokens tokenizer_* shrink_embeddings",
-        "the tokenizer is the model's own, and the vocabulary is not extended; see model.tokenizer"
-    ),
-    Missing(
-        "video_* audio_* use_audio_in_video image_do_pan_and_scan crop_to_patches image_resize_algorithm",
-        "images keep their shape, within vision.image_min_tokens and image_max_tokens; videos and sound are not there"
-    ),
-    Missing(
-        "do_sample temperature top_k top_p num_beams repetition_penalty length_penalty max_new_tokens max_length "
-        "generation_* generate_samples eval_num_beams predict_with_generate sortish_sampler gradio_* eval_max_new_tokens",
-        "answers are written by `kubetune generate` and `kubetune evaluate`, and while training as evaluation says"
-    ),
-    Missing(
-        "compute_accuracy eval_metric eval_use_evalscope eval_dataset eval_dataset_args eval_limit "
-        "eval_generation_config extra_eval_args do_bench_eval bench_* eval_causal_lm_metrics lm_eval_* "
-        "eval_on_each_dataset eval_delay include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval "
-        "eval_use_gather_object eval_do_concat_batches label_names",
-        "see evaluation in the run file: metrics of data.eval, at training.eval_steps"
-    ),
-    Missing(
-        "export_* merge_lora merge_method hatchery push_* save_compressed llmcompressor safe_serialization "
-        "max_shard_size save_missing_weights",
-        "`kubetune export` writes the result, whole or as an adapter"
-    ),
-    Missing(
-        "hub_* hf_hub_token ms_hub_token om_hub_token use_swift_lora use_*_token",
-        "a token is taken from the environment (HF_TOKEN); push says where the result goes"
-    ),
-    Missing(
-        "swanlab_* comet_* trackio_* otel_* use_otel_metrics tensorboard_* ray_run_name ray_exp_name",
-        "trackers are TensorBoard, MLflow, Weights & Biases and Trackio (tracking)"
-    ),
-    Missing(
-        "parallelism_config tensor_* pipeline_* *_pipeline_* virtual_pipeline_* expert_parallel_* expert_backend "
-        "sequence_parallel* context_parallel* cp_* ring_attn_func heads_k_stride deepspeed_* zero_hpz_* ds3_* fsdp_* "
-        "use_megatron_fsdp strict_fsdp_* data_parallel_* qlora_sharded_model_loading use_hyper_parallel "
-        "hyper_parallel_args use_mca megatron_extra_kwargs microbatch_group_size_per_vp_stage device_groups "
-        "deepcompile ddp ddp_* world_size",
-        "data are dealt to processes, and weights sharded by training.parallelism: fsdp"
-    ),
-    Missing(
-        "master_addr master_port ray_* use_ray resources_per_worker device device_map max_memory gpu_memory_limit "
-        "accelerator_config",
-        "the launcher knows processes and devices; see compute.nodes and compute.processes"
-    ),
-    Missing(
-        "use_unsloth* use_liger* liger_* *_kernel *_kernels use_v1_kernels *_fusion fp4_* fp8_* bridge_backend "
-        "chunked_cross_entropy* tiled_mlp_* large_head_attention sage_attention flash_attn_* flash_optimum "
-        "sdpa_varlen moe_* overlap_* align_* batch_p2p_comm tp_comm_overlap te_rng_tracker "
-        "use_distributed_optimizer accumulate_allreduce_grads_in_fp32 attention_softmax_in_fp32 "
-        "apply_query_key_layer_scaling dsa_* use_fused_mhc mhc_* vit_* enable_npu_model_patch use_onebitllms "
-        "torch_compile_options selective_checkpointing activation_checkpointing*",
-        _NO_EFFECT
-    ),
-    Missing(
-        "debug profiler_* profile_* enable_torch_profiler gc_* manual_gc* include_* enable_jit_checkpoint "
-        "full_determinism restore_callback_states_from_checkpoint length_column_name "
-        "pad_to_multiple_of padding_side ignore_pad_token_for_loss use_kv_cache print_* ignore_args_error load_args "
-        "is_preprocess total_num_tokens total_supervised_tokens dynamic_checkpoint async_save "
-        "use_flash_ckpt use_persistent_ckpt_worker no_load_* dist_ckpt_* distrib_optim_* nccl_comm_warmup "
-        "mcore_* skip_megatron_init use_cache",
-        _NO_EFFECT
-    ),
-    Missing(
-        "actor_rollout_ref.* critic.* trainer.* algorithm.* data.* reward_model.* reward.* reward_manager.* ray_kwargs.* "
-        "ray_init.* global_profiler.* transfer_queue.* custom_reward_function.*",
-        "a setting of verl's workers or of another method, which has no counterpart"
-    ),
-)  # fmt: skip
+    "optimizer_cpu_offload optimizer_offload_fraction offload_* *_cpu_offload layer_offloading ple_cpu_offload "
+    "lora_on_cpu kt_* use_kt optimizer_cuda_graph":
+        "nothing is moved to the host; use training.parallelism: fsdp where the model does not fit one GPU",
+    "freeze_trainable_* freeze_extra_modules freeze_parameters* trainable_parameters* freeze_mm_modules lisa_* "
+    "spectrum_* use_llama_pro llamapro_* unfrozen_*":
+        "either adapters or every parameter is trained; lora.target_modules says which layers learn",
+    "create_new_adapter mcore_adapter adapter_folder ref_adapters resume_only_model":
+        "no run begins from an adapter; merge it into the model",
+    "loraplus_* lorap_lr_ratio embedding_lr* lr_groups lr_div_factor muon_lr":
+        "one learning rate for all that is trained",
+    "peft_init_lora_weights pissa_* lora_ga_* peft peft_layer_replication reinit_weights mora mora_* relora*":
+        "adapters begin at zero, and stay the same ones through a run",
+    "oft_* boft_* vera_* adalora_* reft_* fourier_* adapter_act adapter_length module_dropout mixture_of_depths "
+    "train_from_scratch":
+        "LoRA, rsLoRA and DoRA are there, or every parameter is trained",
+    "lora_rank_pattern lora_alpha_pattern peft_layers_* peft_trainable_token_indices peft_ensure_weight_tying "
+    "peft_autocast_adapter_dtype lora_dtype":
+        "every adapter of a run has one rank and one scale; lora.target_modules may be a regular expression",
+    "noisy_embedding_alpha":
+        ("noise on embeddings is not there", 0),
+    "jagged_restart_* lr_quadratic_warmup lr_decay_iters lr_warmup_init lr_wsd_* *_weight_decay "
+    "weight_decay_incr_style apply_wd_to_qk_layernorm":
+        "schedules are cosine, linear and constant, after one linear warm-up; weight decay stays as it is",
+    "ref_model* ref_adapter* sync_ref_model reference_free precompute_ref_*":
+        "a setting of preference tuning; says nothing in supervised fine-tuning",
+    "beta pref_* dpo_* kto_* orpo_alpha cpo_alpha rpo_alpha rl_beta simpo_gamma ld_alpha label_smoothing "
+    "desirable_weight undesirable_weight f_divergence_type center_rewards_coefficient max_completion_length "
+    "max_prompt_len sft_alpha loss_weights calculate_KL":
+        "a setting of preference tuning; says nothing in supervised fine-tuning",
+    "trl reward_funcs vllm vllm_* sglang_* infer_* ppo_* reward_model_* grpo_* num_iterations num_generations* "
+    "epsilon epsilon_high delta advantage_estimator kl_in_reward scale_rewards reward_weights "
+    "steps_per_generation generation_batch_size dynamic_sample max_resample_times overlong_filter soft_* "
+    "cosine_min_len* cosine_max_len* repetition_n_grams repetition_max_penalty importance_sampling_level "
+    "rollout_* log_rollout_* off_policy_* fipo_* tau_pos tau_neg real_tau top_entropy_quantile log_entropy "
+    "log_completions multi_turn_scheduler max_turns async_generate completion_length_limit_scope gym_env "
+    "use_gym_env nemo_gym_* ebft move_model_batches sleep_level wandb_log_unique_prompts router_replay_mode "
+    "use_vllm structured_outputs_regex num_generation_samples":
+        "a setting of learning by reward that is not there: servers, environments, other losses than `task: grpo` has",
+    "kd_* teacher_* offload_teacher_model gkd_* lmbda seq_kd logprobs top_logprobs":
+        "distillation from a teacher is not there",
+    "use_dft_loss use_asft_loss use_eaft_loss use_eaft enable_dft_loss enable_channel_loss":
+        ("cross-entropy is the only loss of supervised fine-tuning", False),
+    "asft_alpha eaft_* mrl_dims is_binary_loss_scale diffusion scaling_softmax* calculate_per_token_loss mtp_* "
+    "num_labels problem_type cls_model_config do_causal_lm_eval decision_*":
+        "cross-entropy is the only loss of supervised fine-tuning; classifiers have a task of their own",
+    "router_aux_loss_coef moe_aux_loss_coef moe_z_loss_coeff":
+        "set training.router_aux_loss_coef or router_z_loss_coef where routers learn",
+    "disable_shuffling train_sampling_strategy curriculum_sampling shuffle_before_merging_datasets "
+    "shuffle_buffer_size val_dataset_shuffle data_sharding dataset_shard_* ignore_data_skip":
+        "rows are shuffled, each epoch anew, by training.seed",
+    "cached_dataset cached_val_dataset custom_dataset_info external_plugins custom_register_path callbacks "
+    "trainer_cls recipe axolotl_config_path local_repo_path reward_model_plugin":
+        "code and registries of your own are not read; name files or data sets of the hub in data.train",
+    "stopping_strategy stop_words download_mode disable_auto_column_mapping dataset_keep_in_memory "
+    "preprocess_iterable packing_num_proc preprocessing_batch_size data_shared_file_system "
+    "num_dataset_shards_to_save dataset_prepared_* pretraining_sample_concatenation":
+        "data are prepared once, from the files that data.train names; columns are named there too",
+    "min_sample_len eval_sequence_len max_packed_sequence_len max_seq_len pose_* use_pose sample_packing_* "
+    "packing_strategy streaming_multipack_* pretrain_multipack_* multipack_* batch_flattening "
+    "sequence_packing_scheduler":
+        "rows have at most data.max_length tokens, and are packed to it (data.packing)",
+    "tool_format default_system_message chat_template_kwargs role_boundaries preserve_thinking enable_thinking "
+    "add_non_thinking_prefix disable_ignore_empty_think template_backend response_prefix norm_bbox":
+        "prompts are written by the chat template, from the data as they stand",
+    "rope_scaling max_model_len model_max_length overrides_of_model_* model_kwargs init_strategy type_of_model "
+    "model_quantization_config_kwargs bnb_config_kwargs bnb_4bit_* quantization quantization_device_map "
+    "nonexpert_quantization hqq_axis nvfp4_* dsv4_* use_dsv4_* fp32_* embeddings_skip_upcast "
+    "is_qwen_derived_model language_model_only processor_kwargs perform_initialization use_cpu_initialization "
+    "compute_dtype upcast_lmhead_output dense_mixer llama4_linearized_experts fix_untrained_tokens gemma4_* "
+    "csa_dense_mode moe_*capacity* moe_token_* moe_router_* moe_pad_* linear_decoupled_in_proj s2_attention "
+    "block_diag_attn engram_tokenizer_map mlp_padding_free":
+        "the model computes as its own config says",
+    "resize_vocab add_tokens add_special_tokens new_special_tokens* init_special_tokens "
+    "mean_resizing_embeddings split_special_tokens skip_special_tokens tokenizer_* shrink_embeddings":
+        "the tokenizer is the model's own, and the vocabulary is not extended; see model.tokenizer",
+    "video_* audio_* use_audio_in_video image_do_pan_and_scan crop_to_patches image_resize_algorithm":
+        "images keep their shape, within vision.image_min_tokens and image_max_tokens; videos and sound are not there",
+    "do_sample temperature top_k top_p num_beams repetition_penalty length_penalty max_new_tokens max_length "
+    "generation_* generate_samples eval_num_beams predict_with_generate sortish_sampler gradio_* "
+    "eval_max_new_tokens":
+        "answers are written by `kubetune generate` and `kubetune evaluate`, and while training as evaluation says",
+    "compute_accuracy eval_metric eval_use_evalscope eval_dataset eval_dataset_args eval_limit "
+    "eval_generation_config extra_eval_args do_bench_eval bench_* eval_causal_lm_metrics lm_eval_* "
+    "eval_on_each_dataset eval_delay include_for_metrics batch_eval_metrics bf16_full_eval fp16_full_eval "
+    "eval_use_gather_object eval_do_concat_batches label_names":
+        "see evaluation in the run file: metrics of data.eval, at training.eval_steps",
+    "export_* merge_lora merge_method hatchery push_* save_compressed llmcompressor safe_serialization "
+    "max_shard_size save_missing_weights":
+        "`kubetune export` writes the result, whole or as an adapter",
+    "hub_* hf_hub_token ms_hub_token om_hub_token use_swift_lora use_*_token":
+        "a token is taken from the environment (HF_TOKEN); push says where the result goes",
+    "swanlab_* comet_* trackio_* otel_* use_otel_metrics tensorboard_* ray_run_name ray_exp_name":
+        "trackers are TensorBoard, MLflow, Weights & Biases and Trackio (tracking)",
+    "parallelism_config tensor_* pipeline_* *_pipeline_* virtual_pipeline_* expert_parallel_* expert_backend "
+    "sequence_parallel* context_parallel* cp_* ring_attn_func heads_k_stride deepspeed_* zero_hpz_* ds3_* "
+    "fsdp_* use_megatron_fsdp strict_fsdp_* data_parallel_* qlora_sharded_model_loading use_hyper_parallel "
+    "hyper_parallel_args use_mca megatron_extra_kwargs microbatch_group_size_per_vp_stage device_groups "
+    "deepcompile ddp ddp_* world_size":
+        "data are dealt to processes, and weights sharded by training.parallelism: fsdp",
+    "master_addr master_port ray_* use_ray resources_per_worker device device_map max_memory gpu_memory_limit "
+    "accelerator_config":
+        "the launcher knows processes and devices; see compute.nodes and compute.processes",
+    "use_unsloth* use_liger* liger_* *_kernel *_kernels use_v1_kernels *_fusion fp4_* fp8_* bridge_backend "
+    "chunked_cross_entropy* tiled_mlp_* large_head_attention sage_attention flash_attn_* flash_optimum "
+    "sdpa_varlen moe_* overlap_* align_* batch_p2p_comm tp_comm_overlap te_rng_tracker "
+    "use_distributed_optimizer accumulate_allreduce_grads_in_fp32 attention_softmax_in_fp32 "
+    "apply_query_key_layer_scaling dsa_* use_fused_mhc mhc_* vit_* enable_npu_model_patch use_onebitllms "
+    "torch_compile_options selective_checkpointing activation_checkpointing*":
+        _NO_EFFECT,
+    "debug profiler_* profile_* enable_torch_profiler gc_* manual_gc* include_* enable_jit_checkpoint "
+    "full_determinism restore_callback_states_from_checkpoint length_column_name pad_to_multiple_of "
+    "padding_side ignore_pad_token_for_loss use_kv_cache print_* ignore_args_error load_args is_preprocess "
+    "total_num_tokens total_supervised_tokens dynamic_checkpoint async_save use_flash_ckpt "
+    "use_persistent_ckpt_worker no_load_* dist_ckpt_* distrib_optim_* nccl_comm_warmup mcore_* "
+    "skip_megatron_init use_cache":
+        _NO_EFFECT,
+    "actor_rollout_ref.* critic.* trainer.* algorithm.* data.* reward_model.* reward.* reward_manager.* "
+    "ray_kwargs.* ray_init.* global_profiler.* transfer_queue.* custom_reward_function.*":
+        "a setting of verl's workers or of another method, which has no counterpart",
+}  # fmt: skip

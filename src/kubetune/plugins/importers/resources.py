@@ -7,24 +7,24 @@ kind usually does, LoRA on BERT for SST-2, is written down for the reader to rep
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from kubetune.base.secrets import names_secret
 from kubetune.config.environment import VARIABLES
 from kubetune.config.schema.cluster import ENV_NAME, QUANTITY
-from kubetune.plugins.importers.common import REPOSITORY, run_name
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
     Row,
+    Table,
     Tool,
     carried,
     dropped,
     is_empty,
     near,
 )
+from kubetune.plugins.importers.shared import REPOSITORY, run_name
 
 # What the script beside such a file usually trains.
 _GLUE = {"path": "nyu-mll/glue", "subset": "sst2"}
@@ -47,41 +47,15 @@ _USUAL: dict[str, Any] = {
 _IMAGE = "registry.example/kubetune:1.0"
 # Longer names first where one holds another: L40S before L4.
 _GPU_MEMORY = {
-    "H200": "141G",
-    "H100": "80G",
-    "A100": "80G",
-    "L40S": "48G",
-    "A10": "24G",
-    "L4": "24G",
-    "T4": "16G",
-    "B200": "180G",
-}
+    "H200": "141G", "H100": "80G", "A100": "80G", "L40S": "48G", "A10": "24G", "L4": "24G", "T4": "16G", "B200": "180G",
+}  # fmt: skip
 
 
-def _flatten(draft: Draft) -> None:
-    """Make one key of each path, such as `resources.gpu.accelerator`, and read the variables of the container."""
-    # {"resources": {"cpu": 4}} → {"resources.cpu": 4}
-    draft.theirs = dict(_flat(draft.theirs))
-    # Lines are known of the keys at the top only, so what is within has the line of its section.
-    lines = {}
-    for key in draft.theirs:
-        section = key.split(".")[0]
-        lines[key] = draft.lines.get(section, 0)
-    draft.lines = lines
-
+def _variables(draft: Draft) -> None:
+    """Take the variables of the container."""
     for key, value in draft.theirs.items():
         if key.startswith("config_map.") and not is_empty(value):
-            name = key.removeprefix("config_map.")
-            draft.write(key, _variable(name, value, draft))
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and the value of each key that holds no section."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value
+            draft.write(key, _variable(key.removeprefix("config_map."), value, draft))
 
 
 def _variable(name: str, value: Any, draft: Draft) -> Outcome:
@@ -97,33 +71,28 @@ def _variable(name: str, value: Any, draft: Draft) -> Outcome:
     if name == "RUN_NAME":
         return replace(run_name(value, draft), path="name")
     if name == "RESULT_MODEL_ID" and not re.fullmatch(REPOSITORY, str(value)):
-        why = "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end"
-        return dropped(why)
+        return dropped(
+            "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end"
+        )
     if name in VARIABLES:
         path = VARIABLES[name].path
-        if path == "data.train":
-            value = [{"path": str(value)}]
-        return carried(value, path=path)
+        return carried([{"path": str(value)}] if path == "data.train" else value, path=path)
 
     # Any other variable is one of the container.
-    if re.fullmatch(ENV_NAME, name):
-        path = "kubernetes.env"
-        return carried({**draft.ours(path, {}), name: value}, f"{path}: {name}", path)
-    return dropped("no name that an environment variable may have")
+    if not re.fullmatch(ENV_NAME, name):
+        return dropped("no name that an environment variable may have")
+    path = "kubernetes.env"
+    return carried({**draft.ours(path, {}), name: value}, f"{path}: {name}", path)
 
 
-def _gigabytes(keys: str, path: str) -> Row:
-    """Return the row of a number of gigabytes, or of a quantity as Kubernetes writes them."""
-
-    def rule(value: Any, _: Draft) -> Outcome:
-        # In Python, True is a number too.
-        if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return carried(f"{value:g}G", f"{path}: {value:g}G, gigabytes")
-        if re.fullmatch(QUANTITY, str(value)):
-            return carried(str(value))
-        return dropped("expected a number of gigabytes")
-
-    return Row(keys, path, rule)
+def _gigabytes(value: Any, _: Draft) -> Outcome:
+    """Carry a number of gigabytes, or a quantity as Kubernetes writes them."""
+    # In Python, True is a number too.
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return carried(f"{value:g}G")
+    if re.fullmatch(QUANTITY, str(value)):
+        return carried(str(value))
+    return dropped("expected a number of gigabytes")
 
 
 def _accelerator(value: Any, _: Draft) -> Outcome:
@@ -137,9 +106,8 @@ def _accelerator(value: Any, _: Draft) -> Outcome:
 
 def _finish(draft: Draft) -> None:
     """Write down what the file does not say, for the reader to replace."""
-    draft.assume(
-        "kubernetes.image", _IMAGE, "the file names none; put yours here, see docs/image.md"
-    )
+    why = "the file names none; put yours here, see docs/image.md"
+    draft.assume("kubernetes.image", _IMAGE, why)
     chosen = ["kubernetes.image"]
     if not draft.has("model.path") and not draft.has("data.train"):
         why = "not in the file; usual in the script beside it, put yours here"
@@ -153,14 +121,21 @@ def _finish(draft: Draft) -> None:
 TOOL = Tool(
     name="job resources",
     marks="resources replicas config_map shared_volume",
-    together=(_flatten,),
+    has_sections=True,
+    together=(_variables,),
     finish=_finish,
-    rows=[
-        Row("resources.gpu.accelerator_count", "compute.gpus_per_node"),
-        Row("resources.gpu.accelerator", "compute.gpu_memory", _accelerator),
-        Row("resources.cpu", "compute.cpu"),
-        _gigabytes("resources.memory", "compute.memory"),
-        Row("replicas", "compute.nodes"),
-        _gigabytes("shared_volume.size", "kubernetes.storage.outputs.size"),
-    ],
+    tables=(
+        Table(
+            same={
+                "compute.gpus_per_node": "resources.gpu.accelerator_count",
+                "compute.cpu": "resources.cpu",
+                "compute.nodes": "replicas",
+            },
+            rows=[
+                Row("resources.gpu.accelerator", "compute.gpu_memory", other=_accelerator),
+                Row("resources.memory", "compute.memory", other=_gigabytes),
+                Row("shared_volume.size", "kubernetes.storage.outputs.size", other=_gigabytes),
+            ],
+        ),
+    ),
 )

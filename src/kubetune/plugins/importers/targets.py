@@ -7,7 +7,15 @@ import re
 from typing import Any, Final
 
 from kubetune.plan.model_shapes import read_config
-from kubetune.plugins.importers.engine import Draft, Outcome, Row, as_list, carried, dropped, near
+from kubetune.plugins.importers.engine import (
+    Draft,
+    Outcome,
+    Rule,
+    as_list,
+    carried,
+    dropped,
+    near,
+)
 
 PATH: Final = "lora.target_modules"
 _NAMES = re.compile(r"[\w.,\s-]+")
@@ -23,87 +31,70 @@ _BEYOND_LINEAR: Final = (
 )
 # Words of ms-swift for several modules, which its files have among names.
 _WORDS: Final = ("all-embedding", "all-norm", "all-router")
-_USUAL: Final = ("q_proj", "v_proj")
-# What PEFT adapts where no module is named, and the `model_type`s for which it does.
-PEFT_DEFAULTS: Final[dict[tuple[str, ...] | str, str]] = {
-    _USUAL: "bart opt gptj gpt_neo llama llama4 mistral mixtral stablelm gemma gemma2 gemma3_text qwen2 qwen3",
-    ("q", "v"): "t5 mt5",
-    ("c_attn",): "gpt2 gpt_bigcode",
-    ("query_key_value",): "bloom gpt_neox chatglm RefinedWebModel RefinedWeb falcon",
-    ("q", "v", "q_proj", "v_proj"): "blip-2",
-    ("query", "value"): "bert roberta xlm-roberta electra layoutlm",
-    ("query_proj", "value_proj"): "deberta-v2",
-    ("in_proj",): "deberta",
-    ("Wqkv",): "mpt",
-    ("c_proj", "c_attn"): "btlm",
-    ("qkv_proj",): "codegen",
-    ("q_proj", "v_proj", "fc1", "fc2"): "phi",
+# What PEFT adapts where no module is named, names or an expression, and the `model_type`s for which it does.
+PEFT_DEFAULTS: Final[dict[str, str]] = {
+    "q_proj v_proj": "bart opt gptj gpt_neo llama llama4 mistral mixtral stablelm gemma gemma2 gemma3_text qwen2 qwen3",
+    "q v": "t5 mt5",
+    "c_attn": "gpt2 gpt_bigcode",
+    "query_key_value": "bloom gpt_neox chatglm RefinedWebModel RefinedWeb falcon",
+    "q v q_proj v_proj": "blip-2",
+    "query value": "bert roberta xlm-roberta electra layoutlm",
+    "query_proj value_proj": "deberta-v2",
+    "in_proj": "deberta",
+    "Wqkv": "mpt",
+    "c_proj c_attn": "btlm",
+    "qkv_proj": "codegen",
+    "q_proj v_proj fc1 fc2": "phi",
     r".*language_model\..*\.(q_proj|v_proj)": "gemma4",
-    ("q_proj", "k_proj", "v_proj", "o_proj"): "nemotron_h",
-    ("key", "value", "receptance", "output"): "rwkv",
-    ("r_proj", "k_proj", "v_proj", "o_proj", "key", "value"): "rwkv7",
+    "q_proj k_proj v_proj o_proj": "nemotron_h",
+    "key value receptance output": "rwkv",
+    "r_proj k_proj v_proj o_proj key value": "rwkv7",
 }  # fmt: skip
 
 
 def of_family(model_type: str) -> list[str] | str | None:
     """Return the modules that PEFT adapts in a family of models by itself, or None where it asks for names."""
-    for modules, families in PEFT_DEFAULTS.items():
-        if model_type not in families.split():
-            continue
-        # A text is a regular expression.
-        if isinstance(modules, str):
-            return modules
-        return list(modules)
+    for chosen, families in PEFT_DEFAULTS.items():
+        if model_type in families.split():
+            return chosen if "*" in chosen else chosen.split()
     return None
 
 
-def modules(keys: str, word: str, among_names: bool = False) -> Row:
-    """Return the row of the modules that get adapters: names, one regular expression, or all linear layers.
+def modules(word: str, among_names: bool = False) -> Rule:
+    """Return the rule of the modules that get adapters: names, one regular expression, or all linear layers.
 
     `word` means all linear layers where it stands alone. `among_names`: beside names too, as ms-swift reads it;
     the other tools take it for a name there.
     """
 
-    def rule(value: Any, _: Draft) -> Outcome:
-        return _modules(value, word, among_names)
+    def rule(value: Any, draft: Draft) -> Outcome:
+        # A regular expression.
+        if isinstance(value, str) and not _NAMES.fullmatch(value):
+            return carried(value)
+        listed = as_list(value)
+        others = [name for name in listed if name != word]
+        if not others:
+            return carried("all-linear")
+        if len(others) == len(listed):
+            return without_words(listed, draft) if among_names else carried(listed)
+        if among_names:
+            return _all_and(others)
+        shown = ", ".join(map(str, others))
+        return carried(others, f"{PATH}: {shown}; `{word}` beside names is a module's name there")
 
-    return Row(keys, PATH, rule)
-
-
-def _modules(value: Any, word: str, among_names: bool) -> Outcome:
-    """Return what becomes of the modules that get adapters; see `modules`."""
-    # A regular expression.
-    if isinstance(value, str) and not _NAMES.fullmatch(value):
-        return carried(value)
-    listed = as_list(value)
-    others = [name for name in listed if name != word]
-    has_word = len(others) < len(listed)
-    if not has_word and among_names:
-        return _named(listed)
-    if not has_word:
-        return carried(listed)
-    if not others:
-        return carried("all-linear")
-    if among_names:
-        return _all_and(others)
-    shown = ", ".join(map(str, others))
-    return carried(others, f"{PATH}: {shown}; `{word}` beside names is a module's name there")
+    return rule
 
 
-def _named(listed: list[Any], what: str = "adapters on") -> Outcome:
+def without_words(value: Any, _: Draft) -> Outcome:
     """Carry names of modules; ms-swift's words for several of them, such as `all-embedding`, are none."""
+    listed = as_list(value)
     names = [name for name in listed if name not in _WORDS]
     if len(names) == len(listed):
         return carried(listed)
     words = ", ".join(name for name in listed if name in _WORDS)
     if not names:
         return dropped(f"{words} is not there; name the modules")
-    return near(names, f"{what} {words} are left out")
-
-
-def saved(value: Any, _: Draft) -> Outcome:
-    """Carry the modules that ms-swift trains whole beside its adapters."""
-    return _named(as_list(value), "copies of")
+    return near(names, f"{words} are left out")
 
 
 def _all_and(others: list[Any]) -> Outcome:
@@ -129,22 +120,19 @@ def of_axolotl(draft: Draft) -> None:
         if listed is not None:
             draft.write(key, _all_and(as_list(listed)), PATH)
         return
-    draft.ignore("lora_target_linear", "off: the modules that are named get adapters")
-    if listed is None and draft.get("lora_target_parameters"):
+    draft.ignore("off: the modules that are named get adapters", "lora_target_linear")
+    if listed not in (None, ["all-linear"]):
+        draft.write(key, modules("all-linear")(listed, draft), PATH)
+    elif listed is None and draft.get("lora_target_parameters"):
         draft.assume(PATH, [], "the file names tensors alone")
     elif listed is None and draft.get("lora_model_dir"):
         draft.assume(PATH, "all-linear", "the adapter in lora_model_dir says which; put them here")
-    elif listed is None or listed == ["all-linear"]:
-        refused = key
-        if listed is None:
-            refused = "adapter"
+    else:
         draft.refuse(
-            refused,
+            "adapter" if listed is None else key,
             "no module of the model is named, which axolotl refuses too; expected lora_target_linear: true, or names in "
             "lora_target_modules",
         )
-    else:
-        draft.write(key, _modules(listed, "all-linear", among_names=False), PATH)
 
 
 def assume_peft_default(draft: Draft) -> None:
@@ -162,14 +150,13 @@ def assume_peft_default(draft: Draft) -> None:
             "as PEFT chooses for Llama, Mistral, Qwen and Gemma where no module is named; the config.json of "
             f"{model}, which would say the family, is not on this machine"
         )
-        draft.write(key, near(list(_USUAL), why), PATH)
+        draft.write(key, near(["q_proj", "v_proj"], why), PATH)
         draft.comments[PATH] = "PEFT's choice for most families; see below"
         return
     family = str(facts.get("model_type"))
     chosen = of_family(family)
     if chosen is None:
-        name = draft.tool.name
-        why = f"names no {key}, and PEFT chooses none by itself for {family}, so {name} does not train it either"
+        why = f"names no {key}, and PEFT chooses none by itself for {family}, so TRL does not train it either"
         draft.refuse("use_peft", f"{why}; expected {key}: all-linear, or names")
     why = f"PEFT's choice for {family} where no module is named; `all-linear` adapts all layers"
     draft.assume(PATH, chosen, why)

@@ -6,26 +6,24 @@ learns from `ppo_mini_batch_size` of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Final
 
+from kubetune.plugins.importers.by_reward import ALL_TOKENS
 from kubetune.plugins.importers.engine import (
+    OFF,
     Draft,
     Outcome,
     Row,
+    Table,
     Tool,
-    as_list,
+    as_names,
     carried,
-    drop,
     dropped,
-    ignore,
-    names,
     near,
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.foreign import Foreign
+from kubetune.plugins.importers.shared import SHUFFLED, take_sources, trackers
 
 _ACTOR: Final = "actor_rollout_ref.actor."
 _ROLLOUT: Final = "actor_rollout_ref.rollout."
@@ -40,25 +38,6 @@ _LOSSES: Final = {
 _ESTIMATORS: Final = {
     "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "k3", "k3": "k3",
 }  # fmt: skip
-
-
-def flattened(foreign: Foreign) -> Foreign:
-    """Return settings by their whole keys: `{actor_rollout_ref: {rollout: {n: 8}}}` is `actor_rollout_ref.rollout.n`."""
-    settings: dict[str, Any] = {}
-    lines: dict[str, int] = {}
-
-    def add(prefix: str, value: Any, line: int) -> None:
-        if isinstance(value, Mapping):
-            for key, item in value.items():
-                add(f"{prefix}.{key}" if prefix else str(key), item, line)
-        else:
-            settings[prefix] = value
-            lines[prefix] = line
-
-    for key, value in foreign.settings.items():
-        # `+key=value` and `++key=value` are hydra's words for a key that the defaults do not have.
-        add(key.lstrip("+"), value, foreign.lines.get(key, 1))
-    return replace(foreign, settings=settings, lines=lines)
 
 
 def _method(draft: Draft) -> None:
@@ -77,43 +56,37 @@ def _method(draft: Draft) -> None:
         draft.carry(key, "lora.r", rank)
         draft.assume("lora", None)
     else:
-        draft.ignore(key, "0: every parameter is trained")
+        draft.ignore("0: every parameter is trained", key)
 
 
 def _data(draft: Draft) -> None:
     """Take the files of both splits, and the column of the prompt."""
-    column = draft.take("data.prompt_key") or "prompt"
-    for key, path in (("data.train_files", "data.train"), ("data.val_files", "data.eval")):
-        files = draft.take(key)
-        if files is None:
-            continue
-        sources = []
-        for file in as_list(str(files).strip("[]") if isinstance(files, str) else files):
-            # $HOME is the one variable that is the same in any shell.
-            source: dict[str, Any] = {"path": str(file).strip("'\"").replace("$HOME/", "~/")}
-            if column not in ("prompt", "messages"):
-                source["columns"] = {"prompt": column}
-            sources.append(source)
-        draft.carry(key, path, sources)
-    draft.ignore("data.prompt_key", "named in the sources of data.train")
+    column = draft.get("data.prompt_key")
+    columns = {} if column in (None, "messages") else {"prompt": column}
+
+    def source(_: Draft, place: str, file: Any) -> list[Any]:
+        # $HOME is the one variable that is the same in any shell.
+        path = str(file).strip("[]'\" ").replace("$HOME/", "~/")
+        return [{"path": path, "columns": columns} if columns else {"path": path}]
+
+    take_sources(draft, {"data.train_files": "data.train", "data.val_files": "data.eval"}, source)
+    draft.ignore("named in the sources of data.train", "data.prompt_key")
 
 
 def _rewards(draft: Draft) -> None:
     """Take the user's function, or what comes near verl's own, which it chooses by `data_source`."""
-    key = "custom_reward_function.path"
-    other = "reward.custom_reward_function.path"
-    if draft.get(key) is None and draft.get(other) is not None:
-        key = other
-    path = draft.take(key)
+    section = "custom_reward_function"
+    if draft.get(f"{section}.path") is None:
+        section = "reward.custom_reward_function"
+    path = draft.take(f"{section}.path")
     if path is None:
         why = "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here"
         draft.assume("rewards", [{"name": "numeric"}], why)
         draft.comments["rewards"] = why
         return
-    name_key = key.removesuffix("path") + "name"
-    name = draft.take(name_key) or "compute_score"
-    draft.carry(key, "rewards", [{"file": str(path), "function": name}])
-    draft.ignore(name_key, "named in rewards")
+    name = draft.get(f"{section}.name") or "compute_score"
+    draft.carry(f"{section}.path", "rewards", [{"file": str(path), "function": name}])
+    draft.ignore("named in rewards", f"{section}.name")
 
 
 def _batches(draft: Draft) -> None:
@@ -124,8 +97,7 @@ def _batches(draft: Draft) -> None:
     of_step = draft.take(step_key) or 256
     if draft.get(step_key) is not None:
         draft.carry(step_key, "training.global_batch_size", of_step)
-    else:
-        draft.assume("training.global_batch_size", of_step)
+    draft.assume("training.global_batch_size", of_step)
     steps = max(1, asked // of_step)
     outcome = carried(steps)
     if asked % of_step:
@@ -138,20 +110,21 @@ def _batches(draft: Draft) -> None:
 
 def _divergence(draft: Draft) -> None:
     """Take the divergence from the model before training, which a switch turns on."""
-    is_on = draft.take(f"{_ACTOR}use_kl_loss")
-    weight = draft.take(f"{_ACTOR}kl_loss_coef")
-    kind = draft.take(f"{_ACTOR}kl_loss_type")
-    if not is_on:
-        for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type"):
-            draft.ignore(_ACTOR + name, "off: use_kl_loss is not set")
+    switch_key, weight_key, kind_key = (
+        _ACTOR + name for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type")
+    )
+    if not draft.take(switch_key):
+        draft.ignore("off: use_kl_loss is not set", switch_key, weight_key, kind_key)
         return
-    draft.carry(f"{_ACTOR}use_kl_loss", "grpo.beta", weight or 0.001)
+    weight = draft.take(weight_key)
+    draft.carry(switch_key, "grpo.beta", weight or 0.001)
     if weight is not None:
-        draft.carry(f"{_ACTOR}kl_loss_coef", "grpo.beta", weight)
+        draft.carry(weight_key, "grpo.beta", weight)
+    kind = draft.take(kind_key)
     if kind in _ESTIMATORS:
-        draft.carry(f"{_ACTOR}kl_loss_type", "grpo.kl_estimator", _ESTIMATORS[kind])
+        draft.carry(kind_key, "grpo.kl_estimator", _ESTIMATORS[kind])
     elif kind is not None:
-        draft.drop(f"{_ACTOR}kl_loss_type", "k1, abs, k2 and k3 are there")
+        draft.drop(kind_key, "k1, abs, k2 and k3 are there")
     draft.assume("grpo.use_bias_correction_kl", False)
 
 
@@ -164,32 +137,12 @@ def _finish(draft: Draft) -> None:
 
 def _unlimited(value: Any, _: Draft) -> Outcome:
     """Carry a number that is off at -1 or 0."""
-    return carried(value) if value > 0 else unneeded("off, as here")
+    return carried(value) if value > 0 else OFF
 
 
 def _loss_mode(value: Any, _: Draft) -> Outcome:
-    """Take the loss of the policy, where it is that of PPO or GSPO."""
-    if value == "vanilla":
-        return unneeded("the ratio is clipped, as here")
-    if value == "gspo":
-        return carried("sequence", path="grpo.importance_sampling_level")
+    """Drop a loss of the policy that is neither PPO's nor GSPO's."""
     return dropped(f"{value} is not there; see grpo.loss_type")
-
-
-def _normalised(value: Any, _: Draft) -> Outcome:
-    """Carry by what advantages are divided."""
-    return carried("group" if value else "none")
-
-
-def _trackers(value: Any, draft: Draft) -> Outcome:
-    """Switch on the trackers among the loggers."""
-    wanted = [name.strip("'\" ") for name in as_list(str(value).strip("[]")) if name]
-    outcome = unneeded("steps are logged in any case")
-    for name in ("mlflow", "wandb", "trackio"):
-        if name in wanted:
-            outcome = carried(None, path=f"tracking.{name}")
-            draft.write(draft.at, outcome)
-    return outcome
 
 
 TOOL = Tool(
@@ -205,62 +158,66 @@ TOOL = Tool(
         "training.lr_scheduler_type": "constant",
         "training.weight_decay": 0.01,
     },
-    rows=[
-        Row(f"{_MODEL}path", "model.path"),
-        switch(f"{_MODEL}enable_gradient_checkpointing", "training.gradient_checkpointing"),
-        Row(f"{_MODEL}lora_alpha", "lora.alpha"),
-        names(f"{_MODEL}target_modules", "lora.target_modules"),
-        # Drawing.
-        Row(f"{_ROLLOUT}n", "grpo.num_generations"),
-        Row(f"{_ROLLOUT}temperature", "grpo.temperature"),
-        Row(f"{_ROLLOUT}top_p", "grpo.top_p"),
-        Row(f"{_ROLLOUT}top_k", "grpo.top_k", _unlimited),
-        Row(f"{_ROLLOUT}response_length data.max_response_length", "grpo.max_completion_length"),
-        Row("data.max_prompt_length", "data.max_length",
-            lambda value, _: near(value, "prompt and right answer are counted here")),
-        Row("data.filter_overlong_prompts", "data.overlong", values={True: "drop", False: "error"}),
-        # The loss.
-        Row(f"{_ACTOR}loss_agg_mode", "grpo.loss_type", values=_LOSSES),
-        Row(f"{_ACTOR}policy_loss.loss_mode", rule=_loss_mode),
-        Row(f"{_ACTOR}clip_ratio_low {_ACTOR}clip_ratio", "grpo.epsilon"),
-        Row(f"{_ACTOR}clip_ratio_high", "grpo.epsilon_high"),
-        Row(f"{_ACTOR}clip_ratio_c", "grpo.delta"),
-        Row(f"{_ACTOR}ppo_epochs", "grpo.num_iterations"),
-        Row("algorithm.norm_adv_by_std_in_grpo", "grpo.scale_rewards", _normalised),
-        # Training, and where it runs.
-        Row(f"{_ACTOR}optim.lr", "training.learning_rate"),
-        Row(f"{_ACTOR}optim.weight_decay", "training.weight_decay"),
-        Row(f"{_ACTOR}optim.lr_warmup_steps", "training.warmup_steps", _unlimited),
-        Row(f"{_ACTOR}optim.lr_warmup_steps_ratio", "training.warmup_ratio", _unlimited),
-        Row(f"{_ACTOR}optim.warmup_style {_ACTOR}optim.lr_scheduler_type", "training.lr_scheduler_type",
-            values={"constant": "constant", "cosine": "cosine"}),
-        Row(f"{_ACTOR}grad_clip {_ACTOR}optim.clip_grad", "training.max_grad_norm"),
-        Row(f"{_ACTOR}ppo_micro_batch_size_per_gpu", "training.per_device_train_batch_size"),
-        Row("trainer.total_epochs", "training.num_train_epochs"),
-        Row("trainer.total_training_steps", "training.max_steps", _unlimited),
-        Row("trainer.save_freq", "training.save_steps", _unlimited),
-        Row("trainer.test_freq", "training.eval_steps", _unlimited),
-        Row("trainer.n_gpus_per_node", "compute.gpus_per_node"),
-        Row("trainer.nnodes", "compute.nodes"),
-        Row("trainer.logger", rule=_trackers),
-        Row("data.seed", "training.seed"),
-        # Values that are ours anyway; any other is dropped.
-        Row("data.shuffle", same={True: "rows are shuffled, each epoch anew"},
-            reason="rows are shuffled, each epoch anew"),
-        Row("data.truncation", same={"error": "a prompt is asked whole or left out"},
-            reason="a prompt is asked whole or left out"),
-        # Not done here; a value behind the reason is that which switches it off there.
-        drop("algorithm.use_kl_in_reward", "the divergence is a part of the loss", False),
-        drop(f"{_ACTOR}entropy_coeff", "entropy is measured, and has no part in the loss", 0, 0.0),
-        drop("reward_model.enable reward.reward_model.enable", "rewards by a model are not there", False),
-        drop("trainer.val_before_train", "nothing is evaluated before the first step", False),
-        drop(f"{_ROLLOUT}name", "the model draws its answers itself; grpo.servers names stock vLLM servers that do"),
-        drop("trainer.project_name trainer.experiment_name", "see name, and tracking.wandb.project"),
-        # Not needed.
-        ignore(f"{_ROLLOUT}do_sample", "answers are drawn"),
-        ignore("trainer.critic_warmup", "GRPO has no critic"),
-        ignore(f"{_MODEL}use_remove_padding {_MODEL}use_shm {_MODEL}use_fused_kernels {_ACTOR}use_dynamic_bsz "
-               f"{_ACTOR}ppo_max_token_len_per_gpu {_ACTOR}use_torch_compile {_ACTOR}strategy data.dataloader_num_workers",
-               "nothing is padded, and memory decides the micro-batches"),
-    ],
+    tables=(Table(
+        same={
+            "model.path": f"{_MODEL}path",
+            "lora.alpha": f"{_MODEL}lora_alpha",
+            "grpo.num_generations": f"{_ROLLOUT}n",
+            "grpo.temperature": f"{_ROLLOUT}temperature",
+            "grpo.top_p": f"{_ROLLOUT}top_p",
+            "grpo.max_completion_length": f"{_ROLLOUT}response_length data.max_response_length",
+            "grpo.epsilon": f"{_ACTOR}clip_ratio_low {_ACTOR}clip_ratio",
+            "grpo.epsilon_high": f"{_ACTOR}clip_ratio_high",
+            "grpo.delta": f"{_ACTOR}clip_ratio_c",
+            "grpo.num_iterations": f"{_ACTOR}ppo_epochs",
+            "training.learning_rate": f"{_ACTOR}optim.lr",
+            "training.weight_decay": f"{_ACTOR}optim.weight_decay",
+            "training.max_grad_norm": f"{_ACTOR}grad_clip {_ACTOR}optim.clip_grad",
+            "training.per_device_train_batch_size": f"{_ACTOR}ppo_micro_batch_size_per_gpu",
+            "training.num_train_epochs": "trainer.total_epochs",
+            "training.seed": "data.seed",
+            "compute.gpus_per_node": "trainer.n_gpus_per_node",
+            "compute.nodes": "trainer.nnodes",
+        },
+        rows=[
+            switch(f"{_MODEL}enable_gradient_checkpointing", "training.gradient_checkpointing"),
+            Row(f"{_MODEL}target_modules", "lora.target_modules", other=as_names),
+            Row(f"{_ROLLOUT}top_k", "grpo.top_k", other=ALL_TOKENS),
+            Row("data.max_prompt_length", "data.max_length",
+                other=lambda value, _: near(value, "prompt and right answer are counted here")),
+            Row("data.filter_overlong_prompts", "data.overlong", {True: "drop"}, carried("error")),
+            # The loss.
+            Row(f"{_ACTOR}loss_agg_mode", "grpo.loss_type", _LOSSES, dropped(f"expected one of {', '.join(_LOSSES)}")),
+            Row(f"{_ACTOR}policy_loss.loss_mode", "grpo.importance_sampling_level",
+                {"vanilla": unneeded("the ratio is clipped, as here"), "gspo": "sequence"}, _loss_mode),
+            Row("algorithm.norm_adv_by_std_in_grpo", "grpo.scale_rewards", {False: "none"}, carried("group")),
+            # Training, and where it runs.
+            Row(f"{_ACTOR}optim.lr_warmup_steps", "training.warmup_steps", other=_unlimited),
+            Row(f"{_ACTOR}optim.lr_warmup_steps_ratio", "training.warmup_ratio", other=_unlimited),
+            Row(f"{_ACTOR}optim.warmup_style {_ACTOR}optim.lr_scheduler_type", "training.lr_scheduler_type",
+                {"constant": "constant", "cosine": "cosine"}, dropped("constant and cosine are there")),
+            Row("trainer.total_training_steps", "training.max_steps", other=_unlimited),
+            Row("trainer.save_freq", "training.save_steps", other=_unlimited),
+            Row("trainer.test_freq", "training.eval_steps", other=_unlimited),
+            Row("trainer.logger", other=trackers),
+            Row("data.shuffle", values={True: unneeded(SHUFFLED)}, other=dropped(SHUFFLED)),
+            Row("data.truncation", values={"error": unneeded("a prompt is asked whole or left out")},
+                other=dropped("a prompt is asked whole or left out")),
+        ],
+        dropped={
+            "algorithm.use_kl_in_reward": ("the divergence is a part of the loss", False),
+            f"{_ACTOR}entropy_coeff": ("entropy is measured, and has no part in the loss", 0),
+            "reward_model.enable reward.reward_model.enable": ("rewards by a model are not there", False),
+            "trainer.val_before_train": ("nothing is evaluated before the first step", False),
+            f"{_ROLLOUT}name": "the model draws its answers itself; grpo.servers names stock vLLM servers that do",
+            "trainer.project_name trainer.experiment_name": "see name, and tracking.wandb.project",
+        },
+        unneeded={
+            f"{_ROLLOUT}do_sample": "answers are drawn",
+            "trainer.critic_warmup": "GRPO has no critic",
+            f"{_MODEL}use_remove_padding {_MODEL}use_shm {_MODEL}use_fused_kernels {_ACTOR}use_dynamic_bsz "
+            f"{_ACTOR}ppo_max_token_len_per_gpu {_ACTOR}use_torch_compile {_ACTOR}strategy "
+            "data.dataloader_num_workers": "nothing is padded, and memory decides the micro-batches",
+        },
+    ),),
 )  # fmt: skip

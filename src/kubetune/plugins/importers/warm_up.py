@@ -30,7 +30,7 @@ class WarmUp:
     refuses_both: bool = False  # the tool stops where steps and a share are set
     constant_warms_up: bool = False  # a `constant` schedule warms up too
     default: float = 0.0  # share of the steps where the file sets neither
-    at_most: int | None = None  # limit of the default, in steps
+    default_at_most: float = float("inf")  # steps of that default
     rounds_down: bool = False  # a share of all steps is rounded down, ours up
     least: int = 1  # a warm-up of fewer steps takes this many
 
@@ -43,79 +43,53 @@ class WarmUp:
             draft.refuse(self.steps, why)
         if draft.get(self.schedule) == "constant" and not self.constant_warms_up:
             why = f"{self.schedule}: constant does not warm up, there as here"
-            draft.ignore(self.steps, why)
-            draft.ignore(self.ratio, why)
+            draft.ignore(why, self.steps, self.ratio)
             draft.assume(_RATIO, 0.0, "a constant schedule does not warm up there")
         elif steps is None and ratio is None:
-            self._assume_default(draft)
+            outcome = self._share(draft, self.default, self.default_at_most)
+            draft.assume(outcome.path, outcome.value)
         elif steps and ratio is not None and not self.refuses_both:
-            # warmup_steps: 5 beside warmup_ratio: 0.1.
             # transformers 4 and 5 differ, so this comes only near.
             which = f"transformers 4 takes {self.steps}, transformers 5 takes {self.ratio}"
-            path = _RATIO if steps < 1 else _STEPS
-            value = steps if steps < 1 else int(steps)
-            draft.write(self.steps, near(value, which, path))
+            outcome = self._number_of_steps(draft, steps)
+            draft.write(self.steps, near(outcome.value, which, outcome.path))
             draft.drop(self.ratio, f"{self.steps} is set too; {which}")
-        elif ratio and steps == 0 and self.zero_steps_count:
-            # warmup_steps: 0 beside warmup_ratio: 0.1, where 0 steps switch the share off.
+        elif steps == 0 and ratio and self.zero_steps_count:
             draft.carry(self.steps, _STEPS, 0)
-            draft.ignore(self.ratio, f"{self.steps}: 0 takes precedence there")
+            draft.ignore(f"{self.steps}: 0 takes precedence there", self.ratio)
         elif ratio or steps is None:
-            # A share alone, or beside 0 steps, which say nothing.
             draft.write(self.ratio, self._share(draft, ratio or 0.0))
-            draft.ignore(self.steps, f"0 says nothing beside {self.ratio}, there as here")
+            draft.ignore(f"0 says nothing beside {self.ratio}, there as here", self.steps)
         else:
-            # Steps alone, or beside a share of 0.
-            draft.write(self.steps, self._steps(draft, steps))
-            draft.ignore(self.ratio, f"0 says nothing beside {self.steps}")
+            draft.write(self.steps, self._number_of_steps(draft, steps))
+            draft.ignore(f"0 says nothing beside {self.steps}", self.ratio)
 
-    def _steps(self, draft: Draft, steps: float) -> Outcome:
+    def _number_of_steps(self, draft: Draft, steps: float) -> Outcome:
         """Carry a number of steps; transformers reads one below 1 as a share of all steps."""
-        if 0 < steps < 1:
-            text = f"{_RATIO}: {steps:g}, since a number below 1 is a share; {_EARLIER}"
-            return carried(steps, text, _RATIO)
         if steps == 0:
             return carried(0, path=_STEPS)
+        if steps < 1:
+            text = f"{_RATIO}: {steps:g}, since a number below 1 is a share; {_EARLIER}"
+            return carried(steps, text, _RATIO)
         taken = max(int(steps), self.least)
         text = f"{_STEPS}: {taken}"
         if taken != int(steps):
             text += f", as {draft.tool.name} makes of {steps:g}"
         return carried(taken, f"{text}; {_EARLIER}", _STEPS)
 
-    def _share(self, draft: Draft, ratio: float) -> Outcome:
+    def _share(self, draft: Draft, ratio: float, at_most: float = float("inf")) -> Outcome:
         """Carry a share of all steps, as a number where the tool's rounding is known and so are all steps."""
         total = draft.get("max_steps")
         if ratio == 0:
             return carried(0.0, path=_RATIO)
-        if not self.rounds_down:
-            return carried(ratio, f"{_RATIO}: {ratio:g}; {_EARLIER}", _RATIO)
-        if isinstance(total, int) and total > 0:
-            steps = self._rounded_down(ratio * total)
+        if self.rounds_down and isinstance(total, int) and total > 0:
+            steps = 0
+            if ratio * total >= 1:
+                steps = max(int(min(ratio * total, at_most)), self.least)
             text = f"{_STEPS}: {steps}, which is {ratio:g} of max_steps; {_EARLIER}"
             return carried(steps, text, _STEPS)
-        text = f"{_RATIO}: {ratio:g}, rounded up to a step, there down; {_EARLIER}"
-        return carried(ratio, text, _RATIO)
-
-    def _assume_default(self, draft: Draft) -> None:
-        """Write down the warm-up of a tool whose file says nothing of it."""
-        total = draft.get("max_steps")
-        name = draft.tool.name
-        if self.at_most is None:
-            draft.assume(_RATIO, self.default)
-        elif isinstance(total, int) and total > 0:
-            steps = min(self._rounded_down(self.default * total), self.at_most)
-            why = f"{name}'s default is {self.default:g} of all steps, at most {self.at_most}"
-            draft.assume(_STEPS, steps, why)
-        else:
-            why = f"{name}'s default, of at most {self.at_most} steps there"
-            draft.assume(_RATIO, self.default, why)
-
-    def _rounded_down(self, steps: float) -> int:
-        """Return a whole number of steps, as the tool makes it of a share."""
-        return max(int(steps), self.least) if steps >= 1 else 0
-
-
-OF_TRANSFORMERS = WarmUp()
+        rounded = ", rounded up to a step, there down" if self.rounds_down else ""
+        return carried(ratio, f"{_RATIO}: {ratio:g}{rounded}; {_EARLIER}", _RATIO)
 
 
 def _number(draft: Draft, key: str) -> float | None:

@@ -1,0 +1,111 @@
+"""Kinds of learning in other tools' files: supervised fine-tuning, pairs and judged answers, reward models, GRPO.
+
+A kind is read before a tool's own tables, which know supervised fine-tuning; its table counts before theirs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from kubetune.errors import ConfigError
+from kubetune.plugins.importers import by_reward, preferences
+from kubetune.plugins.importers.engine import Draft, Table
+from kubetune.plugins.importers.writing import inline
+
+# Our task for each word of the tools.
+_TASKS: Final = {
+    **dict.fromkeys(preferences.METHODS, "preference"),
+    "rm": "reward_model",
+    "reward": "reward_model",
+    "grpo": "grpo",
+}
+# Keys that name a kind, and what they may name.
+_NAMING: Final[dict[str, tuple[Any, ...]]] = {
+    "rl": tuple(_TASKS),
+    "rlhf_type": tuple(_TASKS),
+    "stage": ("sft", "pt", "dpo", "kto", "rm"),
+    "reward_model": (True,),
+    "process_reward_model": (),
+    "task_type": ("causal_lm", "seq_cls"),
+}
+_COMMANDS: Final = ("sft", "pt", "train", "rlhf", *_TASKS)
+# A YAML file of TRL does not say which trainer it is for, but a key may.
+_KIND_OF_A_KEY: Final = {
+    "num_generations": "grpo",
+    "reward_funcs": "grpo",
+    "desirable_weight": "kto",
+    "center_rewards_coefficient": "reward",
+    "simpo_gamma": "cpo",
+    "cpo_alpha": "cpo",
+    "rpo_alpha": "dpo",
+    "precompute_ref_log_probs": "dpo",
+    "max_prompt_length": "dpo",
+    "beta": "dpo",
+}
+_OF_SEVERAL_TRAINERS: Final = ("beta", "max_prompt_length", "precompute_ref_log_probs")
+_RATES_OF_TRL: Final = {"preference": 1e-6, "reward_model": 1e-4, "grpo": 1e-6}
+_DOES: Final = (
+    "kubetune import converts supervised fine-tuning, preference tuning, reward models and learning by reward as GRPO "
+    "does it"
+)
+
+
+def require_known_kind(draft: Draft, is_named: bool) -> None:
+    """Raise ConfigError for a kind of learning that kubetune does not do. `is_named`: the command is a tool's only one."""
+    for key, known in _NAMING.items():
+        value = draft.theirs.get(key)
+        if value and value not in known:
+            where = f"{draft.path}:{draft.lines.get(key, 1)}"
+            raise ConfigError(
+                f"{where}: {key} is {inline(value)[:60]}; {_DOES}. Nothing was written."
+            )
+    if draft.command and draft.command not in _COMMANDS and not is_named:
+        raise ConfigError(f"{draft.path}: runs `{draft.command}`; {_DOES}. Nothing was written.")
+
+
+def learn(draft: Draft) -> tuple[Table, ...]:
+    """Take what says which kind of learning it is, and its loss. Return the table that counts then."""
+    key, kind = _kind(draft)
+    if not kind:
+        return ()
+    task = _TASKS[kind]
+    if key in _NAMING:
+        draft.carry(key, "task", task)
+    else:
+        why = f"seen from `{key}`"
+        if key in _OF_SEVERAL_TRAINERS:
+            why += "; DPO, CPO or ORPO: the file leaves it open"
+        draft.assume("task", task, why)
+        draft.comments["task"] = why
+    if draft.tool.name == "TRL" and draft.get("learning_rate") is None:
+        draft.assume("training.learning_rate", _RATES_OF_TRL[task])
+    if task == "grpo":
+        return by_reward.learn(draft, key)
+    return preferences.learn(draft, kind)
+
+
+def finish(draft: Draft) -> None:
+    """Fill in the defaults of a kind, and take out what the tools assume of supervised fine-tuning alone."""
+    if draft.ours("task") in ("preference", "reward_model"):
+        preferences.finish(draft)
+    # verl's batches count prompts, and its own table knows nothing else.
+    elif draft.ours("task") == "grpo":
+        by_reward.finish(draft)
+
+
+def _kind(draft: Draft) -> tuple[str, str]:
+    """Return the key that names the kind, or the command, and the kind; empty where there is none."""
+    for key in ("rl", "rlhf_type", "stage"):
+        if draft.get(key) in _TASKS:
+            return key, draft.get(key)
+    if draft.get("reward_model") is True:
+        return "reward_model", "rm"
+    if draft.command == "rlhf":
+        return "swift rlhf", "dpo"
+    if draft.command in _TASKS:
+        return f"trl {draft.command}", str(draft.command)
+    if draft.tool.name == "TRL" and not draft.command:
+        for key, kind in _KIND_OF_A_KEY.items():
+            if draft.get(key) is not None:
+                return key, kind
+    return "", ""
