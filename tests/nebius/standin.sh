@@ -1,5 +1,5 @@
 #!/bin/sh
-# Stands in for nebius, helm and kubectl (by the name it is called by): does as much as the steps of a cluster need,
+# Stands in for nebius and helm (by the name it is called by): does as much as the steps of a cluster need,
 # keeps what was made as files below $STANDIN, records every call, and fails once where $STANDIN/fail says so.
 set -eu
 program=${0##*/}
@@ -78,21 +78,6 @@ nebius)
       rm "$things/${id#"$noun"-}"
       fail_if_told after "$noun $verb"
       ;;
-    list)
-      if [ -f "$STANDIN/subnets" ]; then cat "$STANDIN/subnets"
-      else echo '{"items":[{"metadata":{"id":"vpcsubnet-e00only","name":"default"}}]}'; fi
-      ;;
-    list-members)
-      printf '{"memberships":['
-      comma=''
-      for thing in "$things"/*; do
-        [ -f "$thing" ] || continue
-        printf '%s' "$comma"
-        print_thing "$thing"
-        comma=,
-      done
-      echo ']}'
-      ;;
     get-credentials)
       [ -f "$things/${id#"$noun"-}" ] || absent "$id"
       mkdir -p "$STANDIN/contexts"
@@ -102,52 +87,21 @@ nebius)
     *) echo "Error: unknown command $verb" >&2; exit 1 ;;
   esac
   ;;
-helm | kubectl)
-  all="$*" context='' namespace='default' words=''
+helm)
+  context='' namespace='' release=''
   while [ $# -gt 0 ]; do
     case $1 in
-      --context | --kube-context) context=$2; shift ;;
+      --kube-context) context=$2; shift ;;
       --namespace) namespace=$2; shift ;;
-      --filter) words="$words $2"; shift ;;
-      --version | --set | --timeout | -f | -o) shift ;;
-      --*) ;;
-      *) words="$words $1" ;;
+      --version | --set | --timeout) shift ;;
+      upgrade) release=$2; shift ;;
     esac
     shift
   done
-  [ -f "$STANDIN/contexts/$context" ] || { echo "Error: no such context: $all" >&2; exit 1; }
-  # shellcheck disable=SC2086
-  set -- $words
-  verb=$1
-  mkdir -p "$STANDIN/$program"
-  say_if_told "$program $verb"
-  case $verb in
-    apply)
-      text=$(cat)
-      kind=$(echo "$text" | sed -n 's/^kind: //p')
-      name=$(echo "$text" | sed -n 's/^  name: //p')
-      fail_if_told before "apply $kind"
-      told=$kind
-      [ "$kind" = Namespace ] || namespace=$(echo "$text" | sed -n 's/^  namespace: //p')
-      case $kind in Namespace) kind=namespace namespace=default ;; PersistentVolumeClaim) kind=pvc ;; esac
-      if [ "$kind" = pvc ] && [ "$namespace" != default ]; then
-        [ -f "$STANDIN/kubectl/namespace default $namespace" ] || absent "namespace $namespace"
-      fi
-      : > "$STANDIN/kubectl/$kind $namespace $name"
-      fail_if_told after "apply $told"
-      ;;
-    get) if [ -f "$STANDIN/kubectl/$2 $namespace $3" ]; then echo "$2/$3"; fi ;;
-    delete) rm -f "$STANDIN/kubectl/$2 $namespace $3" ;;
-    list)
-      release=${2#^}
-      if [ -f "$STANDIN/helm/$namespace ${release%\$}" ]; then echo "${release%\$}"; fi
-      ;;
-    upgrade)
-      fail_if_told before "helm upgrade"
-      : > "$STANDIN/helm/$namespace $2"
-      fail_if_told after "helm upgrade"
-      ;;
-    uninstall) rm "$STANDIN/helm/$namespace $2" ;;
-  esac
+  [ -f "$STANDIN/contexts/$context" ] || { echo "Error: no such context: $context" >&2; exit 1; }
+  mkdir -p "$STANDIN/helm"
+  fail_if_told before "helm upgrade"
+  : > "$STANDIN/helm/$namespace $release"
+  fail_if_told after "helm upgrade"
   ;;
 esac

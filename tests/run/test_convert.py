@@ -317,7 +317,7 @@ def test_volcano_mixes_rows_with_and_without_images(source: Path, tmp_path: Path
         tmp_path / "out",
         MAX_HISTORY_ROUNDS="x",
     )
-    assert stats["train"]["notes"] == {"text_only": 5}
+    assert stats["train"]["examples_generated"] == 9
     kinds = check_shapes(SourceConfig(path=str(tmp_path / "out" / "volcano_train.jsonl"))).kinds
     assert kinds == {"Chat": 5, "Chat with images that are not there": 4}
 

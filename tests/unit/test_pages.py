@@ -37,7 +37,7 @@ NO_KEYS = {
     "tracking.json",
 }
 # Options of programs that pages speak of besides.
-OF_OTHERS = {"--isolation", "--lora-adapters", "--model-id", "--summary"}
+OF_OTHERS = {"--create-namespace", "--isolation", "--lora-adapters", "--model-id", "--summary"}
 KEY = re.compile(rf"`((?:{'|'.join(Config.model_fields)})(?:\.[a-z0-9_]+)+)\b")
 
 

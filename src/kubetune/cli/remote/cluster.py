@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "create", help="make what is not there yet; run again, it goes on where it stopped"
     )
     create.add_argument(
-        "--dry-run", action="store_true", help="print it all as a bash script and do nothing"
+        "--dry-run", action="store_true", help="print the commands as a bash script and do nothing"
     )
 
     status = actions.add_parser("status", help="what there is, and how it stands")
@@ -77,12 +77,10 @@ def run(args: argparse.Namespace) -> int:
         return actions[args.action](args)
 
 
-def _provisioner(
-    args: argparse.Namespace, config: NebiusCluster, *, quiet: bool = False
-) -> Provisioner:
+def _provisioner(args: argparse.Namespace, *, quiet: bool = False) -> Provisioner:
     from kubetune.plugins.nebius.provision import INSTALL, Provisioner, State, require_programs
 
-    # Looking and deleting nodes needs no kubectl or helm.
+    # Looking and deleting nodes needs no helm.
     only_looks = args.action in ("status", "credentials")
     deletes_nodes = getattr(args, "node_group", None) is not None
     programs = list(INSTALL)
@@ -95,20 +93,21 @@ def _provisioner(
         if not quiet:
             print(line, flush=True)
 
-    return Provisioner(state, say, config.ready_minutes)
+    return Provisioner(state, say)
 
 
 def _create(args: argparse.Namespace) -> int:
-    from kubetune.plugins.nebius.steps import steps
+    from kubetune.plugins.nebius.steps import STORAGE_CLASS, steps
 
     config = load_cluster(args.file)
-    provisioner = _provisioner(args, config)
+    provisioner = _provisioner(args)
     provisioner.create(steps(config))
     print(f"kubetune: {config.name} is ready: kubectl --context {config.context} get nodes")
     # What a run file must say to write to the shared storage.
-    for claim in config.claims:
+    if config.filesystem is not None:
         print(
-            f"kubetune: in run files: kubernetes.storage.outputs: {{claim: {claim.name}}}, namespace {claim.namespace}"
+            "kubetune: in run files: kubernetes.storage.outputs: "
+            f"{{size: 1Ti, storage_class: {STORAGE_CLASS}}}"
         )
     print(f"kubetune: what was made is in {provisioner.state.path}; keep it, `delete` needs it")
     return OK
@@ -118,7 +117,7 @@ def _credentials(args: argparse.Namespace) -> int:
     from kubetune.plugins.nebius.steps import credentials
 
     config = load_cluster(args.file)
-    provisioner = _provisioner(args, config)
+    provisioner = _provisioner(args)
     if "cluster" not in provisioner.state.records:
         raise ConfigError(
             f"{provisioner.state.path} knows of no cluster; run `kubetune cluster create` first"
@@ -133,7 +132,7 @@ def _status(args: argparse.Namespace) -> Answer:
     from kubetune.plugins.nebius.steps import KINDS
 
     config = load_cluster(args.file)
-    provisioner = _provisioner(args, config, quiet=True)
+    provisioner = _provisioner(args, quiet=True)
     things = []
     for key, record in provisioner.state.records.items():
         # Somebody may have deleted it by other means.
@@ -191,7 +190,7 @@ def _state(thing: dict[str, Any]) -> str:
 
 def _delete(args: argparse.Namespace) -> int:
     config = load_cluster(args.file)
-    provisioner = _provisioner(args, config)
+    provisioner = _provisioner(args)
     if args.node_group is not None:
         return _delete_nodes(args, config, provisioner)
     # The newest record comes last; deletion goes backwards, as later things depend on earlier ones.

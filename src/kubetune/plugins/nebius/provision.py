@@ -5,10 +5,12 @@ where it stopped, makes nothing twice, and knows later what was made here and wh
 
     state file            at Nebius         what `create` does
     nothing               nothing           writes down the intention, makes it, writes down its id
-    nothing               it, older         writes down its id, as not made here: `delete` leaves it alone
-    an intention          it, not older     writes down its id, as made here: the last run broke off in between
+    nothing               it                writes down its id, as not made here: `delete` leaves it alone
+    an intention          it                writes down its id, as made here: the last run broke off in between
     its id                it                nothing
     its id                nothing           makes it again
+
+An intention is written down only after a look that has seen nothing of that name.
 """
 
 from __future__ import annotations
@@ -20,7 +22,6 @@ import subprocess
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,10 @@ from kubetune.base.files import write_atomic
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plugins.nebius.steps import (
     KINDS,
+    READY_MINUTES,
     Action,
     Command,
     Step,
-    Subnet,
     Thing,
     fill,
     is_absent,
@@ -40,12 +41,8 @@ from kubetune.plugins.nebius.steps import (
 INSTALL = {
     "nebius": "https://docs.nebius.com/cli/install",
     "helm": "https://helm.sh/docs/intro/install",
-    "kubectl": "https://kubernetes.io/docs/tasks/tools",
 }
-# By so much the clocks of this machine and of Nebius may differ.
-CLOCK_SKEW = timedelta(minutes=5)
 POLL_SECONDS = 10.0
-GO_ON = "What was made so far stays; run the same command again to go on here."
 
 
 @dataclass(frozen=True)
@@ -55,10 +52,8 @@ class Record:
     kind: str  # key of KINDS
     name: str
     parent: str
-    # None from the moment it is about to be made until it is known to be made
-    id: str | None = None
+    id: str | None = None  # None in the state file: it was about to be made
     created: bool = False  # it was made here, and may be deleted here
-    intended_at: str = ""  # when it was about to be made
 
     @property
     def title(self) -> str:
@@ -82,7 +77,7 @@ class State:
             content = json.loads(path.read_text("utf-8"))
             records = {key: Record(**record) for key, record in content["records"].items()}
             kinds = {record.kind for record in records.values()}
-            if content["version"] != 2 or not kinds <= KINDS.keys():
+            if content["version"] != 3 or not kinds <= KINDS.keys():
                 raise ValueError("another version")
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
@@ -97,7 +92,7 @@ class State:
         else:
             self.records[key] = record
         records = {name: asdict(entry) for name, entry in self.records.items()}
-        write_atomic(self.path, json.dumps({"version": 2, "records": records}, indent=2) + "\n")
+        write_atomic(self.path, json.dumps({"version": 3, "records": records}, indent=2) + "\n")
 
 
 @dataclass(frozen=True)
@@ -145,7 +140,6 @@ class Provisioner:
 
     state: State
     say: Callable[[str], None]  # prints a line
-    ready_minutes: int = 60
     wait: Callable[[float], None] = time.sleep  # between two looks
     ids: dict[str, str] = field(default_factory=dict)  # of the parts that steps name as `@{key}`
 
@@ -155,15 +149,12 @@ class Provisioner:
         self.ids = {key: record.id for key, record in self.state.records.items() if record.id}
         for number, step in enumerate(steps, 1):
             self.say(f"[{number}/{len(steps)}] {step.title}")
-            match step:
-                case Action(command=command, stdin=stdin):
-                    self._make(fill(command, self.ids), stdin)
-                case Subnet():
-                    self.ids["subnet"] = self._only_subnet(step)
-                case Thing():
-                    record = self._ensured(step)
-                    self.ids[step.key] = str(record.id)
-                    self._until_it_runs(record)
+            if isinstance(step, Action):
+                self._make(fill(step.command, self.ids))
+                continue
+            record = self._ensured(step)
+            self.ids[step.key] = str(record.id)
+            self._until_it_runs(record)
 
     def delete(self, keys: Collection[str]) -> None:
         """Delete, last made first, what was made here of the things with these keys. The others are only forgotten."""
@@ -183,8 +174,10 @@ class Provisioner:
         """Return a record, with the id of a thing that was being made when a run broke off."""
         record = self.state.records[key]
         if record.id is None:
-            record = self._by_name(record) or record
-            self.state.put(key, record)
+            identity = self._id_by_name(record)
+            if identity is not None:
+                record = replace(record, id=identity, created=True)
+                self.state.put(key, record)
         return record
 
     def look(self, record: Record) -> Any:
@@ -206,21 +199,17 @@ class Provisioner:
             return None
         raise done.fault("Nothing was changed by it.")
 
-    def _by_name(self, record: Record) -> Record | None:
-        """Return the record of what is there under that name.
-
-        It counts as made here if it is no older than our intention to make it.
-        """
+    def _id_by_name(self, record: Record) -> str | None:
+        """Return the id of what is there under that name."""
         thing = self.look(replace(record, id=None))
         if thing is None:
             return None
-        # Without an intention of ours it is somebody else's.
-        made_here = bool(record.intended_at) and _is_since(thing, record.intended_at)
-        return replace(record, id=str(thing["metadata"]["id"]), created=made_here)
+        return str(thing["metadata"]["id"])
 
     def _ensured(self, step: Thing) -> Record:
         """Return the record of a thing, which is made where it is not there."""
         record = self.state.records.get(step.key)
+        is_intended = record is not None and record.id is None
         if record is None:
             record = Record(step.kind, step.name, fill([step.parent], self.ids)[0])
         # Two names under one key would leave the first thing behind, unknown and paid for.
@@ -233,42 +222,24 @@ class Provisioner:
             if self.look(record) is not None:
                 return record
             self.say("  is gone; making it again")
-            record = replace(record, id=None, intended_at="")
-        existing = self._by_name(record)
-        if existing is not None:
-            where = "was made before" if existing.created else "is there already"
-            self.say(f"  {where}: {existing.id}")
-            record = existing
+
+        identity = self._id_by_name(record)
+        if identity is not None:
+            self.say(f"  is there already: {identity}")
+            record = replace(record, id=identity, created=is_intended)
         else:
-            # Should this break off, the next look by name knows that it may be ours.
-            moment = datetime.now(UTC).isoformat(timespec="seconds")
-            self.state.put(step.key, replace(record, intended_at=moment))
+            # Should this break off, the next look by name knows that it is ours.
+            self.state.put(step.key, replace(record, id=None, created=False))
             done = self._make(fill(step.make, self.ids))
             record = replace(record, id=str(done.json()["metadata"]["id"]), created=True)
         self.state.put(step.key, record)
         return record
 
-    def _only_subnet(self, step: Subnet) -> str:
-        """Return the id of the project's subnet. Raise ConfigError where there is not exactly one."""
-        done = self._ask(step.look)
-        if done.code:
-            raise done.fault("Nothing was changed by it.")
-        try:
-            ids = [str(item["metadata"]["id"]) for item in json.loads(done.out).get("items", [])]
-        except (ValueError, KeyError, TypeError, AttributeError):
-            raise done.fault("Expected a list of subnets as JSON. Nothing was changed.") from None
-        if len(ids) != 1:
-            raise ConfigError(
-                f"the project has {len(ids)} subnets ({', '.join(ids) or 'none'}); give the id of one as subnet: in "
-                "the cluster file. Nothing was made by it."
-            )
-        return ids[0]
-
     def _until_it_runs(self, record: Record) -> None:
         """Wait until a thing runs. Raise EnvironmentFault where it fails, or time is up."""
         if not KINDS[record.kind].has_state:
             return
-        deadline = time.monotonic() + 60 * self.ready_minutes
+        deadline = time.monotonic() + 60 * READY_MINUTES
         while True:
             thing = self.look(record)
             status = {"state": "gone"}
@@ -283,7 +254,7 @@ class Provisioner:
                 raise EnvironmentFault(f"{record.name} is {state}: {why}")
             if time.monotonic() > deadline:
                 raise EnvironmentFault(
-                    f"{record.name} is still {state} after {self.ready_minutes} minutes; run the same command again "
+                    f"{record.name} is still {state} after {READY_MINUTES} minutes; run the same command again "
                     "to go on waiting, and look at its events in the console"
                 )
             self.say(f"  {state}; looking again in {POLL_SECONDS:.0f} s")
@@ -297,26 +268,14 @@ class Provisioner:
         )
         return Finished(command, done.returncode, done.stdout, done.stderr)
 
-    def _make(self, command: Command, stdin: str = "") -> Finished:
+    def _make(self, command: Command) -> Finished:
         """Run a command that makes something. Raise EnvironmentFault where it fails."""
-        document = ""
-        if stdin:
-            document = f" <<'EOF'\n{stdin}EOF"
-        self.say(f"  + {shlex.join(command)}{document}")
+        self.say(f"  + {shlex.join(command)}")
         # Its messages are shown as they come: some commands take many minutes.
         done = subprocess.run(
-            command, input=stdin, stdout=subprocess.PIPE, text=True, errors="replace", check=False
+            command, stdout=subprocess.PIPE, text=True, errors="replace", check=False
         )
         finished = Finished(command, done.returncode, done.stdout)
         if finished.code:
-            raise finished.fault(GO_ON)
+            raise finished.fault("What was made stays; run the same command again to go on here.")
         return finished
-
-
-def _is_since(thing: Any, moment: str) -> bool:
-    """True if a thing was created after a moment. One that does not say when counts as older."""
-    try:
-        created = datetime.fromisoformat(thing["metadata"]["created_at"])
-    except (ValueError, KeyError, TypeError):
-        return False
-    return created >= datetime.fromisoformat(moment) - CLOCK_SKEW

@@ -1,4 +1,4 @@
-"""Parts of a cluster on Nebius, as steps for their command-line program, Helm and kubectl.
+"""Parts of a cluster on Nebius, as steps for their command-line program and Helm.
 
 Pure: a step says what there is to be, or what is to be done; provision.py does it. Commands that need the id of
 something made before name it `@{key}`. Flags are those of `nebius … --help` and of Nebius's own guides.
@@ -11,15 +11,21 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from kubetune.base.yaml_text import dump
 from kubetune.plugins.nebius.cluster_file import (
-    ClaimConfig,
     NebiusCluster,
     NodeGroupConfig,
     gibibytes,
 )
 
 Command = tuple[str, ...]
+# What the nodes know the shared filesystem by (virtiofs).
+MOUNT_TAG = "csi-storage"
+# The driver that makes volumes of folders on the shared filesystem, and the storage class that its chart makes.
+CHART = "oci://cr.eu-north1.nebius.cloud/mk8s/helm/csi-mounted-fs-path"
+CHART_VERSION = "0.1.3"
+STORAGE_CLASS = "csi-mounted-fs-path-sc"
+# How long a part may take until it runs.
+READY_MINUTES = 60
 JSON = ("--format", "json")
 TOKEN = re.compile(r"@\{([^}]+)\}")
 # The code of gRPC, as the CLI prints it; a word such as "profile not found" is none.
@@ -79,28 +85,14 @@ class Thing:
 
 
 @dataclass(frozen=True)
-class Subnet:
-    """A step that looks for the project's only subnet, which is known as `@{subnet}` from then on."""
-
-    parent: str
-    title: str = "subnet"
-
-    @property
-    def look(self) -> Command:
-        """Return the command that lists the subnets."""
-        return ("nebius", "vpc", "subnet", "list", *_within(self.parent), *JSON)
-
-
-@dataclass(frozen=True)
 class Action:
     """A step that may be repeated: its command changes nothing the second time."""
 
     title: str
     command: Command
-    stdin: str = ""
 
 
-Step = Thing | Subnet | Action
+Step = Thing | Action
 
 
 def _within(parent: str) -> Command:
@@ -118,23 +110,16 @@ def steps(config: NebiusCluster) -> list[Step]:
 def _around(config: NebiusCluster) -> Iterator[Step]:
     """Yield the cluster and what it needs."""
     project = config.project or ""
-    # Most projects have one subnet, so nobody should have to look up its id.
-    subnet = config.subnet
-    if subnet is None:
-        subnet = "@{subnet}"
-        yield Subnet(project)
-
     # What the cluster's nodes refer to is made before them.
     if config.service_account:
         yield Thing("service-account", "service-account", config.service_account, project)
     disk = config.filesystem
     if disk is not None:
         storage = ["--size-gibibytes", str(gibibytes(disk.size)), "--type", disk.type]
-        storage += ["--block-size-bytes", str(disk.block_size_bytes)]
         yield Thing("filesystem", "filesystem", disk.name, project, tuple(storage))
 
     options = ["--control-plane-version", config.kubernetes_version]
-    options += ["--control-plane-subnet-id", subnet]
+    options += ["--control-plane-subnet-id", config.subnet]
     if config.public_endpoint:
         options.append("--control-plane-endpoints-public-endpoint=true")
     yield Thing("cluster", "cluster", config.name, project, tuple(options))
@@ -175,12 +160,11 @@ def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str
     if shared is not None:
         attached = {
             "attach_mode": "READ_WRITE",
-            "mount_tag": shared.mount_tag,
+            "mount_tag": MOUNT_TAG,
             "existing_filesystem": {"id": "@{filesystem}"},
         }
         options["template-filesystems"] = json.dumps([attached], separators=(",", ":"))
-        user_data = cloud_init(shared.mount_tag, shared.mount_point)
-        options["template-cloud-init-user-data"] = user_data
+        options["template-cloud-init-user-data"] = cloud_init(shared.mount_point)
 
     for name, text in options.items():
         yield f"--{name}"
@@ -190,13 +174,13 @@ def _node_options(config: NebiusCluster, group: NodeGroupConfig) -> Iterator[str
         yield f"--{name}={text}"
 
 
-def cloud_init(mount_tag: str, mount_point: str) -> str:
+def cloud_init(mount_point: str) -> str:
     """Return user data that mounts the shared filesystem on a node, now and after each of its restarts."""
     return (
         "runcmd:\n"
         f"  - sudo mkdir -p {mount_point}\n"
-        f"  - sudo mount -t virtiofs {mount_tag} {mount_point}\n"
-        f'  - echo {mount_tag} {mount_point} "virtiofs" "defaults,nofail" "0" "2" | sudo tee -a /etc/fstab\n'
+        f"  - sudo mount -t virtiofs {MOUNT_TAG} {mount_point}\n"
+        f'  - echo {MOUNT_TAG} {mount_point} "virtiofs" "defaults,nofail" "0" "2" | sudo tee -a /etc/fstab\n'
     )
 
 
@@ -211,46 +195,19 @@ def credentials(config: NebiusCluster) -> Action:
 
 
 def _inside(config: NebiusCluster) -> Iterator[Step]:
-    """Yield the driver of the shared volumes, and the claims with their namespaces."""
+    """Yield the driver of the shared volumes."""
     if config.filesystem is None:
         return
 
-    driver = config.csi
-    # oci://…/csi-mounted-fs-path: the release is named after the chart.
-    release = driver.chart.rpartition("/")[2]
+    # The release is named after the chart.
+    release = CHART.rpartition("/")[2]
     values = {"dataDir": f"{config.filesystem.mount_point.rstrip('/')}/{release}-data/"}
-    command = ["helm", "upgrade", release, driver.chart, "--install", "--version", driver.version]
-    command += ["--kube-context", config.context, "--namespace", driver.namespace]
-    command += ["--create-namespace"]
-    for name, text in (values | driver.values).items():
+    command = ["helm", "upgrade", release, CHART, "--install", "--version", CHART_VERSION]
+    command += ["--kube-context", config.context, "--namespace", "kube-system"]
+    for name, text in (values | config.csi.values).items():
         command += ["--set", f"{name}={text}"]
-    command += ["--wait", "--timeout", f"{config.ready_minutes}m"]
+    command += ["--wait", "--timeout", f"{READY_MINUTES}m"]
     yield Action("driver of the shared volumes", tuple(command))
-
-    kubectl = ("kubectl", "--context", config.context)
-    apply = (*kubectl, "apply", "--server-side", "--field-manager=kubetune", "-f", "-")
-    # Every cluster has `default`.
-    namespaces = {claim.namespace for claim in config.claims}
-    for namespace in sorted(namespaces - {"default"}):
-        body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}}
-        yield Action(f"namespace {namespace}", apply, dump([body]))
-    for claim in config.claims:
-        yield Action(f"claim {claim.name}", apply, _claim(claim, driver.storage_class))
-
-
-def _claim(claim: ClaimConfig, storage_class: str) -> str:
-    """Return a claim that pods of all nodes may mount, as YAML."""
-    body = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": claim.name, "namespace": claim.namespace},
-        "spec": {
-            "accessModes": ["ReadWriteMany"],
-            "storageClassName": storage_class,
-            "resources": {"requests": {"storage": claim.size}},
-        },
-    }
-    return dump([body])
 
 
 def fill(command: Sequence[str], ids: Mapping[str, str]) -> Command:

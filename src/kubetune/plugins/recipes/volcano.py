@@ -26,8 +26,6 @@ def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Con
         # The answer to a picture that is not there teaches to invent.
         if not has_image and IMAGE_TAG in message["content"]:
             raise Skipped("no_image", f"holds {IMAGE_TAG}, but names no image")
-    if not has_image:
-        converted.notes["text_only"] += 1
     return converted
 
 
