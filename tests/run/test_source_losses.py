@@ -20,7 +20,7 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
-from kubetune.reporting.charts import charts_of
+from kubetune.reporting.page import charts_of
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
 from kubetune.tasks import task_of

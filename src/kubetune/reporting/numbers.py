@@ -19,6 +19,7 @@ from kubetune.config.metric_names import (
     EXPERT_MEASURES,
     GRPO_MEASURES,
     PREFERENCE_MEASURES,
+    SECONDS_OF_PARTS,
 )
 from kubetune.reporting.series import Number, Series, Thinner
 from kubetune.rundir import metrics
@@ -28,7 +29,13 @@ Lines = list[dict[str, Any]]
 
 # Keys of lines of metrics.jsonl and of timings.jsonl that become curves.
 OF_STEPS = ("loss", "learning_rate", "grad_norm")
-OF_TIMINGS = ("tokens_per_second", "peak_memory_bytes")
+OF_TIMINGS = ("tokens_per_second", "peak_memory_bytes", *SECONDS_OF_PARTS)
+
+# Before the name of a reward function, whose means are a curve each.
+OF_REWARD = "reward/"
+
+# More reward functions than a chart can show; a line of a received run may have any keys.
+MOST_REWARDS = 20
 
 # The curve of how unequal the ranks were. It is no key of a line, but computed from `rank_seconds`.
 SKEW = "skew"
@@ -140,6 +147,7 @@ class _Collected:
             *EXPERT_MEASURES,
         )
         keys = (*OF_STEPS, *of_tasks, *OF_TIMINGS, SKEW)
+        self._points = points
         self._thinners = {key: Thinner(points) for key in keys}
         self._totals = Totals()
         self._evaluations = Lines()
@@ -168,7 +176,7 @@ class _Collected:
         if "accuracy" in steps[0]:
             keys += PREFERENCE_MEASURES
         if "reward" in steps[0]:
-            keys += (*GRPO_MEASURES, *DRAWN_MEASURES)
+            keys += (*GRPO_MEASURES, *DRAWN_MEASURES, *_reward_keys(steps))
         if "expert_load_max" in steps[0]:
             keys += EXPERT_MEASURES
 
@@ -206,6 +214,8 @@ class _Collected:
             steps = all_steps
             if len(having) < len(lines):
                 steps = [line["step"] for line in having]
+            if key not in self._thinners:
+                self._thinners[key] = Thinner(self._points)
             self._thinners[key].extend(steps, [line[key] for line in having])
 
     def numbers(self) -> Numbers:
@@ -231,6 +241,16 @@ class _Collected:
             ranks=self._waits.summary(),
             axes=axes,
         )
+
+
+def _reward_keys(steps: Lines) -> list[str]:
+    """Return the keys of reward functions. A step in which one could judge nothing lacks its key."""
+    keys: dict[str, None] = {}  # an ordered set
+    for line in steps:
+        for key in line:
+            if key.startswith(OF_REWARD):
+                keys[key] = None
+    return list(keys)[:MOST_REWARDS]
 
 
 # More of them are thinned out. A chart draws straight lines between them.

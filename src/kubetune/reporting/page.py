@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,11 @@ from kubetune.base.files import write_atomic
 from kubetune.base.humanize import number, share, size
 from kubetune.base.logs import scrub
 from kubetune.reporting.chart import Chart, Line
-from kubetune.reporting.charts import charts_of
 from kubetune.reporting.comparison import comparison_facts
-from kubetune.reporting.reading import RunRecord, read_run
+from kubetune.reporting.evaluation_charts import evaluation_charts
+from kubetune.reporting.reading import Incident, RunRecord, read_run
 from kubetune.reporting.rendering import render
-from kubetune.reporting.run_charts import points_of
+from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_charts, points_of
 from kubetune.reporting.run_page import run_facts
 from kubetune.reporting.search import SearchFacts
 
@@ -81,6 +82,48 @@ def page_of(
     if len(runs) == 1:
         return "run.html", {**common, **run_facts(runs[0])}
     return "compare.html", {**common, **comparison_facts(runs, search)}
+
+
+def charts_of(runs: Runs) -> list[Chart]:
+    """Return the charts of one run, or of several laid over each other."""
+    # Lines of several runs would say nothing of whose they are.
+    vertical_lines = []
+    if len(runs) == 1:
+        vertical_lines = markers(runs[0].incidents)
+    charts = []
+    for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)):
+        about = _with_missing_runs(chart, runs)
+        charts.append(replace(chart, about=about, markers=vertical_lines))
+    return charts
+
+
+def _with_missing_runs(chart: Chart, runs: Runs) -> str:
+    """Return what the chart says below its title, and which runs have nothing to draw in it."""
+    drawn = {line.run for line in chart.lines}
+    missing = [name for index, name in enumerate(labels(runs)) if index not in drawn]
+    if not missing:
+        return chart.about
+    return f"{chart.about} Not recorded: {', '.join(missing)}.".strip()
+
+
+def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
+    """Return a vertical line for each step at which something happened."""
+    by_step: dict[int, list[Incident]] = {}
+    for incident in incidents:
+        if incident.step is not None:
+            by_step.setdefault(incident.step, []).append(incident)
+
+    # A run that failed and went on from the same step has one line, in the colour of an error.
+    lines = []
+    for step in sorted(by_step):
+        texts = []
+        is_error = False
+        for incident in by_step[step]:
+            texts.append(f"{incident.what}: {incident.detail}")
+            is_error = is_error or incident.is_error
+        lines.append({"step": step, "text": "; ".join(texts), "error": is_error})
+
+    return lines
 
 
 def _chart_facts(chart: Chart) -> dict[str, Any]:

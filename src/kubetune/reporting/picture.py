@@ -1,6 +1,6 @@
 """A run's losses as one still picture, for places that run no script, such as a model's page on the hub.
 
-SVG that reads on light and on dark ground. The interactive charts of a report are charts.py's.
+SVG that reads on light and on dark ground. The interactive charts of a report are of page.py.
 """
 
 from __future__ import annotations

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kubetune.config.metric_names import SECONDS_OF_PARTS
 from kubetune.reporting.chart import Chart, Line
-from kubetune.reporting.numbers import SKEW
+from kubetune.reporting.numbers import OF_REWARD, SKEW
 from kubetune.reporting.reading import POINTS, Lines, RunRecord
 from kubetune.reporting.series import Series, shorten
 
@@ -109,9 +110,10 @@ CURVES = (
     Curves("reward", "Reward", ("reward",), "Mean over the answers of a step.", smoothed=True),
     Curves(
         "groups",
-        "Shares of answers",
-        ("zero_variance", "truncated"),
-        "Groups whose rewards are all alike, from which nothing is learnt, and answers that were cut off.",
+        "Shares of prompts and answers",
+        ("solved", "zero_variance", "truncated"),
+        "Prompts with a right answer; groups whose rewards are all alike, from which nothing is learnt; and answers "
+        "that were cut off.",
         smoothed=True,
     ),
     Curves(
@@ -166,6 +168,13 @@ CURVES = (
         "How far the model has moved from what it was.",
         smoothed=True,
     ),
+    Curves(
+        "parts",
+        "Seconds of a step",
+        SECONDS_OF_PARTS,
+        "Servers may draw while the step trains.",
+        smoothed=True,
+    ),
     Curves("rate", "Learning rate", ("learning_rate",), unit="exponent"),
     Curves("norm", "Gradient norm", ("grad_norm",), "Before clipping."),
     Curves(
@@ -196,11 +205,11 @@ CURVES = (
 def curve_charts(runs: Runs) -> list[Chart]:
     """Return the charts of CURVES for which some run has numbers."""
     charts = []
-    for curves in CURVES:
+    for curves in _curves_of(runs):
         lines: list[Line] = []
         for number, key in enumerate(curves.keys):
             # reward_chosen → "reward chosen"; a lone line is called as its chart.
-            label = key.replace("_", " ")
+            label = _label(key)
             if len(curves.keys) == 1:
                 label = curves.label or curves.title.lower()
             for index in range(len(runs)):
@@ -231,6 +240,36 @@ def curve_charts(runs: Runs) -> list[Chart]:
         charts.append(Chart(curves.name, curves.title, curves.unit, lines, about, axis))
 
     return charts
+
+
+def _curves_of(runs: Runs) -> list[Curves]:
+    """Return CURVES, and after the reward its parts, by function, of which each run may have others."""
+    keys: dict[str, None] = {}  # an ordered set
+    for run in runs:
+        for key in run.numbers.curves:
+            if key.startswith(OF_REWARD):
+                keys[key] = None
+    curves = list(CURVES)
+    if keys:
+        names = [chart.name for chart in CURVES]
+        about = "Mean of what each function gave, before its weight."
+        by_function = Curves(
+            "functions",
+            "Reward by function",
+            tuple(keys),
+            about,
+            smoothed=True,
+            label=_label(next(iter(keys))),
+        )
+        curves.insert(names.index("reward") + 1, by_function)
+    return curves
+
+
+def _label(key: str) -> str:
+    """Return what a line is called: `reward chosen` for `reward_chosen`, a function by its own name."""
+    if key.startswith(OF_REWARD):
+        return key.removeprefix(OF_REWARD)
+    return key.removesuffix("_seconds").replace("_", " ")
 
 
 def _plain_lines(
@@ -272,7 +311,7 @@ def _smoothed_lines(
 
     evaluated = column(run.evaluations, f"eval_{key}", points_of(len(runs)))
     if evaluated is not None:
-        label = f"evaluation {key.replace('_', ' ')}"
+        label = f"evaluation {_label(key)}"
         lines.append(line_of(runs, index, label, evaluated, metric + 1, kind="points"))
     return lines
 

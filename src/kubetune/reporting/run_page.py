@@ -16,6 +16,7 @@ from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
 from kubetune.reporting.histogram import drawn_bars, fold
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
+from kubetune.reporting.rollouts import SECTION, shown_rollouts
 from kubetune.reporting.verdict import verdict
 
 # What a page shows at most, so that it can still be read.
@@ -41,8 +42,13 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         if run.exit_status:
             ended = _moment(run.events[-1]["time"])
 
+    rollouts = None
+    if run.config.task == "grpo":
+        rollouts = shown_rollouts(run.path, run.config.rewards, SECTION)
+
     return {
         "run": run,
+        "rollouts": rollouts,
         "title": f"{run.name}: {run.model}, {method}",
         "state": state,
         "reason": reason,

@@ -98,6 +98,7 @@ def one_run(request: Request) -> Response:
 
     facts |= {
         "run_dir": site.records.name_of(run_dir),
+        "rollouts_link": address(site, run_dir, path="/rollouts"),
         "now": status,
         "progress": progress,
         "left": brief(progress["seconds_left"]),

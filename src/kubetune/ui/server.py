@@ -24,7 +24,7 @@ from kubetune.base import cpu
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
-from kubetune.ui import chat, cluster, commands, data, live, new_run, run_pages
+from kubetune.ui import chat, cluster, commands, data, live, new_run, rollouts, run_pages
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 
@@ -68,6 +68,7 @@ def application(
         Route("/new/job", commands.job),
         Route("/run/stop", commands.stop, methods=["POST"]),
         Route("/run/continue", commands.go_on, methods=["POST"]),
+        Route("/rollouts", rollouts.rollouts),
         Route("/chat", chat.chat),
         Route("/chat/stay", chat.stay),
         Route("/chat/say", chat.say, methods=["POST"]),

@@ -10,6 +10,7 @@ from kubetune.base.humanize import counted, visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.config.load import read_config
 from kubetune.errors import ConfigError
+from kubetune.rundir.rollouts import weighted_sum
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
@@ -71,17 +72,13 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _facts(step: int, group: Group, config: Config) -> dict[str, Any]:
     """Return a prompt with its answers, each with its reward: the weighted sum, and what makes it up."""
-    weights = {reward.title: reward.weight for reward in config.rewards}
+    weights = [(reward.title, reward.weight) for reward in config.rewards]
     answers = []
     for answer in group.answers:
-        known = {name: value for name, value in answer.rewards.items() if value is not None}
-        reward = None
-        if known:
-            reward = sum(weights.get(name, 0.0) * value for name, value in known.items())
         answers.append(
             {
                 "text": answer.text,
-                "reward": reward,
+                "reward": weighted_sum(answer.rewards, weights),
                 "rewards": answer.rewards,
                 "tokens": len(answer.ids),
                 "is_cut": answer.is_cut,

@@ -11,13 +11,13 @@ import base64
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from kubetune.base import files, jsonl
-
-FOLDER: Final = "rollouts"
+from kubetune.rundir.rollouts import file_of as file_of
+from kubetune.rundir.rollouts import steps_of as steps_of
 
 
 @dataclass(frozen=True)
@@ -47,17 +47,6 @@ class Group:
     logged: dict[
         str, float
     ]  # what functions logged of the answers (TRL's `log_metric`), means by name
-
-
-def file_of(run_dir: Path, step: int) -> Path:
-    """Return the file of the answers that are drawn by the weights after `step` steps."""
-    return run_dir / FOLDER / f"step-{step:06d}.jsonl"
-
-
-def steps_of(run_dir: Path) -> list[int]:
-    """Return the steps that have a file, in order."""
-    names = [path.stem.removeprefix("step-") for path in (run_dir / FOLDER).glob("step-*.jsonl")]
-    return sorted(int(name) for name in names if name.isdigit())
 
 
 class RolloutFile:
