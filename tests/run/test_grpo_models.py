@@ -15,6 +15,8 @@ import kubetune
 from kubetune import errors
 from kubetune.config.schema import Config, ModelConfig, RewardConfig
 from kubetune.data.text.tokenizer import load_tokenizer
+from kubetune.library.plan_forecast import forecast_run
+from kubetune.plan.model_shapes import read_weights
 from kubetune.scoring.rewards.models import load_judge
 from kubetune.scoring.rewards.request import Request
 from kubetune.training.rollouts import records
@@ -157,6 +159,15 @@ def test_models_reward_alike_on_any_ranks(inputs: Path, reward_run: Path, tmp_pa
     two = toy.finished(tmp_path / "2", config, 2)
     assert groups == records.read_groups(two, 0)
     toy.require_like(one, two)
+
+
+def test_plans_count_the_models_that_judge(inputs: Path, reward_run: Path) -> None:
+    costs = forecast_run(config_of(inputs, reward_run, 1), {}, builds=False).costs
+    assert costs.memory is not None
+    weights = read_weights(str(inputs / "model"), {})
+    assert weights is not None
+    # Both are of the toy's shape, in fp32.
+    assert costs.memory.parts["models that reward answers"] == 2 * 4 * weights.parameters
 
 
 @pytest.mark.slow

@@ -40,6 +40,21 @@ def test_shape_reads_both_vocabularies():
     assert Shape.of({"d_model": 64}) is None
 
 
+def test_a_sharded_model_is_whole_while_it_draws_answers(tmp_path: Path) -> None:
+    words = ("training.parallelism=fsdp", "lora.r=16", "data.max_length=64")
+    learning, plan, _ = planned(tmp_path, 80, *words, gpus=8)
+    drawing, _, _ = planned(tmp_path, 80, *words, "task=grpo", "rewards=[exact_match]", gpus=8)
+    weights = read_weights(str(tmp_path), {})
+    assert weights is not None
+    most = []
+    for config in (learning, drawing):
+        of_run = forecast(RankWork.of(config, plan), weights, 80 * GIB)
+        assert of_run is not None
+        most.append(of_run.peak_bytes)
+    # 16 GB of weights in bf16, less the layers that a step borrows.
+    assert 10 * GIB < most[1] - most[0] < 2 * weights.parameters
+
+
 def test_a_layer_keeps_what_its_operations_save():
     """4 h + 2 q + 2 kv + 3 f elements of bf16 for each of 36 layers."""
     shape = Shape.of(QWEN3_8B)

@@ -183,7 +183,7 @@ class Feed:
             )
             computed = int(self._lengths[ids].sum())
         if self._even:
-            split = _evened(split)
+            split = evened(split)
         return split[self._world.rank], computed
 
 
@@ -239,7 +239,7 @@ def evaluation_batches(
     batches = groups(rows, plan, evaluated(rows), padding_free=padding_free)
     split = deal(batches, rows.lengths, world.size)
     if even:
-        split = _evened(split)
+        split = evened(split)
     return split
 
 
@@ -256,14 +256,14 @@ def groups(rows: Rows, plan: Plan, ids: Ids, *, padding_free: bool) -> list[Ids]
     return [by_length[start : start + size] for start in range(0, len(ids), size)]
 
 
-def _evened(split: list[list[Ids]]) -> list[list[Ids]]:
+def evened(split: list[list[Ids]]) -> list[list[Ids]]:
     """Give every rank as many micro-batches as the one with the most, by adding empty ones."""
     most = max(len(share) for share in split)
-    evened = []
+    evened_split = []
     for share in split:
         missing = most - len(share)
-        evened.append(share + [NOTHING] * missing)
-    return evened
+        evened_split.append(share + [NOTHING] * missing)
+    return evened_split
 
 
 def batch_of(
@@ -274,7 +274,7 @@ def batch_of(
     `reader`: what `picture_reader(rows)` returned, the same for all batches. `share_prefixes`: see `Feed`.
     """
     if not len(ids):
-        return _empty_batch(rows.sequences_per_row, reader)
+        return empty_batch(rows.sequences_per_row, reader)
     samples = [int(row) for row in ids]
 
     # A classifier's rows.
@@ -302,7 +302,7 @@ def batch_of(
     return batch
 
 
-def _empty_batch(sequences: int, reader: PictureReader | None) -> Batch:
+def empty_batch(sequences: int, reader: PictureReader | None) -> Batch:
     """Return a batch that goes through the whole model and adds nothing: one token in each sequence, and no label."""
     nothing = [(np.zeros(1, np.uint32), np.zeros(1, bool))] * sequences
     if reader is None:

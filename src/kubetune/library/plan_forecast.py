@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
+from kubetune.config.load import read_config
+from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config, LoraConfig, ModelConfig, RewardConfig, TrainingConfig
 from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
 from kubetune.config.schema.evaluation import EvaluationConfig
@@ -42,7 +45,7 @@ from kubetune.plan.linears import (
 )
 from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan, make_plan
-from kubetune.plan.rank_work import RankWork, quantization_of
+from kubetune.plan.rank_work import RankWork, element_bytes, quantization_of
 from kubetune.rundir.starts import day_of
 from kubetune.scoring.own_functions import require_file
 from kubetune.scoring.rewards.pool import with_absolute_file
@@ -289,6 +292,8 @@ def forecast_costs(
     if weights is not None:
         of_rows = RankWork.of(config, plan, longest)
         memory = forecast(of_rows, weights, device_bytes(config.compute, plan))
+        if memory is not None:
+            memory = _with_reward_models(memory, config.rewards, plan.device, environ)
         # Where the memory of the device is unknown, so is whether the run fits.
         if memory is not None and memory.device_bytes is not None and not memory.fits:
             changes = remedies(config, plan, weights, memory.device_bytes, longest)
@@ -324,6 +329,29 @@ def forecast_costs(
         evaluation_hours(config.evaluation, config.lora, plan, rate, forget_rows),
         reference_hours(config.task, config.preference, config.lora, plan, rate),
     )
+
+
+def _with_reward_models(
+    memory: Forecast,
+    rewards: Sequence[RewardConfig],
+    device: str,
+    environ: Mapping[str, str],
+) -> Forecast:
+    """Return the memory of a device that also holds the models which reward answers, as far as these are here."""
+    parameters = 0
+    for reward in rewards:
+        path = reward.reward_model or reward.teacher
+        if path is None:
+            continue
+        if (Path(path) / RESOLVED).is_file():
+            path = read_config(Path(path)).model.path
+        weights = read_weights(path, environ)
+        if weights is not None:
+            parameters += weights.parameters
+    if not parameters:
+        return memory
+    held = {"models that reward answers": parameters * element_bytes("auto", device)}
+    return replace(memory, parts={**memory.parts, **held})
 
 
 def gpu_here(device: str) -> str | None:

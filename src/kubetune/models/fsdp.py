@@ -314,6 +314,36 @@ def inside(lm: Any, function: Callable[..., Result], *args: Any) -> Result:
     return result
 
 
+@contextmanager
+def whole(lm: nn.Module) -> Iterator[None]:
+    """Hold all weights of a sharded model on every rank while the block runs, so that no forward takes other ranks.
+
+    All ranks begin the block together, and leave it together. Two ranks that draw answers of different lengths:
+
+        gathered once      layer 0, layer 1, … whole on both ranks
+        within             rank 0: 9 forwards    rank 1: 40 forwards
+        at the end         each rank has its slices alone again
+
+    On a device this takes the memory of all weights, in the dtype that is computed with.
+    """
+    if not isinstance(lm, FSDPModule):
+        yield
+        return
+    groups = [module for module in lm.modules() if isinstance(module, FSDPModule)]
+    for module in groups:
+        # Else the first forward would give the layers back.
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
+    try:
+        yield
+    finally:
+        close(lm)
+        for module in groups:
+            # As `fully_shard` has it: only the group around the layers stays until the backward.
+            module.set_reshard_after_forward(module is not lm, recurse=False)
+            module.reshard()
+
+
 def close(lm: nn.Module) -> None:
     """Give back what forwards without a backward have borrowed, also after one that failed."""
     if isinstance(lm, FSDPModule):

@@ -105,8 +105,10 @@ def forecast(
     # What a rank holds for the whole run.
     trained = adapter_parameters(work.trainable, weights)
     parts = _held_parts(work, weights, trained)
+    borrowed: dict[str, int] = {}
     if work.is_sharded and work.ranks > 1:
-        parts |= _sharing_parts(work, weights, shape, device_bytes)
+        borrowed = _sharing_parts(work, weights, shape, device_bytes)
+        parts |= borrowed
     if work.device == "cuda" and work.lora is None:
         # Autograd makes it whole before the optimizer's buffer takes it; mostly that of embeddings or head.
         largest = max(math.prod(sizes) for sizes in weights.shapes.values())
@@ -120,18 +122,29 @@ def forecast(
     if compiled is None:
         compiled = expects_compiling(work, weights.parameters)
     kept = activations(work, weights, shape, room=room, logits=logits, compiled=compiled)
+    if work.draws_answers and borrowed:
+        # Answers are drawn before a step begins, when nothing of what comes and goes within it is there.
+        comes_and_goes = logits + sum(kept.parts.values()) + sum(borrowed.values())
+        beyond = work.element * weights.parameters - comes_and_goes
+        parts["all weights while answers are drawn, beyond what a step takes"] = max(0, beyond)
     parts |= kept.parts
     parts["logits, a chunk at a time"] = logits
-    # What no part counts.
-    counted = sum(parts.values())
-    if work.device == "cuda":
-        parts["allocator"] = int(CUDA_LOST_SHARE * counted)
-        parts["CUDA context"] = CUDA_CONTEXT_BYTES
-    else:
-        parts["not counted apart, as measured"] = int((CPU_FACTOR - 1) * counted)
-        parts["process"] = CPU_PROCESS_BYTES
+    parts |= _uncounted_parts(work, sum(parts.values()))
     present = {name: size for name, size in parts.items() if size}
     return Forecast(present, trained, weights.parameters, device_bytes, kept.recomputed_layers)
+
+
+def _uncounted_parts(work: RankWork, counted: int) -> dict[str, int]:
+    """Return what a process takes besides the bytes that other parts count."""
+    if work.device == "cuda":
+        return {
+            "allocator": int(CUDA_LOST_SHARE * counted),
+            "CUDA context": CUDA_CONTEXT_BYTES,
+        }
+    return {
+        "not counted apart, as measured": int((CPU_FACTOR - 1) * counted),
+        "process": CPU_PROCESS_BYTES,
+    }
 
 
 def _without_vocabulary_head(weights: Weights) -> Weights:

@@ -28,6 +28,7 @@ class RankWork:
     recompute: bool | Literal["auto"]  # training.gradient_checkpointing
     compile: bool | str  # training.compile
     may_accumulate: bool  # a step may have several micro-batches
+    draws_answers: bool  # the model draws the answers that it learns from
     classifies: bool  # the model has a head that judges texts in place of its vocabulary
     sees: bool  # the rows may have images
     sequence_tokens: int  # tokens of the longest sequence
@@ -67,6 +68,7 @@ class RankWork:
             recompute=training.gradient_checkpointing,
             compile=training.compile,
             may_accumulate=plan.may_accumulate,
+            draws_answers=config.task == "grpo" and config.grpo.servers is None,
             classifies=config.classifies,
             sees=config.sees,
             sequence_tokens=sequence,

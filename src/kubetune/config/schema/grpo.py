@@ -629,7 +629,6 @@ def _problems_of_servers(run: _Run) -> list[str]:
 def _not_built_yet(run: _Run) -> list[str]:
     """Return the settings of a run that `task: grpo` cannot be combined with yet, each as a problem."""
     refused = {
-        "training.parallelism: fsdp": run.training.parallelism == "fsdp",
         "training.global_batch_tokens": run.training.global_batch_tokens is not None,
     }
     problems = []

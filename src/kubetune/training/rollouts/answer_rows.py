@@ -11,6 +11,7 @@ import torch
 
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.drawn_answers import DrawnAnswers
+from kubetune.batching.feed import empty_batch
 from kubetune.batching.prefix_sharing import collate_shared
 
 if TYPE_CHECKING:
@@ -49,13 +50,15 @@ class AnswerRow:
 def batch_of(
     rows: Sequence[AnswerRow], computed_labels: int, divisor: int, *, share_prefixes: bool
 ) -> Batch:
-    """Return rows as one batch.
+    """Return rows as one batch; without any, one that goes through the whole model and adds nothing.
 
     `computed_labels`: tokens of all computed answers of the step. `divisor`: what the step's loss is divided by.
     """
     sequences = [row.sequence for row in rows]
     samples = [row.sample for row in rows]
-    if share_prefixes:
+    if not rows:
+        batch = empty_batch(1, None)
+    elif share_prefixes:
         batch = collate_shared(sequences, samples)
     else:
         batch = collate(sequences, samples)
@@ -70,7 +73,7 @@ def batch_of(
         sampled += row.answer.sampled
     drawn = DrawnAnswers(
         advantages=torch.tensor(advantages),
-        counts=torch.tensor(counts),
+        counts=torch.tensor(counts, dtype=torch.int64),
         sampled=torch.tensor(sampled),
         old=_end_to_end([row.answer.old for row in rows]),
         reference=_end_to_end([row.answer.reference for row in rows]),

@@ -29,6 +29,7 @@ from kubetune.base import logs
 from kubetune.batching.batch import collate
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main, raise_first
+from kubetune.models import fsdp
 from kubetune.models.padding_free import own_attention
 from kubetune.rundir import heartbeat
 from kubetune.scoring.counted_draws import uniforms
@@ -93,21 +94,11 @@ class Drawer:
         if missing and is_late:
             raise self.gone(file.path)
         try:
-            for first in range(0, len(missing), self.world.size):
-                heartbeat.beat("generation")
-                if process_group.agree(self.is_stopping(), self.world):
+            if missing:
+                drawn = self._in_turns(step, missing, file)
+                if drawn is None:
                     return None
-                # Ranks take turns: in the last round some may have nothing to draw.
-                turn = _Turn()
-                if first + self.world.rank < len(missing):
-                    turn = self._turn(step, missing[first + self.world.rank])
-                turns = process_group.gather(turn, self.world)
-                of_all = []
-                for of_rank in turns:
-                    of_all.extend(of_rank.groups)
-                on_main(partial(file.append, of_all), self.world)
-                raise_first([of_rank.failure for of_rank in turns])
-                groups |= {group.slot: group for group in of_all}
+                groups |= drawn
         finally:
             # From here on a power cut loses nothing that the step has learnt from.
             file.close()
@@ -115,6 +106,35 @@ class Drawer:
         answered = [groups[slot.number] for slot in slots]
         self._explain_errors(step, answered, file)
         return answered
+
+    def _in_turns(
+        self, step: int, units: Sequence[Sequence[Slot]], file: RolloutFile
+    ) -> dict[int, Group] | None:
+        """Return the groups of some units by their slots; None if a stop was asked for. Rank 0 appends them to the file."""
+        groups: dict[int, Group] = {}
+        # Ranks draw answers of different lengths, so of a sharded model each needs all weights for a while.
+        with fsdp.whole(self.learner.lm):
+            for first in range(0, len(units), self.world.size):
+                heartbeat.beat("generation")
+                if process_group.agree(self.is_stopping(), self.world):
+                    return None
+                # In the last round some ranks may have nothing to draw.
+                turn = _Turn()
+                if first + self.world.rank < len(units):
+                    turn = self._turn(step, units[first + self.world.rank])
+                turns = process_group.gather(turn, self.world)
+                of_all = []
+                for of_rank in turns:
+                    of_all.extend(of_rank.groups)
+                on_main(partial(file.append, of_all), self.world)
+                raise_first([of_rank.failure for of_rank in turns])
+                groups |= {group.slot: group for group in of_all}
+        return groups
+
+    @property
+    def _asks_model(self) -> bool:
+        """True if training asks for log-probabilities of the answers before it learns from them."""
+        return self.settings.window > 1 or self.reference is not None
 
     def gone(self, path: Path) -> errors.EnvironmentFault:
         """Return the error of a file that lacks answers which cannot be drawn again."""
@@ -215,7 +235,7 @@ class Drawer:
     def _earlier(self, slot: Slot, answers: Sequence[DrawnTokens]) -> _Earlier:
         """Return log-probabilities of a group's tokens that are asked for before training: see `_Earlier`."""
         needs_old = self.settings.window > 1
-        if not needs_old and self.reference is None:
+        if not self._asks_model:
             return _Earlier()
         sequences = []
         for answer in answers:

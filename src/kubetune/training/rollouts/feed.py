@@ -19,7 +19,7 @@ import numpy as np
 
 from kubetune.base import logs
 from kubetune.batching.batch import Batch
-from kubetune.batching.feed import Feed, Work
+from kubetune.batching.feed import NOTHING, Feed, Work, evened
 from kubetune.config.schema import GrpoConfig, RewardConfig
 from kubetune.data.prepared.micro_batches import split_batch
 from kubetune.data.prepared.order import Ids
@@ -65,9 +65,10 @@ class RolloutFeed:
         *,
         padding_free: bool,
         share_prefixes: bool,
+        even: bool = False,
         balances_experts: bool = False,
     ) -> None:
-        """`prompts` says which rows make up a step. `padding_free`, `share_prefixes`: as batching/feed.Feed has them.
+        """`prompts`: which rows make up a step. `padding_free`, `even`, `share_prefixes`: as batching/feed.Feed has them.
 
         `balances_experts`: routers have a loss of their own, to which every answer counts.
         """
@@ -81,6 +82,7 @@ class RolloutFeed:
         self._token_budget = plan.micro_batch_tokens if padding_free else None
         self._sequences = plan.per_device_train_batch_size if padding_free else 1
         self.share_prefixes = share_prefixes
+        self._even = even
         self._computes_all = drawer.settings.beta > 0 or balances_experts
         self._window: _Window | None = None
 
@@ -207,24 +209,26 @@ class RolloutFeed:
     def _split(self, rows: Sequence[AnswerRow]) -> tuple[list[Ids], int]:
         """Return the places of the rows in this rank's micro-batches, and how many tokens all ranks compute."""
         if not rows:
-            return [], 0
+            return [NOTHING] if self._even else [], 0
 
         places = np.arange(len(rows))
         if self.share_prefixes and self._token_budget is not None:
             of_ranks, tokens = split_by_prefix(
                 places, lambda place: [rows[place].ids], self._world.size, self._token_budget
             )
-            return of_ranks[self._world.rank], tokens
-
-        lengths = np.array([len(row) for row in rows], np.int64)
-        of_ranks = split_batch(
-            places,
-            lengths,
-            self._world.size,
-            token_budget=self._token_budget,
-            sequences=self._sequences,
-        )
-        return of_ranks[self._world.rank], int(lengths.sum())
+        else:
+            lengths = np.array([len(row) for row in rows], np.int64)
+            tokens = int(lengths.sum())
+            of_ranks = split_batch(
+                places,
+                lengths,
+                self._world.size,
+                token_budget=self._token_budget,
+                sequences=self._sequences,
+            )
+        if self._even:
+            of_ranks = evened(of_ranks)
+        return of_ranks[self._world.rank], tokens
 
     def step_tokens(self, step: int) -> tuple[int, int]:
         """Return tokens of a step as far as the data know them, those of its prompts, computed and in all."""

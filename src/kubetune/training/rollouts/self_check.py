@@ -9,6 +9,7 @@ import torch
 
 from kubetune.batching.batch import collate
 from kubetune.errors import ModelError
+from kubetune.models import fsdp
 from kubetune.models.padding_free import FOREIGN_ERRORS, own_attention
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.tasks.grpo.task import log_probabilities, settings_of
@@ -35,7 +36,10 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
     kind = type(learner.lm).__name__
     learner.model.eval()
     try:
-        difference = _difference(learner, prompts, pad_id)
+        with fsdp.whole(learner.lm):
+            difference = _difference(learner, prompts, pad_id)
+            # Slices of a sharded model have another dtype than what is computed with.
+            is_narrow = next(learner.lm.parameters()).dtype != torch.float32
     except FOREIGN_ERRORS as error:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise ModelError(
@@ -44,7 +48,6 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
         ) from error
     finally:
         learner.model.train()
-    is_narrow = next(learner.lm.parameters()).dtype != torch.float32
     if not difference <= (NARROW_TOLERANCE if is_narrow else TOLERANCE):
         raise ModelError(
             f"{kind} says otherwise of its answers in training than when it drew them: log-probabilities differ by "

@@ -16,7 +16,7 @@ from kubetune.batching.feed import Feed
 from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
-from kubetune.models import prefix_sharing
+from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.loading import load_pretrained
 from kubetune.models.spec import ModelSpec
 from kubetune.scoring.rewards.pool import RewardPool
@@ -106,6 +106,7 @@ def make_rollout_feed(
         world,
         padding_free=padding_free,
         share_prefixes=_may_share(config, learner, world),
+        even=fsdp.is_sharded(learner.model),
         balances_experts=learner.routing.balances,
     )
     if isinstance(drawer, ServedDrawer):

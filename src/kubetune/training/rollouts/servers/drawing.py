@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -24,6 +25,7 @@ from kubetune import errors
 from kubetune.base import logs
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
+from kubetune.models import fsdp
 from kubetune.rundir import checkpoints, heartbeat
 from kubetune.training.rollouts.drawing import Drawer, Slot
 from kubetune.training.rollouts.records import Group, RolloutFile
@@ -69,8 +71,11 @@ class ServedDrawer(Drawer):
             return None
         # Servers draw already, while the run still loads what the next window is drawn by.
         self.seconds["sync_seconds"] = time.perf_counter() - began
+        # Answers come to the ranks at different times.
+        weights = fsdp.whole(self.learner.lm) if self._asks_model and missing else nullcontext()
         try:
-            came = self._collected(step, requests, len(missing), file)
+            with weights:
+                came = self._collected(step, requests, len(missing), file)
         finally:
             file.close()
         if came is None:
