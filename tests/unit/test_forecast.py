@@ -412,7 +412,7 @@ def test_beginnings_that_rows_share_fill_no_micro_batch() -> None:
         forecast(
             RankWork.of(
                 config,
-                make_plan(config, rows=64, device="cpu", tokens=64 * 768, spared_share=s),
+                make_plan(config, rows=64, device="cpu", tokens=64 * 768, saved_share=s),
                 768,
             ),
             WEIGHTS,
@@ -429,7 +429,7 @@ def test_beginnings_that_rows_share_fill_no_micro_batch() -> None:
         update={"training": config.training.model_copy(update={"per_device_train_batch_size": 1})}
     )
     numbers = [
-        make_plan(small, rows=64, device="cpu", tokens=64 * 768, spared_share=s).accumulation
+        make_plan(small, rows=64, device="cpu", tokens=64 * 768, saved_share=s).accumulation
         for s in (shared, 0)
     ]
     assert numbers == [4, 8]

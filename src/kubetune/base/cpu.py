@@ -1,14 +1,19 @@
-"""What is done for CPUs alone: which dtype a run takes, and how memory is kept.
+"""What is done for CPUs alone, each with its reason: the dtype of a run, the sizes of products, and how memory is kept.
 
-Only what makes LoRA or full fine-tuning at least 1.3 times as fast, or spares much memory, belongs here. On two cores of
+Only what makes LoRA or full fine-tuning at least 1.3 times as fast, or saves much memory, belongs here. On two cores of
 an AMD EPYC (docs/performance.md and docs/forecast.md):
 
     bfloat16 where the processor has instructions for it     LoRA: 983 tokens/CPU-s, 525 in float32: 1.9 times as fast
     large blocks stay in the heap (`keep_memory`)            LoRA of experts by PEFT's own code: 1.5 to 2.3 times as fast
     few products of matrices stay prepared (`keep_memory`)   rows of many lengths in bfloat16: 874 MiB instead of 1,576
+    weights made anew lie outside the heap (`outside_heap`)  they leave no holes, so that the heap does not grow
+    few sizes of products (`STRIDES`, `few_values`)          LoRA of experts in bfloat16: 1.5 to 3.3 times as fast as by
+                                                             PEFT's code with `keep_memory`; before, slower than that
+    short chunks of Mamba-2's scan (`SCAN_CHUNK`)            most of the 2.0 times of Granite's hybrid
 
-What changes the arithmetic itself stands beside it: few sizes of products in bfloat16 (kernels/experts.py,
-kernels/attention/padded.py), and short chunks of Mamba-2 (models/recurrences.py).
+The last two decide in which order numbers are added, so that to take them away would change the bits of losses. They are
+used in kernels/experts, kernels/attention/padded and models/recurrences. That bitsandbytes computes otherwise on a CPU
+(models/quantization) is about right numbers, not about speed.
 """
 
 from __future__ import annotations
@@ -43,6 +48,10 @@ _M_MMAP_MAX = -4
 # step, as those of labels do, its 1,024 take gigabytes. Those of one micro-batch must fit, or each layer prepares them
 # anew: with 32, rows of many lengths took a fifth more time.
 KEPT_PRODUCTS = 64
+# Numbers of rows of products in 16 bits: so few that the code of all stays prepared.
+STRIDES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+# Most tokens of a chunk of Mamba-2's scan. transformers fills every row up to 256 of them.
+SCAN_CHUNK = 32
 # oneDNN's own limit, and that of ideep, by which torch calls it.
 _LIMITS_OF_PRODUCTS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
@@ -90,6 +99,23 @@ def dtype_for(width: int | None) -> tuple[str, str]:
         "float32",
         f"this processor has no instructions for bfloat16 ({' or '.join(BFLOAT16_INSTRUCTIONS)})",
     )
+
+
+def compiles_each_size(device_type: str, bytes_each: int) -> bool:
+    """True if products of matrices are compiled for each size, which takes longer than a small product itself.
+
+    `bytes_each`: of a number. oneDNN does so for numbers of 16 bits.
+    """
+    return device_type == "cpu" and bytes_each == 2
+
+
+def few_values(n: int) -> int:
+    """Round `n` up to three significant bits: at most a quarter more, and four values for each power of two.
+
+    Examples: 5 → 5, 9 → 10, 33 → 40. So there are few sizes of products, which oneDNN prepares once.
+    """
+    step = 1 << max(0, n.bit_length() - 3)
+    return -(-n // step) * step
 
 
 def keep_memory() -> bool:

@@ -153,10 +153,10 @@ def children(pid: int) -> list[int]:
     return ids
 
 
-def kill_children(spared: Collection[int] = ()) -> None:
-    """Kill all processes below this one, except for the children `spared`, and wait until they have ended."""
+def kill_children(kept: Collection[int] = ()) -> None:
+    """Kill all processes below this one, except for the children `kept`, and wait until they have ended."""
     # The children of a process that dies become ours (`adopt_orphans`), so look again until none is left.
-    while pids := set(children(os.getpid())) - set(spared):
+    while pids := set(children(os.getpid())) - set(kept):
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)

@@ -14,11 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
+from kubetune.base import cpu
+
 # Rows of grouped products, and of their factors, have to be multiples of so many bytes.
 ALIGNED = 16
-# Numbers of rows of products in 16 bits on a CPU. oneDNN makes code for each: they are few, so that all of the code is kept
-# (`cpu.KEPT_PRODUCTS`).
-STRIDES = (16, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 
 
 class Routing(NamedTuple):
@@ -216,11 +215,7 @@ class _GroupedLora(Function):
 
 
 def _is_compiled_by_size(x: Tensor) -> bool:
-    """Return True if x has 16 bits and is on a CPU.
-
-    There oneDNN makes code for each size of a product, which takes longer than a small product.
-    """
-    return x.device.type == "cpu" and x.element_size() == 2
+    return cpu.compiles_each_size(x.device.type, x.element_size())
 
 
 def _exact(x: Tensor) -> Tensor:
@@ -240,7 +235,7 @@ def _in_strides(
     weight: Tensor,
     ends: Sequence[int],
 ) -> Tensor:
-    """Return the grouped product, made of products of the few sizes in `STRIDES`.
+    """Return the grouped product, made of products of the few sizes in `cpu.STRIDES`.
 
     Example: 40 rows, of which the expert has 20:37. The stride for 17 rows is 32, but row 20 + 32 is
     behind the last one. So the product is made of the rows 8:40, and of it 12:29 are kept: rows of
@@ -263,10 +258,10 @@ def _in_strides(
 
 def _stride(rows: int) -> int:
     """Return the smallest stride that holds `rows`, or the largest one."""
-    for stride in STRIDES:
+    for stride in cpu.STRIDES:
         if stride >= rows:
             return stride
-    return STRIDES[-1]
+    return cpu.STRIDES[-1]
 
 
 def _stacked(

@@ -125,9 +125,9 @@ def forecast_run(
         _require_targets(config.lora, config.model, config.task_name)
 
     longest = None
-    spared_share = 0.0
+    saved_share = 0.0
     if data.lengths is not None:
-        spared_share = data.lengths.spared
+        saved_share = data.lengths.saved_share
         longest = data.lengths.longest_of(data.rows)
     plan = make_plan(
         config,
@@ -135,7 +135,7 @@ def forecast_run(
         data.eval_rows,
         visible_gpus(environ),
         tokens=data.tokens,
-        spared_share=spared_share,
+        saved_share=saved_share,
     )
 
     # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
@@ -310,7 +310,7 @@ def forecast_costs(
         tokens,
         gpu,
         earlier_runs.read(),
-        plan.spared_share,
+        plan.saved_share,
     )
 
     # Evaluations also read what must not be forgotten.

@@ -65,9 +65,9 @@ def describe(
     made_by_pod = makes_data(config.kubernetes)
     yield "rows", _rows(config.data, plan, lengths, made_by_pod=made_by_pod)
     yield "tokens", _tokens(config.data, plan, lengths, findings)
-    if lengths is not None and lengths.spared:
-        spared = f"about {lengths.spared:.0%} of the tokens"
-        yield "shared beginnings", f"{spared}, which are computed once"
+    if lengths is not None and lengths.saved_share:
+        tokens = f"about {lengths.saved_share:.0%} of the tokens"
+        yield "shared beginnings", f"{tokens}, which are computed once"
     if findings is None and lengths is not None:
         positions = positions_of(config.task, config.model.path, os.environ)
         if positions is not None and lengths.longest > positions.limit:

@@ -44,7 +44,7 @@ def compare(
     last_start: Mapping[str, Any] = {}
     if starts:
         last_start = starts[-1]
-    plan = plan.model_copy(update={"spared_share": last_start.get("spared_share") or 0.0})
+    plan = plan.model_copy(update={"saved_share": last_start.get("saved_share") or 0.0})
     memory = None
     if weights is not None:
         work = RankWork.of(config, plan, longest)

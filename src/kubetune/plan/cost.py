@@ -58,11 +58,11 @@ def bill(
     tokens: int | None,
     gpu: str | None = None,
     known: Iterable[Speed] = (),
-    spared: float = 0.0,
+    saved_share: float = 0.0,
 ) -> Bill | None:
     """Return hours and price of a run over `tokens` tokens, or None where tokens are unknown.
 
-    `work`: of rows as long as the config lets them, since runs on other data are compared by it. `spared`: share of the
+    `work`: of rows as long as the config lets them, since runs on other data are compared by it. `saved_share`: share of the
     tokens that is not computed again.
 
     The rate is `compute.tokens_per_second`, else that of the `known` runs of this shape, else a share of
@@ -72,9 +72,9 @@ def bill(
         return None
     flops = None
     if weights is not None:
-        flops = flops_per_token(work, weights, spared=spared)
+        flops = flops_per_token(work, weights, saved_share=saved_share)
     # Speeds of earlier runs on this device, if there are any.
-    kind = kind_of(work, plan, weights, gpu, spared)
+    kind = kind_of(work, plan, weights, gpu, saved_share)
     earlier = [] if kind is None else earlier_runs.ranges(kind, known)
     if compute.tokens_per_second is None and earlier:
         # Runs of the same shape come first.
@@ -227,7 +227,7 @@ def _reading_speed(lora: LoraConfig | None) -> int:
 
 
 def kind_of(
-    work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None, spared: float = 0.0
+    work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None, saved_share: float = 0.0
 ) -> Kind | None:
     """Return the facts that the speed of this run depends on; None if some, or the device, are not known.
 
@@ -250,7 +250,7 @@ def kind_of(
     if dtype == "auto":
         dtype = "bfloat16" if plan.device == "cuda" else None
     length = plan.tokens_per_epoch / plan.rows
-    flops = flops_per_token(work, weights, length, spared)
+    flops = flops_per_token(work, weights, length, saved_share)
     if flops is None:
         return None
     return Kind(
@@ -269,17 +269,17 @@ def kind_of(
 
 
 def flops_per_token(
-    work: RankWork, weights: Weights, length: float | None = None, spared: float = 0.0
+    work: RankWork, weights: Weights, length: float | None = None, saved_share: float = 0.0
 ) -> float | None:
     """Return the FLOPs of forward and backward of one token, a label, in a row of `length`, or of the longest kind.
 
-    `spared`: share of all tokens that stands in beginnings which other rows have computed.
+    `saved_share`: share of all tokens that stands in beginnings which other rows have computed.
     """
     cost = planned_cost(work.trainable, weights, has_vocabulary=not work.classifies)
     if cost is None:
         return None
     length = length or work.sequence_tokens
-    return cost.sparing(spared).of(1, causal_pairs(length) / length, 1)
+    return cost.without_share(saved_share).of(1, causal_pairs(length) / length, 1)
 
 
 def time_line(estimate: Bill) -> str:

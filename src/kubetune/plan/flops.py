@@ -51,7 +51,7 @@ class Cost:
         """Return the FLOPs of this many tokens, pairs and labels."""
         return self.token * tokens + self.pair * pairs + self.label * labels
 
-    def sparing(self, share: float) -> Cost:
+    def without_share(self, share: float) -> Cost:
         """Return the cost if this share of each row, its beginning, has been computed for other rows."""
         # The pairs inside a beginning are the square of its share: a beginning of half a row has a quarter of the pairs.
         return Cost(self.token * (1 - share), self.pair * (1 - share**2), self.label)

@@ -60,7 +60,7 @@ class Plan(BaseModel):
     lr_scheduler_type: Literal["cosine", "linear", "constant"]
     method: str  # `lora-r16-a32` or `full`
     grace_seconds: int
-    spared_share: float = 0.0  # share of the tokens that shared beginnings save
+    saved_share: float = 0.0  # share of the tokens that shared beginnings save
 
     def to_json(self) -> str:
         """Return the text of plan.json."""
@@ -151,7 +151,7 @@ def make_plan(
     world_size: int | None = None,
     device: Literal["cuda", "cpu"] | None = None,
     tokens: int | None = None,
-    spared_share: float = 0.0,
+    saved_share: float = 0.0,
 ) -> Plan:
     """Return the plan of a run over `rows` training samples with `tokens` an epoch, on nodes with `gpus` visible GPUs.
 
@@ -199,7 +199,7 @@ def make_plan(
         lr_scheduler_type=training.lr_scheduler_type,
         method=method_label(config.lora),
         grace_seconds=config.kubernetes.grace_seconds if config.kubernetes else GRACE_SECONDS,
-        spared_share=spared_share,
+        saved_share=saved_share,
     )
     return plan.model_copy(update={"accumulation": _micro_batches(plan)})
 
@@ -228,7 +228,7 @@ def _micro_batches(plan: Plan) -> int:
     """Return the micro-batches of the mean step on a rank, by the lengths of rows if these decide."""
     tokens = plan.tokens_per_step
     if plan.micro_batch_tokens is not None and tokens is not None:
-        computed = tokens * (1 - plan.spared_share)
+        computed = tokens * (1 - plan.saved_share)
         return math.ceil(computed / (plan.world_size * plan.micro_batch_tokens))
     if plan.global_batch_tokens is not None and plan.global_batch_size:
         unit = plan.world_size * plan.per_device_train_batch_size

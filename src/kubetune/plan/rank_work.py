@@ -87,7 +87,7 @@ def _filled_tokens(plan: Plan, row_tokens: int) -> int | None:
     if tokens is None or plan.global_batch_tokens is not None:
         return tokens
     rows = math.ceil(plan.global_batch_size / plan.world_size)
-    in_rows = math.ceil(rows * row_tokens * (1 - plan.spared_share))
+    in_rows = math.ceil(rows * row_tokens * (1 - plan.saved_share))
     # A micro-batch holds at least one whole row.
     return min(tokens, max(row_tokens, in_rows))
 

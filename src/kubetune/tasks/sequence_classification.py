@@ -62,6 +62,7 @@ class SequenceClassification(Task):
     """Train a model with a head for labels or for numbers."""
 
     auto_class = "AutoModelForSequenceClassification"
+    pipeline = "text-classification"
 
     def build(
         self,

@@ -35,6 +35,7 @@ class Task:
     """
 
     auto_class: str  # name of the transformers class that loads what is exported
+    pipeline: str = "text-generation"  # the hub's name of what an exported model is for
     step_metrics: tuple[str, ...] = ()  # what `backward` measures besides the loss
 
     # What every task has to define: a learner, its training and its evaluation.

@@ -38,6 +38,7 @@ class VisionLanguage(CausalLM):
     """Train a language model that sees images."""
 
     auto_class = "AutoModelForImageTextToText"
+    pipeline = "image-text-to-text"
 
     def build(
         self,

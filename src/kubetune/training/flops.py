@@ -73,7 +73,7 @@ def flops_of(
     classifies = learner.labels is not None
     # FLOPs of one token, of one pair of tokens in attention, and of one label in the head.
     try:
-        unit = cost_of(learner.model, has_vocabulary=not classifies).sparing(saved_share)
+        unit = cost_of(learner.model, has_vocabulary=not classifies).without_share(saved_share)
     except AttributeError:
         return None
 

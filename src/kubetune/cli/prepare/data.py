@@ -309,8 +309,8 @@ def _show(report: Report, console: Console) -> None:
         console.print(
             f"the chat template writes a date: {report.date} (data.date)", highlight=False
         )
-    if report.spared:
-        share = f"{report.spared:.0%} of the tokens, as far as the first rows show"
+    if report.saved_share:
+        share = f"{report.saved_share:.0%} of the tokens, as far as the first rows show"
         console.print(
             f"shared beginnings: {share}, computed once (data.share_prefixes)", highlight=False
         )

@@ -53,7 +53,7 @@ class Report:
     samples: list[Sample] = field(default_factory=list)
     sample_answers: list[str] = field(default_factory=list)  # chosen, rejected, good, bad, or empty
     date: str = ""  # what a chat template is told that asks for today's
-    spared: float = 0.0  # share of the tokens of the first rows that shared beginnings save
+    saved_share: float = 0.0  # share of the tokens of the first rows that shared beginnings save
 
     @property
     def ok(self) -> bool:
@@ -88,7 +88,7 @@ class Report:
             "ok": self.ok,
             "verdict": self.verdict,
             "date": self.date,
-            "spared_share": self.spared,
+            "saved_share": self.saved_share,
             "findings": [finding.to_json() for finding in self.findings],
             "problems": {"total": self.problems.total, "first": self.problems.first},
             "splits": splits,
@@ -137,7 +137,7 @@ def check(
                     _show(report, tokenizer, row, names)
                 first_rows.append([sequence.ids for sequence in row])
 
-    report.spared = saved_share(
+    report.saved_share = saved_share(
         first_rows[:SHARING_ROWS],
         config.task,
         config.data,

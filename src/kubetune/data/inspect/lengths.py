@@ -16,7 +16,7 @@ class Lengths:
     bad_share: float  # of the records
     kept_share: float  # rows that are kept, for each record
     longest: int  # tokens of the longest sequence
-    spared: float = 0.0  # share of the tokens in beginnings that rows share, computed once
+    saved_share: float = 0.0  # share of the tokens in beginnings that rows share, computed once
     rows_per_record: float = 1.0  # more than one where long texts are split
     bad: tuple[str, ...] = ()  # the first bad records: file, line, and what is wrong
 

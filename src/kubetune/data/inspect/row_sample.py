@@ -130,7 +130,7 @@ def _lengths(
         bad_share=bad / tally.records,
         kept_share=tally.rows / tally.records,
         longest=longest,
-        spared=saved_share(rows, spec.task, data, spec.preference, training),
+        saved_share=saved_share(rows, spec.task, data, spec.preference, training),
         rows_per_record=rows_per_record,
         bad=tuple(problems.sentences()),
     )

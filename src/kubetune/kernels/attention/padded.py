@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kubetune.base import cpu
 from kubetune.kernels.attention.blockwise import Rule
 
 if TYPE_CHECKING:
@@ -151,8 +152,7 @@ def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
     if is_shared:
         length = max(SHORTEST, 1 << (length - 1).bit_length())
     elif device.type == "cpu":
-        # oneDNN compiles each product of new sizes, which takes longer than a small one itself.
-        length = few_values(length)
+        length = cpu.few_values(length)
 
     rows_by_room: list[list[int]] = [[] for _ in range(length + 1)]
     size = 0
@@ -172,7 +172,7 @@ def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
     within = np.arange(sum(lengths)) - np.repeat(before, lengths)  # of a token in its sequence
     starts = [start for start, _ in spans]
     return Filling(
-        size=few_values(size) if device.type == "cpu" else size,
+        size=cpu.few_values(size) if device.type == "cpu" else size,
         length=length,
         tokens=np.repeat(starts, lengths) + within,
         places=np.repeat(firsts, lengths) + within,
@@ -293,12 +293,3 @@ def _attend(
     if hidden is not None:
         scores = scores.add_(hidden)
     return torch.matmul(F.dropout(torch.softmax(scores, -1), rule.dropout), v)
-
-
-def few_values(n: int) -> int:
-    """Round `n` up to three significant bits: at most a quarter more, and four values for each power of two.
-
-    Examples: 5 → 5, 9 → 10, 33 → 40. So there are few shapes, whose products a CPU prepares once.
-    """
-    step = 1 << max(0, n.bit_length() - 3)
-    return -(-n // step) * step

@@ -167,11 +167,11 @@ def check_tokenizer(
     tokenizer: Tokenizer,
     folder: Path,
     sample: Sample,
-    spared: Collection[str] = (),
+    changed_files: Collection[str] = (),
 ) -> list[str]:
     """Return the names of the tokenizer's files in `folder`, after checking them.
 
-    Their bytes must be those of the files used in training, but for `spared` ones, which were changed on purpose.
+    Their bytes must be those of the files used in training, but for `changed_files`, which were changed on purpose.
     `AutoTokenizer` must make the same ids of texts and have the template that conversations were rendered with. Raise
     ModelError naming what is not.
     """
@@ -179,7 +179,7 @@ def check_tokenizer(
     names = []
     # Files that were written anew have other bytes; what transformers makes of them is compared below.
     for name, file in tokenizer.files.items():
-        if name in tokenizer.files_not_copied or name in spared:
+        if name in tokenizer.files_not_copied or name in changed_files:
             continue
         names.append(name)
         if files.sha256_file(folder / name) != files.sha256_file(file):

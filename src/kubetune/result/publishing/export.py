@@ -140,7 +140,7 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
         result.tokenizer,
         folder,
         sample,
-        spared=changed,
+        changed_files=changed,
     )
     names = sorted([*names, *templates])
     _require_proof(comparisons)

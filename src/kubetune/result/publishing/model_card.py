@@ -16,15 +16,6 @@ from kubetune.config.schema import Config
 from kubetune.result.publishing import serving
 from kubetune.tasks import task_of
 
-# The hub's name of what a model is for, by task.
-PIPELINES = {
-    "causal_lm": "text-generation",
-    "grpo": "text-generation",
-    "preference": "text-generation",
-    "reward_model": "text-classification",
-    "sequence_classification": "text-classification",
-    "vision_language": "image-text-to-text",
-}
 _TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
 
 # The name of the picture beside the card.
@@ -65,8 +56,9 @@ def write_card(
     # Paths of this machine say nothing to others: the base has its name on the hub, where it has one.
     base = base_name(config.model.path)
     name = facts["run"]["name"] or model_short_name(config.model.path)
+    task = task_of(config.task_name)
     snippet = _snippet(
-        task_of(config.task_name).auto_class,
+        task.auto_class,
         kind,
         base,
         config.model.revision,
@@ -76,7 +68,7 @@ def write_card(
 
     # In the order in which a reader asks: what it is, how to load it, how it was made, whether that holds.
     parts = [
-        _front_matter(PIPELINES["vision_language" if config.sees else config.task], kind, base),
+        _front_matter(task.pipeline, kind, base),
         f"# {name}\n\n{_summary(kind, base, facts)}",
         f"## How to load\n\n```python\n{snippet}\n```",
         *serving.commands(config.task_name, config.lora, kind, base, facts["base"]),

@@ -115,7 +115,7 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
     dtype = choose_dtype(run.config.model.dtype, run.world.device)
 
     config = run.config
-    saved_share = run.plan.spared_share
+    saved_share = run.plan.saved_share
     facts = flops.describe(
         run.learner,
         config.compute.peak_tflops,
@@ -125,7 +125,7 @@ def record_start(run: Run, state: State, run_dir: Path) -> None:
         saved_share,
     )
     # What a resumed run has to take over, and what forecasts compare.
-    facts["spared_share"] = saved_share
+    facts["saved_share"] = saved_share
     facts |= choices.as_event(config.model, config.training)
     facts["machine"] = machine.describe()
 

@@ -52,7 +52,7 @@ def make_feed(
 
     # Whether it pays is seen on the rows of the first steps, without running the model.
     sharing = feed(share_prefixes=True)
-    share = spared_share(sharing, plan)
+    share = saved_share(sharing, plan)
     if share < LEAST_SHARE:
         return feed(), plan
 
@@ -69,10 +69,10 @@ def make_feed(
         return feed(), plan
 
     logs.DATA.info("%s once", line)
-    return sharing, plan.model_copy(update={"spared_share": share})
+    return sharing, plan.model_copy(update={"saved_share": share})
 
 
-def spared_share(feed: Feed, plan: Plan) -> float:
+def saved_share(feed: Feed, plan: Plan) -> float:
     """Return the share of the tokens of the first steps that shared prefixes save."""
     computed = 0
     tokens = 0

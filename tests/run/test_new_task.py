@@ -1,0 +1,93 @@
+"""A task that learns from the data of `causal_lm` is one file and two lines: here one is added to a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import kubetune
+from kubetune.rundir import metrics
+from tests import toy
+
+TASK = '''
+"""Unlearning (arXiv 2209.15189 has it): the loss of the answers goes up."""
+
+from torch import Tensor
+
+from kubetune.batching.batch import Batch
+from kubetune.models.learner import Learner
+from kubetune.tasks.causal_lm import CausalLM
+
+
+class Unlearning(CausalLM):
+    """Gradient ascent on the answers of the data."""
+
+    def backward(self, learner: Learner, batch: Batch, scale: float) -> Tensor:
+        """Add the gradient of a micro-batch, turned round, to the parameters, and return its loss."""
+        return -super().backward(learner, batch, -scale)
+
+
+TASK = Unlearning()
+'''
+
+
+def add_line(file: Path, before: str, line: str) -> None:
+    """Write a line in front of another one, of which the file has one."""
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, f"{line}\n{before}"))
+
+
+@pytest.mark.slow
+def test_a_new_task_is_one_file_and_two_lines(tmp_path: Path, inputs: Path) -> None:
+    package = tmp_path / "kubetune"
+    shutil.copytree(
+        Path(kubetune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    (package / "tasks/unlearning.py").write_text(TASK)
+    add_line(
+        package / "tasks/__init__.py",
+        '    "grpo": "kubetune.tasks.grpo.task",',
+        '    "unlearning": "kubetune.tasks.unlearning",',
+    )
+    add_line(
+        package / "config/schema/__init__.py", '        "causal_lm",\n', '        "unlearning",'
+    )
+
+    learning = toy.make_config(
+        inputs, {"max_steps": 6, "eval_steps": 3, "save_steps": 6}, lora={"r": 4}
+    )
+    text = learning.model_dump_json(exclude_unset=True)
+    unlearning = text.replace("{", '{"task": "unlearning", ', 1)
+    (tmp_path / "run.yaml").write_text(unlearning)
+
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    for words in (
+        ["plan", "run.yaml"],
+        ["train", "run.yaml", "output=run"],
+        ["evaluate", "run"],
+        ["export", "run", "-o", "exported"],
+        ["report", "run"],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "kubetune", *words],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    losses = []
+    for line in metrics.read_metrics(tmp_path / "run"):
+        if "eval_loss" in line:
+            losses.append(line["eval_loss"])
+    assert losses == sorted(losses)
+    assert losses[-1] > losses[0] + 0.01
+    assert "pipeline_tag: text-generation" in (tmp_path / "exported" / "README.md").read_text()
