@@ -10,7 +10,7 @@ import math
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -45,23 +45,26 @@ def comment(lines: Iterable[str]) -> str:
     return "".join(f"# {line}\n" for line in folded)
 
 
-@cache
-def _yaml() -> YAML:
-    """Return a writer of values in one line."""
+def inline(value: Any) -> str:
+    """Return a value in one line of YAML."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(inline, value))}]"
+    if isinstance(value, Mapping):
+        items = [f"{inline(key)}: {inline(item)}" for key, item in value.items()]
+        return f"{{{', '.join(items)}}}"
+    return _scalar(value)
+
+
+@lru_cache(maxsize=None, typed=True)
+def _scalar(value: Any) -> str:
+    """Return a number or a text, in quotes only where YAML needs them."""
     yaml = YAML(typ="safe", pure=True)
     yaml.default_flow_style = True
-    yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]
     yaml.width = 10**6
-    yaml.brace_single_entry_mapping_in_flow_sequence = True
     yaml.representer.add_representer(float, _number)
-    return yaml
-
-
-def inline(value: Any) -> str:
-    """Return a value in one line of YAML, texts in quotes only where YAML needs them."""
     stream = io.StringIO()
     # Inside a list, where fewer texts can do without quotes.
-    _yaml().dump([value], stream)
+    yaml.dump([value], stream)
     return stream.getvalue().strip().removeprefix("[").removesuffix("]")
 
 
