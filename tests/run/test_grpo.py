@@ -17,8 +17,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from kubetune import cli, errors
 from kubetune.batching.batch import collate
+from kubetune.batching.prefix_sharing import collate_shared
 from kubetune.config.schema import Config, GrpoConfig, ModelConfig, RewardConfig
 from kubetune.models.padding_free import own_attention
+from kubetune.models.prefix_sharing import why_not
 from kubetune.models.spec import ModelSpec
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.counted_draws import choose, uniforms
@@ -87,6 +89,7 @@ MORE = (
     "deepseek_v3",
     "bloom",
     "mpt",
+    "gpt_neox",
 )
 PROMPTS = [[5, 9, 12, 40, 41, 42], [7, 8], [100, 101, 102]]
 
@@ -145,6 +148,21 @@ def test_sampling_and_training_say_the_same_of_every_token(tmp_path: Path, name:
         batch = collate([(ids, np.arange(len(ids)) >= len(prompt))], [0])
         of_training = grpo.log_probabilities(learner, batch)
         assert float((of_training - torch.tensor(answer.logps)).abs().max()) <= 1e-6
+    if not why_not(learner):
+        # As training has them: in one batch, with the prompt of three answers computed once.
+        longer = [*range(5, 42), *PROMPTS[0]]
+        with own_attention(learner.lm):
+            answers = drawn(learner.lm, [longer], settings)
+        sequences = []
+        logps: list[float] = []
+        for answer in answers:
+            ids = np.array([*longer, *answer.ids], np.uint32)
+            sequences.append((ids, np.arange(len(ids)) >= len(longer)))
+            logps += answer.logps
+        batch = collate_shared(sequences, [0, 1, 2])
+        assert batch.tree is not None
+        of_training = grpo.log_probabilities(learner, batch)
+        assert float((of_training - torch.tensor(logps)).abs().max()) <= 1e-6
 
 
 def test_answers_do_not_depend_on_the_prompts_beside_them(inputs: Path) -> None:
