@@ -56,7 +56,7 @@ def test_a_new_task_is_one_file_and_two_lines(tmp_path: Path, inputs: Path) -> N
         '    "unlearning": "kubetune.tasks.unlearning",',
     )
     add_line(
-        package / "config/schema/__init__.py", '        "causal_lm",\n', '        "unlearning",'
+        package / "config/schema/__init__.py", '        "reward_model",\n', '        "unlearning",'
     )
 
     learning = toy.make_config(
