@@ -13,7 +13,6 @@ import pytest
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.library import plan_forecast
 from kubetune.plan import cost
 from kubetune.plan.cost import Bill, bill, flops_per_token
 from kubetune.plan.forecast import GIB, MIB, Forecast, forecast, remedies
@@ -332,24 +331,6 @@ def test_headers_are_read_and_only_a_config_is_enough(tmp_path: Path) -> None:
     assert read_weights(str(tmp_path / "a"), {}) is None, (
         "a damaged file is no reason to fail a plan"
     )
-
-
-def test_plan_says_how_large_the_files_of_drawn_answers_become() -> None:
-    settings = {"num_generations": 8, "max_completion_length": 256, "num_iterations": 2}
-    config = Config.model_validate(
-        {
-            "model": "x",
-            "data": {"train": "a.jsonl"},
-            "task": "grpo",
-            "rewards": ["numeric"],
-            "grpo": settings,
-        }
-    )
-    plan = make_plan(config).model_copy(update={"num_steps": 9, "global_batch_size": 64})
-    ((label, text),) = plan_forecast._answer_lines(config, plan)
-    # 5 of 9 steps draw 64 × 8 answers, of at most 256 tokens of 22.4 bytes.
-    assert label == "answers"
-    assert text.startswith("2,560, at most 14 MiB in rollouts/")
 
 
 def test_plan_says_it_and_what_would_help(

@@ -14,7 +14,14 @@ from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import duration, size
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
-from kubetune.config.schema import Config, LoraConfig, ModelConfig, RewardConfig, TrainingConfig
+from kubetune.config.schema import (
+    Config,
+    LoraConfig,
+    ModelConfig,
+    RewardConfig,
+    SourceConfig,
+    TrainingConfig,
+)
 from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
 from kubetune.config.schema.evaluation import EvaluationConfig
 from kubetune.data.findings.finding import Finding
@@ -30,10 +37,23 @@ from kubetune.plan.cost import (
     Bill,
     bill,
     evaluation_hours,
+    kind_of,
     price_line,
     reference_hours,
     time_line,
 )
+from kubetune.plan.drawing import (
+    Drawing,
+    Hours,
+    cache_bytes,
+    drawing_of,
+    drawn_by_servers,
+    drawn_here,
+    hours_by_part,
+)
+from kubetune.plan.drawing import facts as drawing_facts
+from kubetune.plan.drawing import lines as drawing_lines
+from kubetune.plan.earlier_runs import Kind, Speed, waiting_share
 from kubetune.plan.forecast import MIB, Forecast, forecast, remedies
 from kubetune.plan.linears import (
     UNQUANTISED,
@@ -82,8 +102,10 @@ class PlanForecast:
         yield from _trained_lines(self.trainable, base, self.costs.weights)
         yield from _memory_lines(self.config.model.dtype, self.plan.device, self.costs)
         yield from _time_lines(self.config.evaluation, self.config.compute, self.costs)
-        if self.config.task == "grpo":
-            yield from _answer_lines(self.config, self.plan)
+        drawing = self.costs.drawing
+        if drawing is not None:
+            drawer = _drawer(self.config, drawing, self.costs.cache_bytes)
+            yield from drawing_lines(self.config.grpo, drawing, drawer, self.costs.drawing_hours)
         for text in plan_text.on_data(self.lengths, self.findings):
             yield "data", text
 
@@ -246,6 +268,10 @@ class Costs:
     bill: Bill | None  # time and price of the steps
     evaluation_hours: float | None  # of all evaluations
     reference_hours: float | None  # of scoring every answer with the model before training
+    # Of a run by reward: what it draws, the most bytes of a process's key-value cache, and its hours by part.
+    drawing: Drawing | None = None
+    cache_bytes: int | None = None
+    drawing_hours: Hours | None = None
 
     def to_json(self, trainable: Trainable) -> dict[str, Any]:
         """Return the same facts as numbers, and how much is trained of each part of the model."""
@@ -262,6 +288,9 @@ class Costs:
         trained = None
         if self.weights is not None:
             trained = trained_by_part(trainable, self.weights)
+        drawing = None
+        if self.drawing is not None:
+            drawing = drawing_facts(self.drawing, self.cache_bytes, self.drawing_hours)
         bill_as_json = None
         if self.bill is not None:
             bill_as_json = asdict(self.bill)
@@ -271,6 +300,7 @@ class Costs:
             "evaluation_hours": self.evaluation_hours,
             "reference_hours": self.reference_hours,
             "bill": bill_as_json,
+            "drawing": drawing,
         }
 
 
@@ -298,26 +328,26 @@ def forecast_costs(
         if memory is not None and memory.device_bytes is not None and not memory.fits:
             changes = remedies(config, plan, weights, memory.device_bytes, longest)
 
-    tokens = None  # of all steps
-    if tokens_per_epoch is not None and plan.steps_per_epoch:
-        tokens = round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
+    drawing = None
+    if config.task == "grpo":
+        drawing = drawing_of(config.grpo, plan)
+    tokens = _tokens_of_steps(plan, tokens_per_epoch, drawing)
     gpu = gpu_here(plan.device)
+    known = earlier_runs.read()
+    work = RankWork.of(config, plan)
     of_run = bill(
-        RankWork.of(config, plan),
+        work,
         config.compute,
         plan,
         weights,
         tokens,
         gpu,
-        earlier_runs.read(),
+        known,
         plan.saved_share,
     )
 
     # Evaluations also read what must not be forgotten.
-    made_by_pod = makes_data(config.kubernetes)
-    forget_rows = 0
-    for source in config.sources["forget"]:
-        forget_rows += taken_by(source, made_by_pod=made_by_pod) or 0
+    forget_rows = _rows_of(config.sources["forget"], made_by_pod=makes_data(config.kubernetes))
     rate = None
     if of_run is not None:
         rate = of_run.tokens_per_second
@@ -328,7 +358,57 @@ def forecast_costs(
         of_run,
         evaluation_hours(config.evaluation, config.lora, plan, rate, forget_rows),
         reference_hours(config.task, config.preference, config.lora, plan, rate),
+        drawing,
+        None if weights is None else _cache_bytes(RankWork.of(config, plan, longest), weights),
+        None
+        if of_run is None
+        else _drawing_hours(of_run, kind_of(work, plan, weights, gpu), known),
     )
+
+
+def _drawer(config: Config, drawing: Drawing, cache: int | None) -> str:
+    """Return who draws the answers of a run by reward. `cache`: bytes of the key-value cache of a process."""
+    servers = config.grpo.servers
+    if servers is None or config.lora is None:
+        return drawn_here(drawing, cache)
+    number = len(servers.urls)
+    if config.kubernetes is not None and config.kubernetes.samplers is not None:
+        number = config.kubernetes.samplers.replicas
+    return drawn_by_servers(drawing, number, config.lora.r, servers.lag)
+
+
+def _cache_bytes(work: RankWork, weights: Weights) -> int | None:
+    """Return the most bytes of the key-value cache of a process; None if it draws nothing, or sizes are unknown."""
+    shape = shape_of(weights)
+    if shape is None or not work.draws_answers:
+        return None
+    return cache_bytes(weights.text_config, shape, work.drawn_rows, work.drawn_tokens, work.element)
+
+
+def _drawing_hours(of_run: Bill, kind: Kind | None, known: Sequence[Speed]) -> Hours | None:
+    """Return the hours by part of a run by reward; None where no run of this shape has ended here."""
+    if kind is None:
+        return None
+    return hours_by_part(of_run.hours, waiting_share(kind, known))
+
+
+def _rows_of(sources: Sequence[SourceConfig], *, made_by_pod: bool) -> int:
+    """Return how many rows of these sources are known to be taken."""
+    rows = 0
+    for source in sources:
+        rows += taken_by(source, made_by_pod=made_by_pod) or 0
+    return rows
+
+
+def _tokens_of_steps(
+    plan: Plan, tokens_per_epoch: int | None, drawing: Drawing | None
+) -> int | None:
+    """Return the tokens of all steps, with the answers that a run by reward draws; None while they are not known."""
+    if drawing is not None:
+        return drawing.learnt_tokens
+    if tokens_per_epoch is None or not plan.steps_per_epoch:
+        return None
+    return round(tokens_per_epoch * plan.num_steps / plan.steps_per_epoch)
 
 
 def _with_reward_models(
@@ -424,24 +504,6 @@ def _memory_lines(dtype: str, device: str, costs: Costs) -> LabelledLines:
         yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"
     if memory.fits is False and not costs.remedies:
         yield "would fit with", "no single change; several together may do, or a larger device"
-
-
-def _answer_lines(config: Config, plan: Plan) -> LabelledLines:
-    """Yield how large the files of drawn answers become, which are never deleted."""
-    if not plan.num_steps:
-        return
-    settings = config.grpo
-    # Steps that repeat answers draw none.
-    data_steps = -(-plan.num_steps // settings.num_iterations)
-    answers = data_steps * plan.global_batch_size * settings.num_generations
-    numbers = (settings.window > 1) + (settings.beta > 0)
-    # A token's id, its text and a log-probability, and further log-probabilities in base64.
-    bytes_per_token = 17 + 5.4 * numbers
-    most = answers * settings.max_completion_length * bytes_per_token
-    yield (
-        "answers",
-        f"{answers:,}, at most {size(most)} in rollouts/, if each is as long as it may be",
-    )
 
 
 def _time_lines(

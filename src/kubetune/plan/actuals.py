@@ -142,8 +142,11 @@ def remember(
     tokens_per_second: float,
     seconds: float,
     events: Sequence[Mapping[str, Any]],
+    waiting_share: float | None = None,
 ) -> None:
     """Keep the speed of a run that ended, for the forecasts of later ones.
+
+    `waiting_share`: of its seconds, those in which steps waited for drawn answers.
 
     A run that went on after a stop is not kept: it may have gone on on another machine.
     """
@@ -154,7 +157,10 @@ def remember(
     kind = kind_of(work, plan, weights, _gpu(plan, starts[0]))
     # A run that only read its checkpoint and ended has no speed.
     if kind is not None and tokens_per_second > 0 and seconds > 0:
-        earlier_runs.keep(earlier_runs.Speed(kind, tokens_per_second, seconds, metrics.now()))
+        speed = earlier_runs.Speed(
+            kind, tokens_per_second, seconds, metrics.now(), waiting_share=waiting_share
+        )
+        earlier_runs.keep(speed)
 
 
 def _gpu(plan: Plan, begun: Mapping[str, Any]) -> str | None:

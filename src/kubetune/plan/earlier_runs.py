@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -80,6 +81,8 @@ class Speed:
     tokens_per_second: Positive  # of all devices together
     seconds: Positive  # within steps
     time: str  # at which it ended
+    # Share of these in which steps waited for drawn answers; None for runs that draw none.
+    waiting_share: Annotated[float, Field(ge=0, le=1)] | None = None
 
 
 _SPEED = TypeAdapter(Speed)
@@ -113,6 +116,15 @@ def ranges(kind: Kind, known: Iterable[Speed]) -> list[Range]:
         rates = sorted(_scaled(run, kind) for run in _long_enough(similar))
         results.append(_range(rates, SPARE_IF_SIMILAR, "similar shape, scaled by FLOPs,"))
     return results
+
+
+def waiting_share(kind: Kind, known: Iterable[Speed]) -> float | None:
+    """Return the median share of their seconds that runs of the same shape waited for drawn answers; None without."""
+    shares = []
+    for run in known:
+        if run.waiting_share is not None and kind.is_same(run.kind):
+            shares.append(run.waiting_share)
+    return statistics.median(shares) if shares else None
 
 
 def _long_enough(runs: list[Speed]) -> list[Speed]:

@@ -27,6 +27,7 @@ from typing import Any
 
 from kubetune.config.schema import Config, DataConfig, LoraConfig, TrainingConfig
 from kubetune.plan.activations import activations, expects_compiling, goes_alone
+from kubetune.plan.drawing import cache_bytes, sampling_bytes
 from kubetune.plan.linears import adapter_parameters, linears, shape_of, stacks
 from kubetune.plan.memory import USABLE_SHARE, Shape, chunk_rows
 from kubetune.plan.model_shapes import TOWERS, Weights
@@ -122,16 +123,25 @@ def forecast(
     if compiled is None:
         compiled = expects_compiling(work, weights.parameters)
     kept = activations(work, weights, shape, room=room, logits=logits, compiled=compiled)
-    if work.draws_answers and borrowed:
+    if work.draws_answers:
         # Answers are drawn before a step begins, when nothing of what comes and goes within it is there.
         comes_and_goes = logits + sum(kept.parts.values()) + sum(borrowed.values())
-        beyond = work.element * weights.parameters - comes_and_goes
-        parts["all weights while answers are drawn, beyond what a step takes"] = max(0, beyond)
+        drawing = _drawing_bytes(work, weights, shape)
+        if borrowed:
+            drawing += work.element * weights.parameters  # all ranks' slices are gathered
+        parts["drawing answers, beyond what a step takes"] = max(0, drawing - comes_and_goes)
     parts |= kept.parts
     parts["logits, a chunk at a time"] = logits
     parts |= _uncounted_parts(work, sum(parts.values()))
     present = {name: size for name, size in parts.items() if size}
     return Forecast(present, trained, weights.parameters, device_bytes, kept.recomputed_layers)
+
+
+def _drawing_bytes(work: RankWork, weights: Weights, shape: Shape) -> int:
+    """Return the bytes of the key-value cache and of the sampling, at the end of the longest answers."""
+    text = weights.text_config
+    cache = cache_bytes(text, shape, work.drawn_rows, work.drawn_tokens, work.element)
+    return cache + sampling_bytes(text, work.drawn_rows, work.element)
 
 
 def _uncounted_parts(work: RankWork, counted: int) -> dict[str, int]:
@@ -176,6 +186,7 @@ def _held_parts(work: RankWork, weights: Weights, trained: int) -> dict[str, int
     moments = 2 if work.optimizer == "adamw_8bit" else 8  # bytes of both together
     return {
         "weights": held,
+        "model before training": weight_bytes if work.holds_reference else 0,
         state: 4 * of_rank,
         "their gradients": 4 * of_rank,
         "AdamW's two moments": moments * of_rank,

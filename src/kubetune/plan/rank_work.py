@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kubetune.config.schema import Config, LoraConfig
+from kubetune.plan.drawing import rows_at_once
 from kubetune.plan.linears import Trainable
 from kubetune.plan.plan import Plan
 
@@ -29,6 +30,9 @@ class RankWork:
     compile: bool | str  # training.compile
     may_accumulate: bool  # a step may have several micro-batches
     draws_answers: bool  # the model draws the answers that it learns from
+    drawn_rows: int  # answers that it draws at a time; 0 if it draws none
+    drawn_tokens: int  # of the longest prompt with the longest answer
+    holds_reference: bool  # the model before training is held as a second model
     classifies: bool  # the model has a head that judges texts in place of its vocabulary
     sees: bool  # the rows may have images
     sequence_tokens: int  # tokens of the longest sequence
@@ -53,6 +57,7 @@ class RankWork:
             sequence = max(1, longest)
             batch_tokens = _filled_tokens(plan, sequence * sequences_of_a_row)
         row = sequence * sequences_of_a_row
+        draws_answers = config.task == "grpo" and config.grpo.servers is None
         step_tokens = plan.tokens_per_step
         return cls(
             task=config.task,
@@ -68,7 +73,10 @@ class RankWork:
             recompute=training.gradient_checkpointing,
             compile=training.compile,
             may_accumulate=plan.may_accumulate,
-            draws_answers=config.task == "grpo" and config.grpo.servers is None,
+            draws_answers=draws_answers,
+            drawn_rows=rows_at_once(config.grpo, plan) if draws_answers else 0,
+            drawn_tokens=sequence + config.grpo.max_completion_length,
+            holds_reference=config.task == "grpo" and config.grpo.beta > 0 and not config.lora,
             classifies=config.classifies,
             sees=config.sees,
             sequence_tokens=sequence,

@@ -35,11 +35,19 @@ class Totals:
     tokens: int = 0
     trained_tokens: int = 0
     seconds: float = 0.0
+    waiting_seconds: float | None = None  # for drawn answers; None for a run that draws none
     first: Mapping[str, Any] = field(default_factory=dict)  # line of the first step
     last: Mapping[str, Any] = field(default_factory=dict)  # line of the last step
     evaluation: Mapping[str, Any] | None = None  # line of the last evaluation
     first_losses: list[float] = field(default_factory=list)  # at most _ENDS
     last_losses: list[float] = field(default_factory=list)  # at most _ENDS, in order
+
+    @property
+    def waiting_share(self) -> float | None:
+        """Share of the seconds in which steps waited for drawn answers; None for a run that draws none."""
+        if self.waiting_seconds is None or not self.seconds:
+            return None
+        return min(1.0, self.waiting_seconds / self.seconds)
 
     def add(self, steps: Sequence[Mapping[str, Any]]) -> None:
         """Add the lines of these steps, which follow those added before."""
@@ -77,8 +85,15 @@ def _losses(steps: Iterable[Mapping[str, Any]]) -> Iterator[float]:
 def read_totals(run_dir: Path) -> Totals:
     """Return the sums of what metrics.jsonl and timings.jsonl hold."""
     totals = Totals()
-    seconds = (line["seconds"] for line in stream_lines(run_dir / TIMINGS))
+    seconds = []
+    waiting = []
+    for line in stream_lines(run_dir / TIMINGS):
+        seconds.append(line["seconds"])
+        if "answers_seconds" in line:
+            waiting.append(line["answers_seconds"])
     totals.seconds = math.fsum(seconds)
+    if waiting:
+        totals.waiting_seconds = math.fsum(waiting)
     for line in stream_lines(run_dir / METRICS):
         if "eval_loss" in line:
             totals.evaluation = line

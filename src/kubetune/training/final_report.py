@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,17 +49,14 @@ def report(
     compared = actuals.compare(
         config,
         plan,
-        tokens=planned_tokens(plan, data),
+        # How long the answers of a run by reward become, only the run knows.
+        tokens=totals.tokens if config.task == "grpo" else planned_tokens(plan, data),
         longest=data.longest,
         peak_memory_bytes=peak,
         step_seconds=totals.seconds,
         events=events,
         until=metrics.now(),
     )
-    preflight = None
-    for event in events:
-        if event["event"] == "preflight":
-            preflight = event  # the newest
     copy_to = None
     if copy:
         copy_to = Path(copy)
@@ -71,7 +68,7 @@ def report(
         peak_memory_bytes=peak,
         copy_to=copy_to,
         best_step=state.best_step,
-        preflight=preflight,
+        preflight=_newest_preflight(events),
         actuals=compared,
     )
     if numbers["throughput"] is not None:
@@ -83,8 +80,17 @@ def report(
             tokens_per_second=numbers["throughput"]["tokens_per_second"],
             seconds=totals.seconds,
             events=events,
+            waiting_share=totals.waiting_share,
         )
     return _log_result(run_dir, state, numbers, compared)
+
+
+def _newest_preflight(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    preflight = None
+    for event in events:
+        if event["event"] == "preflight":
+            preflight = event
+    return preflight
 
 
 def _log_result(

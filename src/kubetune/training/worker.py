@@ -190,6 +190,7 @@ def _train(
     from kubetune.data.prepared.statistics import record
     from kubetune.data.spec import DataSpec
     from kubetune.plan import actuals
+    from kubetune.plan.drawing import drawing_of
     from kubetune.scoring import kept_questions
     from kubetune.training.judgement import conclude
     from kubetune.training.start import choices
@@ -208,6 +209,9 @@ def _train(
     if world.is_main:
         work = RankWork.of(config, plan)
         gpu = gpu_name(world)
+        if config.task == "grpo":
+            drawing = drawing_of(config.grpo, plan)
+            num_tokens = (drawing and drawing.learnt_tokens) or num_tokens
         for line in actuals.outlook(work, config.compute, plan, config.model.path, num_tokens, gpu):
             logs.STEP.info("%s", line)
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
