@@ -122,6 +122,105 @@ def test_a_file_of_grpo_becomes_a_run_file(case: str, tmp_path: Path) -> None:
     assert not unknown
 
 
+SERVERS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "trl": (
+        "a.yaml",
+        f"{TRL}use_peft: true\nreward_funcs: [a.b]\nuse_vllm: true\nvllm_mode: server\nvllm_server_port: 8001\n"
+        "vllm_importance_sampling_cap: 2.0\nvllm_group_port: 51000\n",
+        {
+            "servers": {"urls": ("http://localhost:8001",)},
+            "importance_sampling_correction": "sequence_mask", "importance_sampling_clip_max": 2.0,
+        },
+    ),
+    "trl by address, uncorrected": (
+        "a.yaml",
+        f"{TRL}use_peft: true\nreward_funcs: [a.b]\nuse_vllm: true\nvllm_mode: server\nvllm_server_port: 8001\n"
+        "vllm_server_base_url: http://0.0.0.0:9/\nvllm_importance_sampling_correction: false\n",
+        {"servers": {"urls": ("http://localhost:9",)}, "importance_sampling_correction": "none"},
+    ),
+    "axolotl": (
+        "a.yml",
+        f"{AXOLOTL}adapter: lora\nlora_target_linear: true\ntrl:\n  reward_funcs: [r1.f]\n  use_vllm: true\n"
+        "  vllm_mode: server\n  vllm_server_host: vllm\n  vllm_importance_sampling_mode: token_mask\n",
+        {"servers": {"urls": ("http://vllm:8000",)}, "importance_sampling_correction": "token_mask"},
+    ),
+    "swift": (
+        "a.sh",
+        f"{SWIFT}--reward_funcs accuracy --use_vllm true --vllm_mode server --vllm_server_host 10.0.0.7 10.0.0.8 "
+        "--vllm_server_port 8000 8001 --async_generate true --rollout_importance_sampling_mode sequence_truncate\n",
+        {
+            "servers": {"urls": ("http://10.0.0.7:8000", "http://10.0.0.8:8001"), "lag": 1},
+            "importance_sampling_correction": "geometric_truncate", "importance_sampling_clip_max": 2.0,
+        },
+    ),
+    "swift, uncorrected": (
+        "a.sh",
+        f"{SWIFT}--reward_funcs accuracy --use_vllm true --vllm_mode server --vllm_server_host 10.0.0.7\n",
+        {"servers": {"urls": ("http://10.0.0.7:8000",)}, "importance_sampling_correction": "none"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SERVERS)
+def test_servers_that_draw_are_carried_with_the_correction(case: str, tmp_path: Path) -> None:
+    name, text, settings = SERVERS[case]
+    result = imported(tmp_path, name, text)
+    file = tmp_path / "run.yaml"
+    file.write_text(result.text)
+    grpo = load_config(file).grpo
+    values = grpo.model_dump(include=settings.keys(), exclude_unset=True)
+    assert values == settings
+    near = [note.text for note in result.of("approximated") if "grpo.servers.urls" in note.text]
+    assert len(near) == 1
+    assert "stock `vllm serve --enable-lora` has to answer there" in near[0]
+    assert not result.of("dropped")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"use_peft: true\n": ""}, "stock vLLM servers take adapters"),
+        ({"use_peft: true": "use_peft: true\nuse_dora: true"}, "no adapter with lora.use_dora"),
+        ({"port: 8001": "host: $HOST"}, "holds a variable"),
+        ({"mode: server": "mode: colocate"}, "the model draws its answers itself"),
+    ],
+)
+def test_servers_that_could_not_draw_are_dropped_with_the_reason(
+    wrong: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    text = SERVERS["trl"][1]
+    for theirs, other in wrong.items():
+        assert theirs in text
+        text = text.replace(theirs, other)
+    result = imported(tmp_path, "a.yaml", text)
+    assert any(words in note.text for note in result.of("dropped"))
+    assert "servers:" not in result.text
+    assert "importance_sampling_correction:" not in result.text
+
+
+def test_arguments_in_arrays_of_a_script_are_read(tmp_path: Path) -> None:
+    script = """
+    MODEL=a/b
+    DATA=(
+        # the sums
+        data.train_files=$HOME/sums.parquet   # of both tools
+        data.train_batch_size=64
+    )
+    DATA+=(data.max_response_length=128)
+    ACTOR=(actor_rollout_ref.model.path=$MODEL
+           actor_rollout_ref.actor.ppo_mini_batch_size=64)
+    python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \\
+        "${DATA[@]}" ${ACTOR[@]} "${MISSING[@]}" "$@"
+    """
+    result = imported(tmp_path, "a.sh", script)
+    file = tmp_path / "run.yaml"
+    file.write_text(result.text)
+    config = load_config(file)
+    assert (config.model.path, config.data.train[0].path) == ("a/b", "~/sums.parquet")
+    assert config.training.global_batch_size == 64
+    assert config.grpo.max_completion_length == 128
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.config.schema.grpo import ONLY_WITH, GrpoConfig
+from kubetune.plugins.importers import servers
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -77,8 +78,7 @@ def learn(draft: Draft, key: str) -> tuple[Table, ...]:
     if isinstance(section, dict):
         _section(draft, section)
     else:
-        take_loss(draft, "loss_type", "grpo.loss_type", _LOSSES)
-        _rewards(draft)
+        _together(draft)
     if not draft.has("rewards"):
         draft.refuse(
             key if key in draft.theirs else next(iter(draft.theirs)),
@@ -107,13 +107,20 @@ def finish(draft: Draft) -> None:
         draft.assume("grpo.use_bias_correction_kl", False)
     if not draft.has("training.global_batch_size"):
         _batches(draft)
+    servers.withdraw_unusable(draft)
+
+
+def _together(draft: Draft) -> None:
+    """Take keys that act on each other: the loss, which others depend on, the rewards, and the servers."""
+    take_loss(draft, "loss_type", "grpo.loss_type", _LOSSES)
+    _rewards(draft)
+    servers.take(draft)
 
 
 def _section(draft: Draft, items: Mapping[str, Any]) -> None:
     """Take axolotl's section `trl`, which has TRL's keys."""
     section = draft.section(_SECTION, items)
-    take_loss(section, "loss_type", "grpo.loss_type", _LOSSES)
-    _rewards(section)
+    _together(section)
     section.apply(TABLE.by_key())
     draft.notes.extend(section.notes)
     draft.settings |= section.settings
@@ -257,6 +264,7 @@ TABLE: Final = Table(
         "max_prompt_length": "data.max_length counts prompt and right answer",
         "num_generations_eval": "see evaluation.generate",
         "use_vllm": ("the model draws its answers itself; grpo.servers names stock vLLM servers that do", False),
+        "vllm_server_timeout": "how long to wait for a server that starts; see grpo.servers.timeout_seconds",
         "kl_in_reward": ("the divergence is a part of the loss", False),
         "sync_ref_model": ("the reference stays as it is", False),
         "ref_model_mixup_alpha ref_model_sync_steps": "the reference stays as it is",
@@ -268,6 +276,7 @@ TABLE: Final = Table(
         "metric_for_best_model greater_is_better": _NO_METRIC,
     },
     unneeded={
+        "vllm_group_port vllm_server_group_port": "servers load adapter files, and no weights are sent",
         "generation_batch_size": "it follows from grpo.steps_per_generation and the prompts of a step",
         "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
         "vllm_importance_sampling_clip_min vllm_importance_sampling_cap rollout_importance_sampling_mode "

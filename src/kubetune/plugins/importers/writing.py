@@ -34,7 +34,15 @@ def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
         node.setdefault(name, {})
         if value is not None:
             node[name] = value
-    return "\n".join(_lines((), tree, comments)).lstrip("\n") + "\n"
+    # Settings of one line stand together; a section of several lines is a block of its own.
+    lines = ["", *_lines((), tree, comments), ""]
+    text = ""
+    for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
+        is_edge = before.startswith(" ") or after.startswith(" ")
+        if text and is_edge and not line.startswith(" "):
+            text += "\n"
+        text += f"{line}\n"
+    return text
 
 
 def comment(lines: Iterable[str]) -> str:
@@ -94,8 +102,6 @@ def _lines(path: KeyPath, section: Mapping[str, Any], comments: Mapping[str, str
         )
         is_list_of_sections = isinstance(value, list) and value and isinstance(value[-1], dict)
         if is_section:
-            if not path:
-                yield ""
             yield f"{indent}{name}:"
             yield from _lines(here, value, comments)
         # Sections, and what is too long for a line, stand one below the other.
