@@ -81,8 +81,7 @@ def draw(run_view: RunView, console: Console, height: int | None = None) -> Grou
         most_ranks = MOST_RANKS
         if height is not None:
             most_ranks = min(MOST_RANKS, max(3, height // 3))
-        timing = status.get("timing") or {}
-        parts.append(_ranks(status["ranks"], timing.get("rank_seconds") or [], most_ranks))
+        parts.append(_ranks(status["ranks"], most_ranks))
 
     log_lines = LOG_LINES
     if height is not None:
@@ -218,42 +217,28 @@ def _remark(
     )
 
 
-def _ranks(ranks: Sequence[Mapping[str, Any]], rank_seconds: Sequence[float], most: int) -> Table:
-    """Return phase, step and lag of each rank; of many, those that lag most.
-
-    The lag is how much longer than the fastest rank it computed in the last step.
-    """
+def _ranks(ranks: Sequence[Mapping[str, Any]], most: int) -> Table:
+    """Return step and phase of each rank; of many, first those that the others wait for, the longest silent first."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("rank", "step", "phase", "for", "lag", "heard of"):
-        table.add_column(name, justify="left" if name in ("phase", "heard of") else "right")
-
-    # Ranks that took 2.0, 2.2 and 2.0 s lag by 0, 10 and 0 %.
-    lags: dict[int, float] = {}  # by rank
-    if len(rank_seconds) > 1 and min(rank_seconds) > 0:
-        for index, seconds in enumerate(rank_seconds):
-            lags[index] = seconds / min(rank_seconds) - 1
+    for name in ("rank", "step", "phase", "for", "heard of"):
+        table.add_column(name, justify="left" if name == "phase" else "right")
     shown = list(ranks)
     if len(ranks) > most:
-        shown.sort(key=lambda rank: lags.get(rank["rank"], 0.0), reverse=True)
-
+        shown.sort(key=lambda rank: (rank["waiting"], -rank["silent_seconds"]))
     for rank in shown[:most]:
         phase = rank["phase"]
         if rank["waiting"]:
             phase = f"waits in {phase}"
-        lag = ""
-        if rank["rank"] in lags:
-            lag = f"{lags[rank['rank']]:+.0%}"
         table.add_row(
             str(rank["rank"]),
             number(rank["step"]),
             _text(phase),
             brief(rank["phase_seconds"]),
-            lag,
             f"{brief(rank['silent_seconds'])} ago",
             style="bold red" if rank["silent_seconds"] > LATE_SECONDS else "",
         )
     if len(ranks) > most:
-        table.add_row("…", "", f"{counted(len(ranks) - most, 'rank')} more with less lag")
+        table.add_row("…", "", f"{counted(len(ranks) - most, 'rank')} more")
     return table
 
 
