@@ -36,6 +36,7 @@ EXTRA_OF = {
     "jsonschema": "evaluation",
     "lm_eval": "benchmarks",
     "optuna": "sweep",
+    "gguf": "gguf",
 }
 
 

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -31,6 +32,7 @@ from kubetune.cli import main
 from kubetune.cli.result.export import describe
 from kubetune.data.prepared import kept_rows
 from kubetune.reporting import picture
+from kubetune.result.gguf_files import llama_cpp
 from kubetune.result.inference.generate import load_run
 from kubetune.result.inference.result import open_result
 from kubetune.result.publishing import merge
@@ -309,6 +311,8 @@ def test_classifiers(merged: bool, tmp_path: Path) -> None:
     if merged:
         model = AutoModelForSequenceClassification.from_pretrained(exported.path)
         assert model.config.id2label == {0: "0", 1: "1"}
+    with pytest.raises(errors.MissingExtra if find_spec("gguf") is None else errors.ModelError):
+        export(run_dir, tmp_path / "gguf", gguf="bf16")
     assert "text-classification" in (exported.path / "README.md").read_text()
 
 
@@ -496,6 +500,75 @@ def test_what_cannot_be_exported(
         assert main(["export", str(lora_run), *words]) == errors.USER
         assert message in capsys.readouterr().err
     assert leftovers(tmp_path / "mine") == ["notes.txt"]
+
+
+def without_llama_cpp(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llama_cpp, "missing", lambda: "it is not installed")
+    monkeypatch.setenv("PATH", "")
+
+
+def test_a_gguf_file_that_nothing_here_runs_is_not_proved_and_says_so(
+    lora_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    without_llama_cpp(monkeypatch)
+    lines: list[str] = []
+    exported = export_run(lora_run, out=tmp_path / "out", gguf="q8_0", tell=lines.append)
+    assert "not proved by running it: it is not installed" in lines
+    assert ("llama.cpp", "not proved: it is not installed") in list(describe(exported))
+    assert (
+        "not run by llama.cpp: it is not installed" in (tmp_path / "out" / "README.md").read_text()
+    )
+    beside = ["LICENSE", "Modelfile", "README.md", "USE_POLICY.md", "curves.svg", "provenance.json"]
+    assert leftovers(tmp_path / "out") == sorted(["model-q8_0.gguf", *beside])
+    assert "FROM ./model-q8_0.gguf" in (tmp_path / "out" / "Modelfile").read_text()
+
+
+def test_what_cannot_be_gguf(
+    lora_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("gguf")
+    without_llama_cpp(monkeypatch)
+    for words, message in (
+        (["--gguf", "q9"], "expected one of bf16, f16, f32"),
+        (["--gguf", "q4_k_m"], "neither llama-quantize is in the PATH"),
+        (["--gguf", "bf16", "--dtype", "float32"], "leave --dtype out"),
+        (["--gguf", "adapter", "--merge"], "leave --merge out"),
+    ):
+        command = ["export", str(lora_run), *words, "--output", str(tmp_path / "out")]
+        assert main(command) == errors.USER
+        assert message in capsys.readouterr().err
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault", ["signal 9:gguf.tensor", "signal 15:gguf.tensor", "error 28:gguf.tensor"]
+)
+def test_a_stop_within_a_gguf_file_leaves_none(lora_run: Path, tmp_path: Path, fault: str) -> None:
+    pytest.importorskip("gguf")
+    out = tmp_path / "out"
+    command = [
+        sys.executable,
+        "-m",
+        "kubetune",
+        "export",
+        str(lora_run),
+        "--gguf",
+        "f32",
+        "-o",
+        str(out),
+    ]
+    environ = {**os.environ, fault_injection.FAULT: fault}
+    assert subprocess.run(command, env=environ, capture_output=True).returncode != 0
+    assert not out.exists()
+    export(lora_run, out, gguf="f32")  # clears away what the killed one left
+    assert leftovers(tmp_path) == ["out"]
+    export(lora_run, out, gguf="f32")
+    assert leftovers(tmp_path) == ["out"]
 
 
 def test_a_picture_of_curves() -> None:

@@ -30,6 +30,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="largest file of a model's weights (default 5GB)",
     )
+    parser.add_argument(
+        "--gguf",
+        metavar="TYPE",
+        help="one GGUF file for llama.cpp and Ollama, with adapters merged: bf16, f16, f32, q8_0, q5_1, q5_0, q4_1, "
+        "q4_0, a K-quant such as q4_k_m, or `adapter` for the adapter alone",
+    )
     add_json(parser, "the provenance as JSON")
 
 
@@ -86,6 +92,7 @@ def run(args: argparse.Namespace) -> Answer:
             max_shard_size=args.max_shard_size,
             model=args.model,
             trust_code=args.trust_code,
+            gguf=args.gguf,
             tell=tell,
         )
     return Answer({"path": str(export.path)} | export.facts, lambda: show(export))
@@ -114,8 +121,14 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     # A large model is written in several files.
     sizes = [size for name, size in export.files.items() if name.endswith(".safetensors")]
     count = counted(len(sizes), "file")
-    yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"
+    if "gguf" in facts:
+        file = facts["gguf"]["file"]
+        yield "weights", f"{file}, {facts['kind']}, {export.files[file]:,} bytes"
+    else:
+        yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"
     yield from _proof(facts["proof"])
+    if "gguf" in facts:
+        yield from _gguf(facts["gguf"])
 
     # Licences of bases ask for a copy with what is derived from them.
     licences = ", ".join(base["licence_files"])
@@ -129,6 +142,40 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     if facts["served_by"]:
         purpose = f"and serve it: {', '.join(facts['served_by'])}"
     yield "next", f"{export.path / 'README.md'} says how to load {purpose}"
+
+
+def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what llama.cpp said of a GGUF file, as labelled lines."""
+    if facts.get("kept_in_16_bits"):
+        kept = counted(len(facts["kept_in_16_bits"]), "tensor")
+        yield "", f"{kept} in f16, as rows do not fill blocks of {facts['type']}"
+    if "not_proved" in facts:
+        yield "llama.cpp", f"not proved: {facts['not_proved']}"
+        return
+    proof = facts["proof"]
+    label = "llama.cpp"
+    for comparison in proof["comparisons"]:
+        apart = f"{comparison['difference']:.1e} apart (allowed {comparison['tolerance']:.0e})"
+        agreement = f"same first choice {comparison['agreement']:.1%}"
+        yield label, f"log-probabilities of {comparison['what']}: {apart}, {agreement}"
+        label = ""
+    base = proof.get("base_quantised_alike")
+    if isinstance(base, dict):
+        yield "", f"the base quantised alike loses {base['difference']:.1e}"
+    elif base is not None:
+        yield "", f"the base quantised alike: {base}"
+    equal = sum(parting is None for parting in proof["greedy"])
+    yield "", f"greedy answers equal over 64 tokens: {equal} of {len(proof['greedy'])}"
+    if "texts_tokenized_alike" in proof:
+        yield "", f"texts tokenized alike: {proof['texts_tokenized_alike']}"
+    chats = proof.get("chats")
+    if chats:
+        alike = sum(chat["alike"] is True for chat in chats)
+        unknown = sum(chat["alike"] is None for chat in chats)
+        line = f"prompts by llama.cpp's own code alike: {alike} of {len(chats)}"
+        if unknown:
+            line += "; it does not know this template, so run it with --jinja"
+        yield "", line
 
 
 def _proof(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +27,10 @@ from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import loading
 from kubetune.reporting.picture import draw
+from kubetune.result.gguf_files import export as gguf_export
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.result.publishing import base_files, equivalence, ollama_modelfile, serving
-from kubetune.result.publishing.equivalence import Comparison
+from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.model_card import CURVES, base_name, write_card
 from kubetune.result.publishing.provenance import PROVENANCE, facts_of
 from kubetune.result.publishing.writers import WRITERS, Job, Kind, Tell
@@ -64,12 +66,14 @@ def export_run(
     tell: Tell = print,
     model: str | None = None,
     trust_code: str | None = None,
+    gguf: str | None = None,
 ) -> Export:
     """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
 
     `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
     config's. No file of a model's weights is larger than `max_shard_size`; an adapter is one file. `model`: the base,
-    where that lies elsewhere here. `trust_code`: digest of code of the run that the user allows.
+    where that lies elsewhere here. `trust_code`: digest of code of the run that the user allows. `gguf`: the type of
+    the weights of one GGUF file, with adapters merged, or `adapter`.
 
     Raise ConfigError for what makes no sense, ModelError when the proof fails, EnvironmentFault when the disk is full.
     Nothing is left in `out` then, and an export that was there before stays.
@@ -86,9 +90,13 @@ def export_run(
             f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
         )
 
+    if gguf is not None:
+        dtype = gguf_export.dtype_of(gguf, dtype)
+        merged = gguf_export.merges(gguf, config.lora, merged=merged)
+        gguf_export.prepare(result, gguf)
     kind = _kind(config.lora, merged=merged)
     # Where it goes must be free too, or hold an export that this one replaces.
-    folder = Path(out or _place(result, kind)).absolute()
+    folder = Path(out or _place(result, f"gguf-{gguf}" if gguf else kind)).absolute()
     _check_place(folder)
     job = Job(
         result,
@@ -97,6 +105,7 @@ def export_run(
         device=torch.device(device) if device else default_device(),
         tell=tell,
         max_shard_bytes=_bytes_of(max_shard_size),
+        gguf=gguf,
     )
 
     # One export of a run at a time; others would remove each other's leftovers.
@@ -125,31 +134,12 @@ def _check_place(out: Path) -> None:
 def _fill(job: Job, folder: Path) -> dict[str, Any]:
     """Write everything that makes up an export, prove it, and return its provenance."""
     result = job.result
-
-    # The weights, and whether the exported model computes what the trained one did.
-    with result.checked():
-        sample = equivalence.choose_sample(result, job.tell)
-        comparisons, notes = WRITERS[job.kind](job, folder, sample)
-
-    # What stands beside the weights. The image processor's file gets the limits of training.
-    changed = []
-    if result.image_processor is not None:
-        changed = result.image_processor.tell_limits(folder)
-    licences, templates = base_files.copy(job, folder)
-    names = equivalence.check_tokenizer(
-        result.tokenizer,
-        folder,
-        sample,
-        changed_files=changed,
-    )
-    names = sorted([*names, *templates])
-    _require_proof(comparisons)
-    fault_injection.reach("export.proved")
-
-    facts = facts_of(job, sample, comparisons, names, notes)
-    facts["base"]["licence_files"] = licences
-    if serving.OLLAMA in facts["served_by"]:
-        _write_modelfile(folder, result, job.kind)
+    if job.gguf is None:
+        facts, _ = _fill_weights(job, folder)
+        if serving.OLLAMA in facts["served_by"]:
+            _write_modelfile(folder, result, job.kind)
+    else:
+        facts = _fill_gguf(job, folder, job.gguf)
 
     # The card and its picture show what came before the checkpoint; the run may have gone on.
     step = facts["checkpoint"]["step"]
@@ -178,6 +168,49 @@ def _fill(job: Job, folder: Path) -> dict[str, Any]:
     return facts
 
 
+def _fill_weights(job: Job, folder: Path) -> tuple[dict[str, Any], Sample]:
+    """Write weights, tokenizer, licence and templates, and prove them. Return provenance, and the rows of the proof."""
+    # The weights, and whether the exported model computes what the trained one did.
+    result = job.result
+    with result.checked():
+        sample = equivalence.choose_sample(result, job.tell)
+        comparisons, notes = WRITERS[job.kind](job, folder, sample)
+
+    # What stands beside the weights. The image processor's file gets the limits of training.
+    changed = []
+    if result.image_processor is not None:
+        changed = result.image_processor.tell_limits(folder)
+    licences, templates = base_files.copy(job, folder)
+    names = equivalence.check_tokenizer(
+        result.tokenizer,
+        folder,
+        sample,
+        changed_files=changed,
+    )
+    names = sorted([*names, *templates])
+    _require_proof(comparisons)
+    fault_injection.reach("export.proved")
+
+    facts = facts_of(job, sample, comparisons, names, notes)
+    facts["base"]["licence_files"] = licences
+    return facts, sample
+
+
+def _fill_gguf(job: Job, folder: Path, gguf: str) -> dict[str, Any]:
+    """Write an export's GGUF file, Modelfile and licence. Its weights as transformers reads them come first, and go."""
+    staging = folder / "transformers"
+    staging.mkdir()
+    facts, sample = _fill_weights(job, staging)
+    with job.result.checked():
+        facts["gguf"] = gguf_export.write(job, staging, folder, sample, gguf)
+    facts["served_by"] = [serving.GGUF, serving.OLLAMA]
+    for name in facts["base"]["licence_files"]:
+        (staging / name).rename(folder / name)
+    shutil.rmtree(staging)
+    _write_modelfile(folder, job.result, job.kind, gguf=facts["gguf"]["file"])
+    return facts
+
+
 def _require_proof(comparisons: Sequence[Comparison]) -> None:
     """Raise ModelError if two models that should be the same differ too much."""
     problems = []
@@ -196,8 +229,9 @@ def _write_modelfile(
     folder: Path,
     result: Result,
     kind: Kind,
+    gguf: str | None = None,
 ) -> None:
-    """Write the Modelfile that Ollama wants beside weights."""
+    """Write the Modelfile that Ollama wants beside weights. `gguf`: the file that lies there already."""
     # Ollama puts BOS in front by itself.
     tokenizer = result.tokenizer
     bos = ""
@@ -211,28 +245,34 @@ def _write_modelfile(
 
     stop = [tokenizer.backend.id_to_token(token_id) for token_id in tokenizer.eos_ids]
 
-    # Ollama converts few architectures itself. Of the others it takes a file that llama.cpp makes.
-    if kind == "adapter":
-        base = base_name(result.config.model.path)
-        config_file = tokenizer.files.get("config.json")
-        converted = serving.CONVERTED_BY_OLLAMA["adapter"]
-        gguf: str | None = serving.ADAPTER_GGUF
-    else:
-        base = None
-        config_file = folder / "config.json"
-        converted = serving.CONVERTED_BY_OLLAMA["model"]
-        gguf = serving.MODEL_GGUF
-
-    architectures = read_json(config_file).get("architectures") or ()
-    if not converted.isdisjoint(architectures):
-        gguf = None
+    base = base_name(result.config.model.path) if kind == "adapter" else None
+    is_made = gguf is not None
+    if gguf is None:
+        gguf = _gguf_to_make(folder, result, kind)
     text = ollama_modelfile.modelfile(
         render if tokenizer.chat else None,
         stop=list(filter(None, stop)),
         base=base,
         gguf=gguf,
+        is_made=is_made,
     )
     files.write_atomic(folder / ollama_modelfile.MODELFILE, scrub(text))
+
+
+def _gguf_to_make(folder: Path, result: Result, kind: Kind) -> str | None:
+    """Return the GGUF file that Ollama wants of this export; None if it converts the weights itself."""
+    # It converts few architectures. Of the others it takes a file that llama.cpp makes.
+    if kind == "adapter":
+        config_file = result.tokenizer.files.get("config.json")
+        converted = serving.CONVERTED_BY_OLLAMA["adapter"]
+        gguf = serving.ADAPTER_GGUF
+    else:
+        config_file = folder / "config.json"
+        converted = serving.CONVERTED_BY_OLLAMA["model"]
+        gguf = serving.MODEL_GGUF
+
+    architectures = read_json(config_file).get("architectures") or ()
+    return gguf if converted.isdisjoint(architectures) else None
 
 
 def find_export(
@@ -268,7 +308,7 @@ def _kind(lora: LoraConfig | None, *, merged: bool) -> Kind:
     return "merged" if merged else "adapter"
 
 
-def _place(result: Result, kind: Kind) -> Path:
+def _place(result: Result, kind: str) -> Path:
     """Return the folder of an export for which the user names none."""
     return result.run_dir / "exports" / f"{result.checkpoint.name}-{kind}"
 

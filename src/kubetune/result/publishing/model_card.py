@@ -13,6 +13,7 @@ from typing import Any
 from kubetune.base.humanize import counted, sparkline
 from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
+from kubetune.result.gguf_files import card as gguf_card
 from kubetune.result.publishing import serving
 from kubetune.tasks import task_of
 
@@ -66,15 +67,23 @@ def write_card(
         classifies=config.classifies,
     )
 
+    loading = [
+        f"## How to load\n\n```python\n{snippet}\n```",
+        *serving.commands(config.task_name, config.lora, kind, base, facts["base"]),
+    ]
+    proof = [f"## Proof of export\n\n{_proof(facts['proof'])}"]
+    if "gguf" in facts:
+        loading = [f"## How to run\n\n{gguf_card.how_to_run(facts['gguf'])}"]
+        proof.append(gguf_card.proof_by_llama_cpp(facts["gguf"]))
+
     # In the order in which a reader asks: what it is, how to load it, how it was made, whether that holds.
     parts = [
         _front_matter(task.pipeline, kind, base),
         f"# {name}\n\n{_summary(kind, base, facts)}",
-        f"## How to load\n\n```python\n{snippet}\n```",
-        *serving.commands(config.task_name, config.lora, kind, base, facts["base"]),
+        *loading,
         f"## Training\n\n{_table(_settings(config, facts))}",
         f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
-        f"## Proof of export\n\n{_proof(facts['proof'])}",
+        "\n\n".join(proof),
         "## Licence\n\nTo be filled in by whoever publishes this model. It has to agree with the licence of the base "
         f"model `{base}`{_licence_files(facts['base']['licence_files'])} and of the training data.",
         "Made with kubetune. `provenance.json` holds the whole config, versions, and the checksum of every file.",
@@ -111,7 +120,10 @@ def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
         "merged": f"`{base}` with its LoRA adapter merged into the weights",
         "model": f"`{base}`, fine-tuned in full",
     }[kind]
-    text = f"{what}, after step {facts['checkpoint']['step']:,}. Weights are {facts['dtype']}."
+    weights = facts["dtype"]
+    if "gguf" in facts:
+        weights = f"a GGUF file ({facts['gguf']['file']})"
+    text = f"{what}, after step {facts['checkpoint']['step']:,}. Weights are {weights}."
     if facts["base"]["quantization"] != "none" and kind == "merged":
         text += (
             f" The base was quantised ({facts['base']['quantization']}) in training; its weights were dequantised "

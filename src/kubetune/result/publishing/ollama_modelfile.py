@@ -141,14 +141,15 @@ def modelfile(
     stop: Sequence[str],
     base: str | None,
     gguf: str | None = None,
+    is_made: bool = False,
 ) -> str:
     """Return the text of a Modelfile. `base`: the model that the folder's adapter is for; None for whole weights.
 
     `render`: None where the model has no chat template; `stop`: the tokens that end an answer; `gguf`: the file that
-    Ollama takes in place of weights or an adapter that it does not convert.
+    Ollama takes in place of weights or an adapter that it does not convert. `is_made`: it lies there already.
     """
     lines = ["# ollama create NAME -f Modelfile && ollama run NAME"]
-    if gguf:
+    if gguf and not is_made:
         lines.append(
             f"# README.md has the command that makes {gguf}, which Ollama does not make of this model itself"
         )

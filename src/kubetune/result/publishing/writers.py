@@ -62,6 +62,7 @@ class Job:
     device: torch.device
     tell: Tell  # called with a line for the user before each long part
     max_shard_bytes: int  # of a file of a model's weights; an adapter is one file
+    gguf: str | None = None  # type of the GGUF file that is made of it
 
     @property
     def config(self) -> Config:

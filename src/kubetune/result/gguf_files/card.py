@@ -1,0 +1,87 @@
+"""A card's parts on a GGUF file: how to run it, and what llama.cpp said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def how_to_run(facts: Mapping[str, Any]) -> str:
+    """Return the commands that run the file. `facts`: of the file, in provenance.json."""
+    file = facts["file"]
+    if facts["type"] == "adapter":
+        lines = [
+            f"llama-cli -m BASE.gguf --lora {file}    # the base as a GGUF file of any type",
+            "ollama create tuned -f Modelfile && ollama run tuned    # the base in its FROM line is to be one of Ollama's",
+        ]
+    else:
+        lines = [
+            f"llama-cli -m {file} --jinja",
+            f"llama-server -m {file} --jinja    # an API like OpenAI's on port 8080",
+            "ollama create tuned -f Modelfile && ollama run tuned",
+        ]
+    typed = [f"$ {line}" for line in lines]
+    return "\n".join(["```console", *typed, "```"])
+
+
+def proof_by_llama_cpp(facts: Mapping[str, Any]) -> str:
+    """Return what llama.cpp said beside transformers, as a table and sentences."""
+    if "not_proved" in facts:
+        return f"The file was not run by llama.cpp: {facts['not_proved']}."
+    proof = facts["proof"]
+    rows = [
+        f"llama.cpp (llama-cpp-python {proof['llama_cpp_python']}) beside transformers on the same rows:",
+        "",
+        "| log-probabilities of | mean difference of the worst row | allowed | same first choice |",
+        "|---|---|---|---|",
+    ]
+    for comparison in proof["comparisons"]:
+        difference = f"{comparison['difference']:.1e}"
+        allowed = f"{comparison['tolerance']:.0e}"
+        rows.append(
+            f"| {comparison['what']} | {difference} | {allowed} | {comparison['agreement']:.2%} |"
+        )
+
+    sentences = [_greedy(proof["greedy"])]
+    base = proof.get("base_quantised_alike")
+    if isinstance(base, Mapping):
+        sentences.append(f"The base, quantised alike, is {base['difference']:.1e} from itself.")
+    if "texts_tokenized_alike" in proof:
+        sentences.append(f"Texts tokenized alike: {proof['texts_tokenized_alike']}.")
+    parts = ["\n".join(rows), " ".join(sentences)]
+    parts += _chats(proof.get("chats") or ())
+    return "\n\n".join(parts)
+
+
+def _greedy(partings: list[Mapping[str, Any] | None]) -> str:
+    """Return in words how far greedy answers are the same."""
+    equal = sum(parting is None for parting in partings)
+    text = f"Greedy answers, 64 tokens each: {equal} of {len(partings)} equal"
+    for number, parting in enumerate(partings):
+        if parting is not None:
+            text += (
+                f"; answer {number + 1} parts at token {parting['token'] + 1}, where the first choice leads by "
+                f"{parting['gap']:.1e}"
+            )
+    return f"{text}."
+
+
+def _chats(chats: Any) -> list[str]:
+    """Return whether llama.cpp's own code makes the prompts of training, and the first that it does not."""
+    if not chats:
+        return []
+    if all(chat["alike"] is None for chat in chats):
+        return [
+            "llama.cpp's own code does not know the chat template. With `--jinja` it runs the one in the file."
+        ]
+    wrong = [chat for chat in chats if chat["alike"] is False]
+    if not wrong:
+        return [
+            f"Prompts by llama.cpp's own code, without `--jinja`: all {len(chats)} as in training."
+        ]
+    first = wrong[0]
+    return [
+        f"Prompts by llama.cpp's own code, without `--jinja`: {len(wrong)} of {len(chats)} are **not** as in training. "
+        "The first of them:",
+        f"```text\nas trained    {first['as_trained']!r}\nby llama.cpp  {first['by_llama_cpp']!r}\n```",
+    ]

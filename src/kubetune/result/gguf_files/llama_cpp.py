@@ -1,0 +1,102 @@
+"""llama.cpp, asked in a process of its own: logits of rows, greedy answers, ids of texts, prompts of conversations."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kubetune import errors
+
+PACKAGE = "llama-cpp-python"
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens, and at which of them logits are asked for."""
+
+    ids: list[int]
+    positions: list[int]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What llama.cpp is asked about one file."""
+
+    model: str
+    rows: list[Row]
+    adapter: str | None = None
+    prompts: list[list[int]] = field(default_factory=list)  # which are continued greedily
+    length: int = 0  # tokens of each continuation
+    texts: list[str] = field(default_factory=list)  # which are tokenized
+    template: str = ""  # the chat template
+    chats: list[list[tuple[str, str]]] = field(
+        default_factory=list
+    )  # of roles and texts, the user's last
+    vocabulary: int = 0  # size
+    threads: int = 1
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What llama.cpp answered."""
+
+    version: str  # of the Python package
+    logits: list[Tensor]  # of each row, `[positions, vocabulary]`
+    continuations: list[list[int]]
+    tokens: list[list[int]]  # of each text
+    with_start: list[int]  # the ids of "a" with what is put before each text
+    ends: list[int]  # tokens at which it ends an answer
+    chats: list[str | None]  # prompts; None where it does not know the template
+
+
+def missing() -> str | None:
+    """Return why llama.cpp cannot be asked here; None if it can."""
+    if find_spec("llama_cpp") is None:
+        return f"{PACKAGE} is not installed (pip install {PACKAGE}; it compiles llama.cpp)"
+    return None
+
+
+def ask(request: Request) -> Answer:
+    """Return what llama.cpp answers. Raise ModelError if it does not load the file, or ends by itself."""
+    with tempfile.TemporaryDirectory(prefix="kubetune-gguf-") as folder:
+        question = Path(folder) / "request.json"
+        answer = Path(folder) / "answer.npz"
+        question.write_text(json.dumps(asdict(request)))
+        done = subprocess.run(
+            [sys.executable, "-m", "kubetune.result.gguf_files.llama_worker", question, answer],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            check=False,
+        )
+        if done.returncode or not answer.is_file():
+            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+            reason = " | ".join(lines[-3:])
+            raise errors.ModelError(
+                f"llama.cpp does not load or run {Path(request.model).name} (exit code {done.returncode}: {reason})"
+            )
+        with np.load(answer) as arrays:
+            facts: dict[str, Any] = json.loads(arrays["answers"].tobytes())
+            logits = [
+                torch.from_numpy(arrays[f"logits_{number}"]) for number in range(len(request.rows))
+            ]
+    return Answer(logits=logits, **facts)
+
+
+def spread(length: int, most: int) -> Sequence[int]:
+    """Return at most `most` positions of a row, spread evenly, the last one among them."""
+    return torch.linspace(0, length - 1, min(most, length)).long().tolist()

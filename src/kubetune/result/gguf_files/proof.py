@@ -1,0 +1,279 @@
+"""Proof of a GGUF file by running it: llama.cpp's log-probabilities, answers, ids and prompts beside transformers'.
+
+What quantisation costs and what a fault costs look alike in a number, so each file is judged by two comparisons:
+
+    plain       the same weights in 16 or 32 bits beside transformers: keys, names and rows are right, or it is a fault
+    quantised   beside transformers, and the base quantised alike beside the base: it may lose no more than twice that
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.result.gguf_files.llama_cpp import Answer, Request, Row, ask
+from kubetune.result.publishing.equivalence import POSITIONS, Comparison, Sample
+
+# Largest mean difference of log-probability of the worst row, by the type of the weights. Both programs round what goes
+# through weights of 16 bits, each in its own order.
+ALLOWED: Final = {"f32": 1e-3, "f16": 1e-2, "bf16": 5e-2}
+# A quantised model may lose twice what its base loses, and what is too little to tell from rounding.
+SHARE_OF_BASE: Final = 2.0
+LEAST_ALLOWED: Final = 2e-2
+# Where the base cannot be quantised alike: what tiny models with random weights, which lose most, stay below.
+WITHOUT_BASE: Final = {8: 0.1, 6: 0.2, 5: 0.3, 4: 0.6, 3: 1.2, 2: 2.5, 1: 4.0}
+# Greedy answers may part where the likeliest tokens are this close, in units of what is allowed.
+CLOSE: Final = 10.0
+
+LENGTH: Final = 64  # of a greedy answer, in tokens
+PROMPTS: Final = 3
+
+# Cut apart by every rule of splitting: contractions, digits, capitals, signs, spaces, lines, accents, other scripts.
+PROBE: Final = (
+    "It's 12345.67 o'clock, they'LL say: Hello  World!\n\n\tif (x >= 10) { return foo_bar; }  # done…\n"
+    "Größe naïve Привет 你好世界 🙂 'tis  \n"
+)
+_TALK: Final = (
+    ("user", "Hello, who are you?"),
+    ("assistant", "A model."),
+    ("user", "What is 12 times 3?"),
+)
+CHATS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
+    _TALK[:1],
+    _TALK,
+    (("system", "Be brief."), *_TALK),
+)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers says: the measure of a file."""
+
+    logits: list[Tensor]  # of each row of the sample, `[positions, vocabulary]`
+    greedy: list[Tensor]  # log-probabilities of each step of each answer, `[LENGTH, vocabulary]`
+
+
+@dataclass(frozen=True)
+class Parting:
+    """Where two greedy answers part."""
+
+    token: int  # number of the first other token
+    gap: float  # log-probability by which transformers prefers its own token there
+
+
+@dataclass
+class Proof:
+    """All that was compared of one file, and what is wrong."""
+
+    comparisons: list[Comparison] = field(default_factory=list)
+    notes: dict[str, Any] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def add(self, comparison: Comparison) -> None:
+        """Keep a comparison, and a fault if it does not hold."""
+        self.comparisons.append(comparison)
+        if not comparison.holds:
+            self.faults.append(
+                f"{comparison.what}: log-probabilities differ by {comparison.difference:.2g}, allowed is "
+                f"{comparison.tolerance:.2g}"
+            )
+
+    def facts(self) -> dict[str, Any]:
+        """Return it for provenance.json."""
+        return {
+            "comparisons": [asdict(comparison) for comparison in self.comparisons],
+            **self.notes,
+        }
+
+
+def within(sample: Sample, context: int, vocabulary: int) -> Sample:
+    """Return the rows that a model with this context and vocabulary can be asked about."""
+    batches = []
+    for batch in sample.batches:
+        if batch.num_tokens <= context and int(batch.input_ids.max()) < vocabulary:
+            batches.append(batch)
+    return Sample(tuple(batches), sample.origin)
+
+
+def rows_of(sample: Sample) -> list[Row]:
+    """Return the rows of a sample, with the positions that `equivalence.ask` asks about."""
+    rows = []
+    for batch in sample.batches:
+        ids = batch.input_ids.tolist()
+        kept = torch.linspace(0, len(ids) - 1, min(POSITIONS, len(ids))).long()
+        rows.append(Row(ids, kept.tolist()))
+    return rows
+
+
+def prompts_of(tokenizer: Tokenizer, sample: Sample, context: int) -> list[list[int]]:
+    """Return the tokens that greedy answers follow: conversations, or beginnings of rows of a model without template."""
+    prompts = []
+    if tokenizer.chat is not None:
+        for chat in CHATS:
+            text = render(tokenizer, chat)
+            if text is not None:
+                prompts.append(tokenizer.encode_text(text, special=False))
+    if not prompts:
+        for batch in sample.batches[:PROMPTS]:
+            prompts.append(batch.input_ids.tolist()[:16])
+    return [ids for ids in prompts[:PROMPTS] if len(ids) + LENGTH <= context]
+
+
+def render(tokenizer: Tokenizer, chat: Sequence[tuple[str, str]]) -> str | None:
+    """Return the prompt of a conversation as in training; None if the template refuses it."""
+    messages = [{"role": role, "content": text} for role, text in chat]
+    try:
+        return tokenizer.require_chat().render(messages, generation_prompt=True)
+    except ValueError:
+        return None
+
+
+@torch.inference_mode()
+def follow_greedily(model: Any, prompt: Sequence[int]) -> Tensor:
+    """Return transformers' log-probabilities at each step of its likeliest answer, `[LENGTH, vocabulary]`."""
+    device = next(model.parameters()).device
+    ids = torch.tensor([list(prompt)], device=device)
+    past = None
+    steps: list[Tensor] = []
+    while len(steps) < LENGTH:
+        answer = model(input_ids=ids, past_key_values=past, use_cache=True)
+        past = answer.past_key_values
+        steps.append(answer.logits[0, -1].float().log_softmax(-1).cpu())
+        ids = steps[-1].argmax().reshape(1, 1).to(device)
+    return torch.stack(steps)
+
+
+def compare(
+    what: str,
+    first: Sequence[Tensor],
+    second: Sequence[Tensor],
+    tolerance: float,
+) -> Comparison:
+    """Return how far the log-probabilities of two models are apart, by their logits of the same rows.
+
+    Of a position it is the mean of |difference| over tokens, each as often as the first model would choose it; of a row
+    the mean of its positions. The worst row counts.
+    """
+    differences = []
+    same = []
+    for a, b in zip(first, second, strict=True):
+        width = min(a.shape[1], b.shape[1])
+        p = a[:, :width].double().log_softmax(1)
+        q = b[:, :width].double().log_softmax(1)
+        differences.append(((p - q).abs() * p.exp()).sum(1).mean())
+        same.append(p.argmax(1) == q.argmax(1))
+    # torch's maximum is NaN if one of the values is.
+    worst = float(torch.stack(differences).max())
+    return Comparison(what, worst, tolerance, float(torch.cat(same).float().mean()))
+
+
+def partings(reference: Sequence[Tensor], answers: Sequence[Sequence[int]]) -> list[Parting | None]:
+    """Return where each greedy answer of llama.cpp leaves that of transformers; None where it does not."""
+    result: list[Parting | None] = []
+    for steps, tokens in zip(reference, answers, strict=True):
+        parting = None
+        for number, token in enumerate(tokens):
+            best = int(steps[number].argmax())
+            if token != best:
+                gap = float(steps[number, best] - steps[number, token])
+                parting = Parting(number, gap)
+                break
+        result.append(parting)
+    return result
+
+
+def check_plain(
+    proof: Proof,
+    what: str,
+    request: Request,
+    reference: Reference,
+    kind: str,
+) -> Answer:
+    """Compare a file of plain weights with transformers, token by token of the answers too. Return llama.cpp's answer."""
+    answer = ask(request)
+    allowed = ALLOWED[kind]
+    proof.add(compare(what, reference.logits, answer.logits, allowed))
+    parted = partings(reference.greedy, answer.continuations)
+    proof.notes["greedy"] = [parting and asdict(parting) for parting in parted]
+    for number, parting in enumerate(parted):
+        if parting is not None and not parting.gap <= CLOSE * allowed:
+            proof.faults.append(
+                f"greedy answer {number + 1} parts at token {parting.token + 1}, where transformers prefers its own by "
+                f"{parting.gap:.2g}"
+            )
+    return answer
+
+
+def check_tokens(
+    proof: Proof,
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    answer: Answer,
+) -> None:
+    """Compare what llama.cpp makes of texts, of their beginning, and at which tokens it ends, with training."""
+    equal = 0
+    for text, ids in zip(texts, answer.tokens, strict=True):
+        expected = tokenizer.encode_text(text, special=False)
+        if ids == expected:
+            equal += 1
+            continue
+        place = _first_difference(ids, expected)
+        proof.faults.append(
+            f"llama.cpp makes other tokens of {tokenizer.decode(expected[place : place + 3])!r}: "
+            f"{ids[place : place + 3]}, and training {expected[place : place + 3]}"
+        )
+    proof.notes["texts_tokenized_alike"] = f"{equal} of {len(texts)}"
+
+    start = tokenizer.encode_text("a")
+    if answer.with_start != start:
+        proof.faults.append(
+            f"llama.cpp puts {answer.with_start} for a text that training puts {start} for"
+        )
+    missing = sorted(set(tokenizer.eos_ids) - set(answer.ends))
+    if missing:
+        proof.faults.append(
+            f"llama.cpp does not end at the tokens {missing}, at which the model was trained to end"
+        )
+
+
+def _first_difference(ids: Sequence[int], expected: Sequence[int]) -> int:
+    place = 0
+    for a, b in zip(ids, expected, strict=False):
+        if a != b:
+            break
+        place += 1
+    return place
+
+
+def note_chats(proof: Proof, tokenizer: Tokenizer, answer: Answer) -> None:
+    """Note whether llama.cpp's own code, which runs no Jinja, makes the prompts of training."""
+    chats = []
+    for chat, prompt in zip(CHATS, answer.chats, strict=False):
+        trained = render(tokenizer, chat)
+        if prompt is None:
+            chats.append({"alike": None})
+        elif trained is not None:
+            bos = tokenizer.special.get("bos_token") or ""
+            alike = prompt == trained or prompt == trained.removeprefix(bos)
+            note: dict[str, Any] = {"alike": alike}
+            if not alike:
+                note |= {"by_llama_cpp": prompt, "as_trained": trained}
+            chats.append(note)
+    proof.notes["chats"] = chats
+
+
+def check_quantised(
+    proof: Proof,
+    what: str,
+    request: Request,
+    reference: Sequence[Tensor],
+    allowed: float,
+) -> None:
+    """Compare a file of quantised weights with transformers."""
+    answer = ask(replace(request, prompts=[], texts=[], chats=[]))
+    proof.add(compare(what, reference, answer.logits, allowed))

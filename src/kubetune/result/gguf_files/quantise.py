@@ -1,0 +1,84 @@
+"""Quantised files: by the library `gguf`, or K-quants by llama.cpp's own code.
+
+That is its program `llama-quantize`, or its Python package, and it makes them of a plain file.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from kubetune import errors
+from kubetune.result.gguf_files import llama_cpp
+
+# Types of weights that it makes, by their names on the command line.
+TYPES: Final = (
+    "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k",
+    "iq4_nl", "iq4_xs", "iq3_m", "iq3_s",
+)  # fmt: skip
+
+PROGRAM = "llama-quantize"
+
+# Run in a process of its own, since llama.cpp ends the process when a check of it fails.
+_BY_PACKAGE = """
+import sys, llama_cpp
+parameters = llama_cpp.llama_model_quantize_default_params()
+parameters.ftype = getattr(llama_cpp, "LLAMA_FTYPE_MOSTLY_" + sys.argv[3])
+sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode(), parameters))
+"""
+
+
+def require(kind: str) -> None:
+    """Raise ConfigError for a type that nothing here can make."""
+    if kind not in TYPES or shutil.which(PROGRAM) or llama_cpp.missing() is None:
+        return
+    raise errors.ConfigError(
+        f"--gguf {kind} is made by llama.cpp's own code alone, and neither {PROGRAM} is in the PATH nor the Python "
+        f"package {llama_cpp.PACKAGE} installed; q8_0, q5_1, q5_0, q4_1 and q4_0 need neither. Nothing was written."
+    )
+
+
+def write(
+    folder: Path,
+    plain: Path,
+    path: Path,
+    kind: str,
+    about: Mapping[str, str],
+    end_ids: list[int],
+) -> tuple[str, ...]:
+    """Write the quantised file of a model's folder, whose plain file is there; return the tensors that keep 16 bits."""
+    from kubetune.result.gguf_files.writer import write_model
+
+    if kind not in TYPES:
+        return write_model(folder, path, kind, about, end_ids).wider
+    _run_llama_cpp(plain, path, kind)
+    return ()
+
+
+def _run_llama_cpp(plain: Path, path: Path, kind: str) -> None:
+    """Write the plain file once more with weights of the type `kind`."""
+    name = kind.upper()
+    # As llama.cpp spells them: Q4_K_M, IQ4_XS.
+    program = shutil.which(PROGRAM)
+    if program:
+        command = [program, str(plain), str(path), name]
+    else:
+        command = [sys.executable, "-P", "-c", _BY_PACKAGE, str(plain), str(path), name]
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode or not path.is_file():
+        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+        raise errors.ModelError(
+            f"llama.cpp does not make {name} of this model (exit code {done.returncode}: {' | '.join(lines[-3:])}). "
+            "Nothing was written."
+        )

@@ -1,0 +1,254 @@
+"""The tokenizer of a model as llama.cpp has it: tokens with their kinds and scores, merges, and how text is split.
+
+llama.cpp runs no tokenizer.json. It has four kinds of tokenizers of its own, and of the most usual kind (BPE of bytes)
+some dozens of ways to split a text into words, each known by a name. Here the name is looked up by the splitting rules
+of the tokenizer itself. The proof then compares ids, since equal rules are no proof of equal code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune import errors
+
+# Kinds of tokens, by the numbers of the format.
+NORMAL: Final = 1
+UNKNOWN: Final = 2
+CONTROL: Final = 3
+USER_DEFINED: Final = 4
+UNUSED: Final = 5
+BYTE: Final = 6
+
+_SPACE: Final = "\u2581"  # what stands for a space in tokenizers made by SentencePiece
+
+_CONTRACTIONS: Final = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_ENDS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+_UPPER: Final = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+_PATHS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+# How llama.cpp calls a way of splitting, by the rules of it: patterns one after the other.
+_GPT2: Final = ("bytes with words",)
+_NAMES: Final[Mapping[tuple[str, ...], str]] = {
+    _GPT2: "gpt-2",
+    ("digits", *_GPT2): "starcoder",
+    (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_ENDS}", "bytes"): "qwen2",
+    (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_ENDS}", "bytes"): "dbrx",
+    (
+        rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}| ?[^\s\p{{L}}\p{{M}}\p{{N}}]+[\r\n]*"
+        r"|\s*[\r\n]+|\s+(?!\S)|\s+",
+        "bytes",
+    ): "qwen35",
+    (rf"{_CASED}|{_UPPER}|\p{{N}}|{_PATHS}", "bytes"): "tekken",
+    (
+        rf"{_CASED}{_CONTRACTIONS}?|{_UPPER}{_CONTRACTIONS}?|\p{{N}}{{1,3}}|{_PATHS}",
+        "bytes",
+    ): "gpt-4o",
+}
+# The same rules in a tokenizer that takes a whole word from its vocabulary before it merges.
+_WHOLE_WORDS: Final = {"dbrx": "llama-bpe", "tekken": "tekken"}
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """A tokenizer in the form of GGUF."""
+
+    model: str  # llama.cpp's kind: gpt2 for BPE of bytes, llama for SentencePiece's BPE, t5 for unigram
+    pre: str  # how text is split into words
+    tokens: list[str]
+    kinds: list[int]
+    scores: list[float] = field(default_factory=list)
+    merges: list[str] = field(default_factory=list)
+    special: dict[str, int] = field(
+        default_factory=dict
+    )  # ids of bos, eos, eot, unknown and padding
+    adds: dict[str, bool] = field(
+        default_factory=dict
+    )  # whether bos, eos or a space comes before or after a text
+    template: str | None = None  # the chat template
+    strips: bool = False  # spaces after special tokens belong to them, as in Phi-3
+
+
+def read_vocabulary(folder: Path, size: int, end_ids: list[int] | None = None) -> Vocabulary:
+    """Return the tokenizer of a model's folder. `size`: rows of its embedding. `end_ids`: tokens that end an answer.
+
+    Raise ModelError for a tokenizer that llama.cpp does not have.
+    """
+    from transformers import AutoTokenizer
+
+    loaded = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    described = json.loads(loaded.backend_tokenizer.to_str())
+    model = described["model"]
+    vocabulary = loaded.get_vocab()
+    if max(vocabulary.values()) >= size:
+        raise errors.ModelError(
+            f"the tokenizer has ids up to {max(vocabulary.values())}, and the model rows for {size}: as GGUF nothing "
+            "would load it. Nothing was written."
+        )
+
+    tokens = [f"[PAD{number}]" for number in range(size)]
+    kinds = [UNUSED] * size
+    for token, number in vocabulary.items():
+        tokens[number] = token
+        kinds[number] = NORMAL
+    for added in described["added_tokens"]:
+        kinds[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+        tokens[added["id"]] = added["content"]
+
+    template = loaded.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    common: dict[str, Any] = {
+        "tokens": tokens,
+        "kinds": kinds,
+        "special": _special(loaded, end_ids or []),
+        "template": template,
+        "strips": any(added["rstrip"] for added in described["added_tokens"]),
+    }
+    if model["type"] == "BPE" and _is_of_bytes(described):
+        return _byte_level(described, common, _adds(loaded))
+    if model["type"] == "BPE" and model.get("byte_fallback"):
+        return _sentencepiece(described, common, _adds(loaded))
+    raise errors.ModelError(
+        f"its tokenizer is of the kind {model['type']}, which is not written as GGUF; written are BPE of bytes and "
+        "SentencePiece's BPE with bytes to fall back on. Nothing was written."
+    )
+
+
+def _special(loaded: Any, end_ids: list[int]) -> dict[str, int]:
+    """Return the ids of tokens that have a name. An answer may end in two: `eos`, and `eot` of the chat template."""
+    names = {
+        "bos": "bos_token_id",
+        "eos": "eos_token_id",
+        "unknown": "unk_token_id",
+        "padding": "pad_token_id",
+    }
+    special = {}
+    for key, attribute in names.items():
+        number = getattr(loaded, attribute, None)
+        if number is not None:
+            special[key] = number
+    others = [number for number in end_ids if number != special.get("eos")]
+    if "eos" not in special and others:
+        special["eos"] = others.pop(0)
+    if others:
+        special["eot"] = others[0]
+    return special
+
+
+def _adds(loaded: Any) -> dict[str, bool]:
+    """Return whether the tokenizer puts `bos` before a text, and `eos` behind it."""
+    plain = loaded("a", add_special_tokens=False).input_ids
+    full = loaded("a").input_ids
+    start = full[: len(full) - len(plain)]
+    return {
+        "bos": loaded.bos_token_id is not None and start[:1] == [loaded.bos_token_id],
+        "eos": loaded.eos_token_id is not None and full[-1:] == [loaded.eos_token_id] != plain[-1:],
+    }
+
+
+def _steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
+    """Return the steps of a normalizer or pre-tokenizer, which may be a sequence."""
+    if part is None:
+        return []
+    if part["type"] == "Sequence":
+        return list(part.get("pretokenizers") or part.get("normalizers") or [])
+    return [part]
+
+
+def _is_of_bytes(described: Mapping[str, Any]) -> bool:
+    return any(step["type"] == "ByteLevel" for step in _steps(described["pre_tokenizer"]))
+
+
+def _byte_level(
+    described: Mapping[str, Any],
+    common: dict[str, Any],
+    adds: dict[str, bool],
+) -> Vocabulary:
+    """Return a tokenizer that merges bytes, as GPT-2's, Llama 3's and Qwen's do."""
+    rules = []
+    for step in _steps(described["pre_tokenizer"]):
+        if step["type"] == "Split" and "Regex" in step["pattern"]:
+            rules.append(step["pattern"]["Regex"])
+        elif step["type"] == "Digits" and step["individual_digits"]:
+            rules.append("digits")
+        elif step["type"] == "ByteLevel" and not step["add_prefix_space"]:
+            rules.append("bytes with words" if step["use_regex"] else "bytes")
+        else:
+            raise _foreign_split(step)
+
+    name = _NAMES.get(tuple(rules))
+    if name is None:
+        raise _foreign_split(rules)
+    if described["model"].get("ignore_merges"):
+        if name not in _WHOLE_WORDS:
+            raise _foreign_split([*rules, "ignore_merges"])
+        name = _WHOLE_WORDS[name]
+
+    merges = []
+    for merge in described["model"]["merges"]:
+        pair = merge if isinstance(merge, list) else merge.split(" ")
+        merges.append(" ".join(pair))
+    return Vocabulary("gpt2", name, merges=merges, adds=adds, **common)
+
+
+def _foreign_split(rules: object) -> errors.ModelError:
+    return errors.ModelError(
+        f"llama.cpp is not known to split text as this tokenizer does ({rules}), so the model would be given other "
+        "tokens than it was trained on. Nothing was written."
+    )
+
+
+def _sentencepiece(
+    described: Mapping[str, Any],
+    common: dict[str, Any],
+    adds: dict[str, bool],
+) -> Vocabulary:
+    """Return a tokenizer made by SentencePiece, as Llama 2's, Mistral's and Gemma's are.
+
+    llama.cpp merges the two neighbours whose joint token has the highest score. Merges of tokenizer.json stand in that
+    order, so the score is the number of the first merge that makes a token, negated.
+    """
+    tokens: list[str] = common["tokens"]
+    kinds: list[int] = common["kinds"]
+    first: dict[str, int] = {}
+    for rank, merge in enumerate(described["model"]["merges"]):
+        pair = merge if isinstance(merge, list) else merge.split(" ")
+        first.setdefault("".join(pair), rank)
+
+    scores = []
+    for number, token in enumerate(tokens):
+        if kinds[number] != NORMAL:
+            scores.append(-1000.0 if kinds[number] != UNUSED else -10000.0)
+        else:
+            scores.append(-float(first.get(token, len(first))))
+        is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
+        if is_byte and kinds[number] == NORMAL:
+            kinds[number] = BYTE
+        if kinds[number] == USER_DEFINED:
+            tokens[number] = token.replace(_SPACE, " ")
+    unknown = common["special"].get("unknown")
+    if unknown is not None:
+        kinds[unknown] = UNKNOWN
+
+    return Vocabulary(
+        "llama",
+        "default",
+        scores=scores,
+        adds={**adds, "space_prefix": _puts_space_first(described)},
+        **common,
+    )
+
+
+def _puts_space_first(described: Mapping[str, Any]) -> bool:
+    """True if a text gets a space before its first word."""
+    for step in [*_steps(described["normalizer"]), *_steps(described["pre_tokenizer"])]:
+        if step["type"] == "Prepend":
+            return True
+        if step["type"] == "Metaspace":
+            return bool(step.get("prepend_scheme", "always") != "never")
+    return False

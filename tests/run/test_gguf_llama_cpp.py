@@ -1,0 +1,267 @@
+"""llama.cpp, where its Python package is installed, says of GGUF files what transformers says of their models."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer
+
+from kubetune import errors
+from tests import toy
+from tests.architectures import (
+    COMMON,
+    GPT,
+    GPT_TOKENS,
+    MIXTURE,
+    SLIDING,
+    SMALL_EXPERTS,
+    UNGROUPED,
+    build_model,
+    random_rows,
+)
+from tests.tiny import CHATML, train_tokenizer
+
+pytest.importorskip("gguf")
+pytest.importorskip("llama_cpp")
+pytestmark = pytest.mark.slow
+
+from kubetune.result.gguf_files import families, llama_cpp, proof, vocabulary  # noqa: E402
+from kubetune.result.gguf_files.export import TYPES  # noqa: E402
+from kubetune.result.gguf_files.writer import write_model  # noqa: E402
+from kubetune.result.publishing.export import Export, export_run  # noqa: E402
+
+TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
+WITHOUT_WINDOW = {**COMMON, "sliding_window": None}
+GRANITE = {
+    "logits_scaling": 4.0,
+    "attention_multiplier": 0.2,
+    "residual_multiplier": 0.5,
+    "embedding_multiplier": 2.0,
+}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": COMMON,
+    "mistral": WITHOUT_WINDOW,
+    "mixtral": MIXTURE,
+    "qwen2": COMMON,
+    "qwen3": COMMON,
+    "qwen2_moe": {
+        **COMMON,
+        **SMALL_EXPERTS,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+    },
+    "qwen3_moe": {**COMMON, **SMALL_EXPERTS, "moe_intermediate_size": 48, "norm_topk_prob": True},
+    "gemma": COMMON,
+    "gemma2": {**SLIDING, "query_pre_attn_scalar": 16},
+    "gemma3_text": {**SLIDING, "query_pre_attn_scalar": 16},
+    "phi": COMMON,
+    "phi3": WITHOUT_WINDOW,
+    "olmo": COMMON,
+    "olmo2": COMMON,
+    "olmo3": SLIDING,
+    "olmoe": {**COMMON, **SMALL_EXPERTS, "num_key_value_heads": 4},
+    "granite": {**COMMON, **GRANITE},
+    "falcon": {**UNGROUPED},
+    "gpt2": {**GPT, **GPT_TOKENS},
+    "gpt_neox": UNGROUPED,
+    "starcoder2": WITHOUT_WINDOW,
+    "stablelm": COMMON,
+    "cohere": {**COMMON, "logit_scale": 0.25},
+    "cohere2": SLIDING,
+    "glm4": COMMON,
+    "smollm3": COMMON,
+    "exaone4": {**WITHOUT_WINDOW, "layer_types": ["full_attention"] * 3},
+    "seed_oss": COMMON,
+    "nemotron": COMMON,
+}
+PROMPTS = [[5, 9, 200, 31], [77, 8, 300, 12, 41, 7], [11] * 9]
+
+
+def save(folder: Path, name: str, **changes: Any) -> Any:
+    """Save a tiny model with tokenizer, and return it."""
+    train_tokenizer(folder)
+    model = build_model(name, {**SETTINGS[name], "vocab_size": 512, **changes}, lora=False).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.inference_mode()
+def ask(model: Any, rows: list[llama_cpp.Row]) -> list[Tensor]:
+    return [model(torch.tensor([row.ids])).logits[0] for row in rows]
+
+
+def rows() -> list[llama_cpp.Row]:
+    """Return rows that are longer than the windows of the tiny models."""
+    return [
+        llama_cpp.Row(ids.astype(int).tolist(), list(range(len(ids))))
+        for ids, _ in random_rows((5, 37, 90))
+    ]
+
+
+def test_every_family_that_is_written_is_compared() -> None:
+    assert SETTINGS.keys() == families.FAMILIES.keys()
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_family_answers_as_in_transformers(name: str, tmp_path: Path) -> None:
+    model = save(tmp_path / "model", name)
+    asked = rows()
+    expected = ask(model, asked)
+    greedy = [proof.follow_greedily(model, prompt) for prompt in PROMPTS]
+    for kind, most in (("f32", 1e-3), ("bf16", 1e-2)):
+        path = write_model(tmp_path / "model", tmp_path / f"{kind}.gguf", kind, {"name": name}).path
+        request = llama_cpp.Request(str(path), asked, prompts=PROMPTS, length=proof.LENGTH)
+        answer = llama_cpp.ask(request)
+        assert proof.compare(name, expected, answer.logits, most).holds
+        for parting in proof.partings(greedy, answer.continuations):
+            # Random models have many tokens that are as likely as the first.
+            assert parting is None or (kind == "bf16" and parting.gap < 2e-2)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "olmo2", "gemma3_text", "falcon"])
+def test_heads_that_are_the_embedding_and_heads_that_are_not(
+    name: str, tied: bool, tmp_path: Path
+) -> None:
+    model = save(tmp_path / "model", name, tie_word_embeddings=tied)
+    path = write_model(tmp_path / "model", tmp_path / "m.gguf", "f32", {}).path
+    answer = llama_cpp.ask(llama_cpp.Request(str(path), rows()))
+    assert proof.compare(name, ask(model, rows()), answer.logits, 1e-3).holds
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)  # fmt: skip
+def test_rotary_embeddings_that_are_stretched(rope: dict[str, Any], tmp_path: Path) -> None:
+    model = save(tmp_path / "model", "llama", rope_parameters={"rope_theta": 10_000.0, **rope})
+    path = write_model(tmp_path / "model", tmp_path / "m.gguf", "f32", {}).path
+    answer = llama_cpp.ask(llama_cpp.Request(str(path), rows()))
+    assert proof.compare("llama", ask(model, rows()), answer.logits, 1e-3).holds
+
+
+def test_shared_tokenizers_make_the_same_tokens_and_prompts(tmp_path: Path) -> None:
+    if not TOKENIZERS.is_dir():
+        pytest.skip("no shared tokenizers")
+    for folder in sorted(TOKENIZERS.glob("qwen?*")):
+        if not (folder / "tokenizer.json").is_file():
+            continue
+        model = tmp_path / folder.name
+        shutil.copytree(folder, model)
+        tokenizer = AutoTokenizer.from_pretrained(model)
+        build_model("qwen2", {**COMMON, "vocab_size": len(tokenizer)}, lora=False).save_pretrained(
+            model
+        )
+        path = write_model(model, tmp_path / "m.gguf", "q8_0", {}).path
+        texts = [
+            proof.PROBE,
+            "<|im_start|>user\nHi<|im_end|>\n",
+            "def f(x):\n    return x  # 1234\n",
+        ]
+        chats = [[(role, text) for role, text in chat] for chat in proof.CHATS]
+        template = tokenizer.chat_template or CHATML
+        answer = llama_cpp.ask(
+            llama_cpp.Request(str(path), [], texts=texts, template=template, chats=chats)
+        )
+        assert answer.tokens == [
+            tokenizer(text, add_special_tokens=False).input_ids for text in texts
+        ]
+        for chat, prompt in zip(chats, answer.chats, strict=True):
+            messages = [{"role": role, "content": text} for role, text in chat]
+            rendered = tokenizer.apply_chat_template(
+                messages, chat_template=template, tokenize=False, add_generation_prompt=True
+            )
+            # The system text that Qwen2.5's template adds by itself is what llama.cpp's code does not know.
+            assert prompt == rendered or rendered.endswith(prompt or "?")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+    training = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
+    return toy.finished(
+        folder / "lora", toy.make_config(folder, training, lora={"r": 4, "use_rslora": True})
+    )
+
+
+def export(run_dir: Path, out: Path, kind: str) -> Export:
+    return export_run(run_dir, out=out, gguf=kind, tell=lambda _: None)
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_a_run_is_exported_in_every_type(run: Path, tmp_path: Path, kind: str) -> None:
+    exported = export(run, tmp_path / "out", kind)
+    made = exported.facts["gguf"]
+    assert set(exported.files) == {made["file"], "Modelfile", "README.md", "curves.svg"}
+    comparisons = made["proof"]["comparisons"]
+    assert len(comparisons) == (1 if kind in ("f32", "f16", "bf16", "adapter") else 2)
+    assert all(comparison["difference"] <= comparison["tolerance"] for comparison in comparisons)
+    if len(comparisons) == 2:
+        lost = made["proof"]["base_quantised_alike"]["difference"]
+        assert comparisons[1]["difference"] <= max(2e-2, 2 * lost)
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert made["file"] in card
+    assert "llama.cpp (llama-cpp-python" in card
+    modelfile = (tmp_path / "out" / "Modelfile").read_text()
+    assert f"{'ADAPTER' if kind == 'adapter' else 'FROM'} ./{made['file']}" in modelfile
+
+
+def without_order(name: str, tensor: Tensor, facts: Any) -> Tensor:
+    return tensor
+
+
+FAULTS = {
+    "rows": "log-probabilities differ",
+    "end": "does not end at",
+    "start": "for a text that training puts",
+    "split": "makes other tokens",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("kind", ["bf16", "q4_0"])
+def test_a_fault_is_no_export(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, kind: str
+) -> None:
+    if fault == "rows":
+        monkeypatch.setitem(
+            families.FAMILIES, "llama", families.Family("llama", families._llama_keys)
+        )
+    elif fault == "split":
+        names = dict.fromkeys(vocabulary._NAMES, "bloom")
+        monkeypatch.setattr(vocabulary, "_NAMES", names)
+    elif fault == "end":
+        monkeypatch.setattr(vocabulary, "_special", lambda loaded, ends: {"eos": 40, "eot": 41})
+    else:
+        monkeypatch.setattr(vocabulary, "_adds", lambda loaded: {"bos": True, "eos": False})
+    with pytest.raises(errors.ModelError, match=FAULTS[fault]):
+        export(run, tmp_path / "out", kind)
+    assert list(tmp_path.iterdir()) == []
+    assert list((run / "exports").glob("*")) + list((run / "exports").glob(".*")) == []
+
+
+def test_a_run_with_modules_trained_whole_is_merged(tmp_path: Path) -> None:
+    folder = (
+        toy.make_inputs(tmp_path / "inputs") if (tmp_path / "inputs").mkdir() is None else tmp_path
+    )
+    training = {"num_train_epochs": 1, "eval_steps": 7, "save_steps": 7}
+    lora = {"r": 4, "use_dora": True, "modules_to_save": ["lm_head", "embed_tokens"]}
+    run_dir = toy.finished(folder / "run", toy.make_config(folder, training, lora=lora))
+    exported = export(run_dir, tmp_path / "out", "q8_0")
+    assert json.loads(json.dumps(exported.facts["gguf"]["proof"]))["greedy"]
+    with pytest.raises(errors.ModelError, match="DoRA"):
+        export(run_dir, tmp_path / "adapter", "adapter")
