@@ -55,7 +55,7 @@ def dtype_of(kind: str, dtype: str | None) -> str | None:
     return str(DTYPES[kind]).removeprefix("torch.")
 
 
-def merges(kind: str, lora: LoraConfig | None, *, merged: bool) -> bool:
+def _merges(kind: str, lora: LoraConfig | None, *, merged: bool) -> bool:
     """True if adapters are merged for this file. Raise ConfigError where `--merge` is asked for beside an adapter."""
     if kind != ADAPTER:
         return lora is not None
@@ -71,8 +71,12 @@ def file_name(kind: str) -> str:
     return "adapter.gguf" if kind == ADAPTER else f"model-{kind}.gguf"
 
 
-def prepare(result: Result, kind: str) -> None:
-    """Raise an error for whatever makes no GGUF file of this result, before its model is loaded."""
+def prepare(result: Result, kind: str, *, merged: bool) -> bool:
+    """Return whether adapters are merged for this file.
+
+    Raise an error for whatever makes no GGUF file of this result, before its model is loaded.
+    """
+    merged = _merges(kind, result.trained.lora, merged=merged)
     extras.require(f"--gguf {kind}", "gguf")
     from kubetune.result.gguf_files.adapter import check_adapter
     from kubetune.result.gguf_files.families import family_of, keys_of
@@ -103,6 +107,7 @@ def prepare(result: Result, kind: str) -> None:
         keys_of(facts, family)
         size = max(facts["vocab_size"], result.tokenizer.vocab_size)
         read_vocabulary(Path(folder), size)
+    return merged
 
 
 def _folder_of(result: Result) -> Path:

@@ -80,22 +80,12 @@ def export_run(
     """
     result = open_result(run_dir, which, model, trust_code)
     # Everything that can be refused is refused before the model is loaded.
-    config = result.config
-    if result.damage:
-        raise errors.ConfigError(
-            f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written."
-        )
-    if merged and config.lora is None:
-        raise errors.ConfigError(
-            f"{run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
-        )
-
+    lora = result.config.lora
+    _require_sense(result, merged=merged)
     if gguf is not None:
         dtype = gguf_export.dtype_of(gguf, dtype)
-        merged = gguf_export.merges(gguf, config.lora, merged=merged)
-        gguf_export.prepare(result, gguf)
-    kind = _kind(config.lora, merged=merged)
-    # Where it goes must be free too, or hold an export that this one replaces.
+        merged = gguf_export.prepare(result, gguf, merged=merged)
+    kind = _kind(lora, merged=merged)
     folder = Path(out or _place(result, f"gguf-{gguf}" if gguf else kind)).absolute()
     _check_place(folder)
     job = Job(
@@ -117,6 +107,18 @@ def export_run(
         whole_folder.remove_leftovers(folder.parent, folder.name)
         with whole_folder.written(folder, "export") as partial, explained_full_disk(folder):
             return Export(folder, kind, _fill(job, partial))
+
+
+def _require_sense(result: Result, *, merged: bool) -> None:
+    """Raise ConfigError for a damaged checkpoint, and for a merge where there is no adapter."""
+    if result.damage:
+        raise errors.ConfigError(
+            f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written."
+        )
+    if merged and result.config.lora is None:
+        raise errors.ConfigError(
+            f"{result.run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
+        )
 
 
 def _check_place(out: Path) -> None:
