@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from kubetune import cli
 from kubetune.config.schema import Config
 from kubetune.plan import drawing, earlier_runs
-from kubetune.plan.forecast import GIB, forecast
+from kubetune.plan.forecast import GIB, forecast, remedies
 from kubetune.plan.memory import Shape
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork
@@ -99,6 +99,18 @@ def test_the_cache_is_part_of_the_memory_where_a_step_needs_less() -> None:
     second = forecast(RankWork.of(full, plan), WEIGHTS, 80 * GIB)
     assert second is not None
     assert second.parts["model before training"] == 2 * WEIGHTS.parameters
+
+
+def test_fewer_answers_at_a_time_are_named_where_the_cache_does_not_fit() -> None:
+    config, plan = planned(generation_batch_size=1024, max_completion_length=4096)
+    room = 24 * GIB
+    whole = forecast(RankWork.of(config, plan), WEIGHTS, room)
+    assert whole is not None
+    assert not whole.fits
+    fitting = dict(remedies(config, plan, WEIGHTS, room))
+    # 16 prompts have 128 answers, so that 1024 and 128 at a time are the same.
+    assert "grpo.generation_batch_size: 128" not in fitting
+    assert "grpo.generation_batch_size: 8" in fitting
 
 
 def test_the_cache_of_drawn_answers_is_as_large_as_planned(monkeypatch: pytest.MonkeyPatch) -> None:

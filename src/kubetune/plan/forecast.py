@@ -25,7 +25,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kubetune.config.schema import Config, DataConfig, LoraConfig, TrainingConfig
+from kubetune.config.schema import Config, DataConfig, GrpoConfig, LoraConfig, TrainingConfig
 from kubetune.plan.activations import activations, expects_compiling, goes_alone
 from kubetune.plan.drawing import cache_bytes, sampling_bytes
 from kubetune.plan.linears import adapter_parameters, linears, shape_of, stacks
@@ -276,9 +276,10 @@ def remedies(
 ) -> list[tuple[str, Forecast]]:
     """Return changes of the config that each make the run fit, mildest first, with the forecast after the change."""
     fitting = []
-    for text, update in _changes(
-        config.training, config.data, config.lora, config.quantization, plan
-    ):
+    changes = _changes(config.training, config.data, config.lora, config.quantization, plan)
+    if config.task == "grpo":
+        changes = _smaller_drawing(config.grpo) + changes
+    for text, update in changes:
         changed = config.model_copy(update=update)
         batch = changed.training.per_device_train_batch_size
         tokens = batch * changed.longest_row if changed.data.packing else None
@@ -288,6 +289,17 @@ def remedies(
         if memory is not None and memory.fits:
             fitting.append((text, memory))
     return fitting
+
+
+def _smaller_drawing(settings: GrpoConfig) -> list[tuple[str, dict[str, Any]]]:
+    """Return the changes by which fewer answers are drawn at a time, down to those of one prompt."""
+    changes: list[tuple[str, dict[str, Any]]] = []
+    rows = settings.generation_batch_size
+    while rows > settings.num_generations:
+        rows = max(rows // 2, settings.num_generations)
+        smaller = settings.model_copy(update={"generation_batch_size": rows})
+        changes.append((f"grpo.generation_batch_size: {rows}", {"grpo": smaller}))
+    return changes
 
 
 def _changes(
