@@ -38,29 +38,39 @@ def fork(config: pytest.Config, specs: list[Any]) -> None:
     """Let the workers of `specs` be copies of a process that begins to collect now, with this one's arguments."""
     folder = tempfile.mkdtemp()
     config.add_cleanup(lambda: shutil.rmtree(folder))
+    path = f"{folder}/socket"
     listener = socket.socket(socket.AF_UNIX)
     config.add_cleanup(listener.close)
-    listener.bind(path := f"{folder}/socket")
+    listener.bind(path)
     listener.listen(len(specs))
-    arguments = [
-        str(listener.fileno()),
-        json.dumps([str(word) for word in config.invocation_params.args]),
-    ]
-    begun = subprocess.Popen(
-        [sys.executable, "-m", "tests.workers", *arguments],
-        cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, pass_fds=[listener.fileno()],
-    )  # fmt: skip
-    config.add_cleanup(begun.communicate)  # the end of its standard input is its own
+
+    # The process that collects: `_main` of this file.
+    words = [str(word) for word in config.invocation_params.args]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "tests.workers", str(listener.fileno()), json.dumps(words)],
+        cwd=Path(__file__).parents[1],
+        stdin=subprocess.PIPE,
+        pass_fds=[listener.fileno()],
+    )
+    # `communicate` closes its standard input, at whose end it ends.
+    config.add_cleanup(server.communicate)
+
+    # What pytest-xdist starts for each worker, in place of `python -c`.
     command = shlex.join([sys.executable, "-ISc", HAND_OVER, path])
-    specs[:] = [type(spec)(f"popen//python={command}//id={spec.id}") for spec in specs]
+    specs_of_copies = []
+    for spec in specs:
+        specs_of_copies.append(type(spec)(f"popen//python={command}//id={spec.id}"))
+    specs[:] = specs_of_copies
 
 
 def _serve(listener: socket.socket) -> None:
     """Fork for each connection, until standard input ends; copies return."""
     while select.select([listener, sys.stdin], [], [])[0] == [listener]:
+        # HAND_OVER sends its standard input, output and error. It waits until the socket is closed.
         to, _ = listener.accept()
         _, pipes, _, _ = socket.recv_fds(to, 1, 3)
         if os.fork() == 0:
+            # The copy: it becomes the worker, with the pipes as its own.
             listener.close()
             for number, pipe in enumerate(pipes):
                 os.dup2(pipe, number)
@@ -74,36 +84,36 @@ def _serve(listener: socket.socket) -> None:
 
 def _work() -> None:
     """Do as `python -c` does with what execnet lets a new interpreter do; the socket closes when it has ended."""
-    sys.stdin, sys.stdout, sys.stderr = (
-        open(number, mode, closefd=False)  # noqa: SIM115
-        for number, mode in enumerate("rww")
-    )
+    # The objects that this process had are those of its parent, which collected.
+    sys.stdin = open(0, "r", closefd=False)  # noqa: SIM115, UP015
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
     sys.argv = ["-c"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    exec("import sys;exec(eval(sys.stdin.readline()))", vars(sys.modules["__main__"]))
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    # execnet's first line of code, which reads the rest from standard input.
+    exec("import sys;exec(eval(sys.stdin.readline()))", vars(main))
 
 
 def _main(descriptor: str, arguments: str) -> None:
     listener = socket.socket(fileno=int(descriptor))
     listener.set_inheritable(False)
-    kept = (os.dup(1), os.dup(2))
+
+    # It collects in silence: workers say what cannot be collected.
+    stdout = os.dup(1)
+    stderr = os.dup(2)
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    for number in (1, 2):
-        os.dup2(nowhere, number)  # workers say what cannot be collected
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    words = [*json.loads(arguments), "--collect-only", "-qq", "--numprocesses=0"]
     # Nothing is tested here, so nobody looks through all that was imported for what was thrown away, twice.
-    pytest.main(
-        [
-            *json.loads(arguments),
-            "--collect-only",
-            "-qq",
-            "--numprocesses=0",
-            "-p",
-            "no:unraisableexception",
-        ]
-    )
+    words += ["-p", "no:unraisableexception"]
+    pytest.main(words)
     importlib.import_module("tests.warm")
-    for number, pipe in enumerate(kept, 1):
-        os.dup2(pipe, number)
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+
+    # Copies share memory with this process as long as the collector does not write into its objects.
     gc.freeze()
     _serve(listener)
 

@@ -117,16 +117,22 @@ def test_a_log_read_over_broken_connections_is_the_log(
     times: list[tuple[int, int]], breaks: list[int]
 ) -> None:
     """Whatever whole second the server starts again from, and however many lines share a time."""
-    stamps = [f"2026-11-20T10:15:0{second}.{tenth}Z" for second, tenth in sorted(times)]
+    stamps = []
+    for second, tenth in sorted(times):
+        stamps.append(f"2026-11-20T10:15:0{second}.{tenth}Z")
+
     position = Position()
-    seen = list[int]()
+    seen: list[int] = []  # numbers of lines
+    # Each connection breaks after so many lines of the log; the last one reads it to its end.
     for stop in [*breaks, len(stamps)]:
         position.reconnect()
         since = position.since
-        again = [n for n, stamp in enumerate(stamps) if since is None or stamp[:19] >= since[:19]]
-        for n in [n for n in again if n < max(stop, len(seen))]:
-            if position.is_new(stamps[n]):
-                seen.append(n)
+        last = max(stop, len(seen))
+        for number, stamp in enumerate(stamps[:last]):
+            # The server knows whole seconds alone.
+            is_sent = since is None or stamp[:19] >= since[:19]
+            if is_sent and position.is_new(stamp):
+                seen.append(number)
     assert seen == list(range(len(stamps)))
 
 
@@ -169,55 +175,66 @@ def pod(**status: Any) -> dict[str, Any]:
     return {"metadata": {"name": "fit-0", "uid": "u", "labels": {}}, "spec": spec, "status": status}
 
 
-def test_a_pod_says_why() -> None:
-    trainer = {"name": "trainer", "restartCount": 0}
+def trainer_pod(state: dict[str, Any], **status: Any) -> dict[str, Any]:
+    """Return a pod whose container of the trainer is in a state."""
+    container = {"name": "trainer", "restartCount": 0, "state": state}
+    return pod(containerStatuses=[container], **status)
+
+
+RUNNING: dict[str, Any] = {"running": {}}
+DISRUPTED = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "PreemptionByScheduler",
+    "message": "by x-1",
+}
+EVICTED = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+
+
+def end_of(exit_code: int, **facts: Any) -> dict[str, Any]:
+    """Return the state of a container that has ended."""
+    return {"terminated": {"exitCode": exit_code, **facts}}
+
+
+def test_a_pod_that_runs_says_nothing() -> None:
+    assert pods.why(trainer_pod(RUNNING, phase="Running")) == ""
+
+
+def test_a_pod_that_waits_for_a_secret_says_how_to_make_it() -> None:
     waiting = {
         "waiting": {
             "reason": "CreateContainerConfigError",
             "message": 'secret "hf-token" not found',
         }
     }
-    killed = {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}
-    assert "kubetune secret set" in pods.why(
-        pod(phase="Pending", containerStatuses=[{**trainer, "state": waiting}])
-    )
-    assert pods.why(pod(phase="Failed", containerStatuses=[{**trainer, "state": killed}])).endswith(
-        "(OOMKilled)"
-    )
+    assert "kubetune secret set" in pods.why(trainer_pod(waiting, phase="Pending"))
+
+
+def test_a_pod_that_was_killed_for_memory_says_so() -> None:
+    killed = trainer_pod(end_of(137, reason="OOMKilled"), phase="Failed")
+    assert pods.why(killed).endswith("(OOMKilled)")
+
+
+def test_an_evicted_pod_says_why_with_and_without_an_exit_code() -> None:
     assert (
         pods.why(pod(phase="Failed", reason="Evicted", message="disk pressure"))
         == "Evicted: disk pressure"
     )
-    assert (
-        pods.why(pod(phase="Running", containerStatuses=[{**trainer, "state": {"running": {}}}]))
-        == ""
-    )
-    dead = {"terminated": {"exitCode": 137, "reason": "Error"}}
-    evicted = {"reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
-    reason = pods.why(
-        pod(phase="Failed", containerStatuses=[{**trainer, "state": dead}], **evicted)
-    )
-    assert reason == "exit code 137: Evicted: The node was low on resource: ephemeral-storage."
-    saved = {
-        "terminated": {
-            "exitCode": 143,
-            "message": '{"code": 143, "reason": "stopped after step 4", "step": 4}',
-        }
-    }
-    disrupted = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": "PreemptionByScheduler",
-        "message": "by x-1",
-    }
-    for reason, state in {
-        "exit code 143: stopped after step 4; PreemptionByScheduler: by x-1": saved,
-        "PreemptionByScheduler: by x-1": {"running": {}},
-    }.items():
-        running = pod(
-            phase="Running", containerStatuses=[{**trainer, "state": state}], conditions=[disrupted]
-        )
-        assert pods.why(running) == reason
+    dead = trainer_pod(end_of(137, reason="Error"), phase="Failed", **EVICTED)
+    assert pods.why(dead) == f"exit code 137: Evicted: {EVICTED['message']}"
+
+
+def test_a_pod_that_has_to_go_says_who_wants_its_place() -> None:
+    running = trainer_pod(RUNNING, phase="Running", conditions=[DISRUPTED])
+    assert pods.why(running) == "PreemptionByScheduler: by x-1"
+
+    last_word = '{"code": 143, "reason": "stopped after step 4", "step": 4}'
+    saved = trainer_pod(end_of(143, message=last_word), phase="Running", conditions=[DISRUPTED])
+    expected = "exit code 143: stopped after step 4; PreemptionByScheduler: by x-1"
+    assert pods.why(saved) == expected
+
+
+def test_a_pod_without_a_state_says_its_last_warning() -> None:
     event = {"type": "Warning", "message": "Multi-Attach error"}
     assert pods.why(pod(phase="Pending"), [event]) == "Multi-Attach error"
 
@@ -289,8 +306,8 @@ print([name for name in {HEAVY!r} if name in sys.modules])
 
 @pytest.mark.parametrize("word", ["[" * 4000, "[]", '{"reason": 3}', '{"code": 2}', "\x00", ""])
 def test_whatever_a_pod_leaves_as_its_last_word_ends_no_verb(word: str) -> None:
-    ended = {"name": "trainer", "state": {"terminated": {"exitCode": 1, "message": word}}}
-    assert pods.why(pod(phase="Failed", containerStatuses=[ended])).startswith("exit code 1")
+    failed = trainer_pod(end_of(1, message=word), phase="Failed")
+    assert pods.why(failed).startswith("exit code 1")
 
 
 @pytest.mark.parametrize(
@@ -298,19 +315,9 @@ def test_whatever_a_pod_leaves_as_its_last_word_ends_no_verb(word: str) -> None:
 )
 def test_progress_that_is_none_ends_no_verb(wrong: object) -> None:
     """Pods, and whoever may change a ConfigMap, write what they like there."""
-    named = (
-        "step",
-        "steps",
-        "loss",
-        "tokens_per_second",
-        "seconds_left",
-        "evaluation",
-        "saved_step",
-        "last_exit",
-    )
-    progress = trusted(
-        {**dict.fromkeys(named, wrong), "exit_status": wrong, "phase": 3, "restarts": wrong}
-    )
+    words = "step steps loss tokens_per_second seconds_left evaluation saved_step last_exit".split()
+    facts_of_pod = dict.fromkeys([*words, "exit_status", "restarts"], wrong)
+    progress = trusted({**facts_of_pod, "phase": 3})
     config = load_resolved(
         {"name": "fit", "model": "m/m", "data": {"train": "d/d"}, "kubernetes": {"image": "i"}}
     )

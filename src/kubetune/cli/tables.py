@@ -40,10 +40,7 @@ def table(
     for row in rows:
         cells = []
         for cell in row:
-            text = ""
-            if cell is not None:
-                text = str(cell)
-            cells.append(text)
+            cells.append("" if cell is None else str(cell))
         lines.append(cells)
 
     widths = _widths(lines, width)
@@ -55,11 +52,28 @@ def table(
         for column, cell in enumerate(line):
             folded.append(_fold(cell, widths[column]))
         if len(line) < len(head):
+            # The sentence at the end of a short row stays in one line.
             folded[-1] = line[-1:]
 
         for parts in zip_longest(*folded, fillvalue=""):
-            padded = [part.ljust(widths[column]) for column, part in enumerate(parts)]
-            yield GAP.join(padded).rstrip()
+            printed = ""
+            for column, part in enumerate(parts):
+                printed += part.ljust(widths[column]) + GAP
+            yield printed.rstrip()
+
+
+class _Column:
+    """A column of a table, while its width is chosen."""
+
+    def __init__(self, name: str) -> None:
+        self.least = max(len(name), NARROWEST)  # characters: the head stays whole
+        self.lengths: list[int] = []  # of its cells
+        self.width = 0
+
+    def cost(self) -> tuple[int, int]:
+        """Return how many cells would not fit if it were narrower by one. Of equals, the widest column is first."""
+        folded = sum(length >= self.width for length in self.lengths)
+        return folded, -self.width
 
 
 def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
@@ -68,33 +82,29 @@ def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
     Where they are wider than `width` together, the column is narrowed, character by character, in which the
     fewest cells continue below themselves.
     """
-    head = lines[0]
-    columns: list[list[str]] = [[] for _ in head]
+    columns = []
+    for name in lines[0]:
+        columns.append(_Column(name))
     for line in lines:
         # The last cell of a short row is a sentence, which gives its column no width.
         cells = line
-        if len(line) < len(head):
+        if len(line) < len(columns):
             cells = line[:-1]
-        for column, cell in enumerate(cells):
-            columns[column].append(cell)
+        for column, cell in zip(columns, cells, strict=False):
+            column.lengths.append(len(cell))
+            column.width = max(column.width, len(cell))
 
-    widths = [max(map(len, cells)) for cells in columns]
-    least = [max(len(name), NARROWEST) for name in head]
-
-    gaps = len(GAP) * (len(head) - 1)
-    while width is not None and sum(widths) + gaps > width:
-        # Heads stay whole.
-        wide = [column for column in range(len(head)) if widths[column] > least[column]]
-        if not wide:
+    # Example: columns of 20, 12 and 8 in a terminal of 40, with gaps of 2. They are too wide by 4.
+    total = len(GAP) * (len(columns) - 1)
+    for column in columns:
+        total += column.width
+    while width is not None and total > width:
+        narrowable = [column for column in columns if column.width > column.least]
+        if not narrowable:
             break
-
-        # How many cells would not fit a column that is narrower by one. Of equals, the widest is taken.
-        def cost(column: int) -> tuple[int, int]:
-            folded = [cell for cell in columns[column] if len(cell) >= widths[column]]
-            return len(folded), -widths[column]
-
-        widths[min(wide, key=cost)] -= 1
-    return widths
+        min(narrowable, key=_Column.cost).width -= 1
+        total -= 1
+    return [column.width for column in columns]
 
 
 def print_fact(label: str, text: str, width: int) -> None:

@@ -14,6 +14,7 @@ A step may be stopped, killed, or left alone by its peers anywhere. Its order ma
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -51,22 +52,31 @@ class Agreement:
 def loop(run: Run, state: State, run_log: RunLog) -> State:
     """Train from `state.step` to the last step, or until patience is spent. Return the last state."""
     training = run.config.training
+    evaluates = run.data.eval is not None
     if state.step:
         # A stop may have come between a step and its evaluation.
         state = end_of_step.finish(run, state, run_log)
+
     while state.step < run.plan.num_steps:
         if end_of_step.is_patience_spent(training, state):
             logs.STEP.info(
                 "stopped early at step %d: %s did not improve on %.6g of step %s in %d evaluations",
-                state.step, training.metric_for_best_model, state.best_value or 0.0, state.best_step,
+                state.step,
+                training.metric_for_best_model,
+                state.best_value or 0.0,
+                state.best_step,
                 state.evaluations_without_improvement,
-            )  # fmt: skip
+            )
             break
-        if is_pause_due(training.pause_at_step, state, evaluates=run.data.eval is not None):
+
+        if is_pause_due(training.pause_at_step, state, evaluates=evaluates):
             end_of_step.stop(run, state, run_log, errors.Paused)
-        if state.step:  # the first step does not wait for the compiler
+
+        # The first step does not wait for the compiler.
+        if state.step:
             warm_up.compile_planned(run, state)
         state = _step(run, state, run_log)
+
     return state
 
 
@@ -77,12 +87,18 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
 
     # This rank's part of the gradient.
     work = run.feed.step(state.step)
-    if work is None:  # a stop was asked for while answers were drawn
+    if work is None:
+        # A stop was asked for while answers were drawn.
         end_of_step.stop(run, state, run_log)
     work = run.task.with_batch_totals(run.learner, work, run.world)
     run.learner.begin_step(work, run.world, run.task.evaluate)
-    values = [_backward(run, state, micro, work) for micro in range(len(work.batches))]
-    losses = [value[0] for value in values]
+
+    values = []  # loss and metrics of each micro-batch, `[1 + metrics]`
+    losses = []
+    for micro in range(len(work.batches)):
+        of_batch = _backward(run, state, micro, work)
+        values.append(of_batch)
+        losses.append(of_batch[0])
     computed = time.perf_counter() - began
     step_digest.record(run.world.rank, state.step, work.batches, losses, run.optimizer)
 
@@ -94,15 +110,24 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     steps_above = _require_sound(run, state, work, losses, agreement.measured["loss"], norm)
 
     # The update.
-    run.optimizer.scale_gradient(1.0 / state.loss_scale, norm, run.config.training.max_grad_norm)
-    run.optimizer.update(learning_rate_at(run.plan, state.step))
+    largest_norm = run.config.training.max_grad_norm
+    run.optimizer.scale_gradient(1.0 / state.loss_scale, norm, largest_norm)
+    learning_rate = learning_rate_at(run.plan, state.step)
+    run.optimizer.update(learning_rate)
     seconds = time.perf_counter() - began
     state = _counted(state, work, seconds, steps_above)
 
-    # What is due after it.
-    measured = agreement.measured | work.measured | run.learner.routing.measured(run.world)
-    ranks = agreement.rank_seconds
-    run_log.step(state, work, measured, norm=norm, seconds=seconds, ranks=ranks)
+    # What is due after it: a line of the log, the error of a save, a stop, an evaluation or a checkpoint.
+    measured = agreement.measured | work.measured
+    measured |= run.learner.routing.measured(run.world)
+    run_log.step(
+        state,
+        work,
+        measured,
+        norm=norm,
+        seconds=seconds,
+        ranks=agreement.rank_seconds,
+    )
     if agreement.has_failed_save:
         run.checkpointer.finish()
     if agreement.is_stopping:
@@ -130,45 +155,62 @@ def _backward(run: Run, state: State, micro: int, work: Work) -> torch.Tensor:
     """
     heartbeat.beat("micro-batch")
     number = len(work.batches)
-    run.learner.expect_backward(is_last=micro == number - 1)
+    is_last = micro == number - 1
+    run.learner.expect_backward(is_last=is_last)
     began = time.perf_counter()
-    batch = work.batches[micro].to(run.world.device)
+    device = run.world.device
+    batch = work.batches[micro].to(device)
 
     # Dropout depends on the place in the run, not on what ran before: a resumed run draws the same masks.
     place = mixed_seed(run.config.training.seed, state.step, micro, run.world.rank)
-    seed(place, run.world.device)
+    seed(place, device)
 
+    # fp16 multiplies the loss by its scale, so that small gradients do not vanish. The numbers for the log are without it.
     scale = state.loss_scale / max(work.divisor, 1)
     values = run.task.backward(run.learner, batch, scale) / state.loss_scale
     values = values.reshape(-1)
-    if logs.BATCH.isEnabledFor(10):
-        log_batch(run.config.logging, micro, number, batch, float(values[0]), began)
+    if logs.BATCH.isEnabledFor(logging.DEBUG):
+        loss = float(values[0])
+        log_batch(run.config.logging, micro, number, batch, loss, began)
     return values
 
 
 def _agree(run: Run, values: Sequence[torch.Tensor], computed: float) -> Agreement:
     """Add up the loss and metrics of all ranks, and exchange what else they must know, in one small message."""
-    # The message: [loss, metrics …, number of ranks to stop, of failed saves, seconds of rank 0, of rank 1, …]
+    # The message of each of two ranks, and their sum:
+    #
+    #               loss  metrics…  to stop  failed saves  seconds of rank 0  of rank 1
+    #     rank 0    1.2   …         0        0             0.8                0
+    #     rank 1    1.1   …         1        0             0                  0.9
+    #     sum       2.3   …         1        0             0.8                0.9
     names = ("loss", *run.task.step_metrics)
     sums = [0.0] * len(names)
     if values:
         # In fp64, each column by itself, so that its sum does not depend on what else is measured.
         columns = torch.stack(list(values)).double().t().contiguous()
-        sums = torch.stack([column.sum() for column in columns]).tolist()
+        sums_of_columns = [column.sum() for column in columns]
+        # One copy from the device for all of them.
+        sums = torch.stack(sums_of_columns).tolist()
 
-    # Only this rank's own seconds are not 0, so their sum has those of all ranks side by side.
-    flags = [float(run.stop.requested), float(run.checkpointer.has_failed)]
+    is_stopping = float(run.stop.requested)
+    has_failed_save = float(run.checkpointer.has_failed)
     seconds = [0.0] * run.world.size
     seconds[run.world.rank] = computed
 
-    numbers = sum_numbers([*sums, *flags, *seconds], run.world)
-    stopping, failing, *rank_seconds = numbers[len(names) :]
+    message = [*sums, is_stopping, has_failed_save, *seconds]
+    numbers = sum_numbers(message, run.world)
+    num_stopping, num_failed, *rank_seconds = numbers[len(names) :]
     measured = dict(zip(names, numbers, strict=False))
-    return Agreement(measured, stopping > 0, failing > 0, rank_seconds)
+    return Agreement(measured, num_stopping > 0, num_failed > 0, rank_seconds)
 
 
 def _require_sound(
-    run: Run, state: State, work: Work, losses: Sequence[torch.Tensor], loss: float, norm: float
+    run: Run,
+    state: State,
+    work: Work,
+    losses: Sequence[torch.Tensor],
+    loss: float,
+    norm: float,
 ) -> int:
     """Raise Diverged if weights must not move. Return how many steps in a row were above the loss watchdog's threshold."""
     micro_losses = []

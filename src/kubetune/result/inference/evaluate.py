@@ -68,17 +68,21 @@ def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[Sourc
         )
 
     # A setting is taken over if all sources of the run have it.
-    known = of_run.eval if isinstance(of_run.eval, tuple) else of_run.train
+    known = of_run.train
+    if isinstance(of_run.eval, tuple):
+        known = of_run.eval
+    common = {}
+    for key in ("columns", "format"):
+        value = getattr(known[0], key)
+        if all(getattr(source, key) == value for source in known):
+            common[key] = value
+
     completed = []
     for source in sources:
-        defaults = {}
-        for key in ("columns", "format"):
-            value = getattr(known[0], key)
-            is_common = all(getattr(other, key) == value for other in known)
-            if is_common and key not in source.model_fields_set:
-                defaults[key] = value
+        defaults = common.copy()
+        for key in source.model_fields_set:
+            defaults.pop(key, None)
         completed.append(source.model_copy(update=defaults))
-
     return tuple(completed)
 
 
@@ -92,9 +96,10 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
     except errors.DataError as error:
         if not is_other:
             raise
-        # The user knows these data by the option.
-        # Not of keys below it, such as data.train.columns, which are the run's.
-        problems = [re.sub(r"data\.train(?!\.)", "--data", problem) for problem in error.problems]
+        # The user knows these data by the option. Keys below it, such as data.train.columns, are the run's.
+        problems = []
+        for problem in error.problems:
+            problems.append(re.sub(r"data\.train(?!\.)", "--data", problem))
         raise errors.DataError(problems) from None
 
     if is_other:
@@ -136,32 +141,37 @@ def evaluate_run(
             f"metrics judge answers, and a run of task {config.task} writes none"
         )
 
-    # Functions judge answers, which the model has to write even if it did not in training.
+    # What differs from the run's config, by section.
+    changed: dict[str, Any] = {}
     if functions:
+        # Functions judge answers, which the model has to write even if it did not in training.
         generate = config.evaluation.generate or GenerateConfig()
-        evaluation_section = config.evaluation.model_copy(update={"generate": generate})
-        config = config.model_copy(update={"evaluation": evaluation_section})
+        changed["evaluation"] = config.evaluation.model_copy(update={"generate": generate})
 
     labels = result.task.labels_of(result.checkpoint)
+    has_labels = labels is not None
     if predictions is not None:
-        _check_predictions(predictions, data, config.task, run_dir, has_labels=labels is not None)
-    # Other data take the place of those to train on, which are then the only ones.
+        _check_predictions(predictions, data, config.task, run_dir, has_labels=has_labels)
     if data is not None:
+        # Other data take the place of those to train on, which are then the only ones.
         sources = other_sources(config.data, config.model.path, data)
-        of_data = config.data.model_copy(update={"train": sources, "eval": None})
-        config = config.model_copy(update={"data": of_data})
+        changed["data"] = config.data.model_copy(update={"train": sources, "eval": None})
         if labels is not None:
             # Other data may lack some of the classes.
-            config = config.model_copy(update={"classification": labels.section()})
+            changed["classification"] = labels.section()
     elif not config.data.eval:
         raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
+    config = config.model_copy(update=changed)
 
-    evaluation, lines = _evaluate(result, config, labels, functions, is_other=data is not None)
-    if lines is not None:
-        predictions = predictions or run_dir / PREDICTIONS
-        text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
-        write_atomic(predictions, text)
-        evaluation = replace(evaluation, predictions=predictions)
+    is_other = data is not None
+    evaluation, predicted = _evaluate(result, config, labels, functions, is_other=is_other)
+    if predicted is not None:
+        file = predictions or run_dir / PREDICTIONS
+        text = ""
+        for row in predicted:
+            text += json.dumps(row, ensure_ascii=False) + "\n"
+        write_atomic(file, text)
+        evaluation = replace(evaluation, predictions=file)
 
     _write(run_dir, evaluation, which, data)
     return evaluation
@@ -183,30 +193,44 @@ def _evaluate(
     device = default_device()
     # Only a model that was trained whole has its reference in another file: the base, which is then read too.
     reads_base = config.lora is None and config.needs_reference
+    spec = ModelSpec.of(config)
     with result.checked(base=reads_base or None):
         rows, forget, remarks = _rows(config, is_other=is_other)
-        learner = task.load(ModelSpec.of(config), result.checkpoint, device)
+        learner = task.load(spec, result.checkpoint, device)
 
     # As in training, with one rank: losses and metrics first, then answers.
     world = World(device=device)
     plan = make_plan(config, world_size=1)
     if config.needs_reference:
-        reference.ask_base(ModelSpec.of(config), learner, rows, plan, world)
+        reference.ask_base(spec, learner, rows, plan, world)
     parts = collect(task, learner, rows, plan, world)
     assert parts is not None
     metrics = measured(task, learner, rows, parts, world)
     if forget is not None:
-        metrics[FORGET_LOSS] = (evaluate(task, learner, forget, plan, world) or {})["eval_loss"]
+        of_forget = evaluate(task, learner, forget, plan, world)
+        assert of_forget is not None
+        metrics[FORGET_LOSS] = of_forget["eval_loss"]
+
+    # Nobody asks this evaluation to stop, so that there are answers.
     sources = DataSpec.of(config).splits["train" if is_other else "eval"]
     judge = judge_of(config.evaluation, result.tokenizer, sources, rows, world, functions)
     if judge is not None:
-        metrics |= judge.score(answer(judge, learner, world, lambda: False) or {})[0]
+        answers = answer(judge, learner, world, lambda: False)
+        scores, _ = judge.score(answers or {})
+        metrics |= scores
         remarks += (*judge.remarks, *remarks_on_answers(learner.lm))
 
     confusion = task.confusion(learner, parts)
-    # Names are shown beside the matrix, and mean nothing without one.
-    names = labels.names if confusion and labels else ()
-    evaluation = Evaluation(metrics, None, confusion, names, remarks)
+    names: tuple[str, ...] = ()
+    if confusion and labels:
+        # Names are shown beside the matrix, and mean nothing without one.
+        names = labels.names
+    evaluation = Evaluation(
+        metrics,
+        confusion=confusion,
+        names=names,
+        remarks=remarks,
+    )
     return evaluation, task.predictions(learner, parts, rows)
 
 
