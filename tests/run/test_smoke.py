@@ -23,6 +23,7 @@ from ruamel.yaml import YAML
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.distributed.nccl_log import Network
+from kubetune.plugins.diagnostics.smoke import measure
 from kubetune.plugins.diagnostics.smoke import rank as smoke_rank
 from kubetune.plugins.diagnostics.smoke import report as report_of_ranks
 from kubetune.plugins.diagnostics.smoke.measure import Reduction, outliers
@@ -32,9 +33,7 @@ from tests.ranks import free_port, started, wait_all, wait_until
 from tests.toy import is_stopped, wait_until_stopped
 
 # A shared machine slows ranks down at random; only the tests of slowness look at it.
-SMALL = Settings(
-    samples=512, batch=32, features=16, largest_mib=1, volume_mib=1, slow_factor=1000, timeout=60
-)
+SMALL = Settings(samples=512, batch=32, features=16, slow_factor=1000, timeout=60)
 
 
 def examine(settings: Settings, folder: Path) -> int:
@@ -54,7 +53,7 @@ def reports(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def run_verb(*args: str, module: Sequence[str] = ("kubetune", "smoke"), **environ: str) -> Any:
-    small = [flag for flag in SMALL.flags() if not flag.startswith(("--timeout", "--log-level"))]
+    small = [flag for flag in SMALL.flags() if not flag.startswith("--timeout")]
     command = [sys.executable, "-m", *module, *small, *args]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=300, env={**os.environ, **environ}
@@ -64,7 +63,7 @@ def run_verb(*args: str, module: Sequence[str] = ("kubetune", "smoke"), **enviro
 def test_two_good_ranks(tmp_path: Path) -> None:
     folder = tmp_path / "volume"
     folder.mkdir()
-    words = "--processes", "2", "--json", "--log-level", "DEBUG", f"--volume={folder}"
+    words = "--processes", "2", "--json", f"--volume={folder}"
     ended = run_verb(*words, PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == errors.OK, ended.stderr
     report = json.loads(ended.stdout)
@@ -88,7 +87,6 @@ def test_two_good_ranks(tmp_path: Path) -> None:
         "[STEP]",
         "[DDP]",
         "[TRAIN] epoch 2/2",
-        "[BATCH]",
         "[RESULT] loss",
         "[RESULT] good",
     ):
@@ -293,13 +291,19 @@ def test_a_slow_rank_is_named(tmp_path: Path) -> None:
     assert "is slow: the same work takes" in problem
 
 
+def examine_full(settings: Settings, folder: Path) -> int:
+    """Be a rank for which no volume is large enough."""
+    measure.VOLUME_MIB = 1 << 40
+    return examine(settings, folder)
+
+
 def test_volumes_that_cannot_be_used_are_named(tmp_path: Path) -> None:
     small = tmp_path / "file"
     small.touch()
     out = tmp_path / "out"
     out.mkdir()
-    settings = replace(SMALL, volume=(str(small), str(out)), volume_mib=1 << 40)
-    with started(examine, 1, settings, out) as ranks:
+    settings = replace(SMALL, volume=(str(small), str(out)))
+    with started(examine_full, 1, settings, out) as ranks:
         assert wait_all(ranks) == [0]
     no_folder, full = reports(out)[0]["problems"]
     assert f"volume {small} on rank 0" in no_folder
@@ -353,10 +357,12 @@ def test_outliers_are_measured_by_all_others() -> None:
     ("flags", "message"),
     [
         (["--epochs", "0"], "--epochs: found '0'; expected a number from 1 on"),
-        (["--classes", "1"], "--classes: found 1; expected at least 2 classes"),
         (["--lr", "nan"], "--lr: found 'nan'; expected a number above 0"),
         (["--nodes", "2"], "NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) is not set"),
-        (["--timeout", "1e20"], "--timeout: found '1e20'; expected at most a day"),
+        (
+            ["--timeout", "1e20"],
+            "--timeout: found '1e20'; expected a number above 0, at most 86400",
+        ),
         (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
     ],
 )
@@ -394,18 +400,3 @@ def test_wrong_variables_are_refused(environ: dict[str, str], message: str) -> N
     assert ended.returncode == errors.USER
     assert message in ended.stdout + ended.stderr
     assert "Traceback" not in ended.stdout + ended.stderr
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        ("--features=1000000000", "--samples=1000000000"),
-        ("--largest-mib=100000000", "--processes=2"),
-    ],
-)
-def test_sizes_beyond_memory_are_refused_before_somebody_is_killed(sizes: tuple[str, ...]) -> None:
-    ended = run_verb("--json", *sizes)
-    assert ended.returncode == errors.ENVIRONMENT
-    (problem,) = json.loads(ended.stdout)["problems"]
-    assert "GiB of memory for these sizes" in problem

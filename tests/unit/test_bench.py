@@ -79,31 +79,17 @@ def test_cases_that_compute_the_same_must_begin_with_the_same_loss() -> None:
 def test_every_case_is_a_run_that_can_be_planned(tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").touch()
     for case in (*cases.on_gpu(), *cases.on_cpu()):
-        if case.trainer == "kubetune":
-            flags = {"model.path": "m", "data.train": str(tmp_path / "rows.jsonl"), **case.settings}
-            make_plan(load_config(None, flags=flags), 100, world_size=1)
+        flags = {"model.path": "m", "data.train": str(tmp_path / "rows.jsonl"), **case.settings}
+        make_plan(load_config(None, flags=flags), 100, world_size=1)
     assert inputs.bytes_of("8B") == pytest.approx(2 * 8.19e9, rel=0.01)
     assert inputs.bytes_of("0.6B") == pytest.approx(2 * 0.596e9, rel=0.01)
 
 
 def test_what_cannot_be_measured_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Real processes: one whose model cannot be made, one that takes too long; then no time is left."""
-    monkeypatch.setattr(measure, "find_spec", lambda name: None)
-    wanted = [
-        cases.Case("tiny", "TRL", trainer="trl"),
-        cases.Case("tiny", "QLoRA", {"quantization": "4bit"}),
-    ]
-    reasons = [row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 60.0)]
-    assert reasons == ["left out: trl is not installed", "left out: bitsandbytes is not installed"]
-    assert next(
-        row["failed"] for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0)
-    ).startswith("left out: the 0")
-    with monkeypatch.context() as short:
-        short.setattr(
-            measure, "_measured", lambda *args: {"failed": measure._run(["sleep", "600"], 0.1)[1]}
-        )
-        (row,) = (row for _, row in measure.measure(wanted[:1], tmp_path, "cpu", 30.0))
-    assert row == {"failed": "left out: the 0.5 minutes were over"}  # and not by its own fault
+    wanted = [cases.Case("tiny", "LoRA")]
+    (row,) = (row for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0))
+    assert row == {"failed": "left out: the 0 minutes were over"}
     assert measure._run(["sh", "-c", "echo first; echo last; exit 3"], 60.0) == (3, "last")
     assert measure._run(["sh", "-c", "kill -9 $$"], 60.0)[1].startswith(
         "killed, as the kernel does"
@@ -120,9 +106,9 @@ def test_models_of_random_weights_are_whole(tmp_path: Path) -> None:
     assert weights is not None
     assert weights.stated
     assert weights.shapes == shapes_of(cases.SHAPES["tiny"])
-    inputs.write_rows(tmp_path / "rows.jsonl", 5, 2000, shared=7)
+    inputs.write_rows(tmp_path / "rows.jsonl", 5, 2000)
     lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert len({tuple(line["prompt"].split()[:7]) for line in lines}) == 1
+    assert all(line["prompt"] and line["completion"] for line in lines)
 
 
 def config_of(folder: Path, **changes: object) -> Config:
@@ -225,9 +211,9 @@ def test_a_whole_benchmark_becomes_tables_and_choices(
     assert main(["bench", "--shape", "tiny", "--minutes", "600", "-o", str(output)]) == 0
     report = json.loads(output.read_text())
     speeds = {row["case"]: row.get("tokens_per_second") for row in report["measurements"]}
-    assert all(speed for name, speed in speeds.items() if "TRL" not in name), report
+    assert all(speeds.values()), report
     assert report["disagreements"] == []
     assert "attention" in report["choices"]
     assert measured.read(None) == measured.Choices()  # of a tiny model nothing is kept
-    assert "| tiny LoRA, float32 |" in table.render(read_results(output))
+    assert "| tiny LoRA, bfloat16 |" in table.render(read_results(output))
     assert slug(report["machine"])

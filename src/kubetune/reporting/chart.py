@@ -13,9 +13,6 @@ from kubetune.reporting.series import Number, Series, merge, smooth
 
 _TABLE_ROWS = 10
 
-# Among fewer values, none is called an outlier.
-_LEAST_VALUES_OF_A_VIEW = 20
-
 
 @dataclass(frozen=True)
 class Line:
@@ -108,64 +105,17 @@ class Chart:
             "bands": bands,
             "data": merge(parts, columns),
             "markers": list(self.markers),
-            "view": self.view,
         }
-
-    @property
-    def extremes(self) -> list[tuple[float, int]]:
-        """All values that are drawn, with their steps; of a band its edges, not the mean between them."""
-        has_raw_line = any(line.kind == "raw" for line in self.lines)
-        points: list[tuple[float, int]] = []
-        for line in self.lines:
-            # A smoothed line lies within the raw one that it was made from.
-            if has_raw_line and line.kind == "smooth":
-                continue
-            series = line.series
-            drawn = (series.low, series.high) if line.has_band else (series.values,)
-            for values in drawn:
-                for value, step in zip(values or (), series.steps, strict=True):
-                    if value is not None:
-                        points.append((value, step))
-
-        return points
-
-    @property
-    def view(self) -> list[float] | None:
-        """Lowest and highest value without the outliers, or None where there are no outliers.
-
-        An outlier lies farther outside the middle 96 % of the values than three times their range.
-        """
-        values = sorted(value for value, _ in self.extremes)
-        if len(values) < _LEAST_VALUES_OF_A_VIEW:
-            return None
-        # Leave out the lowest and the highest 2 %, and see how far the rest reaches.
-        edge = len(values) // 50
-        low = values[edge]
-        high = values[-1 - edge]
-        reach = 3 * (high - low) or abs(high)  # where all of the rest are equal
-        if values[-1] <= high + reach and values[0] >= low - reach:
-            return None
-        inside = [value for value in values if low - reach <= value <= high + reach]
-        return [inside[0], inside[-1]]
-
-    @property
-    def outliers(self) -> list[tuple[float, int]]:
-        """Values out of `view` with their steps, the highest first."""
-        view = self.view
-        if view is None:
-            return []
-        low, high = view
-        # A set, since a value may be the lowest and the highest of its bucket.
-        outside = set()
-        for value, step in self.extremes:
-            if not low <= value <= high:
-                outside.add((value, step))
-        return sorted(outside, reverse=True)
 
     @property
     def is_positive(self) -> bool:
         """True if a logarithmic scale can show all values."""
-        return all(value > 0 for value, _ in self.extremes)
+        for line in self.lines:
+            # The lowest values of a band lie below its means.
+            values = line.series.low or line.series.values
+            if any(value is not None and value <= 0 for value in values):
+                return False
+        return True
 
     def table(self) -> tuple[list[str], list[list[Any]]]:
         """Return heading and a few rows of the lines' values. The first column is the step."""

@@ -143,31 +143,8 @@ def _chart_facts(chart: Chart) -> dict[str, Any]:
         "heading": heading,
         "rows": rows,
         "markers": chart.markers,
-        "scales": _scales(chart),
-        "outliers": _outliers(chart, write),
+        "has_logarithm": chart.is_positive,
     }
-
-
-def _scales(chart: Chart) -> list[tuple[str, str]]:
-    """Return the scales that a chart can be drawn with. It begins with the first."""
-    scales = [("linear", "linear")]
-    if chart.view is not None:
-        scales.insert(0, ("view", "without outliers"))
-    if chart.is_positive:
-        scales.append(("logarithm", "logarithmic"))
-    return scales
-
-
-def _outliers(chart: Chart, write: Writer) -> str:
-    """Return a sentence on the values that are out of view at first, so that none is hidden in silence."""
-    outliers = chart.outliers
-    if not outliers:
-        return ""
-    shown = [f"{write(value)} at step {step:,}" for value, step in outliers[:3]]
-    text = f"Out of view: {', '.join(shown)}"
-    if len(outliers) > 3:
-        text += f" and {len(outliers) - 3:,} more"
-    return f"{text}."
 
 
 def _summary(chart: Chart, write: Writer) -> str:

@@ -43,15 +43,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--shape", help="measure only models of this size: tiny, 42M, 0.6B, 4B or 8B"
     )
-    parser.add_argument(
-        "--work", metavar="FOLDER", help="folder for the models, which are removed afterwards"
-    )
-    parser.add_argument(
-        "--keep-choices",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="write down what `auto` means on this machine",
-    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -69,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     facts = {"started": started, "machine": machine, "source": "kubetune bench"}
     results: dict[str, dict[str, Any]] = {}
     seconds = 60 * (args.minutes or MINUTES[device])
-    with tempfile.TemporaryDirectory(prefix="kubetune-bench-", dir=args.work) as folder:
+    with tempfile.TemporaryDirectory(prefix="kubetune-bench-") as folder:
         for name, result in _measure(cases, Path(folder), device, seconds):
             results[name] = result
             # After each case, so that an interrupted bench keeps what it measured.
@@ -83,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     for line in disagreements:
         print(f"differs: {line}")
     # What a tiny model is fastest with does not hold for others.
-    keeps = args.keep_choices and not disagreements and args.shape != "tiny"
+    keeps = not disagreements and args.shape != "tiny"
     _conclude(choices, machine["gpu"], keeps=keeps)
     print(visible(f"written: {output}"))
     has_run = any("tokens_per_second" in result for result in results.values())

@@ -147,15 +147,8 @@
     place.setAttribute("aria-valuetext", out.textContent);
   };
 
-  const yScale = (index) => {
-    const { view } = charts[index];
-    const name = scales.get(index);
-    if (name === "logarithm") return { distr: 3 };
-    // Zoomed to where there is nothing but outliers, these are shown.
-    return { range: (u, low, high) => (name === "view" && low <= view[1] && high >= view[0]
-      ? uPlot.rangeNum(Math.max(low, view[0]), Math.min(high, view[1]), 0.06, true)
-      : uPlot.rangeNum(low, high, 0.06, true)) };
-  };
+  const yScale = (index) => (scales.get(index) === "logarithm" ? { distr: 3 }
+    : { range: (u, low, high) => uPlot.rangeNum(low, high, 0.06, true) });
 
   const draw = (index) => {
     const chart = charts[index];
@@ -294,13 +287,7 @@
       if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
     });
     const scale = document.querySelector(`[data-scale="${index}"]`);
-    const note = document.querySelector(`[data-outliers="${index}"]`);
-    const rescale = () => {
-      scales.set(index, scale.value);
-      if (note) note.hidden = scale.value !== "view";
-    };
-    rescale();
-    scale.addEventListener("change", () => { rescale(); draw(index); });
+    scale.addEventListener("change", () => { scales.set(index, scale.value); draw(index); });
     document.querySelector(`[data-csv="${index}"]`).addEventListener("click", () =>
       save(`${chart.name}.csv`, new Blob([table(chart)], { type: "text/csv" })));
     document.querySelector(`[data-png="${index}"]`).addEventListener("click", () => picture(index));

@@ -46,17 +46,17 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 # Parts of which cases put their settings together.
-LORA: dict[str, Any] = {"lora.r": 16, "lora.target_modules": "all-linear"}
-FULL: dict[str, Any] = {"training.learning_rate": 1e-5}
-FP32: dict[str, Any] = {"model.dtype": "float32"}
-BF16: dict[str, Any] = {"model.dtype": "bfloat16"}
+LORA: dict[str, Any] = {
+    "lora.r": 16,
+    "lora.target_modules": "all-linear",
+    "model.dtype": "bfloat16",
+}
+FULL: dict[str, Any] = {"training.learning_rate": 1e-5, "model.dtype": "bfloat16"}
 ALONE: dict[str, Any] = {"model.attention": "sdpa"}
-UNSHARED: dict[str, Any] = {"data.share_prefixes": False}
 PLAIN: dict[str, Any] = {"training.compile": False}
 COMPILED: dict[str, Any] = {"training.compile": True}
 LAYERS: dict[str, Any] = {"training.compile": "layers"}
 FP8: dict[str, Any] = {"training.fp8": True}
-QLORA: dict[str, Any] = {"quantization": "4bit"}
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ class Case:
     shape: str  # key of SHAPES
     what: str  # the settings, in words
     settings: Mapping[str, Any] = field(default_factory=dict)  # by dotted key
-    shared: int = 0  # tokens with which all rows begin alike
-    trainer: str = "kubetune"  # the library that trains
 
     @property
     def name(self) -> str:
@@ -77,16 +75,11 @@ class Case:
 
 def on_cpu(shape: str = "42M") -> list[Case]:
     """Return the cases for two minutes on two cores."""
-    # Where rows share a beginning, it has 600 tokens, about as long as a system prompt with tools.
     return [
-        Case(shape, "LoRA, float32", LORA | FP32 | PLAIN),
-        Case(shape, "LoRA, bfloat16", LORA | BF16 | PLAIN),
-        Case(shape, "LoRA, bfloat16, compiled", LORA | BF16 | COMPILED),
-        Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | BF16 | PLAIN | ALONE),
-        Case(shape, "full, bfloat16", FULL | BF16 | PLAIN),
-        Case(shape, "LoRA, bfloat16, beginnings for each row", LORA | BF16 | PLAIN | UNSHARED, 600),
-        Case(shape, "LoRA, bfloat16, beginnings once", LORA | BF16 | PLAIN, 600),
-        Case(shape, "LoRA, bfloat16, TRL", trainer="trl"),
+        Case(shape, "LoRA, bfloat16", LORA | PLAIN),
+        Case(shape, "LoRA, bfloat16, compiled", LORA | COMPILED),
+        Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | PLAIN | ALONE),
+        Case(shape, "full, bfloat16", FULL | PLAIN),
     ]
 
 
@@ -95,21 +88,15 @@ def on_gpu() -> list[Case]:
     cases = []
     for shape in ("4B", "8B", "0.6B"):
         cases += [
-            Case(shape, "LoRA, bfloat16, compiled", LORA | BF16 | COMPILED),
-            Case(shape, "LoRA, bfloat16", LORA | BF16 | PLAIN),
-            Case(shape, "LoRA, bfloat16, compiled layers", LORA | BF16 | LAYERS),
-            Case(shape, "LoRA, bfloat16, compiled, fp8", LORA | BF16 | COMPILED | FP8),
-            Case(shape, "QLoRA, bfloat16, compiled", LORA | BF16 | COMPILED | QLORA),
+            Case(shape, "LoRA, bfloat16, compiled", LORA | COMPILED),
+            Case(shape, "LoRA, bfloat16", LORA | PLAIN),
+            Case(shape, "LoRA, bfloat16, compiled layers", LORA | LAYERS),
+            Case(shape, "LoRA, bfloat16, compiled, fp8", LORA | COMPILED | FP8),
         ]
         # What differs by the size only a little is measured for one size.
         if shape == "4B":
-            unshared = LORA | BF16 | COMPILED | UNSHARED
-            cases += [
-                Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | BF16 | PLAIN | ALONE),
-                Case(shape, "LoRA, bfloat16, beginnings for each row", unshared, 600),
-                Case(shape, "LoRA, bfloat16, beginnings once", LORA | BF16 | COMPILED, 600),
-            ]
+            alone = LORA | PLAIN | ALONE
+            cases.append(Case(shape, "LoRA, bfloat16, one sequence at a time", alone))
         else:
-            cases.append(Case(shape, "full, bfloat16, compiled", FULL | BF16 | COMPILED))
-        cases.append(Case(shape, "LoRA, bfloat16, TRL", trainer="trl"))
+            cases.append(Case(shape, "full, bfloat16, compiled", FULL | COMPILED))
     return cases

@@ -96,24 +96,20 @@ def _write_tokenizer(folder: Path, vocabulary: int) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
 
 
-def write_rows(path: Path, rows: int, vocabulary: int, shared: int) -> None:
-    """Write prompts and completions, of which all begin with the same `shared` words."""
+def write_rows(path: Path, rows: int, vocabulary: int) -> None:
+    """Write prompts and completions of random words."""
     draw = random.Random(0)
 
     def words(count: int) -> str:
         return " ".join(f"t{draw.randrange(10, vocabulary)}" for _ in range(count))
 
-    beginning = words(shared)
     with path.open("w") as file:
         for _ in range(rows):
             tokens = draw.lognormvariate(MEAN_OF_LOGARITHM, SPREAD_OF_LOGARITHM)
             length = int(min(LONGEST - 1, max(16.0, tokens)))
             # A quarter to two thirds of a row is its prompt.
             prompt = max(1, int(length * draw.uniform(0.25, 0.65)))
-            row = {
-                "prompt": f"{beginning} {words(prompt)}".strip(),
-                "completion": f" {words(length - prompt)}",
-            }
+            row = {"prompt": words(prompt), "completion": f" {words(length - prompt)}"}
             file.write(json.dumps(row) + "\n")
 
 

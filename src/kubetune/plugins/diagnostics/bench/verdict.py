@@ -94,15 +94,14 @@ def _compile_from(row: Mapping[str, Any], plain: float) -> float:
 def disagreements(rows: Rows) -> list[str]:
     """Return a sentence for each case whose first loss is not that of the others that compute the same."""
     sentences = []
-    # By shape and whether rows begin alike: the first case and its loss.
-    first_cases: dict[tuple[str, bool], tuple[str, float]] = {}
+    # By shape: the first case and its loss.
+    first_cases: dict[str, tuple[str, float]] = {}
     for name, row in rows.items():
-        # Weights in 8 and 4 bits give another loss.
-        if not row.get("losses") or "fp8" in name or "QLoRA" in name:
+        # Weights in 8 bits give another loss.
+        if not row.get("losses") or "fp8" in name:
             continue
-        same_rows = (name.split()[0], "beginnings" in name)
         loss = float(row["losses"][0])
-        other, expected = first_cases.setdefault(same_rows, (name, loss))
+        other, expected = first_cases.setdefault(name.split()[0], (name, loss))
         if abs(loss - expected) > TOLERANCE * abs(expected):
             sentences.append(f"{name}: the first loss is {loss:.4f}, and {expected:.4f} of {other}")
     return sentences

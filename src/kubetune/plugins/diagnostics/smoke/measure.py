@@ -22,7 +22,11 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World, wait_for_device
 
 MIB = 1 << 20
+# All-reduces, by factors of 16. Ranks on CPUs only show that they add up.
 _SMALLEST_BYTES = 4096
+_LARGEST_BYTES = {"cuda": 64 * MIB, "cpu": MIB}
+# Written to each volume, and read.
+VOLUME_MIB = 64
 _LINK_BYTES = 4 * MIB
 _REPEATS = 7
 # Products of matrices that each rank computes.
@@ -62,16 +66,15 @@ class Volume:
     problem: str | None  # None when a file could be written and read back
 
 
-def measure_all_reduce(world: World, largest_bytes: int) -> list[Reduction]:
-    """Measure sums and their speed, from 4 KiB by factors of 16 up to `largest_bytes`; nothing for a lone rank."""
+def measure_all_reduce(world: World) -> list[Reduction]:
+    """Measure sums and their speed, from small to large; nothing for a lone rank."""
     if world.size == 1:
         return []
     reductions = []
     size = _SMALLEST_BYTES
-    while size < largest_bytes:
+    while size <= _LARGEST_BYTES[world.device.type]:
         reductions.append(_all_reduce(world, size))
         size *= 16
-    reductions.append(_all_reduce(world, largest_bytes))
     return reductions
 
 
@@ -168,11 +171,12 @@ def measure_compute(world: World) -> list[float]:
     return process_group.gather(time.perf_counter() - began, world)
 
 
-def measure_volume(path: Path, rank: int, mib: int) -> Volume:
-    """Write a file of `mib` MiB to the folder durably, read it back, and remove it."""
+def measure_volume(path: Path, rank: int) -> Volume:
+    """Write a file to the folder durably, read it back, and remove it."""
     if not path.is_dir():
         return Volume(rank, str(path), 0, None, "is no folder")
     free = files.free_bytes(path)
+    mib = VOLUME_MIB
     if free < mib * MIB:
         problem = f"has {free / MIB:.0f} MiB free, {mib} MiB were to be written"
         return Volume(rank, str(path), free, None, problem)

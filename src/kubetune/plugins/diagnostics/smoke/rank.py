@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 
 from kubetune import errors
-from kubetune.base import logs, processes
+from kubetune.base import logs
 from kubetune.base.gpus import visible_gpus
 from kubetune.distributed import nccl_log, process_group
 from kubetune.distributed.nccl_log import Network
 from kubetune.distributed.process_group import World
 from kubetune.distributed.rendezvous import Rendezvous, meet
 from kubetune.plugins.diagnostics.smoke import measure
-from kubetune.plugins.diagnostics.smoke.measure import MIB, Link, Reduction, Volume
+from kubetune.plugins.diagnostics.smoke.measure import Link, Reduction, Volume
 from kubetune.plugins.diagnostics.smoke.report import RankFacts, Report, judge
 from kubetune.plugins.diagnostics.smoke.settings import Settings
 from kubetune.plugins.diagnostics.smoke.training import train
@@ -37,7 +37,7 @@ def run_rank(settings: Settings) -> int:
     # Standard output is for the report alone.
     lines_to = redirect_stdout(sys.stderr) if settings.json else nullcontext()
     with lines_to:
-        logs.configure(settings.log_level, rank=rank)
+        logs.configure("INFO", rank=rank)
         report, problems, code = _try(settings)
         # All ranks have the same report, so that one prints its problems; a rank that failed prints its own.
         if rank == 0 or report is None:
@@ -73,30 +73,9 @@ def examine(settings: Settings) -> Report:
             log = _nccl_log(stack)
             with process_group.peers():
                 world = stack.enter_context(process_group.join(timeout_seconds=settings.timeout))
-            _require_memory(settings, world, rendezvous.ranks_per_node)
             return _measure(settings, world, rendezvous, log)
     except errors.LostPeer as error:
         raise errors.EnvironmentFault(f"{rendezvous.find_lost()} ({error})") from error
-
-
-def _require_memory(settings: Settings, world: World, ranks_per_node: int) -> None:
-    """Raise EnvironmentFault for sizes that would have this rank, or another program, killed by the kernel."""
-    # Four copies of a message (pattern, sum, expected sum, and what NCCL or Gloo holds), or of the samples twice.
-    message = 0
-    if world.size > 1:
-        message = settings.largest_mib * MIB
-    needed = 4 * max(message, 2 * settings.samples * settings.features)
-
-    # Ranks of a node share its memory, but each has a GPU of its own.
-    if world.device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info()
-    else:
-        free = processes.free_memory_bytes() // ranks_per_node
-    if needed > free:
-        raise errors.EnvironmentFault(
-            f"{socket.gethostname()}: rank {world.rank} would need {needed / 2**30:,.0f} GiB of memory for these "
-            f"sizes, {free / 2**30:,.1f} GiB are free; give a smaller --largest-mib, --samples or --features"
-        )
 
 
 def _nccl_log(stack: ExitStack) -> Path | None:
@@ -122,7 +101,7 @@ def _measure(settings: Settings, world: World, rendezvous: Rendezvous, log: Path
 
     # Should a rank be lost from here on, its last word says in which part.
     rendezvous.begin("all-reduce")
-    reductions = _reductions(settings, world)
+    reductions = _reductions(world)
     rendezvous.begin("links")
     links = _links(world)
     networks = _networks(world, backend, log)
@@ -170,10 +149,10 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _reductions(settings: Settings, world: World) -> list[Reduction]:
+def _reductions(world: World) -> list[Reduction]:
     """Measure all-reduces, and print a line for each size."""
     logs.STEP.info("all-reduce")
-    reductions = measure.measure_all_reduce(world, settings.largest_mib * MIB)
+    reductions = measure.measure_all_reduce(world)
     for reduction in reductions:
         sums = "right"
         if reduction.wrong_ranks:
@@ -224,7 +203,7 @@ def _volumes(settings: Settings, world: World) -> list[Volume]:
     mine = []
     if world.local_rank == 0:
         for path in settings.volume:
-            mine.append(measure.measure_volume(Path(path), world.rank, settings.volume_mib))
+            mine.append(measure.measure_volume(Path(path), world.rank))
 
     volumes = []
     for of_rank in process_group.gather(mine, world):

@@ -35,7 +35,6 @@ class Training:
     accuracy: float
     seconds: float
     samples_per_second: float
-    rank_seconds: tuple[float, ...]  # that each rank computed, without waiting for the others
     ranks_agree: bool  # all ranks ended with the same weights
 
 

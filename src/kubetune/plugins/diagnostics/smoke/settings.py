@@ -21,10 +21,7 @@ class Settings:
     seed: int = 42
     timeout: float = 60.0  # s
     slow_factor: float = 2.0
-    largest_mib: int = 64
-    volume_mib: int = 64
     volume: tuple[str, ...] = ()
-    log_level: str = "INFO"
     json: bool = False
 
     def flags(self) -> list[str]:
@@ -39,8 +36,7 @@ class Settings:
         return flags
 
 
-# Each flag's default is its setting's, so that no number is written twice.
-_DEFAULT = Settings()
+# Sockets take no longer timeouts.
 _DAY_SECONDS = 86400
 
 
@@ -51,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(training, "--batch", _count, "per process, ")
     _add(training, "--samples", _count)
     _add(training, "--features", _count)
-    _add(training, "--classes", _classes)
-    _add(training, "--lr", _amount, metavar="X")
+    _add(training, "--classes", _count)
+    _add(training, "--lr", _amount)
     _add(training, "--seed", int)
 
     checks = parser.add_argument_group("checks")
@@ -63,24 +59,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="test write speed and free space here; repeatable",
     )
-    _add(checks, "--volume-mib", _count, "MiB written and read on each volume, ")
-    _add(checks, "--largest-mib", _count, "MiB of the largest all-reduce, ")
     slow = "a rank or link that takes this many times as long as the others is named, "
-    _add(checks, "--slow-factor", _amount, slow, metavar="X")
-    timeout = "seconds to wait for a rank before it counts as missing, "
-    _add(checks, "--timeout", _seconds, timeout, metavar="S")
+    _add(checks, "--slow-factor", _amount, slow)
+    _add(checks, "--timeout", _amount, "seconds to wait for a rank that is missing, ")
 
     where = parser.add_argument_group("processes", "under torchrun these are torchrun's")
     processes = "on each node; default: one for each GPU, or 1"
     where.add_argument("--processes", type=_count, metavar="N", help=processes)
     where.add_argument("--nodes", type=_count, metavar="N", help="default: PET_NNODES, or 1")
-    where.add_argument(
-        "--log-level",
-        type=str.upper,
-        choices=("DEBUG", "INFO", "WARNING", "ERROR"),
-        default=_DEFAULT.log_level,
-        help="DEBUG shows first and last batches; default %(default)s",
-    )
     where.add_argument(
         "--json",
         action="store_true",
@@ -93,16 +79,11 @@ def _add(
     flag: str,
     kind: Callable[[str], float],
     what: str = "",
-    metavar: str = "N",
 ) -> None:
     """Add a flag with a number, whose default is that of the setting of its name."""
-    name = flag.removeprefix("--").replace("-", "_")
+    default = getattr(Settings, flag.removeprefix("--").replace("-", "_"))
     group.add_argument(
-        flag,
-        type=kind,
-        default=getattr(_DEFAULT, name),
-        metavar=metavar,
-        help=f"{what}default %(default)s",
+        flag, type=kind, default=default, metavar="N", help=f"{what}default %(default)s"
     )
 
 
@@ -113,30 +94,13 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def _classes(text: str) -> int:
-    """Return a number of classes."""
-    if _count(text) < 2:
-        raise argparse.ArgumentTypeError(
-            "found 1; expected at least 2 classes: a single one needs no learning"
-        )
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    """Return seconds, at most a day: sockets take no longer timeouts."""
-    if _amount(text) > _DAY_SECONDS:
-        raise argparse.ArgumentTypeError(
-            f"found {text!r}; expected at most a day, {_DAY_SECONDS} seconds"
-        )
-    return float(text)
-
-
 def _amount(text: str) -> float:
-    """Return a number above 0."""
+    """Return a number above 0, and no more than the seconds of a day."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected a number above 0")
+    if not 0 < number <= _DAY_SECONDS:
+        message = f"found {text!r}; expected a number above 0, at most {_DAY_SECONDS}"
+        raise argparse.ArgumentTypeError(message)
     return number

@@ -64,13 +64,11 @@ def train(settings: Settings, world: World) -> Training:
     # Any machine that works learns this: a loss that does not fall means broken sums or numbers.
     loss_before, _ = _evaluate(model, samples, world)
     began = time.perf_counter()
-    computed = 0.0
     losses = []
     for epoch in range(settings.epochs):
-        loss, seconds = _train_epoch(settings, epoch, model, optimizer, samples, world)
+        loss = _train_epoch(settings, epoch, model, optimizer, samples, world)
         logs.TRAIN.info("epoch %d/%d loss %.4f", epoch + 1, settings.epochs, loss)
         losses.append(loss)
-        computed += seconds
     seconds = time.perf_counter() - began
 
     loss_after, accuracy = _evaluate(model, samples, world)
@@ -85,7 +83,6 @@ def train(settings: Settings, world: World) -> Training:
     )
 
     # All ranks took the same steps from the same weights, so their weights are equal to the last bit.
-    rank_seconds = process_group.gather(computed, world)
     digests = process_group.gather(step_digest.digest(optimizer.master), world)
     return Training(
         loss_before=loss_before,
@@ -94,7 +91,6 @@ def train(settings: Settings, world: World) -> Training:
         accuracy=accuracy,
         seconds=seconds,
         samples_per_second=samples_per_second,
-        rank_seconds=tuple(rank_seconds),
         ranks_agree=len(set(digests)) == 1,
     )
 
@@ -106,43 +102,24 @@ def _train_epoch(
     optimizer: FlatAdamW,
     samples: Samples,
     world: World,
-) -> tuple[float, float]:
-    """Train one epoch; return the mean loss, and the seconds that this rank computed."""
+) -> float:
+    """Train one epoch, and return the mean loss."""
     draw = torch.Generator().manual_seed(mixed_seed(settings.seed, epoch))
     order = torch.randperm(settings.samples, generator=draw)
 
-    batches = order.split(settings.batch * world.size)
     total = 0.0
-    computed = 0.0
-    for index, ids in enumerate(batches):
-        began = time.perf_counter()
+    for ids in order.split(settings.batch * world.size):
         # Ranks take the samples of a batch in turns: rank 1 of 2 has those at 1, 3, 5 …
         mine = ids[world.rank :: world.size].to(world.device)
         scores = model(samples.features[mine])
         # A sum over this rank's samples, divided by those of all ranks: the gradients of all ranks add up to the mean's.
-        total_loss = nn.functional.cross_entropy(scores, samples.labels[mine], reduction="sum")
-        loss = total_loss / len(ids)
-        loss.backward()
-        share = float(loss.detach())
-        computed += time.perf_counter() - began
-
-        if logs.shows_batch("first-last", index, len(batches)):
-            logs.BATCH.debug(
-                "epoch %d batch %d/%d: features %s, labels %s, loss %.4f",
-                epoch + 1,
-                index + 1,
-                len(batches),
-                list(samples.features[mine].shape),
-                list(samples.labels[mine].shape),
-                share * len(ids) / max(len(mine), 1),
-            )
-
-        # The wait for other ranks is not counted as computing, so a slow rank stands out.
+        loss = nn.functional.cross_entropy(scores, samples.labels[mine], reduction="sum")
+        (loss / len(ids)).backward()
+        total += float(loss.detach())
         process_group.sum_(optimizer.gradient, world)
         optimizer.update(settings.lr)
-        total += share * len(ids)
     (total_of_all,) = process_group.sum_numbers([total], world)
-    return total_of_all / settings.samples, computed
+    return total_of_all / settings.samples
 
 
 @torch.no_grad()
