@@ -1,4 +1,4 @@
-"""What a plan says of a run by reward: answers, tokens, the key-value cache, hours by part; and that it is so."""
+"""What a plan says of a run by reward: answers, tokens, the key-value cache, hours by part; and what a run counts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from kubetune import cli
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, RewardConfig
 from kubetune.plan import drawing, earlier_runs
 from kubetune.plan.forecast import GIB, forecast, remedies
 from kubetune.plan.memory import Shape
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.training.rollouts import sampler
+from kubetune.training.rollouts.measures import measures_of
+from kubetune.training.rollouts.records import Answer, Group
 from tests.unit.test_forecast import QWEN3_8B, WEIGHTS
 
 
@@ -176,3 +178,17 @@ def test_plan_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert cli.main([*words, servers, "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["drawing"]
     assert (facts["drawn_tokens"], facts["cache_bytes"], facts["hours"]) == (327_680, None, None)
+
+
+def test_a_prompt_is_solved_by_one_answer_that_the_first_reward_calls_right() -> None:
+    rewards = (RewardConfig(name="numeric"), RewardConfig(name="json_valid", weight=0.5))
+
+    def group(*marks: float | None) -> Group:
+        answers = []
+        for mark in marks:
+            judged = {"numeric": mark, "json_valid": 1.0}
+            answers.append(Answer([1], "4", [0.0], 0.0, is_cut=False, rewards=judged))
+        return Group(0, 0, [1], "2 + 2", answers, errors={}, logged={})
+
+    groups = [group(0.0, 1.0), group(0.5, 0.0), group(None, None), group(None, 1.0)]
+    assert measures_of(groups, rewards)["solved"] == 0.5
