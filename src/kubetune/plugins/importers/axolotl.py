@@ -407,9 +407,9 @@ TOOL = Tool(
             Row("plugins", other=_plugins),
             Row("model_type", other=_model_type),
             Row("processor_type", other=_processor),
-            Row("shuffle_merged_datasets", values={True: unneeded(SHUFFLED)}, other=dropped(SHUFFLED)),
         ],
         dropped={
+            "shuffle_merged_datasets": (SHUFFLED, True),
             "pretraining_dataset": "datasets are given as well; write both into data.train",
             "special_tokens": "tokens are the tokenizer's own; padding needs none, since nothing is padded",
             "tokens added_tokens_overrides": "the vocabulary is not extended",

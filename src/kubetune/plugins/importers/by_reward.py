@@ -252,15 +252,11 @@ TABLE: Final = Table(
         Row("scale_rewards", "grpo.scale_rewards",
             {True: "group", False: "none", "group": "group", "batch": "batch", "none": "none"},
             dropped("group, batch and none are there")),
-        # Values that are ours anyway; any other is dropped.
-        Row("advantage_estimator", values={"grpo": unneeded("the mean of the group, as here")},
-            other=dropped("GRPO's is the only one")),
-        Row("multi_objective_aggregation", values={"sum_then_normalize": unneeded("as here")},
-            other=dropped("rewards are added up first")),
-        Row("repetition_penalty", values={1.0: unneeded("off, as here")},
-            other=dropped("tokens are drawn by the model's own probabilities, which the training knows")),
     ],
     dropped={
+        "advantage_estimator": ("GRPO's is the only one", "grpo"),
+        "multi_objective_aggregation": ("rewards are added up first", "sum_then_normalize"),
+        "repetition_penalty": ("tokens are drawn by the model's own probabilities, which the training knows", 1.0),
         "max_prompt_length": "data.max_length counts prompt and right answer",
         "num_generations_eval": "see evaluation.generate",
         "use_vllm": ("the model draws its answers itself; grpo.servers names stock vLLM servers that do", False),

@@ -137,7 +137,7 @@ class Table:
 
     same: Mapping[str, str] = field(default_factory=dict)  # by our path: names that mean the same
     rows: Iterable[Row] = ()
-    # By names: the reason, or a tuple of it and the values with which the tool does not do it either.
+    # By names: the reason, or a tuple of it and the values with which the tool does as kubetune does.
     dropped: Mapping[str, Any] = field(default_factory=dict)
     unneeded: Mapping[str, str] = field(default_factory=dict)  # by names: the reason
 
@@ -158,7 +158,11 @@ def _row_of_dropped(keys: str, reason: str | tuple[Any, ...]) -> Row:
     if isinstance(reason, str):
         reason = (reason,)
     why, *off = reason
-    return Row(keys, values=dict.fromkeys(off, OFF), other=dropped(why))
+    outcomes = {}
+    for value in off:
+        is_off = value in (0, None, "none")
+        outcomes[value] = OFF if is_off else unneeded("as here, in any case")
+    return Row(keys, values=outcomes, other=dropped(why))
 
 
 @dataclass(frozen=True)

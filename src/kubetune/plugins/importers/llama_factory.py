@@ -275,8 +275,6 @@ TOOL = Tool(
             Row("lora_alpha", "lora.alpha", {0: unneeded("twice the rank, as here without it")}),
             Row("additional_target", "lora.modules_to_save", other=as_names),
             Row("quantization_bit", "quantization", {4: "4bit", 8: "8bit"}, dropped("4 and 8 bits are there")),
-            Row("quantization_method", other=dropped("the base is quantised by bitsandbytes"),
-                values=dict.fromkeys(("bnb", "bitsandbytes", "BNB"), unneeded("bitsandbytes, as here"))),
             switch("pure_bf16", "model.dtype", "bfloat16"),
             switch("disable_gradient_checkpointing", "training.gradient_checkpointing", False),
             # Prompts, images and sources.
@@ -285,10 +283,10 @@ TOOL = Tool(
             Row("image_min_pixels", "vision.image_min_tokens", other=pixels),
             Row("freeze_vision_tower", "vision.freeze_vision_tower", other=sees),
             Row("freeze_multi_modal_projector", "vision.freeze_projector", other=sees),
-            Row("mix_strategy", values={"concat": unneeded("as here")},
-                other=dropped("sources are concatenated; give each a `weight` instead")),
         ],
         dropped={
+            "quantization_method": ("the base is quantised by bitsandbytes", "bnb", "bitsandbytes", "BNB"),
+            "mix_strategy": ("sources are concatenated; give each a `weight` instead", "concat"),
             "interleave_probs": NO_WEIGHT,
             "mask_history": ("all answers of a conversation are trained, not only the last", False),
             "default_system": SYSTEM,

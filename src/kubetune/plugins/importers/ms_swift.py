@@ -295,14 +295,11 @@ TOOL = Tool(
             Row("packing_length", other=_packing_length),
             # A row that cannot be used stops the run here, with its line; there it is left out.
             Row("strict", "data.max_lost_share", {True: 0.0}, dropped("a row that cannot be used stops the run here")),
-            Row("dataset_shuffle train_dataloader_shuffle", values={True: unneeded(SHUFFLED)}, other=dropped(SHUFFLED)),
             # Adapters and bits of the base.
             Row("target_modules", "lora.target_modules", other=modules("all-linear", among_names=True),
                 unless=_has_expression),
             Row("modules_to_save", "lora.modules_to_save", other=without_words),
             Row("quant_bits", "quantization", {4: "4bit", 8: "8bit"}, dropped("4 and 8 bits are there")),
-            Row("quant_method", values={"bnb": unneeded("bitsandbytes, as here")},
-                other=dropped("the base is quantised by bitsandbytes")),
             # Training, and where it runs.
             Row("early_stop_interval", "training.early_stopping_patience", {0: NO_STOP}),
             Row("loss_scale", "data.train_on", {"default": "assistant", "all": "all"},
@@ -319,6 +316,8 @@ TOOL = Tool(
             Row("template", "model.chat_template", other=template),
         ],
         dropped={
+            "dataset_shuffle train_dataloader_shuffle": (SHUFFLED, True),
+            "quant_method": ("the base is quantised by bitsandbytes", "bnb"),
             "columns": "name them at the source: data.train[…].columns, ours first",
             "interleave_prob": NO_WEIGHT,
             "system": SYSTEM,

@@ -11,7 +11,7 @@ from typing import Any, Final
 # Of memory, speed and files: what they change is no result.
 _NO_EFFECT: Final = "has no counterpart; it concerns memory, speed or files, and no result"
 
-# By names and patterns: the reason, or a tuple of it and the values with which none of these keys does anything.
+# By names and patterns: the reason, or a tuple of it and the values with which these keys do nothing.
 DROPPED: Final[Mapping[str, Any]] = {
     "use_galore use_apollo use_badam use_adam_mini use_muon":
         ("AdamW and its 8-bit form are there (training.optim)", False),

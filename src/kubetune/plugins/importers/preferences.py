@@ -182,10 +182,9 @@ TABLE: Final = Table(
         Row("ref_model ref_model_id", other=_reference),
         Row("loss_scale", "data.train_on", dict.fromkeys(("default", "last_round"), "assistant"),
             dropped("tokens weigh 1")),
-        Row("f_divergence_type", values={"reverse_kl": unneeded("the reverse KL, as here")},
-            other=dropped("the reverse KL is the only divergence")),
     ],
     dropped={
+        "f_divergence_type": ("the reverse KL is the only divergence", "reverse_kl"),
         "ref_adapters ref_model_adapters ref_model_type ref_model_revision ref_model_quantization_bit "
         "ref_model_init_kwargs model_adapter_name ref_adapter_name": _OTHER_REFERENCE,
         "force_use_ref_model": (_OTHER_REFERENCE, False),

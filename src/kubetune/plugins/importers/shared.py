@@ -415,8 +415,6 @@ def share(value: Any, draft: Draft) -> Outcome:
     return near(0.05, "a share is held out here, not a number of rows; adjust it")
 
 
-_GOES_ON = unneeded("a run goes on from its newest good checkpoint by itself; see training.resume")
-
 # Keys of TrainingArguments, under their own names, and what scripts and configs of all tools say of trackers.
 TRAINING = Table(
     same={
@@ -471,17 +469,16 @@ TRAINING = Table(
         Row("ddp_timeout", "training.timeout_seconds",
             other=numbers(float, unneeded("data are prepared before the ranks meet, so no such patience is needed"),
                           most=_DAY)),
-        Row("resume_from_checkpoint auto_resume_from_checkpoints", values={True: _GOES_ON, False: _GOES_ON},
+        Row("resume_from_checkpoint auto_resume_from_checkpoints",
+            values=dict.fromkeys((True, False), unneeded("a run goes on from its newest good checkpoint by itself")),
             other=dropped("a run goes on from its own newest checkpoint; merge another's result into the model first")),
         Row("push_to_hub", values={False: OFF}, other=push),
         Row("hub_model_id", "push.repo", other=hub_model),
-        Row("hub_strategy", values={"end": unneeded("uploaded after a good end, as here")},
-            other=dropped("the best is uploaded once, after a good end")),
-        Row("average_tokens_across_devices", values={True: unneeded("one divisor for the whole global batch, as here")},
-            other=dropped("one divisor for the whole global batch")),
-        Row("do_train", values={True: unneeded("a run trains")}, other=dropped("a run trains; see `kubetune evaluate`")),
     ],
     dropped={
+        "hub_strategy": ("the best is uploaded once, after a good end", "end"),
+        "average_tokens_across_devices": ("one divisor for the whole global batch", True),
+        "do_train": ("a run trains; see `kubetune evaluate`", True),
         "streaming": ("data are prepared once, into files that need no memory", False),
         "lora_model_dir adapter_name_or_path": "no run begins from an adapter; merge it into the model",
         "use_swanlab use_comet": ("not there; others are (tracking)", False),

@@ -200,11 +200,10 @@ TOOL = Tool(
             Row("trainer.save_freq", "training.save_steps", other=_unlimited),
             Row("trainer.test_freq", "training.eval_steps", other=_unlimited),
             Row("trainer.logger", other=trackers),
-            Row("data.shuffle", values={True: unneeded(SHUFFLED)}, other=dropped(SHUFFLED)),
-            Row("data.truncation", values={"error": unneeded("a prompt is asked whole or left out")},
-                other=dropped("a prompt is asked whole or left out")),
         ],
         dropped={
+            "data.shuffle": (SHUFFLED, True),
+            "data.truncation": ("a prompt is asked whole or left out", "error"),
             "algorithm.use_kl_in_reward": ("the divergence is a part of the loss", False),
             f"{_ACTOR}entropy_coeff": ("entropy is measured, and has no part in the loss", 0),
             "reward_model.enable reward.reward_model.enable": ("rewards by a model are not there", False),
