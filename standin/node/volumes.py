@@ -1,4 +1,4 @@
-"""A pod's volumes, each a folder or a link to one, which containers bind: emptyDir, claims, ConfigMaps, hostPath."""
+"""A pod's volumes, each a folder or a link to one, which containers bind: emptyDir, claims, ConfigMaps, images, hostPath."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ def set_up_volume(worker: PodWorker, volume: Object) -> None:
         _link(at, _claim_folder(worker, claim))
     elif "hostPath" in volume:
         _link(at, Path(volume["hostPath"]["path"]))
+    elif "image" in volume:
+        _link(at, _image_folder(worker, volume["image"]["reference"]))
     elif "emptyDir" in volume:
         at.mkdir(exist_ok=True)
         _empty(at, volume["emptyDir"] or {}, in_memory=not worker.kubelet.settings.loopback)
@@ -37,8 +39,8 @@ def set_up_volume(worker: PodWorker, volume: Object) -> None:
             _write(at / path, content, mode)
 
         project(worker.store, worker.pod, volume, write)
-    # A folder of the machine is not ours to change.
-    if "hostPath" not in volume:
+    # A folder of the machine is not ours to change, nor is an image.
+    if not {"hostPath", "image"} & volume.keys():
         _give_to_pods_group(worker, at.resolve())
 
 
@@ -83,6 +85,15 @@ def _claim_folder(worker: PodWorker, claim: str) -> Path:
     worker.claims.add(claim)
     folder = worker.kubelet.settings.state / "claims" / worker.namespace / claim
     folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _image_folder(worker: PodWorker, reference: str) -> Path:
+    """Return the folder that stands for an image that is mounted as a volume."""
+    folder = worker.kubelet.settings.state / "images" / reference
+    if not folder.is_dir():
+        message = f'Back-off pulling image "{reference}"'
+        raise Waiting("ImagePullBackOff", message)
     return folder
 
 

@@ -143,6 +143,10 @@ class Cluster:
         """Return the folder on this machine that a claim of this namespace stands for."""
         return self.control_plane.state / "claims" / self.namespace / claim
 
+    def image_folder(self, reference: str) -> Path:
+        """Return the folder of an image that pods mount as a volume, as this machine sees it."""
+        return self.control_plane.state / "images" / reference
+
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> Finished:
         """Run the real kubectl in this namespace; with `check`, AssertionError when it fails."""
         done = subprocess.run(

@@ -15,7 +15,8 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import files
-from kubetune.base.registry import client, pull
+from kubetune.base.registry import address, client, pull
+from kubetune.base.registry import fetch_worker as image_worker
 from kubetune.config.naming import model_short_name
 from kubetune.config.schema import ModelConfig
 from kubetune.data.prepared import fetch_worker, identity
@@ -81,7 +82,9 @@ def test_an_image_is_fetched_once_by_its_digest(registry: Registry, cache: Path)
     weights = {"org.cncf.model.filepath": "model.safetensors"}
     digest = put(registry, (f"{TAR}+gzip", gzip.compress(small), {}), (RAW, b"w" * 3000, weights))
     folder = pull.fetch(path)
-    assert folder == cache / registry.host / "team" / "bot" / digest.replace(":", "-")
+    assert folder == cache / registry.host.replace(":", "+") / "team" / "bot" / digest.replace(
+        ":", "-"
+    )
     names = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     assert names == ["config.json", "extra/a.jinja", "model.safetensors"]
     assert (folder / "model.safetensors").read_bytes() == b"w" * 3000
@@ -100,6 +103,46 @@ def test_an_image_is_fetched_once_by_its_digest(registry: Registry, cache: Path)
         pull.fetch(path, offline=True)
 
 
+def test_an_image_that_is_mounted_is_not_fetched(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kubernetes has it at a place that is named by its digest, as it mounts nothing at a path with a colon."""
+    monkeypatch.setattr(address, "MOUNTED", str(tmp_path / "images"))
+    digest = put(registry, (TAR, tar({"config.json": b"{}"}), {}))
+    path = f"oci://{registry.host}/team/bot@{digest}"
+    folder = Path(address.mounted_folder(address.parse(path), digest))
+    assert ":" not in str(folder)
+    folder.mkdir(parents=True)
+    assert pull.fetch(path) == folder
+    assert registry.requests == []
+    # A run that went on elsewhere knows it by the same digest.
+    assert address.cached_digest(str(folder), path) == digest
+
+
+def test_all_pods_of_a_run_may_share_what_one_has_fetched(
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(address.STORE, str(tmp_path / "shared"))
+    put(registry, (TAR, tar({"config.json": b"{}"}), {}))
+    folder = pull.fetch(f"oci://{registry.host}/team/bot:1")
+    assert folder.is_relative_to(tmp_path / "shared" / "oci")
+
+
+def test_a_server_finds_what_was_fetched_before_it_starts(
+    registry: Registry, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    put(registry, (TAR, tar({"config.json": b"{}"}), {}))
+    links = tmp_path / "models"
+    links.mkdir()
+    words = [str(links), f"bot=oci://{registry.host}/team/bot:1"]
+    # A second start of the container does the same.
+    for _ in range(2):
+        assert image_worker.main(words) == errors.OK
+        assert (links / "bot" / "config.json").read_bytes() == b"{}"
+    assert image_worker.main([str(links), f"no=oci://{registry.host}/team/no:2"]) == errors.USER
+    assert "has no image" in capsys.readouterr().err
+
+
 def test_a_run_stays_with_the_image_that_it_began_with(registry: Registry, tmp_path: Path) -> None:
     path = f"oci://{registry.host}/team/bot:1"
     first = put(registry, (TAR, tar({"config.json": b"{}"}), {}))
@@ -112,7 +155,7 @@ def test_a_run_stays_with_the_image_that_it_began_with(registry: Registry, tmp_p
     assert identity.pinned(ModelConfig(path=path), tmp_path).path == begun.path
     assert pull.fetch(path).name == second.replace(":", "-")
     # A digest of another repository says nothing of this one.
-    assert pull.cached_digest(begun.path, f"oci://{registry.host}/team/other:1") is None
+    assert address.cached_digest(begun.path, f"oci://{registry.host}/team/other:1") is None
 
 
 def test_what_is_no_model_in_whole_is_refused_and_leaves_nothing(

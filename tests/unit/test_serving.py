@@ -12,6 +12,7 @@ import yaml
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.k8s.lint.objects import check_objects
+from kubetune.k8s.lint.pod_security import beyond_restricted
 from kubetune.plugins.serving.manifests import LORA_RANKS, Adapter, Serving, command
 from kubetune.result.publishing.serving import commands, served_by
 from standin.schemas import NEWEST, OLDEST, problems
@@ -291,3 +292,77 @@ def test_an_adapter_on_the_text_model_of_one_that_sees_has_vllms_names_or_no_com
     assert ("$ vllm" in text) is bool(command)
     assert ("on nobodys, and leaves some out without a word" in text) is not bool(command)
     assert "$ python llama.cpp" in text
+
+
+DIGEST = f"sha256:{'1a' * 32}"
+IMAGES_OF = [
+    "terse=oci://registry.example:5000/team/terse:2",
+    f"--base=oci://registry.example:5000/team/base@{DIGEST}",
+]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[dict[str, Any], str]:
+    """Return the pod that is rendered, and what is said to people."""
+    assert cli.main(["serve", "--render", *words]) == 0
+    output = capsys.readouterr()
+    made = list(yaml.safe_load_all(output.out))
+    assert list(check_objects(made)) == []
+    for obj in made:
+        assert not problems(obj, NEWEST)
+    (deployment,) = (obj for obj in made if obj["kind"] == "Deployment")
+    spec: dict[str, Any] = deployment["spec"]["template"]["spec"]
+    return spec, output.err
+
+
+def test_images_of_a_registry_are_mounted(capsys: pytest.CaptureFixture[str]) -> None:
+    spec, notes = printed(capsys, *IMAGES_OF)
+    assert list(beyond_restricted(spec)) == []
+    images = [v["image"]["reference"] for v in spec["volumes"] if "image" in v]
+    assert images == [
+        "registry.example:5000/team/terse:2",
+        f"registry.example:5000/team/base@{DIGEST}",
+    ]
+    (server,) = spec["containers"]
+    mounts = {m["name"]: m["mountPath"] for m in server["volumeMounts"] if m.get("readOnly")}
+    assert mounts == {"image-0": "/models/terse", "image-1": "/models/base"}
+    assert server["command"][2] == "/models/base"
+    assert "terse=/models/terse" in server["command"]
+    assert "Kubernetes 1.36" in notes
+    assert "no volume of the pods holds" not in notes
+
+
+def test_older_clusters_fetch_images_first(capsys: pytest.CaptureFixture[str]) -> None:
+    spec, notes = printed(capsys, *IMAGES_OF, "--fetch-image=registry.example/kubetune:1")
+    assert not [v for v in spec["volumes"] if "image" in v]
+    (fetch,) = spec["initContainers"]
+    assert fetch["image"] == "registry.example/kubetune:1"
+    assert fetch["command"][-3:] == [
+        "/models",
+        "terse=oci://registry.example:5000/team/terse:2",
+        f"base=oci://registry.example:5000/team/base@{DIGEST}",
+    ]
+    (server,) = spec["containers"]
+    assert "terse=/models/terse" in server["command"]
+    # Links below /models lead to the claim, which both containers have at one path.
+    for container in (fetch, server):
+        paths = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+        assert (paths["models"], paths["images"]) == ("/cache", "/models")
+    assert "Kubernetes 1.36" not in notes
+
+
+def test_a_run_on_an_image_is_served_on_the_image_that_it_began_with(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "oci://registry.example:5000/team/base:1"
+    run_dir = write_run(tmp_path / "run", f"model={path}")
+    place = f"/cache/kubetune/oci/registry.example+5000/team/base/{DIGEST.replace(':', '-')}"
+    part = {"path": place, "commit": None, "files": {}}
+    (run_dir / "identity.json").write_text(json.dumps({"parts": {"model": part}}))
+    spec, _ = printed(capsys, str(run_dir))
+    images = [v["image"]["reference"] for v in spec["volumes"] if "image" in v]
+    assert images == [f"registry.example:5000/team/base@{DIGEST}"]
+
+
+def test_no_address_of_an_image_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--render", "oci://registry.example/bot"]) == 2
+    assert "expected oci://registry/name:tag" in capsys.readouterr().err

@@ -11,6 +11,7 @@ CACHE = "/cache"
 CONFIG_FOLDER = "/etc/kubetune"
 CONFIG_FILE = f"{CONFIG_FOLDER}/run.yaml"
 DATA_FOLDER = "/etc/kubetune-data"
+DOCKER_FOLDER = "/etc/kubetune-docker"
 # Kubernetes and operators append to it in names of pods, and the result has to fit a label of 63 characters.
 LONGEST_NAME = 40
 

@@ -17,6 +17,11 @@ _ADDRESS: Final = re.compile(
     r"(?::(?P<tag>\w[\w.-]{0,127})|@(?P<digest>sha256:[0-9a-f]{64}))",
     re.ASCII,
 )
+# Where pods mount images by their digests, and the folder of images in it and in a user's cache.
+MOUNTED: Final = "/images"
+FOLDER: Final = "oci"
+# The variable with another folder than the cache.
+STORE: Final = "KUBETUNE_IMAGES"
 DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
 
@@ -37,6 +42,16 @@ class Address:
     def has_digest(self) -> bool:
         """True if the address can mean one image alone."""
         return self.reference.startswith("sha256:")
+
+    @property
+    def image(self) -> str:
+        """Return the address as container runtimes write it, without a scheme."""
+        return str(self).removeprefix(SCHEME)
+
+    @property
+    def folder(self) -> str:
+        """Return the folder of the repository's images in a store of several. Kubernetes mounts nothing at a `:`."""
+        return f"{self.host.replace(':', '+')}/{self.name}"
 
     @property
     def url(self) -> str:
@@ -60,6 +75,27 @@ def parse(text: str, *, plain: bool = False) -> Address:
     host = match["host"]
     reference = match["tag"] or match["digest"]
     return Address(host, match["name"], reference, is_plain=plain or is_loopback(host))
+
+
+def folder_of_digest(digest: str) -> str:
+    """Return the name of the folder of an image: sha256-1a2b…"""
+    return digest.replace(":", "-", 1)
+
+
+def mounted_folder(address: Address, digest: str) -> str:
+    """Return where a pod has an image that Kubernetes mounts for it."""
+    return f"{MOUNTED}/{FOLDER}/{address.folder}/{folder_of_digest(digest)}"
+
+
+def cached_digest(folder: str, address: str) -> str | None:
+    """Return the digest of an image that lies in a folder of a cache. None if it is of another repository, or none."""
+    wanted = parse(address)
+    parent, _, last = folder.rpartition("/")
+    # The caches of two machines differ in what stands before this.
+    is_of = parent.endswith(f"/{FOLDER}/{wanted.folder}")
+    if not is_of or not last.startswith("sha256-"):
+        return None
+    return last.replace("-", ":", 1)
 
 
 def is_loopback(host: str) -> bool:

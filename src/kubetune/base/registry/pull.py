@@ -1,6 +1,8 @@
 """Fetch an image with a model into this user's cache: by its digest, checked, whole or not at all.
 
-~/.cache/kubetune/oci/registry.example.com/team/bot/sha256-1a2b…/config.json
+    ~/.cache/kubetune/oci/registry.example.com+5000/team/bot/sha256-1a2b…/config.json
+
+Pods may have the image mounted instead, in the same place below /images.
 """
 
 from __future__ import annotations
@@ -16,26 +18,20 @@ from pathlib import Path
 from typing import IO, Any, Final, cast
 
 from kubetune.base import files, whole_folder
-from kubetune.base.registry.address import Address, parse
+from kubetune.base.registry.address import (
+    FOLDER,
+    STORE,
+    Address,
+    folder_of_digest,
+    mounted_folder,
+    parse,
+)
 from kubetune.base.registry.client import Registry
 from kubetune.errors import EnvironmentFault, ModelError
 
-_FOLDER: Final = "oci"
 # Where ModelPack and oras write the path of a file that is a layer by itself.
 _PATHS: Final = ("org.cncf.model.filepath", "org.opencontainers.image.title")
-_PREFIX: Final = "sha256-"
 _BUFFER_BYTES: Final = 1024 * 1024
-
-
-def cached_digest(folder: str, address: str) -> str | None:
-    """Return the digest of an image that lies in a folder of a cache. None if it is of another repository, or none."""
-    wanted = parse(address)
-    *_, last = Path(folder).parts or ("",)
-    # The caches of two machines differ in what stands before this.
-    is_of = Path(folder).parent.as_posix().endswith(f"/{_FOLDER}/{wanted.host}/{wanted.name}")
-    if not is_of or not last.startswith(_PREFIX):
-        return None
-    return last.replace("-", ":", 1)
 
 
 def fetch(
@@ -53,12 +49,12 @@ def fetch(
     address = parse(text)
     if digest is None and address.has_digest:
         digest = address.reference
-    place = files.user_cache(os.environ) / "kubetune" / _FOLDER / address.host / address.name
+    place = _store() / FOLDER / address.folder
     # What has a digest never changes, so the registry need not be asked.
     if digest is not None:
-        folder = place / digest.replace(":", "-", 1)
-        if folder.is_dir():
-            return folder
+        for folder in (Path(mounted_folder(address, digest)), place / folder_of_digest(digest)):
+            if folder.is_dir():
+                return folder
     if offline:
         raise ModelError(
             f"model {address} is not in {place} by its digest, and model.local_files_only is set; fetch it once without "
@@ -73,7 +69,7 @@ def fetch(
         if digest not in (None, actual):
             raise EnvironmentFault(f"{address.host} gives another image than {digest}")
         layers = _layers(content, address)
-        folder = place / actual.replace(":", "-", 1)
+        folder = place / folder_of_digest(actual)
         place.mkdir(parents=True, exist_ok=True)
         # Of all ranks of this machine one fetches, and the others wait.
         with files.lock(place / "pull.lock", wait=True):
@@ -81,6 +77,14 @@ def fetch(
                 whole_folder.remove_leftovers(place)
                 _fill(registry, layers, folder, tell)
     return folder
+
+
+def _store() -> Path:
+    """Return the folder of fetched images: this user's cache, or the one that all pods of a run see."""
+    shared = os.environ.get(STORE)
+    if shared:
+        return Path(shared)
+    return files.user_cache(os.environ) / "kubetune"
 
 
 def _layers(content: bytes, address: Address) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from typing import Any
 
 from kubetune.base.files import require_plain
 from kubetune.base.humanize import shell_word
+from kubetune.base.registry.address import SCHEME, cached_digest, parse
 from kubetune.cli.remote.render import HEADER, write_folder
 from kubetune.config import consent
 from kubetune.config.data_files import is_hub_id
@@ -32,14 +33,17 @@ from kubetune.k8s.run_names import CACHE, OUTPUTS, run_name
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.serving.manifests import (
     IMAGE,
+    IMAGES,
     LORA_RANKS,
     WAITING,
     Adapter,
+    ServedImage,
     Serving,
     serve,
     trial,
 )
 from kubetune.result.publishing.serving import is_known_to_vllm
+from kubetune.rundir.metrics import IDENTITY
 
 # Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to the one it was told.
 DEFAULT_RANK = 64
@@ -50,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "targets",
         nargs="+",
-        metavar="[NAME=]RUN_DIR|ORG/NAME|/PATH",
+        metavar="[NAME=]RUN_DIR|ORG/NAME|oci://…|/PATH",
         help="what to serve; several adapters on one base",
     )
     parser.add_argument(
@@ -71,7 +75,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base",
         metavar="MODEL",
-        help="hub id or path of the base: targets that are no run are then adapters on it",
+        help="hub id, path or image (oci://…) of the base: targets that are no run are then adapters on it",
     )
     parser.add_argument(
         "--merged",
@@ -109,6 +113,12 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
         "--name", help="name of the objects; left out: RUN-serve, or from the model"
     )
     parser.add_argument("-n", "--namespace", help="left out: the run's")
+    parser.add_argument(
+        "--fetch-image",
+        metavar="IMAGE",
+        help="image with kubetune, which fetches oci:// targets before the server starts; left out: Kubernetes (1.36) "
+        "mounts them",
+    )
     parser.add_argument("--image", default=IMAGE, help=f"vLLM image (default {IMAGE})")
     parser.add_argument(
         "--gpus",
@@ -205,20 +215,27 @@ def _target(word: str, args: argparse.Namespace) -> Target:
             f"--merged: {path} is no run directory, and only runs have merged exports; leave it out"
         )
     _require_no_folder(path)
-    if not (path.startswith("/") or is_hub_id(path)):
+    if not (path.startswith(("/", SCHEME)) or is_hub_id(path)):
         raise ConfigError(
-            f"{path}: expected a run directory (`kubetune runs` lists them), a model of the hub (ORG/NAME) or an "
-            "absolute path in the pod; it is none of them"
+            f"{path}: expected a run directory (`kubetune runs` lists them), a model of the hub (ORG/NAME), an image "
+            "(oci://registry/name:tag) or an absolute path in the pod; it is none of them"
         )
-    name = name or path.rstrip("/").rsplit("/", 1)[-1]
+    name = name or _last_name(path)
     return Target(name, path, args.rank or DEFAULT_RANK, args.base)
+
+
+def _last_name(path: str) -> str:
+    """Return the last part of a path, a hub id, or the address of an image without its tag."""
+    if path.startswith(SCHEME):
+        path = parse(path).name
+    return path.rstrip("/").rsplit("/", 1)[-1]
 
 
 def _require_no_folder(path: str) -> None:
     """Raise ConfigError for a path that looks like a run directory of this machine, but is not one."""
     folder = Path(path)
     is_below_a_folder = folder.parent.is_dir() and len(folder.parts) > 1
-    if path.startswith("/") or not (folder.is_dir() or is_below_a_folder):
+    if path.startswith(("/", SCHEME)) or not (folder.is_dir() or is_below_a_folder):
         return
     mistake = "no such folder"
     if folder.is_dir():
@@ -257,14 +274,26 @@ def _of_run(name: str, run_dir: Path, *, merged: bool, trust_code: str | None) -
             f"kubetune export {shell_word(run_dir)} --merge, then --merged"
         )
     export = _newest_export(run_dir, "adapter")
-    base = config.model.path
-    if not (base.startswith("/") or is_hub_id(base)):
+    base = _base_path(run_dir, config.model.path)
+    if not (base.startswith(("/", SCHEME)) or is_hub_id(base)):
         raise ConfigError(
             f"{run_dir}: its base {base} is a path of this machine; serve its merged export with --merged"
         )
     known = _base_of(run_dir, export)
     path = _path_in_pod(name_of_run, export)
     return Target(name, path, config.lora.r, base, config, known)
+
+
+def _base_path(run_dir: Path, path: str) -> str:
+    """Return the path of a run's base; of an image, by the digest that the run began with, though its tag may move."""
+    if not path.startswith(SCHEME):
+        return path
+    part = read_json(run_dir / IDENTITY).get("parts", {}).get("model", {})
+    digest = cached_digest(str(part.get("path")), path)
+    if digest is None:
+        return path
+    address = parse(path)
+    return str(replace(address, reference=digest))
 
 
 def _newest_export(run_dir: Path, kind: str) -> Path:
@@ -349,21 +378,26 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
     served_name = first.name
     adapters = []
     revision = None
+    images: list[ServedImage] = []
     if base:
-        served_name = base.strip("/").rsplit("/", 1)[-1]
+        served_name = _last_name(base)
         for target in targets:
-            adapters.append(Adapter(target.name, target.path, target.rank, target.known))
+            path = _in_pod(target.path, target.name, images)
+            adapters.append(Adapter(target.name, path, target.rank, target.known))
         if model is not None:
             revision = model.revision
     if served_name in {adapter.name for adapter in adapters}:
         raise ConfigError(
             f"{served_name} is the name of the base; put another NAME= in front of the adapter"
         )
+    whole = _in_pod(base or first.path, served_name, images)
     return Serving(
-        model=base or first.path,
+        model=whole,
         names=(served_name,),
         revision=revision,
         adapters=tuple(adapters),
+        images=tuple(images),
+        fetch_image=args.fetch_image,
         scores=bool(first.run and first.run.task == "reward_model"),
         trust_remote_code=bool(model and model.trust_remote_code),
         dtype=args.dtype,
@@ -377,6 +411,14 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         max_replicas=args.max_replicas,
         api_key_secret=args.api_key_secret,
     )
+
+
+def _in_pod(path: str, name: str, images: list[ServedImage]) -> str:
+    """Return a path as the pods see it. An image is added to `images`, and is a folder in the pods."""
+    if not path.startswith(SCHEME):
+        return path
+    images.append(ServedImage(name, parse(path)))
+    return f"{IMAGES}/{name}"
 
 
 def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
@@ -445,6 +487,7 @@ def _notes(spec: RunSpec, serving: Serving) -> list[str]:
     in_image = []
     for path in (serving.model, *(adapter.path for adapter in serving.adapters)):
         on_volume = path.startswith((f"{OUTPUTS}/", f"{CACHE}/"))
+        on_volume = on_volume or path in {f"{IMAGES}/{image.name}" for image in serving.images}
         if path.startswith("/") and not on_volume:
             in_image.append(path)
     if in_image:
@@ -454,6 +497,11 @@ def _notes(spec: RunSpec, serving: Serving) -> list[str]:
         )
 
     # What the cluster has to have.
+    if serving.images and not serving.fetch_image:
+        notes.append(
+            "the images are mounted by Kubernetes 1.36 (1.33 with the gate ImageVolume) with containerd 2.1 or CRI-O 1.31; "
+            "elsewhere --fetch-image IMAGE names an image with kubetune, which fetches them before the server starts"
+        )
     if serving.max_replicas:
         notes.append(
             f"the autoscaler needs the metric {WAITING} in the custom metrics API (prometheus-adapter)"

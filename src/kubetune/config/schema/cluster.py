@@ -499,6 +499,12 @@ class KubernetesConfig(Section):
         None,
         description="Left out: Kubernetes' own choice (`Always` for `latest`, else `IfNotPresent`).",
     )
+    image_volumes: bool = Field(
+        False,
+        description="A base that is an image (`oci://registry/name@sha256:…`) is mounted by Kubernetes, once for all pods "
+        "of a node: Kubernetes 1.36, or 1.33 with the gate ImageVolume, and containerd 2.1 or CRI-O 1.31. Left out: each "
+        "pod fetches it into its cache.",
+    )
     network_interface: str | None = Field(
         None,
         pattern=r"^[^\s]+$",

@@ -119,7 +119,7 @@ def pinned(model: ModelConfig, run_dir: Path) -> ModelConfig:
 
 def _fetched(model: ModelConfig, run_dir: Path) -> ModelConfig:
     """Return the section with the folder of its image: the one that the run began with, else that of today's tag."""
-    from kubetune.base.registry.pull import cached_digest
+    from kubetune.base.registry.address import cached_digest
 
     known = read(run_dir).get("model")
     digest = None

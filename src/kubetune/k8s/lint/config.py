@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from posixpath import normpath
 from typing import TYPE_CHECKING
 
+from kubetune.base.registry.address import MOUNTED
 from kubetune.base.secrets import is_secret, names_secret, seems_random
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema import Config
@@ -35,12 +36,22 @@ from kubetune.k8s.manifests.spec import (
     source_paths,
 )
 from kubetune.k8s.manifests.storage import shm_size
-from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS, on_volume
+from kubetune.k8s.run_names import (
+    CACHE,
+    CONFIG_FOLDER,
+    DATA_FOLDER,
+    DOCKER_FOLDER,
+    OUTPUTS,
+    on_volume,
+)
 
 if TYPE_CHECKING:
     from kubetune.plan.plan import Plan
 
-TAKEN = (OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, "/tmp", "/dev/shm")
+TAKEN = (
+    *(OUTPUTS, CACHE, CONFIG_FOLDER, DATA_FOLDER, DOCKER_FOLDER, MOUNTED),
+    *("/tmp", "/dev/shm"),
+)
 HTTP_PORTS = ("80", "5000")
 
 
@@ -62,6 +73,7 @@ def lint(
         _variables,
         _volumes,
         _paths,
+        _base_image,
         _profile,
         _kind,
         _gang,
@@ -327,6 +339,27 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
         yield error(
             "logging.report_json",
             f"{report} cannot be written: only {OUTPUTS}, {CACHE} and /tmp can",
+        )
+
+
+def _base_image(spec: RunSpec) -> Iterator[Finding]:
+    """Yield what does not go with a base that is, or is not, an image of a registry."""
+    key = "kubernetes.image_volumes"
+    image = spec.base_image
+    if image is None:
+        if spec.kubernetes.image_volumes:
+            yield advice(key, "mounts nothing, since the model is no image (oci://…)")
+        return
+    if spec.kubernetes.image_volumes and not image.has_digest:
+        yield error(
+            key,
+            f"{image} names its image by a tag, which may move between two starts of the run; name it by its digest, "
+            f"oci://{image.host}/{image.name}@sha256:…, which kubetune push prints",
+        )
+    elif spec.kubernetes.samplers is not None and not spec.mounted_base:
+        yield error(
+            "kubernetes.samplers",
+            f"vLLM loads no {image}; set kubernetes.image_volumes, by which its pods have the image as a folder",
         )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from kubetune.base.registry.address import STORE
 from kubetune.config.schema.cluster import cores
 from kubetune.k8s.manifests.spec import INSTANCE, PORT, Manifest, RunSpec
-from kubetune.k8s.run_names import CACHE
+from kubetune.k8s.manifests.storage import login_secret
+from kubetune.k8s.run_names import CACHE, DOCKER_FOLDER
 
 COMPLETION_INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 POD_INDEX = "metadata.labels['apps.kubernetes.io/pod-index']"
@@ -70,6 +72,11 @@ def _everywhere(spec: RunSpec) -> list[Manifest]:
     """Return the variables of every container: the pod's name for logs, and a home that can be written."""
     # What an initialiser fetches lies where all pods see it.
     hub = spec.shared if spec.kubernetes.initialisers else CACHE
+    images = []
+    if spec.base_image is not None and not spec.mounted_base:
+        images.append(value(STORE, f"{hub}/images"))
+    if login_secret(spec) is not None:
+        images.append(value("DOCKER_CONFIG", DOCKER_FOLDER))
     return [
         value("PYTHONUNBUFFERED", 1),
         field("POD_NAME", "metadata.name"),
@@ -79,6 +86,7 @@ def _everywhere(spec: RunSpec) -> list[Manifest]:
         value("USER", "kubetune"),
         value("HF_HOME", f"{hub}/hf"),
         value("XDG_CACHE_HOME", CACHE),
+        *images,
         value("TORCHINDUCTOR_CACHE_DIR", f"{CACHE}/inductor"),
         value("TRITON_CACHE_DIR", f"{CACHE}/triton"),
     ]

@@ -169,7 +169,8 @@ def command(spec: RunSpec, samplers: SamplersConfig) -> list[str]:
     assert config.lora is not None, "the config's validators see to it"
     rank = next(rank for rank in _LORA_RANKS if rank >= config.lora.r)
     longest = config.data.max_length + config.grpo.max_completion_length
-    words = ["vllm", "serve", model.path, "--host=0.0.0.0", f"--port={SAMPLER_PORT}"]
+    path = spec.mounted_base or model.path
+    words = ["vllm", "serve", path, "--host=0.0.0.0", f"--port={SAMPLER_PORT}"]
     words += ["--enable-lora", f"--max-lora-rank={rank}", "--max-loras=2"]
     words.append(f"--max-model-len={longest}")
     if model.revision:

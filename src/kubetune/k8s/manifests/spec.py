@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kubetune.base.humanize import shell_word
+from kubetune.base.registry.address import SCHEME, Address, mounted_folder, parse
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema import Config, Sources
 from kubetune.config.schema.cluster import KubernetesConfig
@@ -137,6 +138,22 @@ class RunSpec:
         if cache.access == "ReadWriteMany" or exists:
             return CACHE
         return f"{OUTPUTS}/.cache"
+
+    @property
+    def base_image(self) -> Address | None:
+        """The image in a registry that holds the base model; None where it is a folder, or on the hub."""
+        path = self.config.model.path
+        if not path.startswith(SCHEME):
+            return None
+        return parse(path)
+
+    @property
+    def mounted_base(self) -> str | None:
+        """Folder at which Kubernetes mounts the image of the base model; None where it mounts none."""
+        image = self.base_image
+        if image is None or not image.has_digest or not self.kubernetes.image_volumes:
+            return None
+        return mounted_folder(image, image.reference)
 
     @property
     def offline(self) -> bool:

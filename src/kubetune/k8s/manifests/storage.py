@@ -6,9 +6,10 @@ would leave three of them pending for ever.
 
 from __future__ import annotations
 
+from kubetune.base.registry.address import Address
 from kubetune.config.schema.cluster import MountConfig, VolumeConfig, quantity_bytes
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
-from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, OUTPUTS
+from kubetune.k8s.run_names import CACHE, CONFIG_FOLDER, DATA_FOLDER, DOCKER_FOLDER, OUTPUTS
 
 
 def shm_size(spec: RunSpec) -> str:
@@ -150,6 +151,30 @@ def outputs_volume(spec: RunSpec) -> Manifest:
     return {"name": "outputs", **_existing(outputs, read_only=False)}
 
 
+def image_volume(name: str, image: Address) -> Manifest:
+    """Return a volume that is an image of a registry, read-only. Its secrets are the pod's."""
+    return {"name": name, "image": {"reference": image.image}}
+
+
+def login_secret(spec: RunSpec) -> str | None:
+    """Return the Secret by which pods log in to the registry of the base model; None where they need none."""
+    secrets = spec.kubernetes.image_pull_secrets
+    if spec.base_image is None or spec.mounted_base or not secrets:
+        return None
+    return secrets[0]
+
+
+def login_volume(secret: str) -> Manifest:
+    """Return the volume with docker's config of a Secret for images."""
+    items = [{"key": ".dockerconfigjson", "path": "config.json"}]
+    return {"name": "docker", "secret": {"secretName": secret, "items": items}}
+
+
+def login_mount() -> Manifest:
+    """Return the mount of that volume in a container."""
+    return {"name": "docker", "mountPath": DOCKER_FOLDER, "readOnly": True}
+
+
 def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifest]:
     """Return the volumes of a pod of the run. With `cache_from_template` a StatefulSet makes the cache claims."""
     k = spec.kubernetes
@@ -160,6 +185,13 @@ def volumes(spec: RunSpec, *, cache_from_template: bool = False) -> list[Manifes
     entries.append(outputs_volume(spec))
     if not (cache_from_template and cache_is_per_pod(spec)):
         entries.append(_cache(spec))
+
+    image = spec.base_image
+    if image is not None and spec.mounted_base:
+        entries.append(image_volume("base", image))
+    secret = login_secret(spec)
+    if secret is not None:
+        entries.append(login_volume(secret))
 
     # The image's own file system is read-only.
     entries.append({"name": "tmp", "emptyDir": {}})
@@ -182,6 +214,10 @@ def volume_mounts(spec: RunSpec) -> list[Manifest]:
         entries.append({"name": "data", "mountPath": DATA_FOLDER, "readOnly": True})
     entries.append({"name": "outputs", "mountPath": OUTPUTS})
     entries.append({"name": "cache", "mountPath": CACHE})
+    if spec.mounted_base:
+        entries.append({"name": "base", "mountPath": spec.mounted_base, "readOnly": True})
+    if login_secret(spec) is not None:
+        entries.append(login_mount())
     entries.append({"name": "tmp", "mountPath": "/tmp"})
     entries.append({"name": "dshm", "mountPath": "/dev/shm"})
     for index, mount in enumerate(k.mounts):

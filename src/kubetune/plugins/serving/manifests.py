@@ -11,15 +11,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kubetune.base.registry.address import STORE, Address
 from kubetune.config.schema.cluster import KubernetesConfig
-from kubetune.k8s.manifests.environment import secret_value
-from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
+from kubetune.k8s.manifests.environment import secret_value, value
+from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
-from kubetune.k8s.manifests.storage import outputs_volume
-from kubetune.k8s.run_names import CACHE, OUTPUTS
+from kubetune.k8s.manifests.storage import (
+    image_volume,
+    login_mount,
+    login_volume,
+    outputs_volume,
+)
+from kubetune.k8s.run_names import CACHE, DOCKER_FOLDER, OUTPUTS
 from kubetune.result.publishing.serving import lora_words
 
 SERVER = "server"
+# Where the pods have images of a registry as folders, by the names that requests ask for.
+IMAGES = "/models"
 PORT = 8000
 IMAGE = "vllm/vllm-openai:v0.33.0"
 # What vLLM's `--max-lora-rank` takes; an adapter's own rank is rounded up to one of them.
@@ -42,6 +50,14 @@ class Adapter:
 
 
 @dataclass(frozen=True)
+class ServedImage:
+    """An image of a registry with a model or an adapter."""
+
+    name: str  # of its folder below IMAGES
+    address: Address
+
+
+@dataclass(frozen=True)
 class Serving:
     """A model to serve, and adapters on it."""
 
@@ -49,6 +65,9 @@ class Serving:
     names: tuple[str, ...]  # that requests ask for
     revision: str | None = None
     adapters: tuple[Adapter, ...] = ()
+    images: tuple[ServedImage, ...] = ()  # that hold some of them
+    # Image with kubetune, which fetches those images; None: Kubernetes mounts them.
+    fetch_image: str | None = None
     scores: bool = False  # a reward model
     trust_remote_code: bool = False
     dtype: str = "auto"
@@ -174,6 +193,18 @@ def _pod(spec: RunSpec, serving: Serving) -> Manifest:
     if serving.uses_outputs:
         mounts.append({"name": "outputs", "mountPath": OUTPUTS, "readOnly": True})
         volumes.append(outputs_volume(spec))
+    fetching: list[Manifest] = []
+    if serving.images and serving.fetch_image:
+        fetching.append(_fetching(spec, serving))
+        mounts.append({"name": "images", "mountPath": IMAGES, "readOnly": True})
+        volumes.append({"name": "images", "emptyDir": {}})
+        for secret in spec.kubernetes.image_pull_secrets[:1]:
+            volumes.append(login_volume(secret))
+    elif serving.images:
+        for index, image in enumerate(serving.images):
+            name = f"image-{index}"
+            mounts.append({"name": name, "mountPath": f"{IMAGES}/{image.name}", "readOnly": True})
+            volumes.append(image_volume(name, image.address))
     server = container(
         spec,
         SERVER,
@@ -198,9 +229,34 @@ def _pod(spec: RunSpec, serving: Serving) -> Manifest:
         # The account of the run went with the run; this pod has no rights in the cluster either way.
         "serviceAccountName": spec.kubernetes.service_account or "default",
         "terminationGracePeriodSeconds": 60,
+        **non_empty(initContainers=fetching),
         "containers": [{**server, "workingDir": "/tmp"}],
         "volumes": volumes,
     }
+
+
+def _fetching(spec: RunSpec, serving: Serving) -> Manifest:
+    """Return the container that fetches images to the claim before the server starts, and links them below IMAGES."""
+    words = [f"{image.name}={image.address}" for image in serving.images]
+    mounts: list[Manifest] = [
+        {"name": "models", "mountPath": CACHE},
+        {"name": "images", "mountPath": IMAGES},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    env = [value("HOME", "/tmp"), value("USER", SERVER), value(STORE, f"{CACHE}/images")]
+    if spec.kubernetes.image_pull_secrets:
+        env.append(value("DOCKER_CONFIG", DOCKER_FOLDER))
+        mounts.append(login_mount())
+    fetching = container(
+        spec,
+        "fetch",
+        ["python", "-P", "-m", "kubetune.base.registry.fetch_worker", IMAGES, *words],
+        image=serving.fetch_image,
+        env=env,
+        resources=cpu_resources(1, "2Gi"),
+        volumeMounts=mounts,
+    )
+    return {**fetching, "workingDir": "/tmp"}
 
 
 def _environment(kubernetes: KubernetesConfig, serving: Serving) -> list[Manifest]:
