@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,14 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import _http
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
+from kubetune.data.reading import hub
 from kubetune.distributed import torchrun
+from kubetune.kernels import pointwise
 from kubetune.kernels.attention import blockwise, joined
 from kubetune.kernels.attention.blockwise import Rule
-from kubetune.models import attention_hooks, fsdp
+from kubetune.models import attention_hooks, compiled_layers, fsdp
 from kubetune.models.adapters import fp8
+from kubetune.models.mixtures import experts
 from kubetune.training import worker
 from kubetune.training.optimizer import adamw, adamw_sharded, rows
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
@@ -159,6 +164,32 @@ def test_a_new_head_is_drawn_as_transformers_draws_it(
     fsdp._draw(3, model, {"score.weight"})
     assert torch.equal(model.score.weight, expected)
     assert "the new head is drawn by initializer_range" in caplog.text
+
+
+def test_any_error_leads_back_from_a_compiler_whose_errors_are_not_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.exc", None)
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", None)
+    assert pointwise.compiler_errors() == (Exception,)
+    assert compiled_layers.graphs() == 0
+
+
+def test_experts_that_do_not_say_how_they_compute_are_left_to_transformers() -> None:
+    module = nn.Module()
+    for name in ("has_gate", "has_bias", "is_transposed", "_apply_gate"):
+        assert not experts.is_described(module)
+        setattr(module, name, True)
+    assert experts.is_described(module)
+
+
+@pytest.mark.parametrize(("asked", "seconds"), [("30", 30.0), ("soon", 0.0), ("", 0.0)])
+def test_a_wait_that_the_hub_asks_for_is_read_without_its_client(
+    monkeypatch: pytest.MonkeyPatch, asked: str, seconds: float
+) -> None:
+    monkeypatch.delattr(_http, "_parse_retry_after")
+    response = SimpleNamespace(status_code=503, headers={"retry-after": asked})
+    assert hub._wait_asked_for(response) == seconds
 
 
 def test_nodes_meet_in_torchruns_own_way() -> None:

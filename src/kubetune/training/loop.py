@@ -93,12 +93,8 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     work = run.task.with_batch_totals(run.learner, work, run.world)
     run.learner.begin_step(work, run.world, run.task.evaluate)
 
-    values = []  # loss and metrics of each micro-batch, `[1 + metrics]`
-    losses = []
-    for micro in range(len(work.batches)):
-        of_batch = _backward(run, state, micro, work)
-        values.append(of_batch)
-        losses.append(of_batch[0])
+    values = [_backward(run, state, micro, work) for micro in range(len(work.batches))]
+    losses = [of_batch[0] for of_batch in values]
     computed = time.perf_counter() - began
     step_digest.record(run.world.rank, state.step, work.batches, losses, run.optimizer)
 
@@ -109,30 +105,28 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
         return loss_scale.lowered(run.optimizer, state)
     steps_above = _require_sound(run, state, work, losses, agreement.measured["loss"], norm)
 
-    # The update.
-    largest_norm = run.config.training.max_grad_norm
-    run.optimizer.scale_gradient(1.0 / state.loss_scale, norm, largest_norm)
-    learning_rate = learning_rate_at(run.plan, state.step)
-    run.optimizer.update(learning_rate)
+    _update(run, state, norm)
     seconds = time.perf_counter() - began
     state = _counted(state, work, seconds, steps_above)
 
     # What is due after it: a line of the log, the error of a save, a stop, an evaluation or a checkpoint.
     measured = agreement.measured | work.measured
     measured |= run.learner.routing.measured(run.world)
-    run_log.step(
-        state,
-        work,
-        measured,
-        norm=norm,
-        seconds=seconds,
-        ranks=agreement.rank_seconds,
-    )
+    ranks = agreement.rank_seconds
+    run_log.step(state, work, measured, norm=norm, seconds=seconds, ranks=ranks)
     if agreement.has_failed_save:
         run.checkpointer.finish()
     if agreement.is_stopping:
         end_of_step.stop(run, state, run_log)
     return end_of_step.finish(run, state, run_log)
+
+
+def _update(run: Run, state: State, norm: float) -> None:
+    """Move the weights by the gradient, whose norm without the loss scale is `norm`."""
+    largest_norm = run.config.training.max_grad_norm
+    run.optimizer.scale_gradient(1.0 / state.loss_scale, norm, largest_norm)
+    learning_rate = learning_rate_at(run.plan, state.step)
+    run.optimizer.update(learning_rate)
 
 
 def _counted(state: State, work: Work, seconds: float, steps_above_threshold: int) -> State:

@@ -428,11 +428,16 @@ def _wait_asked_for(response: Any) -> float:
     # Only an error asks for a wait.
     if response.status_code < 400:
         return 0.0
-    if response.status_code == 429:
+    if response.status_code == 429 and hasattr(_http, "parse_ratelimit_headers"):
         limit = _http.parse_ratelimit_headers(response.headers)
         if limit is not None and limit.remaining == 0:
             return float(limit.reset_in_seconds)
-    return float(_http._parse_retry_after(response.headers) or 0)
+    if hasattr(_http, "_parse_retry_after"):
+        return float(_http._parse_retry_after(response.headers) or 0)
+
+    # A client that reads it elsewhere: seconds, the form that the hub writes. A date counts as no wait.
+    seconds = response.headers.get("retry-after", "")
+    return float(seconds) if seconds.isdigit() else 0.0
 
 
 def misread(chain: Sequence[BaseException]) -> str:
