@@ -207,6 +207,25 @@ def test_a_mistaken_word_is_named_first(
     assert capsys.readouterr().err.startswith(messages)
 
 
+def test_a_key_of_a_source_joins_its_path_that_was_written_as_a_text(tmp_path: Path) -> None:
+    columns = ["data.train.columns.prompt=q", "data.train.columns.completion=solution"]
+    (source,) = config_of("--model", "m", "--data", "faq.csv", *columns).data.train
+    assert source.path == "faq.csv"
+    assert source.columns == {"prompt": "q", "completion": "solution"}
+
+    path = tmp_path / "run.yaml"
+    path.write_text("model: m\ndata: {train: [a.csv, b.csv], eval: e.csv}\npush: org/name\n")
+    config = config_of(str(path), "data.eval.split=test", "push.private=false")
+    assert (config.data.eval[0].path, config.data.eval[0].split) == ("e.csv", "test")
+    assert (config.push.repo, config.push.private) == ("org/name", False)
+    with pytest.raises(ConfigError) as refused:
+        config_of(str(path), columns[0])
+    assert refused.value.problems == [
+        "override: data.train.columns.prompt: data.train is a list; expected a key of one of its items, such as "
+        "data.train[0].columns.prompt"
+    ]
+
+
 def test_an_override_reaches_into_a_list(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(

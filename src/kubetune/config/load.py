@@ -60,6 +60,13 @@ LOCAL_PATHS: tuple[KeyPath, ...] = (
     ("evaluation", "forget"),
 )
 
+# Sections that may be written as a text, and the key that the text stands for.
+_SHORT_FORMS: dict[KeyPath, str] = {
+    ("data", "train"): "path",
+    ("data", "eval"): "path",
+    ("push",): "repo",
+}
+
 
 def load_config(
     path: StrPath | FileText | Mapping[str, Any] | None,
@@ -139,7 +146,8 @@ def read_tree(
 
     # Items of lists can be changed only once the file's lists are there.
     _displace_global_batch(tree, {entry.path for entry in ours})
-    whole_lists = into_lists(ours, tree, problems, whole="path")
+    sections = _into_sections(ours, tree, problems)
+    whole_lists = into_lists(sections, tree, problems, whole="path")
     tree.put(_safe(_absolute(whole_lists, [here]), problems))
 
     # Short forms that need the whole tree.
@@ -154,6 +162,43 @@ def _written(file: Path | FileText, problems: list[Problem]) -> list[Entry]:
     entries, doubled = canonical_file(entries)
     problems += broken + doubled
     return entries
+
+
+def _into_sections(
+    entries: Iterable[Entry], tree: Tree, problems: list[Problem]
+) -> Iterator[Entry]:
+    """Yield the entries. What was written as a text becomes a section before a key of it is set.
+
+    `--data faq.csv data.train.columns.prompt=q` means `data.train: {path: faq.csv, columns: {prompt: q}}`. A key of a
+    list of several has no item that it belongs to, and is a problem.
+    """
+    for entry in entries:
+        section = _short_form_above(entry.path)
+        if section is None:
+            yield entry
+            continue
+        written = tree.find(section)
+        # `--data` may be repeated, so it makes a list.
+        if isinstance(written, list) and len(written) == 1:
+            written = written[0]
+            yield Entry(section, written, tree.origin(section))
+        if isinstance(written, list):
+            example = dotted((*section, 0, *entry.path[len(section) :]))
+            what = f"{dotted(section)} is a list; expected a key of one of its items, such as {example}"
+            problems.append(Problem(entry.origin, f"{dotted(entry.path)}: {what}"))
+            continue
+        if isinstance(written, str):
+            yield Entry(section, {_SHORT_FORMS[section]: written}, tree.origin(section))
+        yield entry
+
+
+def _short_form_above(path: KeyPath) -> KeyPath | None:
+    """Return the section with a short form that `path` is a key of; None where there is none, or `path` is an item."""
+    for section in _SHORT_FORMS:
+        is_below = path[: len(section)] == section and len(path) > len(section)
+        if is_below and not isinstance(path[len(section)], int):
+            return section
+    return None
 
 
 def _put_lowest(

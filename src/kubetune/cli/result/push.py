@@ -85,6 +85,8 @@ def run(args: argparse.Namespace) -> Answer:
     title = config.name or args.run_dir.name
     try:
         with stoppable():
+            if target.image is None:
+                _require_way_to_hub()
             folder, facts = _exported(args, target)
             tell(f"uploading {folder} to {target.place}")
             if target.image is None:
@@ -106,6 +108,13 @@ def run(args: argparse.Namespace) -> Answer:
         **facts,
     )
     return Answer(place | facts, show)
+
+
+def _require_way_to_hub() -> None:
+    """Raise what an upload would, before an export is made for it."""
+    from kubetune.result.publishing.hub_upload import token_to_upload
+
+    token_to_upload()
 
 
 def _to_hub(

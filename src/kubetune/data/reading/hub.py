@@ -10,12 +10,15 @@ import functools
 import json
 import logging
 import os
+import socket
 import threading
 import time
 import traceback
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from kubetune.base.files import IrregularFileError, require_plain
 from kubetune.base.registry.address import SCHEME
@@ -101,15 +104,18 @@ def find_files(
             _require_plain(folder)
         return present
 
+    away = "" if model.local_files_only else unresolved_host()
     files = {}
     for name in names:
         # A revision is the model's: a tokenizer from elsewhere has commits of its own.
         revision = model.revision if path == model.path else None
-        file = _download(path, name, revision, model.local_files_only)
+        file = _download(path, name, revision, model.local_files_only or bool(away))
         if file is not None:
             files[name] = file
 
     # Nothing at all of a model means that it is not here; single files may not exist.
+    if not files and away:
+        raise EnvironmentFault(_not_here("model", path, f" ({away})"))
     if not files and _is_offline() and not model.local_files_only:
         raise EnvironmentFault(_not_here("model", path))
     if not files and model.local_files_only:
@@ -176,6 +182,23 @@ def _is_offline() -> bool:
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)
+
+
+def unresolved_host() -> str:
+    """Return why the hub's name leads nowhere from here; empty if it leads somewhere, or if the hub is not asked.
+
+    Without a network this is known at once, while the hub's client tries again for half a minute.
+    """
+    if _is_offline() or urllib.request.getproxies():  # a proxy resolves names itself
+        return ""
+    from huggingface_hub import constants
+
+    host = urlsplit(constants.ENDPOINT).hostname
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError as error:
+        return f"the name {host} cannot be resolved: {error.strerror or error}"
+    return ""
 
 
 def check_model_folder(model: ModelConfig) -> None:

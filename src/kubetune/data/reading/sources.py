@@ -11,6 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePath
@@ -34,7 +35,7 @@ from kubetune.config.data_files import (
     readable_endings,
 )
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub
+from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub, unresolved_host
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import count_records, read_file
@@ -269,7 +270,7 @@ def load_dataset(
 
     if Path(path).expanduser().is_dir():
         return _load_saved(path, subset, split)
-    with explained_hub_errors(path, kind="dataset"):
+    with explained_hub_errors(path, kind="dataset"), _known_to_be_away():
         try:
             return datasets.load_dataset(
                 path,
@@ -287,6 +288,20 @@ def load_dataset(
             if explained is None:
                 raise
             raise explained from error
+
+
+@contextmanager
+def _known_to_be_away() -> Iterator[None]:
+    """Have `datasets` look only into its cache, at once, while the hub's name cannot be resolved."""
+    import datasets
+
+    before = datasets.config.HF_HUB_OFFLINE
+    if unresolved_host():
+        datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _load_saved(

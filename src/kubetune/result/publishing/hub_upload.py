@@ -14,7 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.data.reading.hub import NOT_THE_HUB, bound_waits, hub_token, is_lost, misread
+from kubetune.data.reading.hub import (
+    NOT_THE_HUB,
+    bound_waits,
+    hub_token,
+    is_lost,
+    misread,
+    unresolved_host,
+)
 
 # Environment variables that forbid to ask the hub.
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
@@ -35,6 +42,31 @@ class Pushed:
     private: bool
 
 
+def token_to_upload() -> str:
+    """Return the token that an upload uses. What is known to be in its way is raised before anything is exported.
+
+    Raise ConfigError without a token or where the hub may not be asked, EnvironmentFault where its name leads nowhere.
+    """
+    for name in OFFLINE:
+        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise errors.ConfigError(
+                f"{name} is set, so the hub may not be asked; unset it and run the same again"
+            )
+
+    from huggingface_hub import get_token
+
+    token = hub_token() or get_token()
+    if not token:
+        raise errors.ConfigError(
+            "no token for the hub: set HF_TOKEN to one that may write (https://huggingface.co/settings/tokens), or "
+            "run `hf auth login`"
+        )
+    away = unresolved_host()
+    if away:
+        raise errors.EnvironmentFault(f"the hub cannot be reached ({away}). Nothing was pushed")
+    return token
+
+
 def upload(
     folder: Path,
     repo: str,
@@ -45,23 +77,11 @@ def upload(
 ) -> Pushed:
     """Put the files of `folder` into the model repository `repo`, which is made if it is not there.
 
-    After a lost connection, wait and go on. Raise ConfigError without a token or offline, EnvironmentFault when the
-    hub refuses, or cannot be reached in the end; the repository is as it was then.
+    After a lost connection, wait and go on. Raise what `token_to_upload` does, and EnvironmentFault when the hub
+    refuses, or cannot be reached in the end; the repository is as it was then.
     """
-    for name in OFFLINE:
-        if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
-            raise errors.ConfigError(
-                f"{name} is set, so the hub may not be asked; unset it and run the same again"
-            )
-
-    from huggingface_hub import HfApi, get_token
-
-    token = hub_token() or get_token()
-    if not token:
-        raise errors.ConfigError(
-            "no token for the hub: set HF_TOKEN to one that may write (https://huggingface.co/settings/tokens), or "
-            "run `hf auth login`"
-        )
+    token = token_to_upload()
+    from huggingface_hub import HfApi
 
     bound_waits()
     api = HfApi(token=token)
