@@ -144,11 +144,7 @@ def read_tree(
     _put_lowest(tree, starting or {}, (*written, *ours), problems)
     tree.put(_safe(_absolute(written, folders), problems))
 
-    # Items of lists can be changed only once the file's lists are there.
-    _displace_global_batch(tree, {entry.path for entry in ours})
-    sections = _into_sections(ours, tree, problems)
-    whole_lists = into_lists(sections, tree, problems, whole="path")
-    tree.put(_safe(_absolute(whole_lists, [here]), problems))
+    _put_typed(tree, ours, here, problems)
 
     # Short forms that need the whole tree.
     _sample_sources(tree, environ or {}, problems)
@@ -162,6 +158,14 @@ def _written(file: Path | FileText, problems: list[Problem]) -> list[Entry]:
     entries, doubled = canonical_file(entries)
     problems += broken + doubled
     return entries
+
+
+def _put_typed(tree: Tree, ours: list[Entry], folder: Path, problems: list[Problem]) -> None:
+    """Put what was typed into the tree that has the file's settings: its lists and sections are there to be changed."""
+    _displace_global_batch(tree, {entry.path for entry in ours})
+    sections = _into_sections(ours, tree, problems)
+    whole_lists = into_lists(sections, tree, problems, whole="path")
+    tree.put(_safe(_absolute(whole_lists, [folder]), problems))
 
 
 def _into_sections(
