@@ -301,7 +301,7 @@ def test_copying(
     """What a copy in an object store holds is the run's own."""
     poison(received)
     address = f"s3://runs/{tmp_path.name}"
-    monkeypatch.setitem(WORDS, "sync", ["sync", "RUN", address, "--minutes", "0.1"])
+    monkeypatch.setitem(WORDS, "sync", ["sync", "RUN", address])
     _, text = ask(received, "sync", monkeypatch, capfd)
     require_harmless(received, text)
     remote, _ = url_to_fs(address, skip_instance_cache=True)

@@ -61,8 +61,8 @@ def ways(quick: str) -> list[Any]:
 def send_the_rest(run_dir: str, address: str, log: str) -> None:
     """Do what the copy's process does when a run has ended: its standard input is empty here."""
     os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-    copier.FINISH_SECONDS = SECONDS
-    store.ANSWER_SECONDS = store.FILE_SECONDS = ANSWER_SECONDS
+    copier.FINISH_SECONDS = copier.SECONDS_IF_NEVER_REACHED = SECONDS
+    store.ANSWER_SECONDS = ANSWER_SECONDS
     processes.leave(copier.main(["follow", run_dir, address]))
 
 
@@ -89,7 +89,9 @@ def ask(bucket: Store, monkeypatch: pytest.MonkeyPatch) -> Ask:
     """Send or restore a run, asking the store at an URL, and try again for no longer than SECONDS."""
     monkeypatch.setattr(copier, "FINISH_SECONDS", SECONDS)
     monkeypatch.setattr(copier, "RESTORE_SECONDS", SECONDS)
-    monkeypatch.setattr(store, "FILE_SECONDS", ANSWER_SECONDS)  # for those that are silent or drip
+    monkeypatch.setattr(copier, "SECONDS_IF_NEVER_REACHED", SECONDS)
+    # For those that are silent or drip; on a crowded machine a good answer may take long too.
+    monkeypatch.setattr(store, "ANSWER_SECONDS", 3 * ANSWER_SECONDS)
     stop = threading.Event()
     stop.set()
 
@@ -137,7 +139,7 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
         ) as fault:
             ask("restore", empty, address, server.url)
         assert server.has_broken
-    assert way != DRIP or f"less than 65,536 bytes of {address[5:]}/{WEIGHTS} in 10 s" in str(
+    assert way != DRIP or f"no whole answer about {address[5:]}/{WEIGHTS} in 30 s" in str(
         fault.value
     )
     assert (empty / "metrics.jsonl").is_file()

@@ -82,7 +82,7 @@ def test_the_answer_stands_alone(
     ("command", "message"),
     [
         ("push run org/name", "… uploading"),
-        ("sync run s3://bucket/run --minutes 0.5", "again in 1 s"),
+        ("sync run s3://bucket/run", "again in 1 s"),
     ],
     ids=["push", "sync"],
 )

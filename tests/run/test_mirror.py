@@ -338,44 +338,13 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
     assert [event["ok"] for event in metrics.read_events(here) if event["event"] == "mirror"] == [
         False
     ]
+    assert f"what was made since is in {here} alone" in str(messages[0])
+    shutil.copytree(checkpoints.folder_of(second, 7), checkpoints.folder_of(second, 8))
     later.send()
     assert main(["sync", str(here), address]) == errors.USER
-    assert f"what was made since is in {here} alone" in capsys.readouterr().err
+    assert f"which has gone further than {here}; fetch it" in capsys.readouterr().err
+    assert later.remote_steps()[-1] == 8
     assert main(["sync", str(second), address]) == 0
-
-
-def test_who_may_still_be_alive_elsewhere_is_named_when_displaced(
-    store: Store,
-    run_dir: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    address = "s3://runs/displaced"
-    first = tmp_path / "first"
-    shutil.copytree(run_dir, first, symlinks=True)
-    (first / "logs").mkdir(exist_ok=True)
-    (first / "logs/rank-0.beat.json").write_text(json.dumps({"rank": 0, "time": 1_800_000_000.0}))
-    monkeypatch.setattr(lease.socket, "gethostname", lambda: "first-host")
-    copy = Mirror(first, address)
-    copy.lease.take()
-    copy.send()
-    monkeypatch.setattr(lease.socket, "gethostname", lambda: "second-host")
-    second = Mirror(tmp_path / "second", address)
-    second.fetch()
-    stop = threading.Event()
-    stop.set()
-    copier.follow(second, stop)
-    assert "a start of this run on first-host since" in caplog.text
-    assert (
-        "last heard of at 2027-01-15T08:00:00.000Z, which has not said that it ended" in caplog.text
-    )
-    caplog.clear()
-    monkeypatch.setattr(lease.socket, "gethostname", lambda: "third-host")
-    third = Mirror(tmp_path / "third", address)
-    third.fetch()
-    third.lease.take()
-    assert caplog.text == "", "the second one said that it ended"
 
 
 def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(

@@ -32,12 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS|RUN_DIR",
         help="where to; left out: `mirror` of the run's config",
     )
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=10.0,
-        help="how long to try again while it fails (default 10)",
-    )
     add_json(parser, "what is there as JSON")
 
 
@@ -67,7 +61,8 @@ def _mirror_of(run_dir: Path) -> str | None:
 
 def _copied(args: argparse.Namespace) -> Mirror:
     """Send or fetch the run directory. Return the copy in the object store."""
-    from kubetune.rundir.mirror.copier import persistently
+    from kubetune.rundir import checkpoints
+    from kubetune.rundir.mirror.copier import SECONDS_IF_NEVER_REACHED, persistently
     from kubetune.rundir.mirror.sync import Mirror
 
     logs.configure("INFO")
@@ -91,16 +86,26 @@ def _copied(args: argparse.Namespace) -> Mirror:
 
     # s3://bucket/run/ and s3://bucket/run are one place.
     mirror = Mirror(run_dir, re.sub(r"(?<![:/])/+$", "", address))
-    seconds = args.minutes * 60
     if fetches:
 
         def fetch() -> None:
             mirror.fetch(everything=True)
 
-        persistently(fetch, seconds, what=f"{address} cannot be read")
+        persistently(fetch, SECONDS_IF_NEVER_REACHED, what=f"{address} cannot be read")
         if not (run_dir / RESOLVED).is_file():
             raise errors.ConfigError(f"{address} holds no run. Nothing was written.")
     else:
         read_config(run_dir)  # refuses a folder that is not a run
-        persistently(mirror.send, seconds, what=f"{address} cannot be written to")
+
+        def send() -> None:
+            mirror.lease.recognise(claims=True)
+            # Another start of the run may have gone on elsewhere.
+            if mirror.remote_steps()[-1:] > checkpoints.steps(run_dir)[-1:]:
+                raise errors.ConfigError(
+                    f"{address} is kept up by a later start of this run, which has gone further than {run_dir}; fetch "
+                    f"it: kubetune sync {address} DIR. Nothing was sent."
+                )
+            mirror.send()
+
+        persistently(send, SECONDS_IF_NEVER_REACHED, what=f"{address} cannot be written to")
     return mirror

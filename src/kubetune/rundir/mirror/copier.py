@@ -30,21 +30,16 @@ from kubetune.base.signals import Relay
 from kubetune.rundir import metrics
 from kubetune.rundir.mirror.sync import FETCHING, Mirror
 
-SECONDS_BETWEEN_LOOKS = 5.0
+SECONDS_BETWEEN_LOOKS = 10.0
 LONGEST_WAIT_SECONDS = 60.0
 FINISH_SECONDS = 1800.0  # for sending the rest after the end of a run
-RESTORE_SECONDS = 120.0  # for fetching a run on an empty machine
-SECONDS_IF_REFUSED = 5.0  # for a store that answers and refuses
+RESTORE_SECONDS = 60.0  # for fetching a run on an empty machine
+# For a store that has never answered this process: a missing bucket or wrong credentials do not go away.
+SECONDS_IF_NEVER_REACHED = 20.0
 
 # Environment variable with the resolved config of the run that begins, as JSON. A copy with another config is
 # refused.
 STARTING = "KUBETUNE_STARTING"
-# Errors of boto, google.auth and azure.core, by name, since none of these libraries has to be installed.
-REFUSALS = {
-    *("NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"),
-    *("ClientAuthenticationError", "ResourceNotFoundError"),
-}
-
 _log = logs.family_logger("MIRROR")
 
 
@@ -55,10 +50,7 @@ def persistently(
     wait: Callable[[float], Any] = time.sleep,
     what: str,
 ) -> Any:
-    """Return `attempt()`. While it fails, repeat it with growing pauses. Raises EnvironmentFault after `seconds`.
-
-    A refusal (a missing bucket, wrong credentials) does not go away by waiting, so it is repeated for a few seconds only.
-    """
+    """Return `attempt()`. While it fails, repeat it with growing pauses. Raises EnvironmentFault after `seconds`."""
     began = time.monotonic()
     pause = 1.0
     while True:
@@ -68,23 +60,11 @@ def persistently(
             raise
         except Exception as error:  # every store has errors of its own
             reason = _reason(error)
-            patience = seconds
-            if _is_refused(error):
-                patience = min(seconds, SECONDS_IF_REFUSED)
-            if time.monotonic() + pause > began + patience:
+            if time.monotonic() + pause > began + seconds:
                 raise errors.EnvironmentFault(f"{what}: {reason}") from error
             _log.warning("%s: %s; again in %.0f s", what, reason, pause)
             wait(pause)
             pause = min(pause * 2, LONGEST_WAIT_SECONDS)
-
-
-def _is_refused(error: Exception) -> bool:
-    """True if the store has answered and refused. Each library has its own classes for that."""
-    if isinstance(error, FileNotFoundError | PermissionError):
-        return True
-    # azure.core has `status_code`, gcsfs has `code`. boto's errors arrive as the two classes above.
-    status = getattr(error, "status_code", getattr(error, "code", None))
-    return status in (401, 403) or bool(REFUSALS & {kind.__name__ for kind in type(error).__mro__})
 
 
 def _reason(error: Exception) -> str:
@@ -102,21 +82,20 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
     Raises EnvironmentFault if the rest cannot be sent within half an hour, and ConfigError as soon as the copy belongs to
     another run or start.
     """
+    was_reached = False
+
+    def send() -> None:
+        nonlocal was_reached
+        # The first attempt may fail, so the copy is taken with the first one that reaches the store.
+        mirror.lease.take()
+        was_reached = True
+        mirror.send()
+
     pause = 1.0
     is_lost = False  # the last attempt failed
-    is_ours = False
-
-    def send(*, everything: bool) -> None:
-        nonlocal is_ours
-        # The first attempt may fail, so the lease is taken with the first one that reaches the store.
-        if not is_ours:
-            mirror.lease.take()
-            is_ours = True
-        mirror.send(everything=everything)
-
     while not stop.is_set():
         try:
-            send(everything=False)
+            send()
             if is_lost:
                 _log.warning("%s is back", mirror.address)
                 metrics.record_event(mirror.run_dir, "mirror", address=mirror.address, ok=True)
@@ -124,31 +103,27 @@ def follow(mirror: Mirror, stop: threading.Event) -> None:
             is_lost = False
             stop.wait(SECONDS_BETWEEN_LOOKS)
         except errors.ConfigError as error:
-            metrics.record_event(
-                mirror.run_dir, "mirror", address=mirror.address, ok=False, reason=_reason(error)
-            )
+            _record_loss(mirror, error)
             raise
         except Exception as error:  # no trouble of the copy may end the run
             if not is_lost:
+                reason = _record_loss(mirror, error)
                 _log.warning(
-                    "%s cannot be written to; training goes on: %s", mirror.address, _reason(error)
-                )
-                metrics.record_event(
-                    mirror.run_dir,
-                    "mirror",
-                    address=mirror.address,
-                    ok=False,
-                    reason=_reason(error),
+                    "%s cannot be written to; training goes on: %s", mirror.address, reason
                 )
             is_lost = True
             stop.wait(pause)
             pause = min(pause * 2, LONGEST_WAIT_SECONDS)
 
-    def send_the_rest() -> None:
-        send(everything=True)
-        mirror.lease.release()
+    seconds = FINISH_SECONDS if was_reached else SECONDS_IF_NEVER_REACHED
+    persistently(send, seconds, what=f"{mirror.address} lacks the end of the run")
 
-    persistently(send_the_rest, FINISH_SECONDS, what=f"{mirror.address} lacks the end of the run")
+
+def _record_loss(mirror: Mirror, error: Exception) -> str:
+    """Write down that the copy is not current, and return why."""
+    reason = _reason(error)
+    metrics.record_event(mirror.run_dir, "mirror", address=mirror.address, ok=False, reason=reason)
+    return reason
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 The store also names the start of the run that writes. The newest start takes over, so that a run continues at once on
 an empty machine. An earlier start that still lives elsewhere notices it and stops writing. Nothing is locked: a writer
-looks before each write. If a start is displaced that has not said that it ended, the log names it.
+looks before each write.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import json
 import socket
 import uuid
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base import files, logs
+from kubetune.base import files
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.rundir import metrics
@@ -26,8 +25,6 @@ from kubetune.rundir.starts import moved_numbers
 REMOTE = "mirror.json"
 LOCAL = ".mirror.json"
 
-_log = logs.family_logger("MIRROR")
-
 
 @dataclass(frozen=True)
 class Owner:
@@ -35,11 +32,8 @@ class Owner:
 
     run: str  # random name of the run, which never changes
     writer: str = ""  # random name of the start that writes; empty: none yet
-    # the writer before it, which the store still names if the new name did not arrive
-    before: str = ""
     host: str = ""  # of the writer
     since: str = ""  # time at which it took over
-    ended: str = ""  # time at which it said that it writes no more; empty: not yet
 
     @classmethod
     def read(cls, text: str, where: str) -> Owner:
@@ -67,8 +61,6 @@ class Lease:
     # - The *start* that writes has a name too, and the newest wins: `take` overwrites it. The displaced start notices at
     #   its next `check`, before each time it sends, and stops. What it sent in between is harmless: checkpoints of the
     #   same run and the same steps, whole by their manifests.
-    # - A start saves its name here before it sends it. If it is killed in between, or the answer is lost, the store
-    #   still names `before`, and `check` does not take that for a later start.
 
     def __init__(self, store: Any, root: str, address: str, run_dir: Path) -> None:
         self._store = store
@@ -76,6 +68,7 @@ class Lease:
         self._address = address
         self._run_dir = run_dir
         self._place = f"{root}/{REMOTE}"
+        self._writer = ""  # name of this start, once it has taken the copy
 
     def recognise(self, *, claims: bool) -> None:
         """Check that the store and the directory hold the same run. A directory that has not begun takes the store's.
@@ -123,50 +116,21 @@ class Lease:
 
     def take(self) -> None:
         """Make this start of the run the one that writes, in place of any earlier start."""
+        if self._writer:
+            return
         self.recognise(claims=True)
         displaced = self._remote_owner()
         assert displaced is not None, "recognised"
-        host = socket.gethostname()
-        # Our own name, with that of the start before.
-        owner = Owner(
-            displaced.run,
-            writer=uuid.uuid4().hex,
-            before=displaced.writer,
-            host=host,
-            since=metrics.now(),
-        )
-        self._keep(owner)
+        name = uuid.uuid4().hex
+        owner = Owner(displaced.run, writer=name, host=socket.gethostname(), since=metrics.now())
         self._store.pipe_file(self._place, owner.text().encode())
-        if displaced.writer and not displaced.ended and displaced.host != host:
-            _log.warning(
-                "%s is kept up from here now; until now it was by a start of this run on %s%s, which has not said that "
-                "it ended. Should it still train, it goes on by itself, to no use: stop it there",
-                self._address, displaced.host, self._last_heard(displaced),
-            )  # fmt: skip
-
-    def release(self) -> None:
-        """Say in the store that this start of the run writes no more. The next start then warns of nothing."""
-        owner = self._local_owner()
-        if owner is not None:
-            ended = replace(owner, ended=metrics.now())
-            self._store.pipe_file(self._place, ended.text().encode())
-
-    def _last_heard(self, owner: Owner) -> str:
-        """Say since when a start writes, and when it was last known to live, by its first rank's heartbeat there."""
-        try:
-            beat = json.loads(self.read("logs/rank-0.beat.json") or "")
-            moment = datetime.fromtimestamp(beat["time"], UTC)
-        except (ValueError, TypeError, KeyError):
-            return f" since {owner.since}"
-        return f" since {owner.since}, last heard of at {metrics.written(moment)}"
+        self._writer = name
 
     def check(self) -> None:
         """Raise ConfigError if another run, or a later start of this run elsewhere, writes to the store."""
+        self.recognise(claims=True)
         remote = self._remote_owner()
-        local = self._local_owner()
-        if remote is None or local is None or local.run != remote.run:
-            self.recognise(claims=True)
-        elif remote.writer not in (local.writer, local.before):
+        if self._writer and remote is not None and remote.writer != self._writer:
             raise errors.ConfigError(
                 f"{self._address} is kept up by a later start of this run{_begun(remote)}, so nothing more is sent from "
                 f"here; what was made since is in {self._run_dir} alone"

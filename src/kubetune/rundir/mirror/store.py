@@ -7,18 +7,15 @@ without end.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
-from concurrent.futures import wait
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 # For a request that moves no file.
 ANSWER_SECONDS = 180.0
-
-# For each LEAST_BYTES of a file. A library may report ten parts of 50 MB only when all of them are through.
-FILE_SECONDS = 1800.0
-LEAST_BYTES = 2**16
+# The slowest that a file may be moved, beyond that time.
+LEAST_BYTES_PER_SECOND = 50_000
 
 
 class PatientStore:
@@ -28,45 +25,28 @@ class PatientStore:
         self._file_system = file_system
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        return partial(self._ask, name)
+        return partial(self._ask, name, ANSWER_SECONDS)
 
-    def get_file(self, place: str, path: str) -> None:
-        """Copy a file of the store to a local path, for as long as bytes keep coming."""
-        self._ask("get_file", place, path, moves=place)
+    def get_file(self, place: str, path: str, size: int) -> None:
+        """Copy a file of the store, of so many bytes, to a local path."""
+        self._ask("get_file", ANSWER_SECONDS + size / LEAST_BYTES_PER_SECOND, place, path)
 
     def put_file(self, path: str, place: str) -> None:
-        """Copy a local file into the store, for as long as bytes keep going."""
-        self._ask("put_file", path, place, moves=place)
+        """Copy a local file into the store."""
+        size = Path(path).stat().st_size
+        self._ask("put_file", ANSWER_SECONDS + size / LEAST_BYTES_PER_SECOND, path, place)
 
-    def _ask(self, name: str, *arguments: Any, moves: str = "", **settings: Any) -> Any:
-        """Call a method of the file system. `moves` names the file that it copies, if it copies one."""
-        from fsspec.callbacks import Callback
-
-        patience = FILE_SECONDS if moves else ANSWER_SECONDS
-        progressed_at = time.monotonic()
-        counted = 0  # bytes at that time
-
-        def note(_: int, value: int, **__: Any) -> None:
-            nonlocal progressed_at, counted
-            if value >= counted + LEAST_BYTES:
-                progressed_at = time.monotonic()
-                counted = value
-
-        if moves:
-            settings["callback"] = Callback(hooks={"arrival": note})
+    def _ask(self, name: str, seconds: float, *arguments: Any, **settings: Any) -> Any:
+        """Call a method of the file system. Raise TimeoutError after so many seconds."""
         # The coroutine `_get_file`, since it can be cancelled; the method `get_file` cannot.
         coroutine = getattr(self._file_system, f"_{name}")(*arguments, **settings)
         request = asyncio.run_coroutine_threadsafe(coroutine, self._file_system.loop)
         try:
-            while not request.done():
-                left = progressed_at + patience - time.monotonic()
-                if left <= 0 and moves:
-                    raise TimeoutError(
-                        f"less than {LEAST_BYTES:,} bytes of {moves} in {patience:,g} s"
-                    )
-                if left <= 0:
-                    raise TimeoutError(f"no whole answer about {arguments[0]} in {patience:,g} s")
-                wait([request], left)
-            return request.result()
+            return request.result(seconds)
+        except TimeoutError as error:
+            if not request.done():
+                message = f"no whole answer about {arguments[0]} in {seconds:,.0f} s"
+                raise TimeoutError(message) from error
+            raise
         finally:
             request.cancel()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,24 +30,10 @@ LIBRARIES = {
     "abfs": "adlfs",
     "abfss": "adlfs",
 }
-LINKS = ("best", "last")
 # File in a run directory during a fetch, and after a fetch that was cut off: files may be missing here.
 FETCHING = ".fetching"
-# Files that a run needs to continue, besides a checkpoint.
-RUN_FILES = (
-    metrics.CONFIG,
-    RESOLVED,
-    metrics.PLAN,
-    metrics.METRICS,
-    metrics.TIMINGS,
-    metrics.EVENTS,
-    metrics.TRACKING,
-    metrics.REPORT,
-    metrics.IDENTITY,
-    metrics.BASE,
-)
-RANK_LOG = re.compile(r"logs/rank-\d+\.log")
-SECONDS_BETWEEN_LOGS = 30.0
+# Folders whose files a run needs to continue, as it needs those at the top.
+NEEDED_FOLDERS = ("logs", metrics.ANSWERS)
 
 _log = logs.family_logger("MIRROR")
 
@@ -109,8 +94,7 @@ class Mirror:
         # What this process has sent.
         self._sent: dict[str, tuple[int, int]] = {}  # file → (size, mtime in ns)
         self._sent_steps: dict[int, str] = {}  # step → text of its manifest
-        self._sent_links: dict[str, str] = {}  # `best` or `last` → folder of its checkpoint
-        self._last_logs = -SECONDS_BETWEEN_LOGS  # when logs were sent, by time.monotonic
+        self._sent_best = ""  # folder of the best checkpoint
 
     def remote_files(self) -> dict[str, int]:
         """Return the sizes of the run's files in the store, by their path in the run directory."""
@@ -125,8 +109,8 @@ class Mirror:
                 sizes[name] = int(facts["size"])
         return sizes
 
-    def send(self, *, everything: bool = True) -> None:
-        """Make the copy equal to the directory. Without `everything`, logs are sent only every half minute.
+    def send(self) -> None:
+        """Make the copy equal to the directory.
 
         Raises ConfigError if the copy belongs to another run, or a later start of this run writes to it.
         """
@@ -138,26 +122,19 @@ class Mirror:
         for step in checkpoints.steps(self.run_dir):
             if (self._folder(step) / checkpoints.MANIFEST).is_file():
                 steps.append(step)
-        if time.monotonic() - self._last_logs >= SECONDS_BETWEEN_LOGS:
-            everything = True
-        if everything:
-            self._last_logs = time.monotonic()
 
         # Then files that are new or have changed since they were sent.
-        for name, facts in self._run_files(everything):
+        for name, facts in self._run_files():
             if self._sent.get(name) != facts:
                 self._put(self.run_dir / name, name)
                 self._sent[name] = facts
 
-        # Checkpoints before the links to them; what was pruned here goes only when its successor is in the store.
+        # Checkpoints before the link to the best; what was pruned here goes only when its successor is in the store.
         for step in steps:
             self._send_step(step)
-        for name in LINKS:
-            self._send_link(name)
+        self._send_best()
         self._forget_pruned(steps)
-        if everything:
-            sizes = {name: size for name, (size, _) in self._sent.items()}
-            self._require_arrival(sizes)
+        self._require_arrival({name: size for name, (size, _) in self._sent.items()})
 
     def _require_arrival(self, sizes: Mapping[str, int]) -> None:
         """Raise OSError if the store lacks a file that it took. The login page of a network takes everything."""
@@ -167,24 +144,23 @@ class Mirror:
             return
         for name in lost:
             self._sent.pop(name, None)  # so that the next `send` sends it again
-        message = f"{lost[0]} was taken but is not there"
-        if len(lost) > 1:
-            message += f", nor {len(lost) - 1} more"
-        raise OSError(message)
+        raise OSError(f"{lost[0]} was taken but is not there, of {len(lost)} such files")
 
     def _folder(self, step: int) -> Path:
         return checkpoints.folder_of(self.run_dir, step)
 
-    def _run_files(self, everything: bool) -> Iterator[tuple[str, tuple[int, int]]]:
+    def _run_files(self) -> Iterator[tuple[str, tuple[int, int]]]:
         """Yield the name, and (size, mtime in ns), of each file to copy that is not part of a checkpoint."""
         for path in sorted(self.run_dir.rglob("*")):
             name = path.relative_to(self.run_dir)
-            folder = name.parts[0]
             # Hidden names are of files that are being written; links could lead out of the run directory.
             is_hidden = any(part.startswith(".") for part in name.parts)
-            if is_hidden or folder == "checkpoints" or path.suffix == ".lock" or path.is_symlink():
-                continue
-            if not everything and folder in ("logs", "tensorboard"):
+            if (
+                is_hidden
+                or name.parts[0] == "checkpoints"
+                or path.suffix == ".lock"
+                or path.is_symlink()
+            ):
                 continue
             try:
                 if path.is_file():
@@ -215,43 +191,33 @@ class Mirror:
             return  # deleted meanwhile
         if self._sent_steps.get(step) == manifest:
             return
-        remote_manifest = self.lease.read(f"checkpoints/{folder.name}/{checkpoints.MANIFEST}")
-        if remote_manifest != manifest and not self._replace_step(
-            folder, manifest, has_other=remote_manifest is not None
-        ):
-            return
+        place = f"checkpoints/{folder.name}/{checkpoints.MANIFEST}"
+        remote_manifest = self.lease.read(place)
+        if remote_manifest != manifest:
+            # Another checkpoint of this step is no longer whole from here on.
+            if remote_manifest is not None:
+                self._fs.rm_file(f"{self._root}/{place}")
+            sizes = {}
+            for path in sorted(folder.rglob("*")):
+                if path.is_file() and path.name != checkpoints.MANIFEST:
+                    name = f"checkpoints/{folder.name}/{path.relative_to(folder)}"
+                    sizes[name] = self._put(path, name)
+            if not (folder / checkpoints.MANIFEST).exists():
+                return  # deleted meanwhile
+            self._require_arrival(sizes)
+            self._fs.pipe_file(f"{self._root}/{place}", manifest.encode())
+            _log.info("%s is at %s", folder.name, self.address)
         self._sent_steps[step] = manifest
 
-    def _replace_step(self, folder: Path, manifest: str, *, has_other: bool) -> bool:
-        """Send all files of a checkpoint. Return False if it was deleted here meanwhile.
-
-        `has_other`: the store has another checkpoint of this step. Its manifest goes first, since it is no longer whole
-        from then on.
-        """
-        remote_manifest = f"{self._root}/checkpoints/{folder.name}/{checkpoints.MANIFEST}"
-        if has_other:
-            self._fs.rm_file(remote_manifest)
-        sizes = {}
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and path.name != checkpoints.MANIFEST:
-                name = f"checkpoints/{folder.name}/{path.relative_to(folder)}"
-                sizes[name] = self._put(path, name)
-        if not (folder / checkpoints.MANIFEST).exists():
-            return False
-        self._require_arrival(sizes)
-        self._fs.pipe_file(remote_manifest, manifest.encode())
-        _log.info("%s is at %s", folder.name, self.address)
-        return True
-
-    def _send_link(self, name: str) -> None:
-        """Write where `best` or `last` leads, once that checkpoint is in the store. Stores have no links."""
-        link = self.run_dir / "checkpoints" / name
+    def _send_best(self) -> None:
+        """Write where `best` leads, once that checkpoint is in the store. Stores have no links."""
+        link = self.run_dir / "checkpoints" / "best"
         if not link.is_symlink():
             return
         target = link.readlink().name
-        if self._sent_links.get(name) != target and self._step_of(target) in self._sent_steps:
-            self._fs.pipe_file(f"{self._root}/checkpoints/{name}", target.encode())
-            self._sent_links[name] = target
+        if target != self._sent_best and self._step_of(target) in self._sent_steps:
+            self._fs.pipe_file(f"{self._root}/checkpoints/best", target.encode())
+            self._sent_best = target
 
     @staticmethod
     def _step_of(folder_name: str) -> int:
@@ -332,7 +298,9 @@ class Mirror:
             if everything or step == best:
                 self._fetch_step(step)
         for name in sizes:
-            if not name.startswith("checkpoints/") and (everything or self._is_needed(name, sizes)):
+            folder = name.rpartition("/")[0]
+            is_needed = everything or not folder or folder in NEEDED_FOLDERS
+            if is_needed and not name.startswith("checkpoints/"):
                 self._fetch_file(name, sizes)
         # The newest checkpoint comes last: while it is missing, a fetch that was cut off is done again.
         newest = self._fetch_newest(remote_steps)
@@ -349,16 +317,6 @@ class Mirror:
         mark.unlink()
         return newest
 
-    def _is_needed(self, name: str, sizes: Mapping[str, int]) -> bool:
-        """True if a run needs this file to continue, or if the store has more of a rank's log."""
-        if name in RUN_FILES or name.startswith(f"{metrics.ANSWERS}/"):
-            return True
-        if not RANK_LOG.fullmatch(name):
-            return False
-        # Logs are appended to over all starts, so the longer one has everything.
-        local = self.run_dir / name
-        return not local.is_file() or local.stat().st_size < sizes[name]
-
     def _fetch_file(self, name: str, sizes: Mapping[str, int]) -> None:
         """Fetch a file of the run, not through memory: exports are large."""
         final = files.join_inside(self.run_dir, name)
@@ -367,7 +325,7 @@ class Mirror:
 
     def _get(self, place: str, path: Path, size: int) -> None:
         """Fetch a file that the store lists with this size. It may have grown since. Raises OSError if it is shorter."""
-        self._fs.get_file(place, str(path))
+        self._fs.get_file(place, str(path), size)
         fetched = path.stat().st_size
         if fetched < size:
             raise OSError(f"{place} came with {fetched:,} bytes instead of {size:,}")
