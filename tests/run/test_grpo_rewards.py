@@ -23,11 +23,13 @@ from kubetune.config import consent
 from kubetune.config.schema import Config, GrpoConfig, RewardConfig
 from kubetune.config.schema.evaluation import GenerateConfig
 from kubetune.scoring import metrics
+from kubetune.scoring.rewards.json_schemas import validator_of
 from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.scoring.rewards.request import Judgement, Request
+from tests.ranks import wait_until
 
 CODE = """
-import os, signal, socket, sys, time
+import ctypes, os, signal, socket, sys, time
 from beside import DOUBLE
 
 def of_trl(prompts, completions, answer, trainer_state, log_metric, **rest):
@@ -81,6 +83,48 @@ def forks(completions, **rest):
         if os.fork() == 0:
             time.sleep(1000)
     time.sleep(1000)
+
+def bombs(completions, **rest):
+    for _ in range(8):  # 256 processes, and never more: a test must not be able to take the machine
+        os.fork()
+    time.sleep(1000)
+
+def handles(completions, **rest):
+    for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, lambda *_: None)
+    while True:
+        time.sleep(1000)
+
+def lies(completions, **rest):
+    os.write(int(sys.argv[2]), bytes([255]) * 1000)
+    time.sleep(1000)
+
+def fills(completions, **rest):
+    with open("large", "wb") as file:
+        file.truncate(10 * 2**30)
+    return [1.0] * len(completions)
+
+def escapes(completions, **rest):
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # it is not to die with its parent
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork():
+            os._exit(0)
+    time.sleep(1000)
+
+def writes(completions, **rest):
+    for change in (lambda: open(completions[0], "a"), lambda: os.unlink(completions[0]), lambda: os.mkdir(completions[1])):
+        try:
+            change()
+        except PermissionError:
+            continue
+        return [1.0] * len(completions)
+    os.mkdir("inner")
+    open("inner/mine", "w").write("x")
+    os.rename("inner/mine", "moved")
+    open(os.devnull, "w").write("x")
+    return [0.0] * len(completions)
 
 def calls(completions, **rest):
     socket.create_connection(("127.0.0.1", int(completions[0])), timeout=5)
@@ -217,13 +261,12 @@ def test_answers_are_checked_by_a_schema_inline_or_of_a_file(ask: Ask, tmp_path:
     ],
 )
 def test_a_schema_that_is_none_is_refused_at_once(
-    ask: Ask, tmp_path: Path, content: str, reason: str
+    tmp_path: Path, content: str, reason: str
 ) -> None:
     path = tmp_path / "answer.schema.json"
     path.write_text(content)
-    reward = {"name": "json_schema", "file": str(path)}
     with pytest.raises(errors.ConfigError) as refusal:
-        ask([reward], request_of(["1"], [None]))
+        validator_of(RewardConfig(name="json_schema", file=str(path)))
     assert reason in str(refusal.value)
 
 
@@ -286,6 +329,9 @@ def test_functions_of_three_tools(ask: Ask, code: Path) -> None:
         ("exits", "SystemExit: enough"),
         ("eats", "MemoryError"),
         ("forks", "took longer than 1 s and was stopped"),
+        ("handles", "took longer than 1 s and was stopped"),
+        ("lies", "wrote something that is no reply"),
+        ("fills", "File too large"),
     ],
 )
 def test_code_that_fails_gives_no_reward_and_spoils_none(
@@ -301,6 +347,54 @@ def test_code_that_fails_gives_no_reward_and_spoils_none(
     assert reason in bad.error
     assert good.rewards == [1.0, 0.0]
     assert not _left_behind()
+
+
+def only(name: str, code: Path, **settings: Any) -> RewardPool:
+    """Return the pool of one function."""
+    return RewardPool([RewardConfig(file=str(code), function=name)], GrpoConfig(**settings))
+
+
+def in_folder(folder: str) -> list[int]:
+    """Return the processes that work in a folder, which may be gone."""
+    pids = []
+    for place in Path("/proc").glob("[0-9]*/cwd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(place).removesuffix(" (deleted)") == folder:
+                pids.append(int(place.parts[2]))
+    return pids
+
+
+@pytest.mark.parametrize("name", ["bombs", "escapes", "forks"])
+def test_no_process_of_a_function_outlives_it(code: Path, name: str) -> None:
+    # The count comes long before its deadline, also on a machine that is busy.
+    pool = only(name, code, reward_timeout_seconds=30 if name == "bombs" else 1)
+    folder = pool._folder
+    try:
+        if not pool.is_separate:
+            pytest.skip("the kernel gives no list of processes of its own")
+        assert in_folder(folder)
+        (judgement,) = pool.judge(request_of(["4"], [None]))
+    finally:
+        pool.close()
+    expected = "it had more than 128 processes" if name == "bombs" else "took longer than 1 s"
+    assert expected in judgement.error
+    assert judgement.rewards == [None]
+    wait_until(lambda: not in_folder(folder))
+
+
+def test_functions_write_to_their_folder_alone(code: Path, tmp_path: Path) -> None:
+    pool = only("writes", code)
+    try:
+        if not pool.is_confined:
+            pytest.skip("the kernel has no Landlock")
+        outside = tmp_path / "outside"
+        outside.write_text("kept")
+        (judgement,) = pool.judge(request_of([str(outside), str(tmp_path / "new")], [None]))
+    finally:
+        pool.close()
+    assert not judgement.error
+    assert judgement.rewards == [0.0, 0.0]
+    assert outside.read_text() == "kept"
 
 
 def _left_behind() -> list[str]:

@@ -26,6 +26,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
 from kubetune.rundir import heartbeat
+from kubetune.scoring.rewards import isolation
 from kubetune.scoring.rewards.request import Judgement, Request
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class RewardPool:
         self.models = models or {}
         self._process: subprocess.Popen[bytes] | None = None
         self.is_separate = False  # it has no network
+        self.is_confined = False  # it writes to no folder but its own
         self._folder = ""
         self._requests = -1  # the pipe to the process
         self._replies = -1  # the pipe from it
@@ -81,6 +83,10 @@ class RewardPool:
         """Kill the process with all that it has started, and remove its folder."""
         if self._process is None:
             return
+        # Process 1 of the list: a function may have put it into another session, and with it the kernel kills all.
+        for child in processes.children(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
         # The whole session, with all that functions have started.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -141,6 +147,7 @@ class RewardPool:
             self.close()
             raise errors.ConfigError([f"rewards: {problem}" for problem in reply["problems"]])
         self.is_separate = bool(reply.get("is_separate"))
+        self.is_confined = bool(reply.get("is_confined"))
 
     def _send(self, message: Any) -> None:
         content = pickle.dumps(message)
@@ -202,6 +209,8 @@ class RewardPool:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
             return "it closed its pipe"
+        if code == isolation.TOO_MANY_PROCESSES:
+            return f"it had more than {isolation.MOST_PROCESSES} processes"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 

@@ -45,13 +45,13 @@ def main() -> None:
     if is_separate:
         child = os.fork()
         if child:
-            # Process 1 of its own list does the work; this one only waits, and both are killed together.
-            _, status = os.waitpid(child, 0)
-            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+            # Process 1 of its own list does the work; this one only watches, and both are killed together.
+            os._exit(isolation.watch(child))
         _end_with_rank(read_fd)
 
     # After the fork, and before anything of the user's is run.
     isolation.limit(memory_bytes)
+    is_confined = isolation.confine(os.getcwd())
 
     # All that cannot be loaded is named at once.
     judges: dict[int, Judge] = {}  # by the number of the reward
@@ -65,7 +65,10 @@ def main() -> None:
         except (Exception, SystemExit) as error:
             problems.append(f"{reward.title}: {_trace(error, reward.file)}")
 
-    _reply(replies, {"problems": problems, "is_separate": is_separate})
+    _reply(
+        replies,
+        {"problems": problems, "is_separate": is_separate, "is_confined": is_confined},
+    )
 
     while content := _message(requests):
         number, request = pickle.loads(content)

@@ -76,10 +76,8 @@ def make_rollout_feed(
     by_row = rewarded_prompts(sources, data.train, rows, config.rewards)
     rewards = _reward_pool(config, world, data.tokenizer)
     learner.undo.callback(rewards.close)
-    if not rewards.is_separate and any(reward.is_code for reward in config.rewards):
-        logs.DATA.info(
-            "reward functions share the network of this machine, as its kernel allows no other"
-        )
+    if any(reward.is_code for reward in config.rewards):
+        _name_open_bounds(rewards)
     drawer = Drawer(
         run_dir=run_dir,
         learner=learner,
@@ -113,6 +111,18 @@ def make_rollout_feed(
         drawer.slots_of = feed.slots
         learner.undo.callback(drawer.close)
     return feed
+
+
+def _name_open_bounds(rewards: RewardPool) -> None:
+    """Log what the kernel of this machine does not keep reward functions from."""
+    if not rewards.is_separate:
+        logs.DATA.info(
+            "reward functions share the network of this machine, as its kernel allows no other"
+        )
+    if not rewards.is_confined:
+        logs.DATA.info(
+            "reward functions may write where you may, as the kernel of this machine has no Landlock"
+        )
 
 
 def _reward_pool(config: Config, world: World, tokenizer: Tokenizer) -> RewardPool:
