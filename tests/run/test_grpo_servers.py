@@ -146,6 +146,19 @@ def test_any_number_of_ranks_asks_for_the_same_answers(
     toy.require_like(whole[way], two)
 
 
+@slow
+def test_slices_learn_from_servers_as_copies_do(
+    inputs: Path, servers: list[FakeServer], tmp_path: Path
+) -> None:
+    # Log-probabilities are asked of the model while answers come to the ranks at different times.
+    config = served_config(inputs, servers, beta=0.05, num_iterations=2)
+    sharded = config.training.model_copy(update={"parallelism": "fsdp"})
+    copies = toy.finished(tmp_path / "ddp", config, 2)
+    slices = toy.finished(tmp_path / "fsdp", config.model_copy(update={"training": sharded}), 2)
+    assert records.read_groups(copies, 0) == records.read_groups(slices, 0)
+    toy.require_like(copies, slices)
+
+
 @pytest.mark.parametrize(
     ("way", "point", "nth"),
     [

@@ -1,0 +1,112 @@
+"""Where the model of a reward comes from: the best checkpoint of a run, a folder, or the hub.
+
+Its weights have a digest, so that a run that goes on knows whether they are still the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kubetune import errors
+from kubetune.base import files
+from kubetune.base.files import require_plain
+from kubetune.config.load import read_config
+from kubetune.config.naming import OF_TRACKERS, RESOLVED
+from kubetune.config.schema import Config, ModelConfig, RewardConfig
+from kubetune.data.prepared import identity
+from kubetune.data.reading.hub import find_files, is_local
+from kubetune.data.text.tokenizer import cache_folder
+from kubetune.models import quantization
+from kubetune.models.learner import Learner
+from kubetune.models.spec import ModelSpec
+from kubetune.rundir import checkpoints
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model as a run file names it."""
+
+    spec: ModelSpec
+    config: Config | None  # of the run that trained it; None for a folder and a name on the hub
+    run_dir: Path
+    folder: Path  # of the checkpoint, or of the model
+    digest: str  # of its weights
+
+    @property
+    def name(self) -> str:
+        """Return what messages call it."""
+        if self.config is None:
+            return self.spec.model.path
+        return str(self.folder)
+
+    def require_task(self, *tasks: str) -> None:
+        """Raise ConfigError for a run of another task than these."""
+        if self.config is not None and self.config.task_name not in tasks:
+            raise errors.ConfigError(
+                f"rewards: {self.run_dir} is a run of `task: {self.config.task_name}`; expected one of {', '.join(tasks)}"
+            )
+
+    def checked(self, load: Callable[[], Learner]) -> Learner:
+        """Return what is loaded of a run. Raise ConfigError where its base is not the one that it was trained on."""
+        # What was trained whole has its checksums in the manifest.
+        if self.config is None or self.spec.lora is None:
+            return load()
+        config = self.config.model_copy(update={"model": self.spec.model})
+        check = identity.Check(config, self.run_dir, "rewards", ("model",))
+        with identity.checked(check):
+            return load()
+
+
+def source_of(reward: RewardConfig, *, local_files_only: bool) -> ModelSource:
+    """Return the model that a reward names. Raise ConfigError, ModelError or EnvironmentFault where it cannot be used."""
+    path = reward.reward_model or reward.teacher
+    assert path is not None, "the config has checked that the reward is by a model"
+    place = Path(path).expanduser()
+    if (place / RESOLVED).is_file():
+        return _of_run(place)
+    model = ModelConfig(path=path, revision=reward.revision, local_files_only=local_files_only)
+    spec = ModelSpec(model)
+    paths = find_files(model, path, ("config.json",))
+    if "config.json" not in paths:
+        raise errors.ModelError(
+            f"rewards: {path} has no config.json; expected a run directory, or a model in Hugging Face form"
+        )
+    folder = paths["config.json"].parent
+    return ModelSource(spec, None, place, folder, _digest_of(path, folder))
+
+
+def _of_run(run_dir: Path) -> ModelSource:
+    """Return the best checkpoint of a run, with the model that it was trained on."""
+    config = read_config(run_dir)
+    require_plain(run_dir, but=OF_TRACKERS)
+    if config.model.trust_remote_code:
+        raise errors.ConfigError(
+            f"rewards: {run_dir}: its model brings Python code, which no reward runs; take another model"
+        )
+    folder = checkpoints.choose(run_dir)
+    cache = cache_folder()
+    damage = checkpoints.verify(
+        folder, but="optimizer*", digest=lambda path: identity.content_of(path, cache)[0].sha256
+    )
+    if damage:
+        raise errors.EnvironmentFault(f"rewards: {folder} {damage}")
+    model = identity.pinned(config.model, run_dir)
+    chosen = quantization.as_trained(run_dir, config.quantization, config.lora)
+    spec = replace(ModelSpec.of(config), model=model, quantization=chosen)
+    # The manifest has the checksums of all files.
+    digest = files.sha256_file(folder / checkpoints.MANIFEST)
+    return ModelSource(spec, config, run_dir, folder, digest)
+
+
+def _digest_of(path: str, folder: Path) -> str:
+    """Return what tells the weights of a model from others: the commit of the hub, or checksums."""
+    if not is_local(path):
+        return folder.name
+    digest = hashlib.sha256()
+    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+        content, _ = identity.content_of(file, cache_folder())
+        digest.update(f"{file.name} {content.sha256}\n".encode())
+    return digest.hexdigest()
