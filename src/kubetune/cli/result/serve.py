@@ -31,6 +31,7 @@ from kubetune.k8s.manifests import dump
 from kubetune.k8s.manifests.spec import RunSpec
 from kubetune.k8s.run_names import CACHE, OUTPUTS, run_name
 from kubetune.plan.plan import make_plan
+from kubetune.plugins.serving import kserve
 from kubetune.plugins.serving.manifests import (
     IMAGE,
     IMAGES,
@@ -47,6 +48,7 @@ from kubetune.rundir.metrics import IDENTITY
 
 # Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to the one it was told.
 DEFAULT_RANK = 64
+CACHE_SIZE = "200Gi"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         required=True,
         help="print the manifests; nothing is applied",
+    )
+    parser.add_argument(
+        "--kserve",
+        choices=kserve.KINDS,
+        help="an object of KServe in place of a Deployment: one address of weights, or a base with adapters",
     )
     _add_model_options(parser)
     _add_pod_options(parser)
@@ -133,9 +140,9 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", default="64Gi", help="memory of a pod (default 64Gi)")
     parser.add_argument(
         "--cache-size",
-        default="200Gi",
+        default=CACHE_SIZE,
         metavar="SIZE",
-        help="claim for downloaded models (default 200Gi)",
+        help=f"claim for downloaded models (default {CACHE_SIZE})",
     )
     parser.add_argument(
         "--storage-class", metavar="CLASS", help="of that claim; left out: the cluster's default"
@@ -179,7 +186,11 @@ def run(args: argparse.Namespace) -> int:
     targets = [_target(word, args) for word in args.targets]
     serving = _serving(targets, args)
     spec = _spec(targets, args)
-    objects = serve(spec, serving)
+    if args.kserve:
+        _require_for_kserve(args)
+        objects = kserve.serve(spec, serving, args.kserve)
+    else:
+        objects = serve(spec, serving)
     problems = [finding.text for finding in check_objects(objects) if finding.fatal]
     if serving.uses_outputs and serving.most_replicas > 1:
         problems += _outputs_on_one_node(spec)
@@ -194,12 +205,31 @@ def run(args: argparse.Namespace) -> int:
         print(
             f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}"
         )
-    print(
-        f"\nkubetune: once it is applied, try it:\n{trial(spec, serving)}", file=sys.stderr, end=""
-    )
-    for note in _notes(spec, serving):
+    if args.kserve:
+        notes = kserve.notes(spec, serving, args.kserve)
+    else:
+        notes = _notes(spec, serving)
+        text = f"\nkubetune: once it is applied, try it:\n{trial(spec, serving)}"
+        print(text, file=sys.stderr, end="")
+    for note in notes:
         print(f"kubetune: {note}", file=sys.stderr)
     return OK
+
+
+def _require_for_kserve(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options about objects that KServe makes itself."""
+    options = {
+        "--fetch-image": args.fetch_image,
+        "--storage-class": args.storage_class,
+        "--api-key-secret": args.api_key_secret,
+        "--cache-size": args.cache_size != CACHE_SIZE,
+    }
+    for option, setting in options.items():
+        if setting:
+            raise ConfigError(
+                f"{option}: means nothing with --kserve, which makes pods and volumes itself; leave it out. Nothing was "
+                "written."
+            )
 
 
 def _target(word: str, args: argparse.Namespace) -> Target:
@@ -215,7 +245,10 @@ def _target(word: str, args: argparse.Namespace) -> Target:
             f"--merged: {path} is no run directory, and only runs have merged exports; leave it out"
         )
     _require_no_folder(path)
-    if not (path.startswith(("/", SCHEME)) or is_hub_id(path)):
+    addresses: tuple[str, ...] = ("/", SCHEME)
+    if args.kserve:
+        addresses += (*kserve.ADDRESSES, kserve.NATIVE_IMAGE)
+    if not (path.startswith(addresses) or is_hub_id(path)):
         raise ConfigError(
             f"{path}: expected a run directory (`kubetune runs` lists them), a model of the hub (ORG/NAME), an image "
             "(oci://registry/name:tag) or an absolute path in the pod; it is none of them"
@@ -228,14 +261,18 @@ def _last_name(path: str) -> str:
     """Return the last part of a path, a hub id, or the address of an image without its tag."""
     if path.startswith(SCHEME):
         path = parse(path).name
-    return path.rstrip("/").rsplit("/", 1)[-1]
+    last = path.rstrip("/").rsplit("/", 1)[-1]
+    if "://" in path:
+        # A revision or a tag is no part of the name.
+        last = re.split("[@:]", last)[0]
+    return last
 
 
 def _require_no_folder(path: str) -> None:
     """Raise ConfigError for a path that looks like a run directory of this machine, but is not one."""
     folder = Path(path)
     is_below_a_folder = folder.parent.is_dir() and len(folder.parts) > 1
-    if path.startswith(("/", SCHEME)) or not (folder.is_dir() or is_below_a_folder):
+    if path.startswith("/") or "://" in path or not (folder.is_dir() or is_below_a_folder):
         return
     mistake = "no such folder"
     if folder.is_dir():
@@ -382,7 +419,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
     if base:
         served_name = _last_name(base)
         for target in targets:
-            path = _in_pod(target.path, target.name, images)
+            path = _in_pod(target.path, target.name, images, mounts=not args.kserve)
             adapters.append(Adapter(target.name, path, target.rank, target.known))
         if model is not None:
             revision = model.revision
@@ -390,7 +427,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         raise ConfigError(
             f"{served_name} is the name of the base; put another NAME= in front of the adapter"
         )
-    whole = _in_pod(base or first.path, served_name, images)
+    whole = _in_pod(base or first.path, served_name, images, mounts=not args.kserve)
     return Serving(
         model=whole,
         names=(served_name,),
@@ -398,6 +435,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         adapters=tuple(adapters),
         images=tuple(images),
         fetch_image=args.fetch_image,
+        image=args.image,
         scores=bool(first.run and first.run.task == "reward_model"),
         trust_remote_code=bool(model and model.trust_remote_code),
         dtype=args.dtype,
@@ -413,9 +451,9 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
     )
 
 
-def _in_pod(path: str, name: str, images: list[ServedImage]) -> str:
-    """Return a path as the pods see it. An image is added to `images`, and is a folder in the pods."""
-    if not path.startswith(SCHEME):
+def _in_pod(path: str, name: str, images: list[ServedImage], *, mounts: bool) -> str:
+    """Return a path as the pods see it. An image is added to `images`, and is a folder in the pods that we make."""
+    if not path.startswith(SCHEME) or not mounts:
         return path
     images.append(ServedImage(name, parse(path)))
     return f"{IMAGES}/{name}"
