@@ -42,9 +42,9 @@ def reward_run(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return toy.finished(tmp_path_factory.mktemp("reward-model") / "run", config)
 
 
-def judge_of(inputs: Path, **reward: Any) -> Any:
+def judge_of(inputs: Path, longest: int = 64, **reward: Any) -> Any:
     tokenizer = load_tokenizer(ModelConfig(path=str(inputs / "model")))
-    return load_judge(RewardConfig(**reward), tokenizer, CPU, local_files_only=True)
+    return load_judge(RewardConfig(**reward), tokenizer, CPU, longest, local_files_only=True)
 
 
 def request_of(inputs: Path, prompt: str = "12 what is the capital") -> Request:
@@ -114,6 +114,11 @@ def test_other_models_are_refused_by_name(inputs: Path, reward_run: Path, tmp_pa
         judge_of(inputs, reward_model=str(tmp_path / "two"))
     with pytest.raises(errors.ModelError, match=r"no config\.json"):
         judge_of(inputs, teacher=str(tmp_path))
+    short = save_model(tmp_path / "short", "gpt2")
+    with pytest.raises(
+        errors.ConfigError, match=r"the teacher .*short: the model has .* positions"
+    ):
+        judge_of(inputs, 10_000, teacher=str(short))
     other = save_model(tmp_path / "other")
     facts = json.loads((other / "tokenizer.json").read_text())
     vocabulary = facts["model"]["vocab"]

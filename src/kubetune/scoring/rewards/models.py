@@ -53,16 +53,22 @@ class ModelJudge(Protocol):
 
 
 def load_judge(
-    reward: RewardConfig, tokenizer: Tokenizer, device: torch.device, *, local_files_only: bool
+    reward: RewardConfig,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    longest: int,
+    *,
+    local_files_only: bool,
 ) -> ModelJudge:
-    """Return the model of a reward. `tokenizer`: of the model that learns.
+    """Return the model of a reward.
 
+    `tokenizer`: of the model that learns. `longest`: most tokens of a prompt with its answer.
     Raise ConfigError or ModelError for a model of another kind or with other tokens.
     """
     source = source_of(reward, local_files_only=local_files_only)
     if reward.reward_model is not None:
         return _reward_model(source, device)
-    return _teacher(source, tokenizer, device)
+    return _teacher(source, tokenizer, device, longest)
 
 
 # Reward models.
@@ -176,7 +182,9 @@ class TeacherJudge:
         return Judgement(means)
 
 
-def _teacher(source: ModelSource, tokenizer: Tokenizer, device: torch.device) -> TeacherJudge:
+def _teacher(
+    source: ModelSource, tokenizer: Tokenizer, device: torch.device, longest: int
+) -> TeacherJudge:
     source.require_task(*LANGUAGE_TASKS)
     of_teacher = load_tokenizer(source.spec.model)
     if of_teacher.backend.get_vocab() != tokenizer.backend.get_vocab():
@@ -189,6 +197,10 @@ def _teacher(source: ModelSource, tokenizer: Tokenizer, device: torch.device) ->
         learner = causal_lm.TASK.learner_of(model, source.spec)
     else:
         learner = source.checked(lambda: causal_lm.TASK.load(source.spec, source.folder, device))
+    try:
+        loading.check_positions(learner.lm, longest)
+    except errors.ConfigError as error:
+        raise errors.ConfigError(f"rewards: the teacher {source.name}: {error}") from None
     logs.MODEL.info("answers are judged by the teacher %s", source.name)
     # The teacher's own probabilities, at no other temperature than 1.
     learner = replace(learner, grpo=GrpoConfig())

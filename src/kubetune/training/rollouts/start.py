@@ -140,6 +140,7 @@ def _reward_pool(config: Config, world: World, tokenizer: Tokenizer) -> RewardPo
                     reward,
                     tokenizer,
                     world.device,
+                    config.data.max_length + config.grpo.max_completion_length,
                     local_files_only=config.model.local_files_only,
                 )
         pool = RewardPool(config.rewards, config.grpo, judges)
