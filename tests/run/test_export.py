@@ -30,6 +30,7 @@ from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
 from kubetune.cli.result.export import describe
+from kubetune.config.load import read_config
 from kubetune.data.prepared import kept_rows
 from kubetune.reporting import picture
 from kubetune.result.gguf_files import llama_cpp
@@ -513,7 +514,11 @@ def test_a_gguf_file_that_nothing_here_runs_is_not_proved_and_says_so(
     pytest.importorskip("gguf")
     without_llama_cpp(monkeypatch)
     lines: list[str] = []
+    card = Path(read_config(lora_run).model.path) / "README.md"
+    card.write_text("---\nlicense: apache-2.0\n---\n# Base\n")
     exported = export_run(lora_run, out=tmp_path / "out", gguf="q8_0", tell=lines.append)
+    card.unlink()
+    assert b"apache-2.0" in (tmp_path / "out" / "model-q8_0.gguf").read_bytes()
     assert "not proved by running it: it is not installed" in lines
     assert ("llama.cpp", "not proved: it is not installed") in list(describe(exported))
     assert (

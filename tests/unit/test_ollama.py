@@ -9,6 +9,8 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from kubetune import errors
+from kubetune.cli import main
 from kubetune.data.text.turns.template import CHATML, ChatTemplate
 from kubetune.result.publishing.ollama_modelfile import Turn, modelfile, pieces_of
 
@@ -94,3 +96,46 @@ def test_published_templates(name: str) -> None:
     pieces = pieces_of(Renderer(source))
     assert pieces is not None
     assert all(as_ollama(pieces.template(), turns) == Renderer(source)(turns) for turns in TALKS)
+
+
+def fake_ollama(folder: Path, code: int) -> None:
+    """Write an `ollama` that notes where and with what it was called."""
+    folder.mkdir()
+    program = folder / "ollama"
+    program.write_text(
+        f'#!/bin/sh\necho "$PWD $*" > "{folder}/called"\necho no such model >&2\nexit {code}\n'
+    )
+    program.chmod(0o755)
+
+
+def gguf_export(run_dir: Path) -> Path:
+    folder = run_dir / "exports" / "step-000007-gguf-q8_0"
+    folder.mkdir(parents=True)
+    (folder / "Modelfile").write_text("FROM ./model-q8_0.gguf\n")
+    (folder / "provenance.json").write_text(json.dumps({"files": {}}))
+    return folder
+
+
+def test_an_export_is_made_known_to_ollama(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "Bot"
+    run_dir.mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    assert main(["serve", "--ollama", str(run_dir)]) == errors.USER
+    assert "not in the PATH" in capsys.readouterr().err
+
+    fake_ollama(tmp_path / "bin", 0)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    assert main(["serve", "--ollama", str(run_dir)]) == errors.USER
+    assert "no export as GGUF" in capsys.readouterr().err
+
+    folder = gguf_export(run_dir)
+    assert main(["serve", "--ollama", str(run_dir)]) == errors.OK
+    assert (tmp_path / "bin" / "called").read_text() == f"{folder} create bot -f Modelfile\n"
+    assert main(["serve", "--ollama", f"mine={folder}"]) == errors.OK
+    assert "ollama run mine" in capsys.readouterr().out
+
+    (tmp_path / "bin" / "ollama").write_text("#!/bin/sh\necho bad file >&2\nexit 7\n")
+    assert main(["serve", "--ollama", str(run_dir)]) == errors.ENVIRONMENT
+    assert "exit code 7: bad file" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """`kubetune serve --render`: manifests that serve what was trained with vLLM. Asks no cluster and no hub for anything.
 
+`kubetune serve --ollama` makes a GGUF export known to the Ollama of this machine instead.
+
 A target is a run directory, an id of the hub, or an absolute path in the pod, each with `NAME=` in front if it is to be
 asked for by that name. Several adapters are served on one base; whole weights are served alone.
 """
@@ -59,11 +61,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]RUN_DIR|ORG/NAME|oci://…|/PATH",
         help="what to serve; several adapters on one base",
     )
-    parser.add_argument(
+    by = parser.add_mutually_exclusive_group(required=True)
+    by.add_argument(
         "--render",
         action="store_true",
-        required=True,
         help="print the manifests; nothing is applied",
+    )
+    by.add_argument(
+        "--ollama",
+        action="store_true",
+        help="make the GGUF export of a run known to the Ollama of this machine",
     )
     parser.add_argument(
         "--kserve",
@@ -183,6 +190,8 @@ class Target:
 
 def run(args: argparse.Namespace) -> int:
     """Render, check, print, and say how to try it. Raise ConfigError before anything is written."""
+    if args.ollama:
+        return _by_ollama(args.targets)
     targets = [_target(word, args) for word in args.targets]
     serving = _serving(targets, args)
     spec = _spec(targets, args)
@@ -230,6 +239,24 @@ def _require_for_kserve(args: argparse.Namespace) -> None:
                 f"{option}: means nothing with --kserve, which makes pods and volumes itself; leave it out. Nothing was "
                 "written."
             )
+
+
+def _by_ollama(words: Sequence[str]) -> int:
+    """Make exports known to Ollama, each under its name or the run's."""
+    from kubetune.result.gguf_files import ollama
+
+    ollama.require()
+    for word in words:
+        name, equals, path = word.partition("=")
+        if not equals:
+            name = ""
+            path = word
+        folder = ollama.find_export(Path(path))
+        # Ollama's names have small letters alone.
+        name = (name or Path(path).absolute().name).lower()
+        ollama.create(folder, name)
+        print(f"kubetune: {folder} is {name} in Ollama; try it: ollama run {name}")
+    return OK
 
 
 def _target(word: str, args: argparse.Namespace) -> Target:

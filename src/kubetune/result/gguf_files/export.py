@@ -10,7 +10,7 @@ here is the fault of the file.
 from __future__ import annotations
 
 import gc
-import os
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +19,8 @@ from typing import Any, Final
 import torch
 
 from kubetune import errors, extras
-from kubetune.config.schema import LoraConfig
+from kubetune.base import processes
+from kubetune.config.schema import LoraConfig, ModelConfig
 from kubetune.data.reading import hub
 from kubetune.result.gguf_files import llama_cpp, quantise
 from kubetune.result.gguf_files import proof as proofs
@@ -148,7 +149,25 @@ def _about(job: Job) -> dict[str, str]:
         about["base_model.0.name"] = base.rpartition("/")[2]
         about["base_model.0.organization"] = base.partition("/")[0]
         about["base_model.0.repo_url"] = f"https://huggingface.co/{base}"
-    return about
+    return about | _licence_of(job.config.model)
+
+
+def _licence_of(model: ModelConfig) -> dict[str, str]:
+    """Return the licence that the base's card names; nothing if it has no card, or none can be asked for."""
+    try:
+        card = hub.find_files(model, model.path, ("README.md",)).get("README.md")
+    except errors.KubetuneError:
+        return {}
+    if card is None:
+        return {}
+    # The card's head is YAML between two lines of dashes.
+    head = card.read_text("utf-8", errors="replace").split("---")[1:2]
+    licence = {}
+    for name, value in re.findall(
+        r"^(license|license_name|license_link): *(\S.*)$", "".join(head), re.MULTILINE
+    ):
+        licence[name.replace("license_", "license.")] = value.strip().strip("\"'")
+    return licence
 
 
 def plain_kind(dtype: torch.dtype) -> str:
@@ -221,12 +240,14 @@ def _prove_model(job: Job, sample: Sample, files: Files) -> dict[str, Any]:
             f"no row of the proof is as short as {files.context} tokens, the context of the file. Nothing was written."
         )
     request = _request(job, sample, files.plain, files.context)
-    reference = _ask_transformers(job, _load_plain(job, files.folder), sample, request.prompts)
+    model, allowed = _load_plain(job, files.folder, files.plain)
+    reference = _ask_transformers(job, model, sample, request.prompts)
+    del model
+    gc.collect()
     proof = proofs.Proof()
     plain = plain_kind(job.dtype)
-    answer = proofs.check_plain(
-        proof, f"transformers and llama.cpp, {plain}", request, reference, plain
-    )
+    what = f"transformers and llama.cpp, {plain}"
+    answer = proofs.check_plain(proof, what, request, reference, allowed)
     proofs.check_tokens(proof, tokenizer, request.texts, answer)
     proofs.note_chats(proof, tokenizer, answer)
     proof.notes["llama_cpp_python"] = answer.version
@@ -246,10 +267,22 @@ def _require(faults: list[str]) -> None:
         )
 
 
-def _load_plain(job: Job, folder: Path) -> Any:
-    """Load a whole model with plain transformers, in the dtype of the export."""
-    model = job.result.auto_class.from_pretrained(folder, dtype=job.dtype, local_files_only=True)
-    return model.to(job.device)
+def _load_plain(job: Job, folder: Path, plain: Path) -> tuple[Any, float]:
+    """Load a whole model with plain transformers, in fp32 if the memory holds that. `plain`: its file of plain weights.
+
+    Return how far llama.cpp may be from it, too.
+    """
+    dtype = torch.float32
+    allowed = proofs.ALLOWED[plain_kind(job.dtype)]
+    needed = plain.stat().st_size // job.dtype.itemsize * dtype.itemsize
+    if processes.free_memory_bytes() < needed:
+        job.tell(
+            f"in float32 the model would take {needed / 1e9:.1f} GB, so transformers is asked in {job.dtype_name}"
+        )
+        dtype = job.dtype
+        allowed = proofs.ALLOWED_ROUNDED
+    model = job.result.auto_class.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    return model, allowed
 
 
 def _ask_transformers(
@@ -272,7 +305,9 @@ def _request(
 ) -> llama_cpp.Request:
     """Return what llama.cpp is asked about a file."""
     tokenizer = job.result.tokenizer
-    texts = [proofs.PROBE]
+    # As a row begins: behind a special token, or not.
+    first = int(sample.batches[0].input_ids[0])
+    texts = [tokenizer.added_tokens.get(first, "") + proofs.PROBE]
     for batch in sample.batches:
         texts.append(tokenizer.decode(batch.input_ids.tolist(), skip_special_tokens=False))
     template = ""
@@ -289,7 +324,7 @@ def _request(
         template=template,
         chats=chats,
         vocabulary=tokenizer.vocab_size,
-        threads=max(1, len(os.sched_getaffinity(0))),
+        threads=torch.get_num_threads(),
     )
 
 
@@ -308,6 +343,7 @@ def _allowed(
         job.tell(f"the base is not quantised alike for comparison: {reason}")
         bits = int(next(sign for sign in kind if sign.isdigit()))
         return proofs.WITHOUT_BASE[bits]
+
     notes["base_quantised_alike"] = {"difference": base.difference, "agreement": base.agreement}
     return max(proofs.LEAST_ALLOWED, proofs.SHARE_OF_BASE * base.difference)
 
@@ -331,7 +367,8 @@ def _compare_base(job: Job, sample: Sample, kind: str) -> Comparison:
             raise errors.ModelError("the rows have tokens that it does not know")
         request = _request(job, sample, path, written.context)
         answer = llama_cpp.ask(replace(request, prompts=[], texts=[], chats=[]))
-    logits = job.ask(_load_plain(job, base), sample)
+        model, _ = _load_plain(job, base, plain)
+        logits = job.ask(model, sample)
     return proofs.compare("the base", logits, answer.logits, 0.0)
 
 
@@ -392,7 +429,9 @@ def _prove_adapter(
         reference = _ask_transformers(job, model, sample, request.prompts)
         del model
         gc.collect()
-        answer = proofs.check_plain(proof, f"PEFT and llama.cpp, {kind}", request, reference, kind)
+        allowed = proofs.ALLOWED[kind] if kind == "f32" else proofs.ALLOWED_ROUNDED
+        what = f"PEFT and llama.cpp, {kind}"
+        answer = proofs.check_plain(proof, what, request, reference, allowed)
         proof.notes["llama_cpp_python"] = answer.version
     _require(proof.faults)
     return proof.facts()

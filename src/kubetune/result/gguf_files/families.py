@@ -307,7 +307,7 @@ def _layers(facts: Facts) -> int:
 def _inner(facts: Facts) -> int:
     """Return the width of the feed-forward part, which some families leave to a default."""
     width = int(facts.get("hidden_size") or facts["n_embd"])
-    for name in ("intermediate_size", "ffn_hidden_size", "n_inner"):
+    for name in ("ffn_hidden_size", "intermediate_size", "n_inner"):
         if facts.get(name):
             return int(facts[name])
     return 4 * width

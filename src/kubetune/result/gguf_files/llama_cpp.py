@@ -56,7 +56,7 @@ class Answer:
     logits: list[Tensor]  # of each row, `[positions, vocabulary]`
     continuations: list[list[int]]
     tokens: list[list[int]]  # of each text
-    with_start: list[int]  # the ids of "a" with what is put before each text
+    start: list[int]  # tokens that are put before each text
     ends: list[int]  # tokens at which it ends an answer
     chats: list[str | None]  # prompts; None where it does not know the template
 

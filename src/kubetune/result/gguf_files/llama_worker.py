@@ -29,7 +29,7 @@ def main() -> None:
         "tokens": [
             model.tokenize(text.encode(), add_bos=False, special=True) for text in request["texts"]
         ],
-        "with_start": model.tokenize(b"a", add_bos=True, special=False),
+        "start": _start(model),
         "ends": _ends(model, request["vocabulary"]),
         "chats": [_render(request["template"], chat) for chat in request["chats"]],
     }
@@ -74,6 +74,13 @@ def _continue(model: Any, ids: list[int], length: int) -> list[int]:
         tokens.append(int(model.scores[model.n_tokens - 1].argmax()))
         model.eval(tokens[-1:])
     return tokens
+
+
+def _start(model: Any) -> list[int]:
+    """Return the tokens that are put before a text."""
+    plain = model.tokenize(b"a", add_bos=False, special=False)
+    full: list[int] = model.tokenize(b"a", add_bos=True, special=False)
+    return full[: len(full) - len(plain)]
 
 
 def _ends(model: Any, size: int) -> list[int]:

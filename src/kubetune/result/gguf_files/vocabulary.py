@@ -239,16 +239,21 @@ def _sentencepiece(
         "llama",
         "default",
         scores=scores,
-        adds={**adds, "space_prefix": _puts_space_first(described)},
+        adds={**adds, "space_prefix": _puts_space_first(described, common["template"])},
         **common,
     )
 
 
-def _puts_space_first(described: Mapping[str, Any]) -> bool:
-    """True if a text gets a space before its first word."""
+def _puts_space_first(described: Mapping[str, Any], template: str | None) -> bool:
+    """True if llama.cpp is to put a space before the first word, of a text and behind each special token.
+
+    A tokenizer may do it at the start of a text alone ("first"), which llama.cpp cannot. The prompts of a chat template
+    start with a special token, so no word of theirs has that space.
+    """
     for step in [*_steps(described["normalizer"]), *_steps(described["pre_tokenizer"])]:
         if step["type"] == "Prepend":
             return True
         if step["type"] == "Metaspace":
-            return bool(step.get("prepend_scheme", "always") != "never")
+            scheme = step.get("prepend_scheme", "always")
+            return bool(scheme == "always" or (scheme == "first" and template is None))
     return False
