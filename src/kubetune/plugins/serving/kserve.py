@@ -88,7 +88,8 @@ def _adapters_of_hub(serving: Serving) -> list[str]:
     words = ["--enable-lora", f"--max-loras={len(serving.adapters)}"]
     words.append(f"--max-lora-rank={_rank(serving)}")
     words.append("--lora-modules")
-    words += [f"{adapter.name}={adapter.path}" for adapter in serving.adapters]
+    for adapter in serving.adapters:
+        words.append(f"{adapter.name}={adapter.path}")
     return words
 
 
@@ -103,6 +104,7 @@ def _llm_inference_service(spec: RunSpec, serving: Serving) -> Manifest:
         "uri": address_of(spec, serving.model, serving.revision),
         "name": serving.names[0],
     }
+    # KServe mounts or fetches each adapter, and tells vLLM the folders.
     if serving.adapters:
         adapters = []
         for adapter in serving.adapters:
@@ -128,6 +130,7 @@ def _llm_inference_service(spec: RunSpec, serving: Serving) -> Manifest:
         "replicas": serving.replicas,
         "router": {"scheduler": {}, "route": {}, "gateway": {}},
     }
+    # KServe's own command line has the number of GPUs from here; as an argument it would stand there twice.
     if serving.gpus > 1:
         body["parallelism"] = {"tensor": serving.gpus}
     body["template"] = {**_placement(spec, serving), "containers": [server]}
@@ -152,6 +155,7 @@ def address_of(spec: RunSpec, path: str, revision: str | None = None) -> str:
                 "Nothing was written."
             )
         return f"pvc://{claim}/{path.removeprefix(f'{OUTPUTS}/')}"
+    # KServe's fetcher takes an owner and a name, no older id of one part such as `gpt2`.
     if is_hub_id(path) and "/" in path:
         mark = f":{revision}" if revision else ""
         return f"hf://{path}{mark}"
@@ -204,8 +208,12 @@ def _resources(spec: RunSpec, serving: Serving) -> Manifest:
 def _placement(spec: RunSpec, serving: Serving) -> Manifest:
     """Return where the pods may be, and the account by which KServe fetches weights."""
     basics = pod_basics(spec, gpus=serving.gpus)
-    placement: Manifest = {field: basics[field] for field in _PLACEMENT if field in basics}
-    return {**non_empty(serviceAccountName=spec.kubernetes.service_account), **placement}
+    # The run's own account went with the run, so only one that the user has made is named.
+    placement = non_empty(serviceAccountName=spec.kubernetes.service_account)
+    for field in _PLACEMENT:
+        if field in basics:
+            placement[field] = basics[field]
+    return placement
 
 
 def notes(spec: RunSpec, serving: Serving, kind: str) -> list[str]:
