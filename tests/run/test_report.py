@@ -386,7 +386,7 @@ def test_a_run_that_has_just_begun_has_a_page(run_dir: Path, tmp_path: Path) -> 
     shutil.copy(run_dir / "resolved.json", tmp_path / "new")
     page = Page(write_report([tmp_path / "new"], tmp_path / "report.html"))
     assert "has not completed a step" in page.text
-    assert "unfinished" in page.text
+    assert "waiting" in page.text
 
 
 def test_what_data_say_is_shown_and_not_run(run_dir: Path, tmp_path: Path) -> None:

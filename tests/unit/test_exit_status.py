@@ -13,17 +13,19 @@ import pytest
 from kubetune import errors
 from kubetune.reporting.cards import status
 from kubetune.reporting.reading import RunRecord
+from kubetune.rundir import metrics
 from kubetune.rundir.exit_status import (
     Death,
     ExitStatus,
     clear_exit_statuses,
     judge,
+    read_end,
     read_exit_status,
     read_rank_exit_statuses,
     write_exit_status,
     write_rank_exit_status,
 )
-from kubetune.rundir.status import state_of
+from kubetune.rundir.status import launched_at, state_of
 from kubetune.supervisor.place import Place, find_place
 
 KILLED = -signal.SIGKILL
@@ -129,6 +131,30 @@ def test_lists_and_pages_call_an_end_by_one_word(code: int, error: str | None, s
         state,
         "as it was meant to",
     )
+
+
+def test_a_run_that_has_not_ended_is_one_of_three_things() -> None:
+    heard = {"silent_seconds": 2.0}
+    silent = {"silent_seconds": 300.0}
+    assert state_of(None, [silent, heard], metrics.now()) == ("running", "")
+    assert state_of(None, [], metrics.now())[0] == "starting"
+    assert state_of(None, [silent], None) == (
+        "waiting",
+        "nothing heard for 5 min: it was cut off, or cannot be seen from here",
+    )
+    assert state_of(None, [], "2026-01-01T00:00:00.000Z")[0] == "waiting", "long ago"
+    events = [{"event": "launch", "time": "a"}, {"event": "start", "time": "b"}]
+    assert launched_at(events) is None
+    assert launched_at([*events, {"event": "launch", "time": "c"}]) == "c"
+
+
+def test_a_push_later_does_not_move_the_end(tmp_path: Path) -> None:
+    assert read_end(tmp_path) is None
+    write_exit_status(tmp_path, ExitStatus(0, "done", 5))
+    ended = read_end(tmp_path)
+    metrics.record_event(tmp_path, "push")
+    assert ended is not None
+    assert read_end(tmp_path) == ended
 
 
 def test_exit_statuses_are_read_back_and_cleared(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.base.gpus import visible_gpus
-from kubetune.config.naming import default_output, model_short_name
+from kubetune.config.naming import default_output, model_label, model_short_name
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.errors import ConfigError
 from kubetune.library.plan_text import describe
@@ -396,6 +396,22 @@ def test_the_run_directory_says_what_it_holds() -> None:
 )
 def test_short_names_of_models(path: str, name: str) -> None:
     assert model_short_name(path) == name
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("Qwen/Qwen3-8B", "Qwen/Qwen3-8B"),
+        ("gpt2", "gpt2"),
+        ("/models/small/model/", "small/model"),
+        ("outputs/support/checkpoints/best", "support/best"),
+        ("/cache/models--meta-llama--Llama-3.2-1B/snapshots/0123abcd", "meta-llama/Llama-3.2-1B"),
+        (f"/cache/registry/team/bot/sha256-{'0' * 64}", "team/bot"),
+        ("/", "model"),
+    ],
+)
+def test_labels_of_models_say_which(path: str, label: str) -> None:
+    assert model_label(path) == label
 
 
 def test_visible_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

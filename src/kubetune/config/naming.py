@@ -49,6 +49,22 @@ def model_short_name(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "model"
 
 
+def model_label(path: str) -> str:
+    """Return a model's name for people: the last two parts, since the last alone is often `model` or `best`."""
+    parts = []
+    for part in PurePosixPath(path).parts:
+        # In the hub's cache: hub/models--Qwen--Qwen3-8B/snapshots/1a2b3c…
+        if part.startswith("models--"):
+            return part.removeprefix("models--").replace("--", "/")
+        # outputs/support/checkpoints/best is support/best.
+        if part not in ("/", ".", "..", "checkpoints"):
+            parts.append(part)
+    # An image of a registry ends with a digest, which names nothing to a reader.
+    if parts and re.fullmatch("sha256-[0-9a-f]{64}", parts[-1]):
+        parts.pop()
+    return "/".join(parts[-2:]) or "model"
+
+
 def prefers_greater(training: TrainingConfig) -> bool:
     """True if a greater value of the metric that chooses the best checkpoint is better."""
     if training.greater_is_better is not None:

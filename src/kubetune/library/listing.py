@@ -12,7 +12,7 @@ from typing import Any
 
 from kubetune.base.humanize import counted
 from kubetune.config.load import read_config
-from kubetune.config.naming import RESOLVED, method_label, model_short_name
+from kubetune.config.naming import RESOLVED, method_label, model_label
 from kubetune.config.schema.tracking import MlflowConfig, TrackingConfig, WandbConfig
 from kubetune.errors import ConfigError, KubetuneError, first_line
 from kubetune.plan.actuals import held_seconds
@@ -43,6 +43,7 @@ _UNKNOWN_IF_DAMAGED = (
     "model",
     "method",
     "started",
+    "launched",
     "tags",
     "seconds_left",
     "hours",
@@ -60,7 +61,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         events = metrics.read_events(run_dir)
         beats = read_beats(run_dir)
         status = progress(run_dir, events, beats)
-        state, why = state_of(status["exit_status"], ranks(run_dir, beats))
+        state, why = state_of(status["exit_status"], ranks(run_dir, beats), status["launched"])
     except KubetuneError as error:
         unknown = dict.fromkeys(_UNKNOWN_IF_DAMAGED)
         return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}
@@ -76,10 +77,11 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "evaluation": status["evaluation"],
         "saved_step": status["saved_step"],
         "metric": config.training.metric_for_best_model,
-        "model": model_short_name(config.model.path),
+        "model": model_label(config.model.path),
         "method": method_label(config.lora),
         "tags": _tags(config.tracking),
         "started": events[0]["time"] if events else None,
+        "launched": status["launched"],
         "seconds_left": status["seconds_left"],
         **cost,
         "state": state,

@@ -11,6 +11,7 @@ from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.verdict import verdict
 from kubetune.rundir import exit_status
 from kubetune.rundir.metrics import METRICS
+from kubetune.rundir.status import launched_at, ranks, state_of
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,8 @@ def status(run: RunRecord) -> tuple[str, str]:
     if run.exit_status is None and run.report.get("finished"):
         return "done", ""  # started without an agent, so nobody wrote exit.json
     if run.exit_status is None:
-        return "unfinished", "it still runs, or was cut off before it could say why"
+        # The same words as in `kubetune runs` and `watch`.
+        return state_of(None, ranks(run.path), launched_at(run.events))
 
     # The reason of a run that is "done, but …" is "but …": its state says the rest.
     reason = run.exit_status.reason.removeprefix(exit_status.DONE).removeprefix(", ")
@@ -71,6 +73,14 @@ def damage(run: RunRecord) -> list[str]:
 def cards(run: RunRecord) -> list[Card]:
     """Return the cards of a run, in the order of the page."""
     return [*_progress(run), *_best_metric(run), *_work(run), *_machine_use(run)]
+
+
+def headline(run: RunRecord) -> list[Card]:
+    """Return the five cards that stand above all others."""
+    work = _work(run)
+    best = _best_metric(run)
+    # A run without an evaluation shows how much it has read instead.
+    return [*_progress(run), *(best or work[:1]), *work[1:]]
 
 
 def _progress(run: RunRecord) -> list[Card]:

@@ -94,6 +94,21 @@ def charts_of(runs: Runs) -> list[Chart]:
     for chart in (*curve_charts(runs), *machine_charts(runs), *evaluation_charts(runs)):
         about = _with_missing_runs(chart, runs)
         charts.append(replace(chart, about=about, markers=vertical_lines))
+    if len(runs) == 1:
+        return _headline_first(charts)
+    return charts
+
+
+# Charts that say how well a run learns, beginnings of their names: the first of these stands beside the loss.
+_OF_LEARNING = ("scores", "score-", "accuracy", "rewards", "reward", "sources")
+
+
+def _headline_first(charts: list[Chart]) -> list[Chart]:
+    """Return the charts with the one that says most beside the loss in the second place."""
+    for beginning in _OF_LEARNING:
+        for index in range(1, len(charts)):
+            if charts[index].name.startswith(beginning):
+                return [charts[0], charts[index], *charts[1:index], *charts[index + 1 :]]
     return charts
 
 

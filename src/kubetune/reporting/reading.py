@@ -16,7 +16,7 @@ from kubetune import errors
 from kubetune.base import jsonl
 from kubetune.base.files import read_object
 from kubetune.config.load import read_config
-from kubetune.config.naming import model_short_name
+from kubetune.config.naming import model_label
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plan.plan import Plan
@@ -24,7 +24,7 @@ from kubetune.reporting.expert_load import ExpertLoad, expert_load
 from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
-from kubetune.rundir.exit_status import ExitStatus, read_exit_status
+from kubetune.rundir.exit_status import ExitStatus, read_end, read_exit_status
 from kubetune.rundir.report import read_report
 from kubetune.rundir.totals import runaway_line
 
@@ -75,6 +75,7 @@ class RunRecord:
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
     exit_status: ExitStatus | None
+    ended: str | None = None  # when it ended, None where nothing recorded that
     damage: Sequence[str] = ()  # what is lost or damaged, and so not shown
     load: Lines = field(default_factory=list)  # of the machine of rank 0
     experts: ExpertLoad | None = None
@@ -101,8 +102,8 @@ class RunRecord:
 
     @property
     def model(self) -> str:
-        """The model without the folders before it."""
-        return model_short_name(self.config.model.path)
+        """The model, as people call it."""
+        return model_label(self.config.model.path)
 
 
 def read_run(
@@ -145,6 +146,7 @@ def read_run(
         checkpoints=files.checkpoints(),
         incidents=_incidents(events, files.object(heartbeat.HANG)) + _runaway(report),
         exit_status=read_exit_status(run_dir),
+        ended=read_end(run_dir),
         load=_without_repeated_steps(files.lines(metrics.LOAD)),
         experts=files.experts(),
         damage=files.damage,

@@ -34,14 +34,14 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
     best = cards.best_evaluation(run)
     method = run.plan.method if run.plan else "fine-tuning"
 
-    # A run that still writes events has no end.
     began = None
-    ended = None
     if run.events:
         began = _moment(run.events[0]["time"])
-        if run.exit_status:
-            ended = _moment(run.events[-1]["time"])
+    ended = None
+    if run.ended:
+        ended = _moment(run.ended)
 
+    headline = cards.headline(run)
     rollouts = None
     if run.config.task == "grpo":
         rollouts = shown_rollouts(run.path, run.config.rewards, SECTION)
@@ -53,7 +53,8 @@ def run_facts(run: RunRecord) -> dict[str, Any]:
         "state": state,
         "reason": reason,
         "damage": cards.damage(run),
-        "cards": cards.cards(run),
+        "headline": headline,
+        "more_cards": [card for card in cards.cards(run) if card not in headline],
         "sentence": sentence(run),
         "evaluation": _evaluations(run),
         "best_step": best["step"] if best else None,

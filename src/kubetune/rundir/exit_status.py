@@ -99,6 +99,16 @@ def read_exit_status(run_dir: Path) -> ExitStatus | None:
     return _read(run_dir / EXIT)
 
 
+def read_end(run_dir: Path) -> str | None:
+    """Return when the run ended, None where exit.json does not say it."""
+    # Events cannot tell: a push or an export months later is one too.
+    with suppress(FileNotFoundError, errors.EnvironmentFault):
+        time = read_object(run_dir / EXIT).get("time")
+        if isinstance(time, str):
+            return time
+    return None
+
+
 def leave_message(status: ExitStatus, progress: Mapping[str, Any] | None = None) -> None:
     """Write for Kubernetes how this container ends, and how far the run is. Do nothing outside of Kubernetes."""
     reason = status.reason[:_MESSAGE_CHARACTERS]

@@ -9,12 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from kubetune.base import files, jsonl
 from kubetune.base.files import IrregularFileError
 from kubetune.base.gpus import gpu_use
+from kubetune.base.humanize import duration
 from kubetune.config.metric_names import DRAWN_MEASURES, EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.errors import EnvironmentFault, only_followed
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
@@ -25,6 +27,10 @@ _LOG_LINES = 300
 _LOG_BYTES = 32 * 1024
 _POINTS = 320
 _SILENT_SECONDS = 30
+# States of a run that has not ended, as far as is known.
+LIVE = ("starting", "running", "waiting")
+# A start that has said nothing for longer than this is believed no more.
+_STARTING_SECONDS = 600
 _STEPS_FOR_SPEED = 20
 
 
@@ -85,18 +91,28 @@ def ranks(run_dir: Path, beats: Sequence[Mapping[str, Any]] | None = None) -> li
 
 
 def state_of(
-    exit_facts: Mapping[str, Any] | None, ranks: Sequence[Mapping[str, Any]]
+    exit_facts: Mapping[str, Any] | None,
+    ranks: Sequence[Mapping[str, Any]],
+    launched: str | None = None,
 ) -> tuple[str, str]:
-    """Return the state of a run of this machine and why: `running`, `waiting`, `done`, `stopped` or `failed`.
+    """Return the state of a run of this machine and why.
 
-    `exit_facts` are `progress`'s exit_status, `ranks` those of `ranks`.
+    It is `starting`, `running`, `waiting`, `done`, `stopped` or `failed`. `exit_facts` and `launched` are
+    `progress`'s, `ranks` those of `ranks`.
     """
     if exit_facts is None:
         # One rank that speaks is enough: the others may be waiting for it in a collective.
         silent = min((rank["silent_seconds"] for rank in ranks), default=None)
         if silent is not None and silent < _SILENT_SECONDS:
             return "running", ""
-        return "waiting", "no rank has said where it is: it starts, has just ended, or was cut off"
+        if launched is not None and _seconds_since(launched) < _STARTING_SECONDS:
+            return "starting", "it prepares data and loads the model"
+        if silent is None:
+            return "waiting", "it never came to training: it waits for its turn, or was cut off"
+        return (
+            "waiting",
+            f"nothing heard for {duration(silent)}: it was cut off, or cannot be seen from here",
+        )
 
     ended = exit_status.ExitStatus(**exit_facts)
     reason = ended.reason
@@ -160,6 +176,7 @@ def progress(
 
     return {
         "starting": _is_starting(events),
+        "launched": launched_at(events),
         "phase": phase,
         "step": step,
         "steps": steps,
@@ -223,6 +240,20 @@ def _is_starting(events: Sequence[dict[str, Any]]) -> bool:
         if event["event"] in ("launch", "start", "resume"):
             return bool(event["event"] == "launch")
     return False
+
+
+def launched_at(events: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return when the newest start began, if it has not come to training yet."""
+    for event in reversed(events):
+        if event["event"] in ("start", "resume"):
+            return None
+        if event["event"] == "launch":
+            return str(event["time"])
+    return None
+
+
+def _seconds_since(time_text: str) -> float:
+    return time.time() - datetime.fromisoformat(time_text).timestamp()
 
 
 def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

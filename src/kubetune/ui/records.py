@@ -20,7 +20,7 @@ from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.reporting.run_charts import points_of
 from kubetune.rundir import exit_status, heartbeat, metrics
-from kubetune.rundir.status import ranks, state_of
+from kubetune.rundir.status import LIVE, ranks, state_of
 
 # Inode, size and time of each of _FILES; zeros for a file that is missing.
 Signature = tuple[tuple[int, int, int], ...]
@@ -86,9 +86,9 @@ class Records:
                 }
                 self._facts[run_dir] = (now, run)
 
-            if run["state"] in ("running", "waiting"):
+            if run["state"] in LIVE:
                 # Heartbeats alone decide between these, and they are not part of the signature.
-                state, why = state_of(None, ranks(run_dir))
+                state, why = state_of(None, ranks(run_dir), run["launched"])
                 run = {**run, "state": state, "why": why}
             runs.append(run)
 

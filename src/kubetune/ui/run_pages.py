@@ -16,7 +16,7 @@ from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import page_of
 from kubetune.rundir.starts import train_again
-from kubetune.rundir.status import read_status, state_of
+from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.commands import launchers
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
 
@@ -79,8 +79,8 @@ def one_run(request: Request) -> Response:
     progress = status["progress"]
 
     # Of a run that goes on, heartbeats say the state; of one that has ended, the record does.
-    state, reason = state_of(progress["exit_status"], status["ranks"])
-    is_live = state in ("running", "waiting")
+    state, reason = state_of(progress["exit_status"], status["ranks"], progress["launched"])
+    is_live = state in LIVE
     if is_live:
         facts["state"] = state
         facts["reason"] = reason

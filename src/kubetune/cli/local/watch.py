@@ -174,7 +174,7 @@ def look_here(run_dir: Path) -> RunView:
     name = read_config(run_dir).name or run_dir.absolute().name
     status = read_status(run_dir)
     exit_status = status["progress"]["exit_status"]
-    state, why = state_of(exit_status, status["ranks"])
+    state, why = state_of(exit_status, status["ranks"], status["progress"]["launched"])
     is_over = exit_status is not None
     return RunView(name, state, why, status, is_over=is_over, where="on this machine")
 

@@ -161,7 +161,7 @@
     const columns = columnsOf(chart);
     const plot = new uPlot({
       width: onPaper ? paperWidth : Math.max(200, place.clientWidth),
-      height: onPaper ? 190 : 280,
+      height: onPaper ? 190 : place.closest("#headline") ? 230 : 280,
       series: [{ label: xName }, ...chart.lines.map((line, i) => series(line, columns[i + 1], hidden.get(index).has(i)))],
       bands: chart.bands.map((pair) => ({ series: pair, fill: `${ofLine(chart.lines[pair[0] - 1])}4d` })),
       scales: {
@@ -322,6 +322,11 @@
     });
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+  // A chart in a part of the page that was hidden had no width to be drawn in.
+  document.addEventListener("shown", () => drawn.forEach((plot, index) => {
+    const { clientWidth } = document.querySelector(`[data-chart="${index}"]`);
+    if (clientWidth && clientWidth !== plot.width) draw(index);
+  }));
   const paper = (on) => {
     if (onPaper === on) return;
     onPaper = on;

@@ -43,8 +43,72 @@ const swap = (old, fresh) => {
 
 // Parts of the page that show what a run says of itself; the curves are redrawn from their numbers instead.
 const parts = (page) => [...page.querySelectorAll("[data-live], main > section[id], main > section[aria-label], header h1, header .reason, header .when, main > .damage")]
-  .filter((part) => part.id !== "curves" && part.id !== "log");
+  .filter((part) => !["curves", "headline", "log"].includes(part.id));
 const nameOf = (part) => part.id || part.getAttribute("aria-label") || `${part.localName} ${part.className}`;
+
+// Sections with a tab are shown one tab at a time; without scripts they stand below each other, and tabs are links.
+const makeTabs = (list) => {
+  const sections = () => [...document.querySelectorAll("main > section[data-tab]")];
+  const links = () => [...list.querySelectorAll("a")];
+  const show = (name) => {
+    for (const link of links()) {
+      const isShown = link.textContent === name;
+      link.setAttribute("aria-selected", String(isShown));
+      link.tabIndex = isShown ? 0 : -1;
+    }
+    for (const section of sections()) section.hidden = section.dataset.tab !== name;
+    document.dispatchEvent(new CustomEvent("shown"));
+  };
+  const prepare = () => {
+    list.setAttribute("role", "tablist");
+    for (const link of links()) {
+      link.parentElement.setAttribute("role", "presentation");
+      link.setAttribute("role", "tab");
+      link.id = `tab-${link.textContent}`;
+      const panels = sections().filter((section) => section.dataset.tab === link.textContent);
+      link.setAttribute("aria-controls", panels.map((panel) => panel.id).join(" "));
+      for (const panel of panels) { panel.setAttribute("role", "tabpanel"); panel.setAttribute("aria-labelledby", link.id); }
+    }
+  };
+  const current = () => links().find((link) => link.getAttribute("aria-selected") === "true")?.textContent ?? links()[0].textContent;
+  const byHash = () => {
+    const target = location.hash.length > 1 && byId(decodeURIComponent(location.hash.slice(1)));
+    const name = target && target.closest("section[data-tab]")?.dataset.tab;
+    if (name) { show(name); target.scrollIntoView(); }
+  };
+  list.addEventListener("click", (event) => {
+    const link = event.target.closest("a");
+    if (!link) return;
+    event.preventDefault();
+    show(link.textContent);
+    history.replaceState(null, "", link.getAttribute("href"));
+  });
+  list.addEventListener("keydown", (event) => {
+    const all = links();
+    const at = all.indexOf(document.activeElement);
+    const next = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+    if (at < 0 || next === undefined) return;
+    event.preventDefault();
+    const link = all[(next + all.length) % all.length];
+    link.click();
+    link.focus();
+  });
+  prepare();
+  show(current());
+  byHash();
+  addEventListener("hashchange", byHash);
+  // A run that goes on gets new sections, such as its first evaluation.
+  const renew = (page) => {
+    const name = current();
+    const fresh = page.querySelector("nav.tabs ul");
+    if (fresh && fresh.textContent !== list.textContent) list.replaceChildren(...fresh.cloneNode(true).children);
+    prepare();
+    show(name);
+  };
+  return { renew };
+};
+const tabList = document.querySelector("nav.tabs ul");
+const tabs = tabList && makeTabs(tabList);
 
 const refresh = async () => {
   const answer = await fetch(location.href, { cache: "no-store" });
@@ -61,6 +125,7 @@ const refresh = async () => {
     before = document.contains(old) && old?.localName === "section" ? old : before;
   }
   here.forEach((gone) => gone.remove());
+  tabs?.renew(page);
   const data = page.getElementById("chart-data");
   if (Boolean(data) !== Boolean(byId("chart-data"))) location.reload();
   else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
