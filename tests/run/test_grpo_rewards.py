@@ -23,6 +23,7 @@ from kubetune.config import consent
 from kubetune.config.schema import Config, GrpoConfig, RewardConfig
 from kubetune.config.schema.evaluation import GenerateConfig
 from kubetune.scoring import metrics
+from kubetune.scoring.rewards import built_in
 from kubetune.scoring.rewards.json_schemas import validator_of
 from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.scoring.rewards.request import Judgement, Request
@@ -287,9 +288,10 @@ def test_rewards_are_the_metrics_of_evaluations(ask: Ask) -> None:
         assert scores[1] is not None
         assert 0 <= scores[1] < 0.2
     scorer = metrics.measures_of(GenerateConfig(metric=("bleu",)))["bleu"]
-    (judgement,) = ask([{"name": "bleu"}], request_of(["it is not", "No, it is"], [right]))
+    some = request_of(["it is not", "No, it is"], [right])
+    rewards_of_bleu = built_in.reward_of(RewardConfig(name="bleu"))(some, right)
     expected = [scorer(text, right) / 100 for text in ("it is not", "No, it is")]
-    assert judgement.rewards == pytest.approx(expected)
+    assert rewards_of_bleu == pytest.approx(expected)
 
 
 def test_a_record_without_an_answer_is_not_judged_against_it(ask: Ask) -> None:
