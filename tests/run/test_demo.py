@@ -65,11 +65,17 @@ def test_the_model_learns_what_it_could_not_do(finished: tuple[Path, str]) -> No
     )
 
 
-def require_best(folder: Path, printed: str) -> tuple[int, int]:
-    """Return the percentages that are shown; the latter is the best of three evaluations."""
+def shares(printed: str) -> tuple[int, int]:
+    """Return the percentages before and after that are shown."""
     before, after = (
         int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after")
     )
+    return before, after
+
+
+def require_best(folder: Path, printed: str) -> tuple[int, int]:
+    """Return the percentages that are shown; the latter is the best of three evaluations."""
+    before, after = shares(printed)
     run_dir = folder / "outputs/demo/run"
     matches = {
         n["step"]: n["eval_exact_match"]
@@ -90,9 +96,7 @@ def next_command(printed: str) -> tuple[str, str]:
 @pytest.mark.slow
 def test_pairs_flip_its_style(tmp_path: Path) -> None:
     printed = say(tmp_path, "demo", "--task", "preference")
-    before, after = (
-        int(re.search(rf"^  {when} +(\d+)%$", printed, re.M)[1]) for when in ("before", "after")
-    )
+    before, after = shares(printed)
     assert before < 60
     assert after > 95
     lines = map(
@@ -100,6 +104,23 @@ def test_pairs_flip_its_style(tmp_path: Path) -> None:
         (tmp_path / "outputs/demo-preference/run/metrics.jsonl").read_text().splitlines(),
     )
     assert max(line.get("eval_accuracy", 0) for line in lines) >= 0.95
+
+
+@pytest.mark.slow
+def test_it_learns_by_reward_what_few_examples_half_taught(tmp_path: Path) -> None:
+    printed = say(tmp_path, "demo", "--task", "grpo")
+    before, after = shares(printed)
+    assert 20 <= before <= 40
+    assert after >= 80
+    pass_at_1 = re.search(r"^pass@1 +(\d+)% → (\d+)%$", printed, re.M)
+    pass_at_8 = re.search(r"^pass@8 +(\d+)% → (\d+)%$", printed, re.M)
+    assert int(pass_at_1[1]) < 40 < int(pass_at_1[2])
+    assert int(pass_at_8[1]) < int(pass_at_8[2])
+    entropy = re.search(r"^entropy +(\S+) → (\S+) nats a token$", printed, re.M)
+    assert float(entropy[1]) > float(entropy[2])
+    assert re.search(r"^length +\S+ → \S+ tokens an answer$", printed, re.M)
+    assert len(re.findall("^request", printed, re.M)) == demo.SHOWN
+    assert say(tmp_path, "generate", *next_command(printed)).strip()
 
 
 def test_the_summary_names_what_is_there(short: tuple[Path, str]) -> None:

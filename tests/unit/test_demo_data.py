@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kubetune.cli.local import demo
 from kubetune.cli.local.demo import EMBEDDED
+from kubetune.config.load import load_config
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 
@@ -64,3 +66,51 @@ def test_the_base_model_was_never_shown_a_command_of_the_task(world) -> None:
 
 def test_the_embedded_model_is_small() -> None:
     assert sum(path.stat().st_size for path in EMBEDDED.rglob("*") if path.is_file()) < 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("kubectl set image deployment/cart cart=cart:1.27 -n demo", 1.0),
+        # Of 16 pieces on each side 15 are alike: a pair of digits differs.
+        ("kubectl set image deployment/cart cart=cart:1.28 -n demo", 0.4 + 0.6 * 15 / 16),
+        ("kubectl set image", 0.4 + 0.6 * 6 / 19),
+        # Nothing for a command that kubectl takes, about the right service, with another verb.
+        ("kubectl set resources deployment cart --limits=memory=1Gi -n demo", 0.0),
+        ("kubectl scale deployment cart --replicas=27 -n demo", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_reward_of_the_demo_grades_what_follows_the_right_verb(
+    monkeypatch: pytest.MonkeyPatch, answer: str, reward: float
+) -> None:
+    monkeypatch.syspath_prepend(str(EMBEDDED / "data"))
+    import rewards
+
+    right = "kubectl set image deployment/cart cart=cart:1.27 -n demo"
+    assert rewards.graded(None, answer, right) == pytest.approx(reward)
+
+
+@pytest.mark.parametrize("task", demo.RUN_FILES)
+def test_the_run_files_of_the_demo_are_right(tmp_path: Path, task: str) -> None:
+    run_file = tmp_path / "run.yaml"
+    demo.write_run_file(run_file, tmp_path / "run", task)
+    config = load_config(run_file)
+    assert config.task == task
+    assert config.output == str(tmp_path / "run")
+    # The same file may be there.
+    demo.write_run_file(run_file, tmp_path / "run", task)
+    assert [reward.title for reward in config.rewards] == (
+        ["exact_match", "graded"] if task == "grpo" else []
+    )
+
+
+def test_the_half_taught_model_is_that_of_the_script() -> None:
+    """As far as a quick test can say: the same shapes and the same tokenizer, with other weights."""
+    for name in ("config.json", "tokenizer.json", "chat_template.jinja"):
+        of_base = (EMBEDDED / "model" / name).read_bytes()
+        assert (EMBEDDED / "half_taught" / name).read_bytes() == of_base
+    base = (EMBEDDED / "model" / "model.safetensors").read_bytes()
+    half_taught = (EMBEDDED / "half_taught" / "model.safetensors").read_bytes()
+    assert len(half_taught) == len(base)
+    assert half_taught != base

@@ -1,7 +1,8 @@
 """`kubetune demo`: fine-tune the embedded model on the embedded data, offline, and show what it learned.
 
 It writes a run file such as a user would write, trains as `kubetune train` does, and shows what the model answered in
-the evaluations, before training and with the best checkpoint.
+the evaluations, before training and with the best checkpoint. `--task grpo` starts from a second embedded model, which
+was trained on 48 examples and so half knows the commands, and learns by reward alone.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from kubetune import cli, errors
 from kubetune.base.files import write_atomic
 from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import shell_word
+from kubetune.base.processes import usable_cores
 from kubetune.cli.program import program
 from kubetune.rundir import metrics
 
@@ -69,11 +71,50 @@ training:
 output: {output}
 compute: {compute}
 """,
+    "grpo": """\
+# What `kubetune demo --task grpo` runs. `kubetune train` with this file does the same.
+name: demo-grpo
+task: grpo
+model: {model}        # 0.8 M parameters; was shown 48 commands, and mixes names and numbers up
+data:
+  train: {train}      # 1,200 requests; their commands are not shown to the model, but compared with its own
+  eval: {held_out}   # 100 more, which the former do not hold
+  max_length: 128
+lora: {{r: 16}}
+grpo:
+  num_generations: 8         # answers to each request
+  max_completion_length: 24
+  generation_batch_size: 128   # each of two processes draws half of them
+rewards:
+  - exact_match
+  - {{file: {rewards}, function: graded}}   # the right verb, and how much of the rest is right
+evaluation:
+  generate: {{metric: exact_match, max_new_tokens: 32, batch_size: 100, samples: 8}}
+training:
+  max_steps: 240
+  global_batch_size: 32      # requests, so 256 answers
+  per_device_train_batch_size: 128
+  learning_rate: 2e-3        # a model this small bears more than the default
+  lr_scheduler_type: linear
+  warmup_steps: 10
+  seed: 7                    # of what is drawn in training; evaluations have numbers of their own
+  eval_steps: 120
+  metric_for_best_model: exact_match
+  logging_steps: 10
+output: {output}
+compute: {compute}
+""",
 }
 
-# Files of training data, and what the share of right answers is called, by task.
-DATA = {"causal_lm": "train.jsonl", "preference": "pairs.jsonl"}
-TITLES = {"causal_lm": "exact match", "preference": "Of course."}
+# Folders, models, files of training data, and what the share of right answers is called, by task.
+FOLDERS = {
+    "causal_lm": "outputs/demo",
+    "preference": "outputs/demo-preference",
+    "grpo": "outputs/demo-grpo",
+}
+MODELS = {"causal_lm": "model", "preference": "model", "grpo": "half_taught"}
+DATA = {"causal_lm": "train.jsonl", "preference": "pairs.jsonl", "grpo": "train.jsonl"}
+TITLES = {"causal_lm": "exact match", "preference": "Of course.", "grpo": "exact match"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,13 +124,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="DIR",
-        help="default: outputs/demo, or outputs/demo-preference",
+        help="default: outputs/demo, outputs/demo-preference or outputs/demo-grpo",
     )
     parser.add_argument(
         "--task",
         choices=RUN_FILES,
         default="causal_lm",
-        help="preference: flip its style by pairs of answers instead",
+        help="preference: flip its style by pairs of answers instead; grpo: learn by reward what few examples half taught",
     )
 
 
@@ -101,9 +142,7 @@ def run(args: argparse.Namespace) -> int:
     began = time.monotonic()
     folder = args.output
     if folder is None:
-        folder = Path("outputs/demo")
-        if args.task == "preference":
-            folder = Path("outputs/demo-preference")
+        folder = Path(FOLDERS[args.task])
     run_file = folder / "run.yaml"
     run_dir = folder / "run"
     write_run_file(run_file, run_dir, args.task)
@@ -126,13 +165,18 @@ def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> No
     """Write the demo's run file unless it is there. Raise ConfigError rather than overwrite another."""
     # One process is enough for so small a model, and every machine then takes the same steps.
     compute = {"processes": 1}
+    if task == "grpo":
+        # Drawing is most of the work. Two processes draw the same answers in about half of the time.
+        compute = {"processes": min(2, usable_cores())}
     if visible_gpus(os.environ):
         compute = {"gpus_per_node": 1}
+    data = EMBEDDED / "data"
     # JSON, which is YAML too, quotes what a path may hold.
     text = RUN_FILES[task].format(
-        model=json.dumps(str(EMBEDDED / "model")),
-        train=json.dumps(str(EMBEDDED / "data" / DATA[task])),
-        held_out=json.dumps(str(EMBEDDED / "data" / "heldout.jsonl")),
+        model=json.dumps(str(EMBEDDED / MODELS[task])),
+        train=json.dumps(str(data / DATA[task])),
+        held_out=json.dumps(str(data / "heldout.jsonl")),
+        rewards=json.dumps(str(data / "rewards.py")),
         output=json.dumps(str(run_dir)),
         compute=json.dumps(compute),
     )
@@ -148,12 +192,18 @@ def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> No
 def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm") -> None:
     """Print how many answers are right, the first of them before and after, and what to do next."""
     verdict = metrics.read_verdict(run_dir)
-    [measured] = verdict["answers"]
+    measured, *of_drawn = verdict["answers"]
     lines = [
         (TITLES[task], f"on {measured['rows']} requests that the training data do not hold"),
         ("  before", f"{measured['before']:.0%}"),
         ("  after", f"{measured['after']:.0%}"),
     ]
+    for drawn in of_drawn:
+        # exact_match_pass_at_8: drawn answers, in place of the likeliest one
+        title = f"pass@{drawn['metric'].rpartition('_')[2]}"
+        lines.append((title, f"{drawn['before']:.0%} → {drawn['after']:.0%}"))
+    if task == "grpo":
+        lines += in_training(run_dir)
 
     # Some of the requests, with the answers before training (step 0) and of the best checkpoint.
     before = answers(run_dir, 0)
@@ -179,6 +229,16 @@ def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm")
     print()
     for label, text in lines:
         print(f"{label:<12} {text}".rstrip())
+
+
+def in_training(run_dir: Path) -> list[tuple[str, str]]:
+    """Return how the answers that the model learnt from changed, from the first to the last step."""
+    steps = [line for line in metrics.read_metrics(run_dir) if "reward" in line]
+    first = steps[0]
+    last = steps[-1]
+    entropy = f"{first['entropy']:.2f} → {last['entropy']:.2f} nats a token"
+    length = f"{first['completion_length']:.1f} → {last['completion_length']:.1f} tokens an answer"
+    return [("entropy", entropy), ("length", length)]
 
 
 def answers(run_dir: Path, step: int) -> dict[int, str]:
