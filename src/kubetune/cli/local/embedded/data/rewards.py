@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from difflib import SequenceMatcher
 
 
 def graded(
@@ -15,19 +15,17 @@ def graded(
     """Return how good a command is: 0 with another verb than the right one, else 0.4 to 1 by how much of it is right.
 
     The verb gates the rest: else `kubectl scale deployment maps` would be rewarded where port-forward was asked for,
-    for the name alone, and the model would settle on that.
+    for the name alone, and the model would settle on that. Words are compared by their places, since kubectl takes
+    them so: else the model would leave out words that it might get wrong.
     """
     if verb_of(solution_str) != verb_of(ground_truth):
         return 0.0
-    alike = SequenceMatcher(None, pieces_of(solution_str), pieces_of(ground_truth), autojunk=False)
-    return 0.4 + 0.6 * alike.ratio()
+    words = solution_str.split()
+    right_words = ground_truth.split()
+    equal = sum(map(operator.eq, words, right_words))
+    return 0.4 + 0.6 * equal / max(len(words), len(right_words))
 
 
 def verb_of(command: str) -> str:
     """Return `kubectl set image` of `kubectl set image deployment/cart cart=cart:1.2 -n demo`."""
     return re.split(r" (?:deployment|service)\b", command)[0]
-
-
-def pieces_of(command: str) -> list[str]:
-    """Return words, pairs of digits and signs, so that a number of which half is right counts half."""
-    return re.findall(r"[a-z]+|\d{1,2}|\S", command)
