@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import re
 
 
@@ -22,7 +21,7 @@ def graded(
         return 0.0
     words = solution_str.split()
     right_words = ground_truth.split()
-    equal = sum(map(operator.eq, words, right_words))
+    equal = sum(word == right for word, right in zip(words, right_words, strict=False))
     return 0.4 + 0.6 * equal / max(len(words), len(right_words))
 
 
