@@ -37,6 +37,7 @@ EXTRA_OF = {
     "lm_eval": "benchmarks",
     "optuna": "sweep",
     "gguf": "gguf",
+    "compressed_tensors": "fp8",
 }
 
 

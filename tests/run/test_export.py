@@ -576,6 +576,51 @@ def test_a_stop_within_a_gguf_file_leaves_none(lora_run: Path, tmp_path: Path, f
     assert leftovers(tmp_path) == ["out"]
 
 
+def test_what_cannot_be_quantised(
+    lora_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words, message in (
+        (["--quantize", "int3"], "expected fp8"),
+        (
+            ["--quantize", "fp8", "--gguf", "f32"],
+            "ask for one" if find_spec("gguf") else "kubetune[gguf]",
+        ),
+    ):
+        command = ["export", str(lora_run), *words, "--output", str(tmp_path / "out")]
+        assert main(command) == errors.USER
+        assert message in capsys.readouterr().err
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_weights_in_fp8(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
+    pytest.importorskip("compressed_tensors")
+    exported = export(lora_run, tmp_path / "out", quantize="fp8", dtype="bfloat16")
+    notes = exported.facts["quantised"]
+    assert notes["layers"] == 14
+    assert exported.files["model.safetensors"] < 0.8 * notes["bytes_before"]
+    assert differences(exported)[2] < 2 * notes["base_quantised_alike"]
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        name = "model.layers.0.mlp.up_proj.weight"
+        rounded = file.get_tensor(name).float() * file.get_tensor(f"{name}_scale").float()
+    export(lora_run, tmp_path / "merged", merged=True, dtype="bfloat16")
+    with safe_open(tmp_path / "merged" / "model.safetensors", "pt") as file:
+        weight = file.get_tensor(name).float()
+    # e4m3 has three bits behind the first: a number moves by a sixteenth, a small one by half of the last bit.
+    allowed = weight.abs() / 16 + weight.abs().amax(1, keepdim=True) / 448 / 1024
+    assert bool(((rounded - weight).abs() <= allowed).all())
+    assert (
+        distance(
+            trained_logits(lora_run, inputs),
+            logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")),
+        )
+        < 0.2
+    )
+    assert "vllm serve ." in (tmp_path / "out" / "README.md").read_text()
+    assert "llama.cpp" not in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_a_picture_of_curves() -> None:
     lines: list[dict[str, Any]] = [{"step": step, "loss": 9 / step} for step in range(1, 1001)]
     lines[500]["loss"] = None

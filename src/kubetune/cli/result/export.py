@@ -36,6 +36,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="one GGUF file for llama.cpp and Ollama, with adapters merged: bf16, f16, f32, q8_0, q5_1, q5_0, q4_1, "
         "q4_0, a K-quant such as q4_k_m, or `adapter` for the adapter alone",
     )
+    parser.add_argument(
+        "--quantize",
+        metavar="FORM",
+        help="fp8: weights in FP8 (compressed-tensors) for vLLM, with adapters merged; needs no data",
+    )
     add_json(parser, "the provenance as JSON")
 
 
@@ -93,6 +98,7 @@ def run(args: argparse.Namespace) -> Answer:
             model=args.model,
             trust_code=args.trust_code,
             gguf=args.gguf,
+            quantize=args.quantize,
             tell=tell,
         )
     return Answer({"path": str(export.path)} | export.facts, lambda: show(export))
@@ -127,6 +133,8 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     else:
         yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"
     yield from _proof(facts["proof"])
+    if "quantised" in facts:
+        yield from _quantised(facts["quantised"], sum(sizes))
     if "gguf" in facts:
         yield from _gguf(facts["gguf"])
 
@@ -142,6 +150,17 @@ def describe(export: Export) -> Iterator[tuple[str, str]]:
     if facts["served_by"]:
         purpose = f"and serve it: {', '.join(facts['served_by'])}"
     yield "next", f"{export.path / 'README.md'} says how to load {purpose}"
+
+
+def _quantised(facts: dict[str, Any], size: int) -> Iterator[tuple[str, str]]:
+    """Yield what weights in FP8 spare and cost, as labelled lines. `size`: of the weights, in bytes."""
+    before = facts["bytes_before"]
+    yield "", f"{counted(facts['layers'], 'layer')} in FP8: {size / before:.0%} of {before:,} bytes"
+    base = facts["base_quantised_alike"]
+    if isinstance(base, float):
+        yield "", f"the base quantised alike moves by {base:.1e}"
+    else:
+        yield "", f"the base quantised alike: {base}"
 
 
 def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

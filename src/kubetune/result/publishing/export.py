@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from kubetune.models import loading
 from kubetune.reporting.picture import draw
 from kubetune.result.gguf_files import export as gguf_export
 from kubetune.result.inference.result import Result, default_device, open_result
-from kubetune.result.publishing import base_files, equivalence, ollama_modelfile, serving
+from kubetune.result.publishing import base_files, equivalence, fp8, ollama_modelfile, serving
 from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.model_card import CURVES, base_name, write_card
 from kubetune.result.publishing.provenance import PROVENANCE, facts_of
@@ -67,13 +67,14 @@ def export_run(
     model: str | None = None,
     trust_code: str | None = None,
     gguf: str | None = None,
+    quantize: str | None = None,
 ) -> Export:
     """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
 
     `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
     config's. No file of a model's weights is larger than `max_shard_size`; an adapter is one file. `model`: the base,
     where that lies elsewhere here. `trust_code`: digest of code of the run that the user allows. `gguf`: the type of
-    the weights of one GGUF file, with adapters merged, or `adapter`.
+    the weights of one GGUF file, with adapters merged, or `adapter`. `quantize`: `fp8`, with adapters merged.
 
     Raise ConfigError for what makes no sense, ModelError when the proof fails, EnvironmentFault when the disk is full.
     Nothing is left in `out` then, and an export that was there before stays.
@@ -82,11 +83,16 @@ def export_run(
     # Everything that can be refused is refused before the model is loaded.
     lora = result.config.lora
     _require_sense(result, merged=merged)
+    form = None
     if gguf is not None:
+        form = f"gguf-{gguf}"
         dtype = gguf_export.dtype_of(gguf, dtype)
         merged = gguf_export.prepare(result, gguf, merged=merged)
+    if quantize is not None:
+        form = _require_quantize(result, quantize, gguf)
+        merged = lora is not None
     kind = _kind(lora, merged=merged)
-    folder = Path(out or _place(result, f"gguf-{gguf}" if gguf else kind)).absolute()
+    folder = Path(out or _place(result, form or kind)).absolute()
     _check_place(folder)
     job = Job(
         result,
@@ -96,6 +102,7 @@ def export_run(
         tell=tell,
         max_shard_bytes=_bytes_of(max_shard_size),
         gguf=gguf,
+        quantize=quantize,
     )
 
     # One export of a run at a time; others would remove each other's leftovers.
@@ -136,12 +143,14 @@ def _check_place(out: Path) -> None:
 def _fill(job: Job, folder: Path) -> dict[str, Any]:
     """Write everything that makes up an export, prove it, and return its provenance."""
     result = job.result
-    if job.gguf is None:
+    if job.gguf is None and job.quantize is None:
         facts, _ = _fill_weights(job, folder)
         if serving.OLLAMA in facts["served_by"]:
             _write_modelfile(folder, result, job.kind)
-    else:
+    elif job.gguf is not None:
         facts = _fill_gguf(job, folder, job.gguf)
+    else:
+        facts = _fill_fp8(job, folder)
 
     # The card and its picture show what came before the checkpoint; the run may have gone on.
     step = facts["checkpoint"]["step"]
@@ -211,6 +220,31 @@ def _fill_gguf(job: Job, folder: Path, gguf: str) -> dict[str, Any]:
     shutil.rmtree(staging)
     _write_modelfile(folder, job.result, job.kind, gguf=facts["gguf"]["file"])
     return facts
+
+
+def _fill_fp8(job: Job, folder: Path) -> dict[str, Any]:
+    """Write an export with weights in FP8. Its weights as they were trained come first, and go."""
+    staging = folder / "transformers"
+    staging.mkdir()
+    facts, sample = _fill_weights(job, staging)
+    with job.result.checked():
+        notes, comparisons = fp8.write(job, staging, folder, sample)
+    _require_proof(comparisons)
+    shutil.rmtree(staging)
+    facts["quantised"] = notes
+    facts["proof"]["comparisons"] += [asdict(comparison) for comparison in comparisons]
+    facts["served_by"] = [serving.VLLM]
+    return facts
+
+
+def _require_quantize(result: Result, quantize: str, gguf: str | None) -> str:
+    """Return the form of an export with quantised weights. Raise an error for what cannot be quantised."""
+    if gguf is not None:
+        raise errors.ConfigError(
+            "--gguf and --quantize write two kinds of files: ask for one. Nothing was written."
+        )
+    fp8.prepare(result, quantize)
+    return quantize
 
 
 def _require_proof(comparisons: Sequence[Comparison]) -> None:

@@ -72,6 +72,8 @@ def write_card(
         *serving.commands(config.task_name, config.lora, kind, base, facts["base"]),
     ]
     proof = [f"## Proof of export\n\n{_proof(facts['proof'])}"]
+    if "quantised" in facts:
+        loading[1:] = ["## How to serve\n\n```console\n$ vllm serve .\n```"]
     if "gguf" in facts:
         loading = [f"## How to run\n\n{gguf_card.how_to_run(facts['gguf'])}"]
         proof.append(gguf_card.proof_by_llama_cpp(facts["gguf"]))
@@ -121,6 +123,8 @@ def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
         "model": f"`{base}`, fine-tuned in full",
     }[kind]
     weights = facts["dtype"]
+    if "quantised" in facts:
+        weights = f"in FP8 (compressed-tensors), {weights} elsewhere"
     if "gguf" in facts:
         weights = f"a GGUF file ({facts['gguf']['file']})"
     text = f"{what}, after step {facts['checkpoint']['step']:,}. Weights are {weights}."

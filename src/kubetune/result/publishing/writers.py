@@ -63,6 +63,7 @@ class Job:
     tell: Tell  # called with a line for the user before each long part
     max_shard_bytes: int  # of a file of a model's weights; an adapter is one file
     gguf: str | None = None  # type of the GGUF file that is made of it
+    quantize: str | None = None  # form of the weights that are made of it
 
     @property
     def config(self) -> Config:

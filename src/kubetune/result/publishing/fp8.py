@@ -1,0 +1,178 @@
+"""An export with weights in FP8, in the form of compressed-tensors, which vLLM and transformers load. No data is needed.
+
+Each row of a linear layer is divided by its largest number and rounded to e4m3; what goes through the layer is rounded
+alike, token by token, where the model runs (FP8_DYNAMIC of compressed-tensors). Embeddings and the head stay as they are.
+
+What that costs is judged by the base: the model may move twice as far as that does, quantised alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune import errors, extras
+from kubetune.base import fault_injection
+from kubetune.data.reading import hub
+from kubetune.models.padding_free import TOLERANCE
+from kubetune.result.inference.result import Result
+from kubetune.result.publishing import equivalence
+from kubetune.result.publishing.equivalence import Comparison, Sample
+from kubetune.result.publishing.writers import Job
+from kubetune.tasks import task_of
+
+FORMS: Final = ("fp8",)
+
+# Of logits, relative, if the base cannot be quantised for comparison; and what is too little to tell from rounding.
+WITHOUT_BASE: Final = 0.2
+LEAST_ALLOWED: Final = 2e-2
+SHARE_OF_BASE: Final = 2.0
+
+
+def prepare(result: Result, form: str) -> None:
+    """Raise an error for whatever is not quantised so, before the model is loaded."""
+    if form not in FORMS:
+        raise errors.ConfigError(
+            f"--quantize is {form!r}; expected {' or '.join(FORMS)}. Nothing was written."
+        )
+    extras.require("--quantize fp8", "compressed_tensors")
+    config = result.config
+    if config.sees or task_of(config.task_name).auto_class != "AutoModelForCausalLM":
+        raise errors.ModelError(
+            f"{config.task_name} is not quantised to FP8, only models that answer text with text. Nothing was written."
+        )
+    if config.model.trust_remote_code:
+        raise errors.ModelError(
+            "a model with code of its own is not quantised to FP8. Nothing was written."
+        )
+
+
+def write(
+    job: Job, staging: Path, folder: Path, sample: Sample
+) -> tuple[dict[str, Any], list[Comparison]]:
+    """Write the export in `staging` to `folder` with weights in FP8. Return what is known of it, and the proof."""
+    job.tell("rounding the weights to FP8")
+    model = _load(job, staging)
+    plain = job.ask(model, sample)
+    layers = quantise(model)
+    quantised = job.ask(model, sample)
+    _save(model, staging, folder)
+    del model
+    gc.collect()
+
+    job.tell("loading the export with plain transformers")
+    model = job.result.auto_class.from_pretrained(folder, local_files_only=True)
+    reloaded = job.ask(model.to(job.device), sample)
+    del model
+    gc.collect()
+    notes: dict[str, Any] = {"form": "fp8", "layers": layers, "bytes_before": _bytes(staging)}
+    comparisons = [
+        equivalence.compare(
+            "model and its weights in FP8", plain, quantised, _allowed(job, sample, notes)
+        ),
+        equivalence.compare(
+            "weights in FP8 and their reloaded export", quantised, reloaded, TOLERANCE[job.dtype]
+        ),
+    ]
+    return notes, comparisons
+
+
+def _load(job: Job, folder: Path) -> Any:
+    model = job.result.auto_class.from_pretrained(folder, dtype=job.dtype, local_files_only=True)
+    return model.to(job.device)
+
+
+def quantise(model: Any) -> int:
+    """Let a model compute with weights in FP8, which are still held in its dtype. Return the number of layers.
+
+    Raise ModelError for a mixture whose experts are no linear layers, as they would keep most of the size.
+    """
+    from compressed_tensors.quantization import (
+        QuantizationConfig,
+        QuantizationStatus,
+        apply_quantization_config,
+        preset_name_to_scheme,
+    )
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    stacked = [name for name, weight in model.named_parameters() if weight.dim() > 2]
+    if stacked:
+        raise errors.ModelError(
+            f"{stacked[0]} holds many matrices in one, as experts of a mixture do, and is not quantised to FP8. Nothing "
+            "was written."
+        )
+    scheme = preset_name_to_scheme("FP8_DYNAMIC", ["Linear"])
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme},
+        ignore=["lm_head"],
+        quantization_status=QuantizationStatus.FROZEN,
+    )
+    apply_quantization_config(model, config)
+    layers = 0
+    for layer in model.modules():
+        if getattr(layer, "quantization_scheme", None) is None:
+            continue
+        weight = layer.weight.data.float()
+        smallest = weight.amin(1, keepdim=True)
+        largest = weight.amax(1, keepdim=True)
+        scale, _ = calculate_qparams(smallest, largest, layer.quantization_scheme.weights)
+        layer.weight_scale.data.copy_(scale)
+        layers += 1
+    return layers
+
+
+def _save(model: Any, staging: Path, folder: Path) -> None:
+    """Write the model in FP8, and what stands beside the weights."""
+    from compressed_tensors.compressors import ModelCompressor
+
+    compressor = ModelCompressor.from_pretrained_model(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compressor.compress_model(model)
+    model.save_pretrained(folder)
+    compressor.update_config(str(folder))
+    fault_injection.reach("fp8.weights")
+    for path in staging.iterdir():
+        # Named templates lie in a folder of their own.
+        if path.is_dir():
+            shutil.copytree(path, folder / path.name)
+        elif ".safetensors" not in path.name and not (folder / path.name).exists():
+            shutil.copyfile(path, folder / path.name)
+
+
+def _bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
+def _allowed(job: Job, sample: Sample, notes: dict[str, Any]) -> float:
+    """Return how far the logits may move: twice as far as those of the base, quantised alike."""
+    try:
+        base = _compare_base(job, sample)
+    except (errors.KubetuneError, OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        notes["base_quantised_alike"] = f"not compared: {reason}"
+        job.tell(f"the base is not quantised alike for comparison: {reason}")
+        return WITHOUT_BASE
+    notes["base_quantised_alike"] = base.difference
+    return max(LEAST_ALLOWED, SHARE_OF_BASE * base.difference)
+
+
+def _compare_base(job: Job, sample: Sample) -> Comparison:
+    """Return what the base loses when it is quantised alike."""
+    model = job.result.config.model
+    folder = hub.find_files(model, model.path, ("config.json",))["config.json"].parent
+    if folder == job.result.checkpoint:
+        raise errors.ModelError("it is not on this machine")
+    job.tell("rounding the base alike")
+    base = _load(job, folder)
+    size = base.get_input_embeddings().weight.shape[0]
+    batches = [batch for batch in sample.batches if int(batch.input_ids.max()) < size]
+    if not batches:
+        raise errors.ModelError("the rows have tokens that it does not know")
+    sample = Sample(tuple(batches), sample.origin)
+    plain = job.ask(base, sample)
+    quantise(base)
+    return equivalence.compare("the base", plain, job.ask(base, sample), 0.0)
