@@ -28,6 +28,7 @@ MODULE_OF = {"pillow": "PIL", "opentelemetry-sdk": "opentelemetry"}
 # Run at the start of every process: the modules that it names cannot be imported, or found.
 WITHOUT = """
 import os, sys
+from tests.architectures import save_model
 for name in os.environ["WITHOUT"].split():
     sys.modules[name] = None
 """
@@ -196,3 +197,15 @@ def test_images_name_their_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     images.pillow.cache_clear()
     with pytest.raises(MissingExtra, match=r"pip install 'kubetune\[vision\]'"):
         images.pillow()
+
+
+@pytest.mark.parametrize("override", ["quantization=4bit", "training.optim=adamw_8bit"])
+def test_train_refuses_before_anything_is_written_where_bitsandbytes_is_missing(
+    tmp_path: Path, override: str
+) -> None:
+    save_model(tmp_path / "nowhere" / "model", "qwen3")
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n')
+    (tmp_path / "run.yaml").write_text(RUN % "rows.jsonl" + "lora: {}\n")
+    output = refusal(tmp_path, "quantization", "train", "run.yaml", override)
+    assert "pip install 'kubetune[quantization]'" in output
+    assert not (tmp_path / "outputs").exists()

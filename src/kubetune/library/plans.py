@@ -17,6 +17,7 @@ from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, make
 from kubetune.data.reading.hub import check_model_folder
 from kubetune.data.spec import DataSpec
 from kubetune.errors import EnvironmentFault
+from kubetune.extras import require
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.plan import plan
 from kubetune.plan.base_model import positions_of, require_kind
@@ -105,6 +106,9 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     """
     check_model_folder(config.model)
     require_kind(config.task, config.model.path, os.environ)
+    setting = needs_bitsandbytes(config.quantization, config.training.optim)
+    if setting:
+        require(setting, "bitsandbytes", after=". Nothing was written.")
     if config.logging.report_json is not None:
         _require_writable(Path(config.logging.report_json).absolute())
 
@@ -131,6 +135,15 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
             "compute.gpus_per_node=0 and compute.processes to train on the CPU"
         )
     return config, run_plan
+
+
+def needs_bitsandbytes(quantization: str, optim: str) -> str:
+    """Return the setting that needs bitsandbytes, as it is written; empty where none does."""
+    if quantization not in ("none", "auto"):
+        return f"quantization: {quantization}"
+    if optim == "adamw_8bit":
+        return f"training.optim: {optim}"
+    return ""
 
 
 def _require_writable(report: Path) -> None:

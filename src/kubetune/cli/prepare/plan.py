@@ -18,7 +18,9 @@ from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ModelError
+from kubetune.extras import is_installed, sentence
 from kubetune.library.plan_forecast import forecast_run
+from kubetune.library.plans import needs_bitsandbytes
 from kubetune.supervisor.command_line import (
     add_run_arguments,
     config_from_args,
@@ -49,6 +51,9 @@ def run(args: argparse.Namespace) -> Answer:
     def show() -> None:
         for label, text in forecast.describe():
             print_fact(label, text, 17)
+        setting = needs_bitsandbytes(config.quantization, config.training.optim)
+        if setting and config.kubernetes is None and not is_installed("bitsandbytes"):
+            print_fact("warning", sentence(setting, "bitsandbytes"), 17)
         if args.inputs and run_file(args) is not None:
             verb = "train" if config.kubernetes is None else "submit"
             words = " ".join(shell_word(word) for word in args.inputs)
