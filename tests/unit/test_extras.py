@@ -19,6 +19,7 @@ from kubetune.data.reading import images
 from kubetune.errors import USER, MissingExtra
 from kubetune.supervisor.observers import traces
 from tests import toy
+from tests.architectures import save_model
 
 ROOT = Path(__file__).parents[2]
 # Extras that bring programs and notebooks, which no module of kubetune imports.
@@ -28,7 +29,6 @@ MODULE_OF = {"pillow": "PIL", "opentelemetry-sdk": "opentelemetry"}
 # Run at the start of every process: the modules that it names cannot be imported, or found.
 WITHOUT = """
 import os, sys
-from tests.architectures import save_model
 for name in os.environ["WITHOUT"].split():
     sys.modules[name] = None
 """

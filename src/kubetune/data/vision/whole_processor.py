@@ -61,12 +61,13 @@ class WholeProcessor:
         settings: dict[str, Any] = {
             "backend": "pil",
             "local_files_only": True,
-            "trust_remote_code": False,
         }
         try:
             kind = self._kind_with_other_parts()
             if kind is None:
-                processor: Any = AutoProcessor.from_pretrained(self._folder, **settings)
+                processor: Any = AutoProcessor.from_pretrained(
+                    self._folder, trust_remote_code=False, **settings
+                )
             else:
                 processor = load_seeing(kind, self._folder, **settings)
         except Exception as error:
@@ -221,8 +222,10 @@ def load_seeing(kind: Any, folder: Path, **settings: Any) -> Any:
     seeing = type(kind.__name__, (kind,), {"check_argument_for_proper_class": check})
     facts, facts_settings = seeing.get_processor_dict(folder, **settings)  # type: ignore[attr-defined]
     parts = {
-        "image_processor": AutoImageProcessor.from_pretrained(folder, **settings),
-        "tokenizer": AutoTokenizer.from_pretrained(folder, **settings),
+        "image_processor": AutoImageProcessor.from_pretrained(
+            folder, trust_remote_code=False, **settings
+        ),
+        "tokenizer": AutoTokenizer.from_pretrained(folder, trust_remote_code=False, **settings),
     }
     # In the order of the class: Gemma 4's is feature_extractor, image_processor, tokenizer, video_processor.
     in_order = [parts.get(name) for name in kind.get_attributes()]

@@ -281,7 +281,9 @@ def _load_plain(job: Job, folder: Path, plain: Path) -> tuple[Any, float]:
         )
         dtype = job.dtype
         allowed = proofs.ALLOWED_ROUNDED
-    model = job.result.auto_class.from_pretrained(folder, dtype=dtype, local_files_only=True)
+    model = job.result.auto_class.from_pretrained(
+        folder, dtype=dtype, local_files_only=True, trust_remote_code=False
+    )
     return model, allowed
 
 

@@ -64,7 +64,9 @@ def write(
     gc.collect()
 
     job.tell("loading the export with plain transformers")
-    model = job.result.auto_class.from_pretrained(folder, local_files_only=True)
+    model = job.result.auto_class.from_pretrained(
+        folder, local_files_only=True, trust_remote_code=False
+    )
     reloaded = job.ask(model.to(job.device), sample)
     del model
     gc.collect()
@@ -81,7 +83,9 @@ def write(
 
 
 def _load(job: Job, folder: Path) -> Any:
-    model = job.result.auto_class.from_pretrained(folder, dtype=job.dtype, local_files_only=True)
+    model = job.result.auto_class.from_pretrained(
+        folder, dtype=job.dtype, local_files_only=True, trust_remote_code=False
+    )
     return model.to(job.device)
 
 
