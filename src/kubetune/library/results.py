@@ -223,12 +223,15 @@ def export(
     max_shard_size: str = "5GB",
     model: StrPath | None = None,
     trust_code: str | None = None,
+    gguf: str | None = None,
+    quantize: str | None = None,
     quiet: bool = False,
 ) -> Export:
     """Write the result as a folder for transformers, PEFT and vLLM, and prove that it is the same model.
 
     `merged` adds an adapter to the base's weights. `dtype` is that of the weights; by default, the
     base's. `out`: by default, a folder below `exports` of the run. `quiet`: no progress is printed.
+    `gguf`: the type of weights of one GGUF file instead, or `adapter`; `quantize`: `fp8`.
     `checkpoint`, `model` and `trust_code` are those of `evaluate`.
 
     Raises:
@@ -249,6 +252,8 @@ def export(
         max_shard_size=max_shard_size,
         model=_text(model),
         trust_code=trust_code,
+        gguf=gguf,
+        quantize=quantize,
         tell=_print_nothing if quiet else _print_progress,
     )
 
