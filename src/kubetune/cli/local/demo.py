@@ -94,11 +94,11 @@ training:
   max_steps: 240
   global_batch_size: 32      # requests, so 256 answers
   per_device_train_batch_size: 128
-  learning_rate: 2e-3        # a model this small bears more than the default
+  learning_rate: 4e-3        # a model this small bears more than the default
   lr_scheduler_type: linear
   warmup_steps: 10
   seed: 7                    # of what is drawn in training; evaluations have numbers of their own
-  eval_steps: 120
+  eval_steps: 80
   metric_for_best_model: exact_match
   logging_steps: 10
 output: {output}
