@@ -534,4 +534,8 @@ def check_positions(
             f"{problem}; set data.max_length to {limit} or less (`overlong` says what happens then)"
         )
     if warn:
-        logs.MODEL.warning("%s: beyond them it was never trained", problem)
+        logs.MODEL.warning(
+            "your longest row has %s tokens; the model was trained on at most %s positions",
+            f"{longest:,}",
+            f"{limit:,}",
+        )

@@ -34,7 +34,7 @@ class Positions:
         text = f"the model has {self.limit:,} positions, the longest row {longest:,} tokens"
         if self.is_table:
             return f"{text}; set data.max_length to {self.limit} or less (`overlong` says what happens then)"
-        return f"{text}: beyond them it was never trained"
+        return f"your longest row has {longest:,} tokens; the model was trained on at most {self.limit:,} positions"
 
     def require(self, longest: int) -> None:
         """Raise ConfigError if a row of so many tokens passes the end of a table."""

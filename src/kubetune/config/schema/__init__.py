@@ -126,7 +126,8 @@ class Config(Section):
         description="What it learns from."
     )
     lora: Annotated[LoraConfig | None, switched(LoraConfig)] = Field(
-        None, description="`true` or a section: adapters. Left out: every parameter is trained."
+        None,
+        description="LoRA trains small adapters; without it every weight is trained. `true`, or a section.",
     )
     quantization: Annotated[
         Literal["none", "4bit", "fp4", "8bit", "auto"], renamed(QUANTIZATION_NAMES)
