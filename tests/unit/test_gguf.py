@@ -108,6 +108,19 @@ def test_rows_that_fill_no_block_keep_16_bits(tmp_path: Path) -> None:
     assert written.wider == ("blk.0.ffn_down.weight", "blk.1.ffn_down.weight")
 
 
+def test_what_lies_beside_the_weights_of_transformers_is_not_read(tmp_path: Path) -> None:
+    folder = save_model(tmp_path / "model", "gemma")
+    weights = load_file(folder / "model.safetensors")
+    # A tied head beside its embedding, and the same weights under the names of another program.
+    head = weights["model.embed_tokens.weight"].clone()
+    save_file({**weights, "lm_head.weight": head}, folder / "model.safetensors", {"format": "pt"})
+    save_file({"tok_embeddings.weight": head}, folder / "consolidated.safetensors")
+    written = write_model(folder, tmp_path / "m.gguf", "f32", {})
+    assert "output.weight" not in tensors(written.path)
+    norm = weights["model.layers.0.input_layernorm.weight"].numpy()
+    assert np.array_equal(tensors(written.path)["blk.0.attn_norm.weight"], norm + 1)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

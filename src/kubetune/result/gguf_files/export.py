@@ -188,6 +188,7 @@ def _write_model(
 
     path = folder / file_name(kind)
     plain = plain_kind(job.dtype)
+    # Beside the weights that go afterwards, unless it is what was asked for.
     plain_path = path if kind == plain else staging / file_name(plain)
     ends = list(job.result.tokenizer.eos_ids)
     job.tell(f"writing {plain_path.name}")
@@ -251,6 +252,7 @@ def _prove_model(job: Job, sample: Sample, files: Files) -> dict[str, Any]:
     proofs.check_tokens(proof, tokenizer, request.texts, answer)
     proofs.note_chats(proof, tokenizer, answer)
     proof.notes["llama_cpp_python"] = answer.version
+    # What quantisation costs says nothing of a file with a fault.
     if files.kind != plain and not proof.faults:
         allowed = _allowed(job, sample, files.kind, proof.notes)
         quantised = replace(request, model=str(files.path))
@@ -274,6 +276,7 @@ def _load_plain(job: Job, folder: Path, plain: Path) -> tuple[Any, float]:
     """
     dtype = torch.float32
     allowed = proofs.ALLOWED[plain_kind(job.dtype)]
+    # The plain file has about as many bytes as the model in its own dtype.
     needed = plain.stat().st_size // job.dtype.itemsize * dtype.itemsize
     if processes.free_memory_bytes() < needed:
         job.tell(
@@ -336,7 +339,7 @@ def _allowed(
     kind: str,
     notes: dict[str, Any],
 ) -> float:
-    """Return how far a quantised model may be from the trained one: twice as far as its base, quantised alike."""
+    """Return how far a quantised model may be from the trained one: four times as far as its base, quantised alike."""
     try:
         base = _compare_base(job, sample, kind)
     except (errors.KubetuneError, OSError) as error:
@@ -401,6 +404,8 @@ def _write_adapter(
     reason = llama_cpp.missing()
     if reason is None and described.get("quantization_config"):
         reason = "the base's own weights are quantised, and no GGUF file is made of those"
+    elif reason is None and not any(base.glob("*.safetensors")):
+        reason = "the base has no weights in safetensors"
     if reason is not None:
         job.tell(f"not proved by running it: {reason}")
         return {**facts, "not_proved": reason}

@@ -41,6 +41,7 @@ def _load(request: dict[str, Any]) -> Any:
     """Return the model, with keys and values of attention in fp32, and logits of all tokens."""
     rows = [len(row["ids"]) for row in request["rows"]]
     prompts = [len(ids) + request["length"] for ids in request["prompts"]]
+    # The longest goes in as one batch, so that nothing depends on where a batch ends.
     longest = max([8, *rows, *prompts])
     return llama_cpp.Llama(
         request["model"],
@@ -94,6 +95,7 @@ def _render(template: str, chat: list[list[str]]) -> str | None:
     messages = (llama_cpp.llama_chat_message * len(chat))()
     for place, (role, text) in enumerate(chat):
         messages[place] = llama_cpp.llama_chat_message(role=role.encode(), content=text.encode())
+    # Room for the template's own texts, which are short.
     size = 4096 + 4 * sum(len(text.encode()) for _, text in chat)
     buffer = ctypes.create_string_buffer(size)
     written = llama_cpp.llama_chat_apply_template(

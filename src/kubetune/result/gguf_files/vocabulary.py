@@ -90,6 +90,7 @@ def read_vocabulary(folder: Path, size: int, end_ids: list[int] | None = None) -
             "would load it. Nothing was written."
         )
 
+    # Embeddings often have more rows than the tokenizer has tokens, and llama.cpp wants a token for each row.
     tokens = [f"[PAD{number}]" for number in range(size)]
     kinds = [UNUSED] * size
     for token, number in vocabulary.items():
@@ -120,7 +121,7 @@ def read_vocabulary(folder: Path, size: int, end_ids: list[int] | None = None) -
 
 
 def _special(loaded: Any, end_ids: list[int]) -> dict[str, int]:
-    """Return the ids of tokens that have a name. An answer may end in two: `eos`, and `eot` of the chat template."""
+    """Return the ids of tokens that have a name, those among them at which an answer ends."""
     names = {
         "bos": "bos_token_id",
         "eos": "eos_token_id",
@@ -135,8 +136,9 @@ def _special(loaded: Any, end_ids: list[int]) -> dict[str, int]:
     others = [number for number in end_ids if number != special.get("eos")]
     if "eos" not in special and others:
         special["eos"] = others.pop(0)
-    if others:
-        special["eot"] = others[0]
+    # llama.cpp has names for two more tokens that end an answer: of a turn, and of a message.
+    for key, number in zip(("eot", "eom"), others, strict=False):
+        special[key] = number
     return special
 
 
@@ -213,6 +215,8 @@ def _sentencepiece(
     llama.cpp merges the two neighbours whose joint token has the highest score. Merges of tokenizer.json stand in that
     order, so the score is the number of the first merge that makes a token, negated.
     """
+    # merges  "t h", "th e", "▁ the"     ranks 0, 1, 2
+    # scores  th 0, the −1, ▁the −2      so "th" is joined before "▁the"
     tokens: list[str] = common["tokens"]
     kinds: list[int] = common["kinds"]
     first: dict[str, int] = {}
@@ -226,6 +230,7 @@ def _sentencepiece(
             scores.append(-1000.0 if kinds[number] != UNUSED else -10000.0)
         else:
             scores.append(-float(first.get(token, len(first))))
+        # <0x41> stands for the byte of "A", where no token fits.
         is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
         if is_byte and kinds[number] == NORMAL:
             kinds[number] = BYTE

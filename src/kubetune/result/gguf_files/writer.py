@@ -99,12 +99,22 @@ def facts_of(folder: Path, *, any_weights: bool = False) -> dict[str, Any]:
     return {**raw, **config.to_dict()}
 
 
+def _weights(folder: Path) -> list[Path]:
+    """Return the files that transformers reads of a folder, which may hold the same weights in another form too."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        return [folder / name for name in sorted(names)]
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else []
+
+
 class Folder:
     """The safetensors of a folder, by name."""
 
     def __init__(self, folder: Path) -> None:
         self.place: dict[str, Path] = {}
-        for path in sorted(folder.glob("*.safetensors")):
+        for path in _weights(folder):
             with safe_open(path, "pt") as file:
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
                     self.place[name] = path
@@ -236,7 +246,7 @@ def plan_tensors(
     names = tensor_names(family, facts)
     planned = []
     wider = []
-    for name, parts in _gathered(source, family).items():
+    for name, parts in _gathered(source, tied=bool(facts.get("tie_word_embeddings"))).items():
         for target, shape, load in _targets(name, parts, source, facts, family, names):
             type_ = _type_of(target, shape, kind)
             if type_ is None:
@@ -265,14 +275,15 @@ def tensor_names(family: Family, facts: Facts) -> Callable[[str], str | None]:
     return lambda name: table.get_name(name, try_suffixes=(".weight", ".bias"))
 
 
-def _gathered(source: Folder, family: Family) -> dict[str, list[str]]:
+def _gathered(source: Folder, *, tied: bool) -> dict[str, list[str]]:
     """Return the tensors of a folder by name, the experts of a layer as one.
 
     model.layers.0.mlp.experts.0.up_proj.weight, …experts.1.up_proj.weight → model.layers.0.mlp.experts.up_proj.weight
     """
     gathered: dict[str, dict[int, str]] = {}
     for name in source.place:
-        if name.endswith(_NO_WEIGHTS):
+        # Some files hold a tied head beside the embedding that it is.
+        if name.endswith(_NO_WEIGHTS) or (tied and name == "lm_head.weight"):
             continue
         match = _EXPERT.match(name)
         if match is None:
