@@ -73,7 +73,7 @@ def test_the_form_has_every_key_but_those_that_run_code(client: TestClient) -> N
         "data.overlong",
     } <= keys
     assert not [key for key in keys if key.startswith(CODE)]
-    assert "Share of <code>train</code> to hold out (<code>0.05</code>, seeded)" in page
+    assert "to see what is learned, such as <code>0.05</code>, or a file" in page
     assert "`" not in page
     choices = {field.key: dict(field.choices) for group in groups for field in group.fields}
     assert {"cosine", "linear", "constant"} <= choices["training.lr_scheduler_type"].keys()
@@ -97,6 +97,93 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
     )
     full = ask(client, "/new/plan", values={**values, "lora": "", "lora.r": ""})
     assert dict(full["facts"])["method"].startswith("full")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "task", "about", "label", "mended"),
+    [
+        (
+            "sums.csv",
+            "question,solution\n" + "".join(f"{i} + 1?,it is {i + 1}\n" for i in range(30)),
+            "",
+            "30 rows. Chat and text: prompts and answers",
+            "Map columns: prompt = question, completion = solution",
+            {"data.train.columns.prompt": "question", "data.train.columns.completion": "solution"},
+        ),
+        (
+            "pairs.jsonl",
+            "".join(f'{{"prompt": "{i}?", "chosen": "a", "rejected": "b"}}\n' for i in range(30)),
+            "causal_lm",
+            "30 rows. Better and worse answers",
+            "Set task to Better and worse answers (DPO and others)",
+            {"task": "preference"},
+        ),
+        (
+            "films.tsv",
+            "text\tlabel\n" + "a film\tgood\nno film\tbad\n" * 15,
+            "",
+            "30 rows. Classes for texts",
+            "Set task to Classes for texts",
+            {"task": "sequence_classification"},
+        ),
+    ],
+)
+def test_a_look_at_data_shows_rows_and_a_button_that_mends_the_form(
+    client: TestClient,
+    tmp_path: Path,
+    values: dict[str, str],
+    name: str,
+    text: str,
+    task: str,
+    about: str,
+    label: str,
+    mended: dict[str, str],
+) -> None:
+    (tmp_path / name).write_text(text)
+    typed = {**values, "data.train": str(tmp_path / name), "task": task}
+    seen = ask(client, "/new/look", values=typed)
+    assert len(seen["rows"]) == 3
+    assert len(seen["rows"][0]) == len(seen["columns"])
+    assert seen["about"].startswith(about)
+    assert seen["fixes"] == [{"label": label, "values": mended}]
+    after = {**typed, **mended}
+    assert ask(client, "/new/look", values=after)["fixes"] == [], "the button has done its work"
+    assert ask(client, "/new/plan", values=after)["problems"] == []
+
+
+def test_problems_that_a_setting_mends_have_a_button(
+    client: TestClient, values: dict[str, str], tmp_path: Path
+) -> None:
+    torn = ask(client, "/new/plan", values={**values, "lora": ""})
+    assert [fix["values"] for fix in torn["fixes"]] == [{"lora": "true"}]
+    (tmp_path / "outputs" / "first").mkdir(parents=True)
+    taken = ask(client, "/new/plan", values=values)
+    assert taken["problems"] == ["A run is called first already."]
+    assert taken["fixes"] == [{"label": "Call it first-2", "values": {"name": "first-2"}}]
+
+
+def test_models_and_files_at_hand_are_listed(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "work"
+    for folder in ("models/small", "data", ".hidden", "run"):
+        (place / folder).mkdir(parents=True)
+    (place / "models/small/config.json").write_text("{}")
+    (place / "models/small/model.safetensors").write_text("")
+    for file in ("data/train.jsonl", ".hidden/x.jsonl", "run/metrics.jsonl", "notes.md"):
+        (place / file).write_text("{}\n")
+    (place / "run/resolved.json").write_text("{}")
+    snapshot = tmp_path / "hub/models--Qwen--Qwen3-8B/snapshots/1a"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_text("")
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    listed = client.get("/new/at-hand").json()
+    assert listed["models"] == [
+        ["Qwen/Qwen3-8B", "Qwen/Qwen3-8B (downloaded)"],
+        ["models/small", "models/small (folder)"],
+    ]
+    assert listed["data"] == [["data/train.jsonl", "data/train.jsonl (3 B)"]]
 
 
 def test_bad_records_of_the_first_ones_are_named_beside_the_plan(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -13,16 +13,42 @@ from kubetune.config.schema import Config
 
 # Keys that stand at the top, since nearly every run sets them, and their labels.
 LABELS = {
-    "name": "Name",
+    "task": "Task",
+    "lora": "Method",
     "model.path": "Model",
     "data.train": "Training data",
+    "name": "Name of the run",
     "data.eval": "Evaluation data",
-    "lora": "Method",
-    "lora.r": "LoRA rank",
     "training.num_train_epochs": "Epochs",
+    "training.global_batch_size": "Rows a step",
     "training.learning_rate": "Learning rate",
-    "training.global_batch_size": "Samples a step",
+    "lora.r": "Rank of the adapters",
     "data.max_length": "Longest row, in tokens",
+}
+
+# What these say of themselves here, where no YAML is written.
+ABOUT = {
+    "task": "What the model is to learn.",
+    "lora": "LoRA trains a small adapter beside the model; full fine-tuning changes every weight and needs far more memory.",
+    "model.path": "A name on the Hugging Face hub, a folder that holds a model, or an image in a registry (`oci://registry/name:tag`).",
+    "data.train": "A file, a folder or a data set of the hub: JSON lines, JSON, CSV, TSV, Parquet or text.",
+    "name": "Small letters, digits and dashes, at most 40.",
+    "data.eval": "A share of the rows that is held out to see what is learned, such as `0.05`, or a file of its own.",
+    "training.num_train_epochs": "How often each row is seen.",
+    "training.global_batch_size": "Rows that are learned from before each change of the weights, on all devices together.",
+    "training.learning_rate": "How far each step changes the weights. Left empty, what suits the method.",
+    "lora.r": "Larger adapters can learn more and take more memory. Of LoRA only.",
+    "data.max_length": "Longer rows are left out and counted.",
+}
+
+# Tasks, as people call them.
+TASKS = {
+    "causal_lm": "Chat and text",
+    "preference": "Better and worse answers (DPO and others)",
+    "reward_model": "Scores for answers (reward model)",
+    "grpo": "Learning by reward (GRPO)",
+    "sequence_classification": "Classes for texts",
+    "vision_language": "Images and text",
 }
 
 # What stands in an empty field, where the default says too little.
@@ -64,7 +90,8 @@ def form() -> tuple[list[Field], list[Group]]:
     schema = Config.model_json_schema()
     groups: dict[str, Group] = {}
     first: dict[str, Field] = {}
-    for setting in _leaves(schema, schema["$defs"], ""):
+    for leaf in _leaves(schema, schema["$defs"], ""):
+        setting = replace(leaf, about=ABOUT.get(leaf.key, leaf.about))
         # The page never starts code that a browser names.
         if setting.key.startswith(CODE):
             continue
@@ -120,6 +147,8 @@ def _choices(key: str, kinds: list[Mapping[str, Any]]) -> tuple[tuple[str, str],
     """Return all values of a setting with their labels, or () if they have to be typed."""
     if key == "lora":
         return (("", "full fine-tuning"), ("true", "LoRA"))
+    if key == "task":
+        return tuple(TASKS.items())
     values: list[Any] = []
     for kind in kinds:
         if "enum" in kind:

@@ -38,6 +38,7 @@ def new_run(request: Request) -> Response:
         base = site.records.name_of(run_dir)
         values = _texts_of(site, read_config(run_dir))
 
+    values.setdefault("task", "causal_lm")
     # Settings without a field, such as those of a list of sources, are kept as they are.
     first, groups = form()
     in_form = {field.key for field in first}
@@ -76,16 +77,29 @@ def _texts_of(site: Site, config: Config) -> dict[str, str]:
     if config.lora is not None:
         texts["lora"] = "true"
 
-    # support-bot becomes support-bot-2, or the next number that is free.
-    stem = (config.name or "run")[:36].rstrip("-")
-    texts["name"] = ""
-    for number in range(2, 1000):
-        name = f"{stem}-{number}"
-        if not (site.folder / name).exists():
-            texts["name"] = name
-            break
-
+    texts["name"] = _free_name(site, config.name or "run")
     return texts
+
+
+def _free_name(site: Site, name: str) -> str:
+    """Return a name like this one that no run has: support-bot-2 for support-bot; "" if there is none."""
+    stem = name[:36].rstrip("-")
+    for number in range(2, 1000):
+        if not (site.folder / f"{stem}-{number}").exists():
+            return f"{stem}-{number}"
+    return ""
+
+
+def _fixes_of(problems: Sequence[str]) -> list[dict[str, Any]]:
+    """Return buttons for problems that a setting mends: a label, and the values that it fills in."""
+    text = "\n".join(problems)
+    fixes = []
+    if "for LoRA only" in text:
+        fixes.append({"label": "Set method to LoRA", "values": {"lora": "true"}})
+    if "model.chat_template: chatml" in text:
+        values = {"model.chat_template": "chatml"}
+        fixes.append({"label": "Use the chat template ChatML", "values": values})
+    return fixes
 
 
 def _text(value: Any) -> str:
@@ -114,6 +128,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run file and the plan of what is typed, as far as they can be made."""
     planned: dict[str, Any] = {
         "problems": [],
+        "fixes": [],
         "needed": [],
         "bad": [],
         "yaml": "",
@@ -131,6 +146,14 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 planned["problems"].append(line)
 
+        planned["fixes"] = _fixes_of(planned["problems"])
+        return planned
+
+    output = Path(str(config.output))
+    if output.exists():
+        planned["problems"] = [f"A run is called {config.name} already."]
+        name = _free_name(site, config.name or "run")
+        planned["fixes"] = [{"label": f"Call it {name}", "values": {"name": name}}]
         return planned
 
     planned["yaml"] = as_yaml(config)
@@ -142,6 +165,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         forecast = forecast_run(config, os.environ, builds=False)
     except KubetuneError as error:
         planned["problems"] = _lines_of(error)
+        planned["fixes"] = _fixes_of(planned["problems"])
         return planned
 
     planned["facts"] = list(forecast.describe())
@@ -163,6 +187,11 @@ def _lines_of(error: KubetuneError) -> list[str]:
     lines = []
     for line in str(error).splitlines():
         text = re.sub("^(override|command line): ", "", line)
+        # The count of a list that stands there whole, and a reminder that nobody needs beside a form.
+        if re.fullmatch(r"[\d,]+ problems\. Nothing was written\.", text):
+            continue
+        # What to write into a file, where a button does it.
+        text = re.sub(r"; other names are given so: .*? proposes them", "", text)
         if text.strip():
             lines.append(text)
     return lines

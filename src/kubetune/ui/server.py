@@ -24,7 +24,7 @@ from kubetune.base import cpu
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
-from kubetune.ui import chat, cluster, commands, data, live, new_run, rollouts, run_pages
+from kubetune.ui import at_hand, chat, cluster, commands, data, live, new_run, rollouts, run_pages
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 
@@ -63,6 +63,8 @@ def application(
         Route("/run", run_pages.one_run),
         Route("/compare", run_pages.compare),
         Route("/new", new_run.new_run),
+        Route("/new/at-hand", at_hand.at_hand),
+        Route("/new/look", at_hand.look, methods=["POST"]),
         Route("/new/plan", new_run.plan, methods=["POST"]),
         Route("/new/start", new_run.start, methods=["POST"]),
         Route("/new/job", commands.job),
