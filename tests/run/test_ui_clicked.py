@@ -158,7 +158,7 @@ def two_runs(server: Server, tab: Page, errors: list[str]) -> list[str]:
                      "?.cells[1].textContent").startswith("4 (1 epoch)")  # fmt: skip
     wait(
         tab,
-        "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')",
+        "!document.querySelector('#start').disabled && !document.querySelector('#plan[aria-busy]')",
     )
     see_to_the_end(tab, errors, "first")
     go(tab, server, "/new?dir=first")
@@ -167,7 +167,7 @@ def two_runs(server: Server, tab: Page, errors: list[str]) -> list[str]:
     wait(tab, "document.querySelector('#yaml').textContent.includes('r: 8')")
     wait(
         tab,
-        "!document.querySelector('#start').disabled && !document.querySelector('#facts.waiting')",
+        "!document.querySelector('#start').disabled && !document.querySelector('#plan[aria-busy]')",
     )
     see_to_the_end(tab, errors, "second")
     assert load_config(server.folder / "second.yaml").lora.r == 8  # type: ignore[union-attr]

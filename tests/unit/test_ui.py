@@ -24,6 +24,7 @@ from starlette.testclient import TestClient
 from kubetune.reporting import write_report
 from kubetune.reporting.numbers import NumbersReader, read_numbers
 from kubetune.rundir import metrics
+from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
 from kubetune.ui import connections, site
 from kubetune.ui.security import Guard
@@ -322,6 +323,46 @@ def test_runs_are_filtered_and_sorted(client: TestClient) -> None:
     assert "No run is like that" in client.get("/", params={"text": "nothing of it"}).text
 
 
+def change(client: TestClient, path: str, **body: Any) -> Any:
+    return client.post(path, json=body, headers=OURS).json()["problems"]
+
+
+def test_runs_are_named_tagged_archived_and_deleted(tmp_path: Path) -> None:
+    for name in ("old", "bad", "live"):
+        write_run(tmp_path / name, 60)
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        said = {"title": f"best {HOSTILE}", "note": "kept for June", "tags": ["prod", "prod"]}
+        assert change(visitor, "/run/label", dirs=["old"], **said) == []
+        page = visitor.get("/", params={"text": "june prod best"}).text
+        assert "/run?dir=old" in page
+        assert "/run?dir=bad" not in page
+        assert HOSTILE not in page
+        assert "kept for June" in visitor.get("/run?dir=old").text
+        assert change(visitor, "/run/label", dirs=["old"], archived=True) == []
+        assert read_labels(tmp_path / "old").note == "kept for June", "what is not named stays"
+        assert "/run?dir=old" not in visitor.get("/").text
+        assert "/run?dir=old" in visitor.get("/", params={"state": "archived"}).text
+        for wrong in ({"tags": "prod"}, {"note": "x" * 3000}, {"color": "red"}, {"archived": 1}):
+            assert change(visitor, "/run/label", dirs=["bad", "old"], **wrong), wrong
+        assert not (tmp_path / "bad" / "labels.json").exists(), "all or nothing"
+        assert change(visitor, "/run/label", dirs=["../old"], note="x")
+
+        logs = tmp_path / "live" / "logs"
+        logs.mkdir(exist_ok=True)
+        beat = {"rank": 0, "phase": "step", "waiting": False, "step": 3}
+        times = {"time": time.time(), "since": time.time()}
+        (logs / "rank-0.beat.json").write_text(json.dumps({**beat, **times}))
+        (tmp_path / "live" / "exit.json").unlink(missing_ok=True)
+        refused = change(visitor, "/run/delete", dirs=["bad", "live"])
+        assert refused == ["live is at work; stop it first. Nothing was deleted."]
+        (tmp_path / "link").symlink_to(tmp_path / "bad")
+        assert "is a link" in change(visitor, "/run/delete", dirs=["link"])[0]
+        assert change(visitor, "/run/delete", dirs=["bad"]) == []
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "live", "old"]
+        assert "/run?dir=bad" not in visitor.get("/").text
+
+
 def test_each_page_names_the_verb_that_does_the_same(client: TestClient, folder: Path) -> None:
     for path, verb in [
         ("/", f"kubetune runs {folder} --sort started --reverse"),
@@ -376,7 +417,7 @@ def test_a_browser_opens_all_pages_and_has_nothing_to_say(address: str) -> None:
         # As other soft words, not as the browser has it: too faint on dark.
         faint = "getComputedStyle(document.querySelector(`[type=search]`), `::placeholder`).color"
         assert page.evaluate(f"{faint} === getComputedStyle(document.querySelector(`.live`)).color")
-        page.get_by_label("Filter").fill("team")
+        page.get_by_label("Find").fill("team")
         page.keyboard.press("Enter")
         page.get_by_text("1 of 2 runs").wait_for()
         assert not errors, "neither a script failed nor was anything refused by the policy"

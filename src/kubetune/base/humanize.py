@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -105,6 +106,25 @@ def pause(seconds: float) -> str:
     if seconds < 0.005:
         return ""
     return f"; training paused {duration(seconds)}"
+
+
+def ago(moment: str | None, now: datetime | None = None) -> str:
+    """Return a time as lists have it: `3 min ago`, `5 h ago`, `27 Nov`, `2025-11-27`. A dash for None."""
+    if not moment:
+        return "–"
+    now = now or datetime.now(UTC)
+    then = datetime.fromisoformat(moment)
+    minutes = int((now - then).total_seconds() // 60)
+    # Clocks of two machines differ a little.
+    if minutes < 1:
+        return "just now"
+    if minutes < 60:
+        return f"{minutes} min ago"
+    if minutes < 24 * 60:
+        return f"{minutes // 60} h ago"
+    if then.year == now.year:
+        return f"{then.day} {then:%b}"
+    return f"{then:%Y-%m-%d}"
 
 
 def brief(seconds: float | None) -> str:

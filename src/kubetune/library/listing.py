@@ -18,6 +18,7 @@ from kubetune.errors import ConfigError, KubetuneError, first_line
 from kubetune.plan.actuals import held_seconds
 from kubetune.rundir import metrics
 from kubetune.rundir.heartbeat import read_beats
+from kubetune.rundir.labels import read_labels
 from kubetune.rundir.status import progress, ranks, state_of
 
 
@@ -34,6 +35,8 @@ def find_runs(folder: Path) -> Iterator[Path]:
 # Facts that are None for a damaged run.
 _UNKNOWN_IF_DAMAGED = (
     "name",
+    "note",
+    "archived",
     "step",
     "steps",
     "loss",
@@ -66,11 +69,14 @@ def facts(run_dir: Path) -> dict[str, Any]:
         unknown = dict.fromkeys(_UNKNOWN_IF_DAMAGED)
         return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}
 
+    labels = read_labels(run_dir)
     is_over = status["exit_status"] is not None
     cost = _cost(config.compute.price_per_gpu_hour, events, is_over=is_over)
     return {
         "path": str(run_dir),
-        "name": config.name or run_dir.absolute().name,
+        "name": labels.title or config.name or run_dir.absolute().name,
+        "note": labels.note,
+        "archived": labels.archived,
         "step": status["step"],
         "steps": status["steps"],
         "loss": status["loss"],
@@ -79,7 +85,7 @@ def facts(run_dir: Path) -> dict[str, Any]:
         "metric": config.training.metric_for_best_model,
         "model": model_label(config.model.path),
         "method": method_label(config.lora),
-        "tags": _tags(config.tracking),
+        "tags": [*_tags(config.tracking), *labels.tags],
         "started": events[0]["time"] if events else None,
         "launched": status["launched"],
         "seconds_left": status["seconds_left"],
@@ -122,12 +128,17 @@ def _cost(
 # Facts that runs are put in order by, besides metrics.
 SORTS = ("started", "path", "state", "step", "loss", "hours", "price")
 # Facts in which `is_like` looks for words.
-SEARCHED = ("path", "name", "model", "method", "state", "why")
+SEARCHED = ("path", "name", "note", "model", "method", "state", "why")
+# Asked for like a state: the runs that somebody has archived, which are in no other list.
+ARCHIVED = "archived"
 
 
 def is_like(run: Mapping[str, Any], text: str, state: str = "") -> bool:
     """True if a run has this state (any, if empty) and holds every word of the text in its facts."""
-    if state not in ("", run["state"]):
+    if state == ARCHIVED:
+        if not run["archived"]:
+            return False
+    elif run["archived"] or state not in ("", run["state"]):
         return False
     # All facts make one line, so that words may be in different ones of them.
     searched = [run[key] or "" for key in SEARCHED]

@@ -25,6 +25,7 @@ from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_end, read_exit_status
+from kubetune.rundir.labels import NO_LABELS, Labels, read_labels
 from kubetune.rundir.report import read_report
 from kubetune.rundir.totals import runaway_line
 
@@ -75,6 +76,7 @@ class RunRecord:
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
     exit_status: ExitStatus | None
+    labels: Labels = NO_LABELS  # what somebody has said of it
     ended: str | None = None  # when it ended, None where nothing recorded that
     damage: Sequence[str] = ()  # what is lost or damaged, and so not shown
     load: Lines = field(default_factory=list)  # of the machine of rank 0
@@ -97,8 +99,8 @@ class RunRecord:
 
     @property
     def name(self) -> str:
-        """The run's name, or that of its folder."""
-        return self.config.name or self.path.absolute().name
+        """The name that somebody gave it, else its run file's, else its folder's."""
+        return self.labels.title or self.config.name or self.path.absolute().name
 
     @property
     def model(self) -> str:
@@ -147,6 +149,7 @@ def read_run(
         incidents=_incidents(events, files.object(heartbeat.HANG)) + _runaway(report),
         exit_status=read_exit_status(run_dir),
         ended=read_end(run_dir),
+        labels=read_labels(run_dir),
         load=_without_repeated_steps(files.lines(metrics.LOAD)),
         experts=files.experts(),
         damage=files.damage,

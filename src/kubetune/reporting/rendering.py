@@ -9,7 +9,7 @@ from typing import Any
 from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from kubetune.base.humanize import counted, duration, number, place, share, size
+from kubetune.base.humanize import ago, counted, duration, number, place, share, size
 from kubetune.reporting.search import readable
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import now
@@ -29,6 +29,7 @@ def percent(part: float) -> int:
 
 # Functions that templates call by their names.
 FILTERS = (
+    ago,
     counted,
     duration,
     mfu_sentence,

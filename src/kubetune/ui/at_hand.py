@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -138,7 +139,7 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         return seen
     path = values.get("data.train")
     # Data of the hub would have to be fetched, and lists of sources have settings of their own.
-    if not isinstance(path, str) or not os.path.exists(os.path.expanduser(path)):
+    if not isinstance(path, str) or not os.path.exists(_file_of(path)):
         return seen
     source = SourceConfig(path=path)
     problems = Problems()
@@ -164,6 +165,11 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         about = f"{proposal.rows:,} rows. {about}"
     fixes = fixes_for(proposal, values)
     return {**seen, "columns": shown, "rows": rows, "about": about, "fixes": fixes}
+
+
+def _file_of(path: str) -> str:
+    """Return the file of a source: `train.jsonl#64` means the first 64 records of `train.jsonl`."""
+    return os.path.expanduser(re.sub(r"#\d+$", "", path))
 
 
 def _short(value: Any) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +18,16 @@ from starlette.responses import Response
 from kubetune.config import consent
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
+from kubetune.library.listing import facts
+from kubetune.rundir.labels import checked, read_labels, write_labels
 from kubetune.rundir.starts import train_again
 from kubetune.supervisor.place import holders
 from kubetune.ui.site import Site, act, answer, find_run, site_of
 
 if TYPE_CHECKING:
     import psutil
+
+_MOST_CHANGED = 1000  # runs, by one request
 
 # One folder of a run's name: it does not begin with a dot, and is valid in a file name.
 _PART = r"[^./\0\ud800-\udfff][^/\0\ud800-\udfff]*"
@@ -39,13 +45,13 @@ def job(request: Request) -> Response:
         raise ConfigError(f"{name!r}: nothing of this name was begun here")
 
     run_dir = site.records.find(name)
-    facts = site.jobs.look(name)
-    facts["run"] = None
-    facts["held"] = False
+    seen = site.jobs.look(name)
+    seen["run"] = None
+    seen["held"] = False
     if run_dir is not None:
-        facts["run"] = site.records.name_of(run_dir)
-        facts["held"] = bool(holders(run_dir))
-    return answer(facts)
+        seen["run"] = site.records.name_of(run_dir)
+        seen["held"] = bool(holders(run_dir))
+    return answer(seen)
 
 
 def launchers(site: Site, run_dir: Path) -> list[psutil.Process]:
@@ -74,6 +80,64 @@ def _stop(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     for process in processes:
         # As Kubernetes does it: a rank saves at the end of its step, and ends.
         process.send_signal(signal.SIGTERM)
+    return {}
+
+
+def _runs_in(site: Site, body: Mapping[str, Any]) -> list[Path]:
+    """Return the runs that a request names in `dirs`. Raise what `find_run` raises, ConfigError if it names none."""
+    names = body.get("dirs")
+    if not isinstance(names, list) or not names or len(names) > _MOST_CHANGED:
+        raise ConfigError(f"dirs: expected a list of 1 to {_MOST_CHANGED} runs")
+    return [find_run(site, str(name)) for name in dict.fromkeys(map(str, names))]
+
+
+async def label(request: Request) -> Response:
+    """Change what is said of runs: their name, note, tags, and whether they are archived."""
+    return await act(request, _label)
+
+
+def _label(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the labels that a request names; those that it leaves out stay as they are."""
+    run_dirs = _runs_in(site, body)
+    changes = {key: value for key, value in body.items() if key != "dirs"}
+    # All are checked before any is written.
+    labels = []
+    for run_dir in run_dirs:
+        before = asdict(read_labels(run_dir))
+        labels.append(checked({**before, "tags": list(before["tags"]), **changes}))
+    for run_dir, new in zip(run_dirs, labels, strict=True):
+        write_labels(run_dir, new)
+    return {}
+
+
+async def delete(request: Request) -> Response:
+    """Delete the directories of runs that have ended."""
+    return await act(request, _delete)
+
+
+def _delete(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Delete runs for good. Raise ConfigError, before any is deleted, if one of them may still run."""
+    run_dirs = _runs_in(site, body)
+    for run_dir in run_dirs:
+        name = site.records.name_of(run_dir)
+        # A run of another machine is known by what it says of itself.
+        is_at_work = facts(run_dir)["state"] in ("running", "starting")
+        if is_at_work or launchers(site, run_dir):
+            raise ConfigError(f"{name} is at work; stop it first. Nothing was deleted.")
+        if run_dir.is_symlink():
+            raise ConfigError(
+                f"{name} is a link to another folder; delete it there. Nothing was deleted."
+            )
+        if run_dir.resolve() == site.folder.resolve():
+            raise ConfigError(
+                f"{run_dir} is the folder that this page shows; delete it in a terminal. Nothing was deleted."
+            )
+    for run_dir in run_dirs:
+        # Half a run would look like a damaged one, so it leaves its place in one go.
+        leaving = run_dir.with_name(f".deleted-{run_dir.name}-{os.getpid()}")
+        run_dir.rename(leaving)
+        site.records.forget(run_dir)
+        shutil.rmtree(leaving)
     return {}
 
 

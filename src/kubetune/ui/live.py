@@ -55,7 +55,8 @@ def all_news(request: Request) -> Response:
         # What the table of runs shows.
         state = []
         for run in records.listed():
-            state.append((run["dir"], run["state"], run["step"], run["loss"]))
+            facts = ("dir", "name", "note", "tags", "archived", "state", "step", "loss")
+            state.append([run[key] for key in facts])
         return crc32(repr(state).encode())
 
     return _stream(look)

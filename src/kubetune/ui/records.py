@@ -20,6 +20,7 @@ from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.reporting.run_charts import points_of
 from kubetune.rundir import exit_status, heartbeat, metrics
+from kubetune.rundir.labels import LABELS
 from kubetune.rundir.status import LIVE, ranks, state_of
 
 # Inode, size and time of each of _FILES; zeros for a file that is missing.
@@ -29,7 +30,7 @@ Signature = tuple[tuple[int, int, int], ...]
 _FILES = (
     RESOLVED, metrics.METRICS, metrics.TIMINGS, metrics.EVENTS, metrics.LOAD, metrics.VERDICT, metrics.EVALUATION,
     metrics.REPORT, metrics.PLAN, exit_status.EXIT, "checkpoints", metrics.ANSWERS, metrics.BEFORE_AFTER,
-    metrics.BENCHMARKS, metrics.DATA, heartbeat.HANG,
+    metrics.BENCHMARKS, metrics.DATA, heartbeat.HANG, LABELS,
 )  # fmt: skip
 _MOST_KEPT = 24  # records in memory
 
@@ -93,6 +94,13 @@ class Records:
             runs.append(run)
 
         return runs
+
+    def forget(self, run_dir: Path) -> None:
+        """Forget a run that is deleted."""
+        self._facts.pop(run_dir, None)
+        with self._lock:
+            for key in [key for key in self._kept if key[0] == run_dir]:
+                del self._kept[key]
 
     def read(self, run_dirs: Sequence[Path]) -> list[RunRecord]:
         """Return the records of the runs of one page; of long runs, as far as they are read yet.

@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from kubetune.base.humanize import brief
 from kubetune.errors import GATE, OK, ConfigError, KubetuneError
-from kubetune.library.listing import SORTS, in_order, is_like, metric_names, value_of
+from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import page_of
+from kubetune.rundir.labels import read_labels
 from kubetune.rundir.starts import train_again
 from kubetune.rundir.status import LIVE, read_status, state_of
 from kubetune.ui.commands import launchers
@@ -43,14 +44,22 @@ def all_runs(request: Request) -> Response:
         shown = in_order(shown, sort, reverse=descends)
     rows = []
     for run in shown:
-        rows.append({**run, "left": brief(run["seconds_left"])})
+        # The form changes what somebody has said here, not the tags for trackers.
+        labels = read_labels(Path(run["path"]))
+        rows.append({**run, "left": brief(run["seconds_left"]), "labels": labels})
+    listed = [run for run in runs if not run["archived"]]
+    states = sorted({run["state"] for run in listed})
+    if len(listed) < len(runs):
+        states.append(ARCHIVED)
     facts = {
         "title": "Runs",
         "runs": rows,
         "total": len(runs),
+        "kept": urlencode({"text": text, "state": state}),
+        "has_prices": any(run["price"] is not None for run in shown),
         "text": text,
         "state": state,
-        "states": sorted({run["state"] for run in runs}),
+        "states": states,
         "sort": sort,
         "order": "desc" if descends else "asc",
         "sorts": sorts,
@@ -97,6 +106,7 @@ def one_run(request: Request) -> Response:
         continue_words = _continue_words(run_dir)
 
     facts |= {
+        "labels": record.labels,
         "run_dir": site.records.name_of(run_dir),
         "rollouts_link": address(site, run_dir, path="/rollouts"),
         "now": status,

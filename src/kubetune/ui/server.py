@@ -69,6 +69,8 @@ def application(
         Route("/new/start", new_run.start, methods=["POST"]),
         Route("/new/job", commands.job),
         Route("/run/stop", commands.stop, methods=["POST"]),
+        Route("/run/label", commands.label, methods=["POST"]),
+        Route("/run/delete", commands.delete, methods=["POST"]),
         Route("/run/continue", commands.go_on, methods=["POST"]),
         Route("/rollouts", rollouts.rollouts),
         Route("/chat", chat.chat),

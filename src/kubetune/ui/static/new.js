@@ -59,14 +59,19 @@ const buttons = (fixes) => fixes.map((fix) => {
   return button;
 });
 
+// From the first letter on nothing that the page says holds any more, and nothing can be started.
 let number = 0;
-const plan = async () => {
-  const mine = ++number;
-  const body = asked();
-  if (!Object.keys(body.values).length) return;
+const beginChecking = () => {
+  number += 1;
   byId("plan").setAttribute("aria-busy", "true");
   byId("busy").textContent = "checking …";
+  byId("start").disabled = true;
+  byId("submit").disabled = true;
   complain([]);
+  return number;
+};
+const plan = async (mine) => {
+  const body = asked();
   let reply;
   try { reply = await (await post("/new/plan", body)).json(); } catch (error) { reply = { problems: [error.message], needed: [], bad: [], facts: [], yaml: "", command: "" }; }
   if (mine !== number) return; // typed on meanwhile
@@ -122,8 +127,9 @@ const changed = async () => {
   const isFull = field("lora") && !field("lora").value;
   for (const f of fields) if (f.name.startsWith("lora.")) f.disabled = isFull && !f.value;
   showExtra();
+  const mine = beginChecking();
   await look();
-  plan();
+  if (mine === number) plan(mine);
 };
 
 // Models and files at hand come after the page, since looking for them takes a moment.
@@ -153,6 +159,7 @@ let timer = 0;
 form.addEventListener("input", (event) => {
   if (event.target.id === "find" || !event.target.name) return;
   clearTimeout(timer);
+  beginChecking();
   timer = setTimeout(changed, 250);
 });
 form.addEventListener("submit", (event) => event.preventDefault());

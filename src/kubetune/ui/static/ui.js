@@ -181,6 +181,10 @@ const filter = () => document.querySelectorAll("[data-filter]").forEach((field) 
   for (const line of byId(field.dataset.filter)?.children ?? []) {
     line.hidden = !words.every((word) => line.textContent.toLowerCase().includes(word));
   }
+  if (field.dataset.filter === "run-rows" && words.length && byId("shown")) {
+    const rows = [...byId("run-rows")?.children ?? []];
+    byId("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${byId("shown").dataset.total} runs`;
+  }
 });
 document.addEventListener("input", (event) => { if (event.target.matches("[data-filter]")) filter(); });
 document.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollHeight; });
@@ -226,10 +230,55 @@ document.addEventListener("click", async (event) => {
 });
 
 const choice = byId("choice");
+const chosen = () => [...choice.querySelectorAll("input:checked")];
+const change = async (path, body, place) => {
+  try {
+    const reply = await (await post(path, body)).json();
+    if (!reply.problems.length) { location.reload(); return; }
+    place.textContent = reply.problems[0];
+  } catch (error) { place.textContent = error.message; }
+};
+
+// Name, note and tags: of the run that the button names, or of the one that is chosen.
+let labelled = "";
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("button[data-label]");
+  if (!button) return;
+  const about = button.dataset.label ? button : chosen()[0];
+  labelled = button.dataset.label || about.value;
+  for (const name of ["title", "tags", "note"]) byId(`label-${name}`).value = about.dataset[name];
+  byId("labels-problem").textContent = "";
+  byId("labels").showModal();
+});
+byId("labels-save")?.addEventListener("click", () => {
+  const tags = byId("label-tags").value.split(",").map((tag) => tag.trim()).filter(Boolean);
+  change("/run/label", { dirs: [labelled], title: byId("label-title").value, note: byId("label-note").value, tags }, byId("labels-problem"));
+});
+byId("labels")?.addEventListener("keydown", (event) => {
+  if (event.key !== "Enter" || event.target.localName !== "input") return;
+  event.preventDefault();
+  byId("labels-save").click();
+});
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-archive], [data-delete]");
+  if (!button) return;
+  const dirs = chosen().map((box) => box.value);
+  const place = byId("chosen-problem");
+  if (button.dataset.archive) { change("/run/label", { dirs, archived: button.dataset.archive === "true" }, place); return; }
+  // Deleting asks once more, as stopping does.
+  if (!button.dataset.sure) { button.dataset.sure = "1"; button.textContent = `Delete ${dirs.length === 1 ? dirs[0] : `${dirs.length} runs`} for good?`; return; }
+  change("/run/delete", { dirs }, place);
+});
 const count = () => {
   const number = choice.querySelectorAll("input:checked").length;
   byId("compare").disabled = number < 2;
   byId("compare").textContent = number ? `Compare ${number} chosen` : "Compare chosen";
+  if (!byId("of-chosen")) return;
+  byId("of-chosen").hidden = !number;
+  const remove = choice.querySelector("[data-delete]");
+  delete remove.dataset.sure;
+  remove.textContent = "Delete";
+  choice.querySelector("button[data-label]").hidden = number !== 1;
 };
 if (choice && byId("compare")) {
   choice.addEventListener("change", count);
