@@ -34,6 +34,7 @@ EXTRA_OF = {
     "rouge_score": "evaluation",
     "sacrebleu": "evaluation",
     "jsonschema": "evaluation",
+    "math_verify": "math",
     "lm_eval": "benchmarks",
     "optuna": "sweep",
     "gguf": "gguf",

@@ -153,6 +153,7 @@ OTHERS = [
     ("s3", ("train", "run.yaml", "output=s3://bucket/run")),
     ("gs", ("train", "run.yaml", "output=gs://bucket/run")),
     ("az", ("train", "run.yaml", "output=az://bucket/run")),
+    ("math", ("plan", "run.yaml", "task=grpo", "rewards=accuracy_reward")),
     ("sweep", ("sweep", "run.yaml", "training.learning_rate=1e-4,1e-3")),
 ]
 # What is missed only once a rank has imported torch, which takes seconds.

@@ -210,6 +210,23 @@ def test_settings_that_mean_nothing_together_are_refused_together() -> None:
         ),
         ({"name": "regex", "settings": {"pattern": "(a"}}, "which is no regular expression"),
         ({"name": "label", "settings": {"labels": []}}, "expected a list of words"),
+        ({"name": "get_cosine_scaled_reward"}, "settings.max_len: missing"),
+        (
+            {"name": "get_cosine_scaled_reward", "settings": {"max_len": 0}},
+            "settings.max_len: found 0; expected a number of tokens, more than 0",
+        ),
+        (
+            {"name": "reasoning_accuracy_reward", "settings": {"reasoning_delimiters": "</think>"}},
+            "settings.reasoning_delimiters: found '</think>'; expected a list of texts",
+        ),
+        (
+            {"name": "reasoning_accuracy_reward", "settings": {"reasoning_delimiters": ["a", ""]}},
+            "found an empty text",
+        ),
+        (
+            {"name": "accuracy_reward", "settings": {"max_len": 9}},
+            "settings.max_len: unknown key; `accuracy_reward` has none",
+        ),
         ({"name": "json_schema"}, "expected one of"),
         ({"name": "json_schema", "settings": {"schema": "a.json"}}, "name a file of it by `file`"),
         (

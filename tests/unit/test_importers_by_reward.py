@@ -35,7 +35,10 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], list[dict[str, Any]]]] = {
             "num_generations": 4, "beta": 0.04, "loss_type": "dr_grpo", "epsilon_high": 0.28, "scale_rewards": "none",
             "max_completion_length": 256, "steps_per_generation": 2,
         },
-        [{"name": "numeric"}, {"file": "my/rewards.py", "function": "short", "weight": 0.5}],
+        [
+            {"name": "accuracy_reward", "column": "solution"},
+            {"file": "my/rewards.py", "function": "short", "weight": 0.5},
+        ],
     ),
     "trl by its keys": (
         "a.yaml",
@@ -43,6 +46,25 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], list[dict[str, Any]]]] = {
         2,
         {"temperature": 0.7, "loss_type": "sapo"},
         [{"name": "think_format_reward"}],
+    ),
+    "trl's rewards by their module": (
+        "a.yaml",
+        f"{TRL}reward_funcs: [reasoning_accuracy_reward, trl.rewards.accuracy_reward, "
+        "trl.rewards.format_rewards.think_format_reward]\nreward_weights: [1.0, 2.0, 1.0]\n",
+        2,
+        {},
+        [
+            {"name": "reasoning_accuracy_reward", "column": "solution"},
+            {"name": "accuracy_reward", "column": "solution", "weight": 2.0},
+            {"name": "think_format_reward"},
+        ],
+    ),
+    "axolotl with trl's rewards": (
+        "a.yml",
+        f"{AXOLOTL}trl:\n  num_generations: 16\n  reward_funcs: [trl.rewards.accuracy_reward, r1.form]\n",
+        2,
+        {"num_generations": 16},
+        [{"name": "accuracy_reward", "column": "solution"}, {"file": "r1.py", "function": "form"}],
     ),
     "axolotl": (
         "a.yml",
@@ -65,12 +87,32 @@ CASES: dict[str, tuple[str, str, int, dict[str, Any], list[dict[str, Any]]]] = {
             "use_bias_correction_kl": False, "mask_truncated_completions": True,
         },
         [
-            {"name": "numeric"},
+            {"name": "accuracy_reward"},
             {"name": "format", "settings": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
             {
                 "name": "get_soft_overlong_punishment",
                 "settings": {"max_completion_len": 256, "soft_punish_cache": 64},
             },
+        ],
+    ),
+    "swift by the cosine of the length": (
+        "a.sh",
+        f"{SWIFT}--reward_funcs cosine repetition --cosine_min_len_value_correct 0.0 --cosine_max_len_value_wrong -0.25 "
+        "--max_completion_length 256 --repetition_n_grams 4\n",
+        2,
+        {
+            "loss_type": "grpo", "beta": 0.04, "temperature": 0.9, "max_completion_length": 256,
+            "use_bias_correction_kl": False,
+        },
+        [
+            {
+                "name": "get_cosine_scaled_reward",
+                "settings": {
+                    "max_len": 256.0, "min_value_wrong": -0.5, "max_value_wrong": -0.25, "min_value_correct": 0.5,
+                    "max_value_correct": 0.0,
+                },
+            },
+            {"name": "repetition", "settings": {"ngram_size": 4.0, "max_penalty": -1.0}},
         ],
     ),
     "verl": (

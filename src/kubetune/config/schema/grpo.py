@@ -294,7 +294,7 @@ class GrpoConfig(Section):
         return self
 
 
-# Rewards that are built in, and the settings of each. The first are metrics of evaluations, the last three TRL's.
+# Rewards that are built in, and the settings of each. The first are metrics of evaluations, the last six TRL's.
 BUILT_IN: Final[dict[str, tuple[str, ...]]] = {
     "exact_match": (),
     "contains": (),
@@ -310,28 +310,42 @@ BUILT_IN: Final[dict[str, tuple[str, ...]]] = {
     "format": ("pattern",),
     "length": ("target", "max_tokens", "min_tokens"),
     "repetition": ("ngram_size", "max_penalty"),
+    "accuracy_reward": (),
+    "reasoning_accuracy_reward": ("reasoning_delimiters",),
+    "get_cosine_scaled_reward": (
+        "max_len", "min_value_wrong", "max_value_wrong", "min_value_correct", "max_value_correct"
+    ),
     "think_format_reward": (),
     "get_repetition_penalty_reward": ("ngram_size", "max_penalty"),
     "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
-}
+}  # fmt: skip
 
 # Settings that a reward cannot do without.
 NEEDS: Final[dict[str, tuple[str, ...]]] = {
     "regex": ("pattern",),
     "label": ("labels",),
     "format": ("pattern",),
+    "get_cosine_scaled_reward": ("max_len",),
     "get_soft_overlong_punishment": ("max_completion_len", "soft_punish_cache"),
 }
 
+# Rewards that read answers as mathematics, by math_verify.
+MATHEMATICS: Final = (
+    "accuracy_reward",
+    "reasoning_accuracy_reward",
+    "get_cosine_scaled_reward",
+)
+
 # Rewards that compare an answer with the right one.
 COMPARING: Final = (
-    "exact_match", "contains", "regex", "numeric", "label", "json_equal", "rouge_l", "bleu", "chrf"
+    "exact_match", "contains", "regex", "numeric", "label", "json_equal", "rouge_l", "bleu", "chrf", *MATHEMATICS
 )  # fmt: skip
 
 # Settings that are no number: their type, and its name for messages.
 _KINDS: Final[dict[str, tuple[type, str]]] = {
     "pattern": (str, "a regular expression"),
     "labels": (tuple, "a list of words"),
+    "reasoning_delimiters": (tuple, "a list of texts"),
     "schema": (dict, "a JSON schema; name a file of it by `file`"),
 }
 
@@ -501,6 +515,11 @@ def _problems_of_setting(key: str, value: Any) -> list[str]:
             re.compile(str(value))
         except re.error as error:
             return [f"settings.{key}: found {value!r}, which is no regular expression: {error}"]
+    # No text can be split by an empty one, and lengths are divided by max_len.
+    if key == "reasoning_delimiters" and "" in value:
+        return [f"settings.{key}: found an empty text; expected what stands behind the reasoning"]
+    if key == "max_len" and value <= 0:
+        return [f"settings.{key}: found {value:g}; expected a number of tokens, more than 0"]
     return []
 
 

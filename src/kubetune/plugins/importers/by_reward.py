@@ -34,19 +34,27 @@ _LOSSES: Final = {
 }
 _SECTION: Final = "trl"  # of axolotl
 _NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"
-_NUMERIC: Final = {"name": "numeric"}
 _PUNISHMENT: Final = "get_soft_overlong_punishment"
+_COSINE: Final = "get_cosine_scaled_reward"
+_MODULE_OF_TRL: Final = "trl.rewards."
 # Rewards that TRL's command and ms-swift know by a name. A text says from which keys its settings are, or what they are
 # where these are left out.
 _KNOWN: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
     "TRL": {
-        "accuracy_reward": _NUMERIC,
-        "reasoning_accuracy_reward": _NUMERIC,
+        "accuracy_reward": {"name": "accuracy_reward", "column": "solution"},
+        "reasoning_accuracy_reward": {"name": "reasoning_accuracy_reward", "column": "solution"},
         "think_format_reward": {"name": "think_format_reward"},
         _PUNISHMENT: {"name": _PUNISHMENT, "settings": {"max_completion_len": 1280, "soft_punish_cache": 256}},
     },
     "ms-swift": {
-        "accuracy": _NUMERIC,
+        "accuracy": {"name": "accuracy_reward"},
+        "cosine": {
+            "name": _COSINE,
+            "settings": {
+                "max_len": None, "min_value_wrong": -0.5, "max_value_wrong": 0.0, "min_value_correct": 0.5,
+                "max_value_correct": 1.0,
+            },
+        },
         "format": {"name": "format", "settings": {"pattern": r"<think>.*?</think>\s*<answer>.*?</answer>"}},
         "soft_overlong": {"name": _PUNISHMENT, "settings": {"max_completion_len": None, "soft_punish_cache": 0}},
         "repetition": {"name": "repetition", "settings": {"ngram_size": 3, "max_penalty": -1.0}},
@@ -58,10 +66,20 @@ _SETTINGS: Final = {
     "soft_punish_cache": "soft_cache_length",
     "ngram_size": "repetition_n_grams",
     "max_penalty": "repetition_max_penalty",
+    # It names values by the length that has them, TRL by which is the lower.
+    "max_len": "cosine_max_len",
+    "min_value_wrong": "cosine_min_len_value_wrong",
+    "max_value_wrong": "cosine_max_len_value_wrong",
+    "min_value_correct": "cosine_max_len_value_correct",
+    "max_value_correct": "cosine_min_len_value_correct",
 }
-# What a reward of ours does otherwise.
+_DIFFERS_IN_READING: Final = (
+    "there <answer>…</answer> marks a formula too, here \\boxed{…} and The final answer is $…$ do"
+)
+# What a reward of ours does otherwise than that of ms-swift.
 _DIFFERS: Final = {
-    "numeric": "there mathematics is parsed (math-verify), here the last numbers are compared",
+    "accuracy": _DIFFERS_IN_READING,
+    "cosine": f"{_DIFFERS_IN_READING}; longer answers than max_len stay at its value here",
     "repetition": "there words are counted, here tokens",
 }
 _DEFAULTS_OF_SWIFT: Final = {
@@ -139,8 +157,8 @@ def _rewards(draft: Draft) -> None:
         if isinstance(reward, str):
             draft.drop(f"reward_funcs: {name}", reward)
             continue
-        differs = _DIFFERS.get(reward.get("name", ""))
-        if differs:
+        differs = _DIFFERS.get(name)
+        if differs and draft.tool.name == "ms-swift":
             differences.append(f"{name}: {differs}")
         if number < len(weights) and weights[number] != 1:
             reward["weight"] = float(weights[number])
@@ -155,6 +173,8 @@ def _rewards(draft: Draft) -> None:
 def _reward(draft: Draft, name: str) -> dict[str, Any] | str:
     """Return our reward for a name of theirs, or why there is none."""
     known = _KNOWN.get(draft.tool.name, {}).get(name)
+    if known is None and name.startswith(_MODULE_OF_TRL):
+        known = _KNOWN["TRL"].get(name.rpartition(".")[2])
     if known is None:
         module, _, function = name.rpartition(".")
         if "/" in name:
@@ -171,7 +191,10 @@ def _reward(draft: Draft, name: str) -> dict[str, Any] | str:
         settings = {}
         for setting, default in known["settings"].items():
             key = _SETTINGS.get(setting, setting)
-            settings[setting] = draft.get(key) or (longest if default is None else default)
+            value = draft.get(key)
+            if value is None:
+                value = longest if default is None else default
+            settings[setting] = value
             draft.ignore("a setting of the reward, in rewards", key)
         reward["settings"] = settings
     return reward

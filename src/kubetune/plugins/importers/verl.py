@@ -80,7 +80,10 @@ def _rewards(draft: Draft) -> None:
         section = "reward.custom_reward_function"
     path = draft.take(f"{section}.path")
     if path is None:
-        why = "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here"
+        why = (
+            "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here, and "
+            "accuracy_reward compares formulas"
+        )
         draft.assume("rewards", [{"name": "numeric"}], why)
         draft.comments["rewards"] = why
         return

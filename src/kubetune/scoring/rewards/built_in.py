@@ -12,9 +12,10 @@ from functools import partial
 from typing import Any, Final, cast
 
 from kubetune.config.schema.evaluation import AnswerMetric, GenerateConfig
-from kubetune.config.schema.grpo import COMPARING, RewardConfig
+from kubetune.config.schema.grpo import COMPARING, MATHEMATICS, RewardConfig
 from kubetune.scoring import metrics
 from kubetune.scoring.rewards.json_schemas import conforms, validator_of
+from kubetune.scoring.rewards.mathematics import Mathematics
 from kubetune.scoring.rewards.request import Request
 
 Settings = Mapping[str, Any]
@@ -32,6 +33,8 @@ def reward_of(reward: RewardConfig) -> Reward:
     """
     name = reward.title
     settings: Settings = reward.settings
+    if name in MATHEMATICS:
+        return Mathematics(reward)
     if name in COMPARING:
         return partial(_compared, _measure(name, settings))
 
