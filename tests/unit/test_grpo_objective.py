@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from kubetune.config.load import load_config
 from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
 from kubetune.tasks.grpo import advantages, objective
 from kubetune.tasks.grpo.objective import Answers
@@ -242,3 +243,17 @@ def test_settings_of_a_reward_that_cannot_be_meant_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=words):
         RewardConfig.model_validate(reward)
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        "{name: label, settings: {labels: [good, bad]}}",
+        "{name: reasoning_accuracy_reward, settings: {reasoning_delimiters: [good, bad]}}",
+    ],
+)
+def test_a_run_file_may_hold_a_list_of_a_reward(reward: str, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text(f"model: m\ndata: {{train: rows.jsonl}}\ntask: grpo\nrewards: [{reward}]\n")
+    (settings,) = load_config(path).rewards[0].settings.values()
+    assert settings == ("good", "bad")

@@ -395,7 +395,7 @@ class RewardConfig(Section):
         description="Column of the records that holds the right answer; left out: the answer of the record, or its "
         "`solution`, `ground_truth`, `answer` or `target`.",
     )
-    settings: dict[str, float | str | tuple[str, ...] | dict[str, Any]] = Field(
+    settings: dict[str, float | str | Annotated[tuple[str, ...], AsTuple] | dict[str, Any]] = Field(
         default_factory=dict,
         description="Settings of a reward that is built in, such as `{pattern: '#### (.*)'}`.",
     )
@@ -516,9 +516,9 @@ def _problems_of_setting(key: str, value: Any) -> list[str]:
         except re.error as error:
             return [f"settings.{key}: found {value!r}, which is no regular expression: {error}"]
     # No text can be split by an empty one, and lengths are divided by max_len.
-    if key == "reasoning_delimiters" and "" in value:
+    if key == "reasoning_delimiters" and isinstance(value, tuple) and "" in value:
         return [f"settings.{key}: found an empty text; expected what stands behind the reasoning"]
-    if key == "max_len" and value <= 0:
+    if key == "max_len" and isinstance(value, float) and value <= 0:
         return [f"settings.{key}: found {value:g}; expected a number of tokens, more than 0"]
     return []
 
