@@ -362,6 +362,20 @@ def test_a_first_step_that_teaches_nothing_is_named(inputs: Path, tmp_path: Path
     assert line["zero_variance"] == 1.0
 
 
+def test_a_first_step_that_no_reward_judges_is_named(inputs: Path, tmp_path: Path) -> None:
+    (tmp_path / "silent.py").write_text(
+        "def silent(completions, **rest):\n    return [None] * len(completions)\n"
+    )
+    config = config_of(inputs, {"max_steps": 1, "eval_steps": 1, "save_steps": 1})
+    silent = RewardConfig(file=str(tmp_path / "silent.py"), function="silent")
+    config = config.model_copy(update={"rewards": (silent,)})
+    log = toy.log_of(toy.finished(tmp_path / "run", config))
+    assert (
+        "the first 16 answers teach nothing: for each of them, all rewards returned None or NaN"
+        in log
+    )
+
+
 @pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["lora", "full"])
 def test_a_divergence_is_from_the_model_before_training(
     inputs: Path, tmp_path: Path, lora: dict[str, int] | None

@@ -57,6 +57,13 @@ def alarmed(completions, **rest):
     signal.alarm(0)
     return [1.0] * len(completions)
 
+def says(completions, **rest):
+    print("seen by the user")
+    return [1.0] * len(completions)
+
+def infinite(completions, **rest):
+    return [float("inf")] * len(completions)
+
 def raises(completions, **rest):
     raise KeyError("no such column")
 
@@ -418,6 +425,34 @@ def test_an_error_ends_the_run_where_that_is_asked_for(ask: Ask, code: Path) -> 
 def test_what_functions_print_is_no_reply(ask: Ask, code: Path) -> None:
     rewards = [{"file": str(code), "function": "prints"}]
     assert rewards_of(ask(rewards, request_of(["4"], [None]))) == [[1.0]]
+
+
+def test_what_functions_print_is_seen(
+    ask: Ask, code: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rewards = [{"file": str(code), "function": "says"}]
+    assert rewards_of(ask(rewards, request_of(["4"], [None]))) == [[1.0]]
+    assert "seen by the user" in capfd.readouterr().err
+
+
+def test_an_infinite_reward_is_an_error(ask: Ask, code: Path) -> None:
+    rewards = [{"file": str(code), "function": "infinite"}]
+    [judgement] = ask(rewards, request_of(["4"], [None]))
+    assert judgement.rewards == [None]
+    assert "returned inf; expected a finite number" in judgement.error
+
+
+@pytest.mark.parametrize(("name", "settings", "message"), [
+    ("repetition", {"ngram_size": 0}, "ngram_size: found 0; expected at least 1"),
+    ("repetition", {"max_penalty": 1}, "max_penalty: found 1; expected 0 or less"),
+    ("length", {"target": 0}, "target: found 0; expected at least 1"),
+    ("length", {"min_tokens": 9, "max_tokens": 3}, "min_tokens is 9, max_tokens 3"),
+])  # fmt: skip
+def test_settings_by_which_no_answer_is_better_are_refused(
+    name: str, settings: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        RewardConfig(name=name, settings=settings)
 
 
 def test_functions_see_nothing_of_the_run(

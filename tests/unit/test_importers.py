@@ -767,7 +767,7 @@ def test_every_key_is_told_of(peer: str, tmp_path: Path) -> None:
         ("model: x\nmodel_class: llm\n", "is a config of LLaMA-Factory's second trainer"),
         (
             "model_name_or_path: x\ndataset_name: y\nreward_funcs: [z]\n",
-            ":3: reward_funcs: the file names no reward that is here",
+            ":3: reward_funcs: the file, read as one of TRL, names no reward that is here",
         ),
         ("model: x\ndata: {train: y}\n", "is a run file of kubetune already"),
         (

@@ -286,3 +286,57 @@ def test_what_is_not_there_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         imported(tmp_path, name, text)
+
+
+def test_ms_swift_is_recognised_by_its_keys(tmp_path: Path) -> None:
+    text = (
+        "model: a/b\nrlhf_type: grpo\nreward_funcs: [accuracy, format]\ntuner_type: lora\n"
+        "dataset: [org/sums]\nnum_generations: 8\n"
+    )
+    assert imported(tmp_path, "a.yaml", text).peer == "ms-swift"
+
+
+def test_rewards_that_are_not_here_name_the_tool(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"read as one of TRL, names no reward .* --from names another"
+    ):
+        imported(tmp_path, "a.yaml", f"{TRL}reward_funcs: [cosine]\nnum_generations: 8\n")
+
+
+# A step of TRL and axolotl learns from 16 × 2 answers.
+@pytest.mark.parametrize(("key", "value", "steps"), [
+    ("generation_batch_size", 32, 1),
+    ("generation_batch_size", 64, 2),
+    ("steps_per_generation", 2, 1),
+    ("steps_per_generation", 4, 2),
+])  # fmt: skip
+@pytest.mark.parametrize("tool", ["trl", "axolotl"])
+def test_answers_that_are_drawn_together_are_counted_in_steps(
+    tool: str, key: str, value: int, steps: int, tmp_path: Path
+) -> None:
+    text = f"{TRL}gradient_accumulation_steps: 2\nreward_funcs: [a.b]\nnum_generations: 8\n{key}: {value}\n"
+    if tool == "axolotl":
+        text = (
+            "base_model: a/b\nrl: grpo\nlearning_rate: 1e-5\nmicro_batch_size: 16\ngradient_accumulation_steps: 2\n"
+            "datasets: [{path: org/sums}]\n"
+            f"trl: {{reward_funcs: [a.b], num_generations: 8, {key}: {value}}}\n"
+        )
+    file = tmp_path / "run.yaml"
+    file.write_text(imported(tmp_path, "a.yaml", text).text)
+    config = load_config(file)
+    assert config.training.global_batch_size == 4
+    assert config.grpo.steps_per_generation == steps
+
+
+def test_steps_of_verl_are_optimizer_steps_here(tmp_path: Path) -> None:
+    text = (
+        "algorithm: {adv_estimator: grpo}\ndata: {train_files: a.parquet, train_batch_size: 64}\n"
+        "actor_rollout_ref:\n  model: {path: a/b, lora_rank: 8}\n"
+        "  actor: {ppo_mini_batch_size: 16, ppo_epochs: 2, optim: {lr_warmup_steps: 3}}\n  rollout: {n: 8}\n"
+        "trainer: {total_training_steps: 100, save_freq: 20, test_freq: -1}\n"
+    )
+    file = tmp_path / "run.yaml"
+    file.write_text(imported(tmp_path, "a.yaml", text).text)
+    training = load_config(file).training
+    assert (training.max_steps, training.save_steps, training.warmup_steps) == (800, 160, 24)
+    assert "eval_steps" not in training.changed_keys

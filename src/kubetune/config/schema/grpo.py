@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
@@ -349,6 +350,9 @@ _KINDS: Final[dict[str, tuple[type, str]]] = {
     "schema": (dict, "a JSON schema; name a file of it by `file`"),
 }
 
+# The least that a setting may be; by less, no answer would be better than another.
+_LEAST: Final = {"ngram_size": 1, "target": 1, "max_tokens": 1, "max_completion_len": 1}
+
 # Names of metrics that a data set has, and a single answer has not.
 _OF_DATA_SETS: Final = frozenset(
     "loss perplexity token_accuracy accuracy f1 f1_macro f1_micro precision recall matthews_correlation mae pearson "
@@ -502,6 +506,13 @@ class RewardConfig(Section):
             ]
         if "target" in self.settings and limits:
             return [f"settings.{limits[0]}: means nothing beside target; leave one of them out"]
+        least = self.settings.get("min_tokens")
+        most = self.settings.get("max_tokens")
+        if isinstance(least, float) and isinstance(most, float) and least > most:
+            return [
+                f"settings.min_tokens is {least:g}, max_tokens {most:g}, so no answer is of such a length; expected no "
+                "more than that"
+            ]
         return []
 
 
@@ -510,6 +521,12 @@ def _problems_of_setting(key: str, value: Any) -> list[str]:
     kind, expected = _KINDS.get(key, (float, "a number"))
     if not isinstance(value, kind) or value == ():
         return [f"settings.{key}: found {value!r}; expected {expected}"]
+    if isinstance(value, float):
+        least = _LEAST.get(key, -math.inf)
+        if value < least:
+            return [f"settings.{key}: found {value:g}; expected at least {least}"]
+        if key == "max_penalty" and value > 0:
+            return [f"settings.{key}: found {value:g}; expected 0 or less, as it is added"]
     if kind is str:
         try:
             re.compile(str(value))

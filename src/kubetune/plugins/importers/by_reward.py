@@ -100,8 +100,8 @@ def learn(draft: Draft, key: str) -> tuple[Table, ...]:
     if not draft.has("rewards"):
         draft.refuse(
             key if key in draft.theirs else next(iter(draft.theirs)),
-            "the file names no reward that is here; expected reward_funcs with a function as module.function, or a "
-            "reward that is built in (docs/grpo.md)",
+            f"the file, read as one of {draft.tool.name}, names no reward that is here; expected reward_funcs with a "
+            "function as module.function, or a reward that is built in (docs/grpo.md); --from names another tool",
         )
     if draft.tool.name == "ms-swift":
         for path, value in _DEFAULTS_OF_SWIFT.items():
@@ -137,7 +137,13 @@ def _together(draft: Draft) -> None:
 
 def _section(draft: Draft, items: Mapping[str, Any]) -> None:
     """Take axolotl's section `trl`, which has TRL's keys."""
-    section = draft.section(_SECTION, items)
+    # What is drawn together is counted by keys that stand outside.
+    outside = {}
+    for key in ("micro_batch_size", "gradient_accumulation_steps"):
+        if draft.get(key):
+            outside[key] = draft.get(key)
+    section = draft.section(_SECTION, {**items, **outside})
+    section.taken.update(outside)
     _together(section)
     section.apply(TABLE.by_key())
     draft.notes.extend(section.notes)
@@ -205,7 +211,7 @@ def _batches(draft: Draft) -> None:
     path = "training.gradient_accumulation_steps"
     size = draft.ours("training.per_device_train_batch_size", 8)
     accumulated = draft.ours(path, 1)
-    world = draft.ours("compute.processes", 1) * draft.ours("compute.nodes", 1)
+    world = _world(draft)
     generations = draft.ours("grpo.num_generations", GrpoConfig().num_generations)
     answers = size * accumulated * world
     prompts = max(1, answers // generations)
@@ -230,6 +236,34 @@ def _steps_per_generation(value: Any, draft: Draft) -> Outcome:
     if value % accumulated == 0:
         return carried(value // accumulated)
     return near(math.ceil(value / accumulated), "micro-batches there, whole optimizer steps here")
+
+
+def _generation_batch_size(value: Any, draft: Draft) -> Outcome:
+    """Carry how many answers are drawn together, as the optimizer steps that learn from them.
+
+    TRL takes one of this and `steps_per_generation`. It counts answers, of all processes.
+    """
+    if draft.get("steps_per_generation"):
+        return unneeded("it follows from grpo.steps_per_generation and the prompts of a step")
+    accumulated = draft.get("gradient_accumulation_steps") or 1
+    answers = _size(draft) * accumulated * _world(draft)
+    if value <= answers:
+        return unneeded("answers are drawn before each step, by the same weights")
+    why = f"{value} answers are drawn together there, and a step learns from {answers} of them"
+    return near(math.ceil(value / answers), why)
+
+
+def _size(draft: Draft) -> int:
+    """Return the answers of a micro-batch."""
+    default = 1 if draft.tool.name == "ms-swift" else 8
+    keys = ("per_device_train_batch_size", "micro_batch_size")
+    sizes = [int(draft.get(key)) for key in keys if draft.get(key)]
+    return sizes[0] if sizes else default
+
+
+def _world(draft: Draft) -> int:
+    """Return the processes of the run, as far as the file or the command says."""
+    return int(draft.ours("compute.processes", 1)) * int(draft.ours("compute.nodes", 1))
 
 
 def _of_loss(keys: str, name: str) -> Row:
@@ -264,6 +298,7 @@ TABLE: Final = Table(
     rows=[
         Row("top_k", "grpo.top_k", other=ALL_TOKENS),
         Row("steps_per_generation", "grpo.steps_per_generation", other=_steps_per_generation),
+        Row("generation_batch_size", "grpo.steps_per_generation", other=_generation_batch_size),
         Row("truncation_strategy", "data.overlong", {"delete": "drop"},
             near("drop", "a prompt is asked whole or left out")),
         Row("use_bias_correction_kl", "grpo.use_bias_correction_kl", unless=_without_beta),
@@ -296,7 +331,6 @@ TABLE: Final = Table(
     },
     unneeded={
         "vllm_group_port vllm_server_group_port": "servers load adapter files, and no weights are sent",
-        "generation_batch_size": "it follows from grpo.steps_per_generation and the prompts of a step",
         "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
         "vllm_importance_sampling_clip_min vllm_importance_sampling_cap rollout_importance_sampling_mode "
         "rollout_importance_sampling_threshold":

@@ -240,7 +240,8 @@ def _finish(draft: Draft) -> None:
 TOOL = Tool(
     name="ms-swift",
     marks="tuner_type train_type split_dataset_ratio attn_impl freeze_vit val_dataset quant_bits quant_method "
-    "truncation_strategy loss_scale task_type model_author load_from_cache_file tuner_backend",
+    "truncation_strategy loss_scale task_type model_author load_from_cache_file tuner_backend "
+    "rlhf_type external_plugins reward_funcs num_generations",
     command=r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py",
     together=(
         _method,

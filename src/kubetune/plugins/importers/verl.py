@@ -143,6 +143,21 @@ def _unlimited(value: Any, _: Draft) -> Outcome:
     return carried(value) if value > 0 else OFF
 
 
+def _steps(value: Any, draft: Draft) -> Outcome:
+    """Carry steps of verl, each of which learns from all answers that are drawn together, as optimizer steps.
+
+    train_batch_size 1024, ppo_mini_batch_size 256, ppo_epochs 2, save_freq 20    save_steps: 20 × 4 × 2 = 160
+    """
+    if value <= 0:
+        return OFF
+    of_step = draft.ours("grpo.steps_per_generation", 1) * (draft.get(f"{_ACTOR}ppo_epochs") or 1)
+    if of_step == 1:
+        return carried(value)
+    return near(
+        value * of_step, f"a step there has {of_step} optimizer steps, which are counted here"
+    )
+
+
 def _loss_mode(value: Any, _: Draft) -> Outcome:
     """Drop a loss of the policy that is neither PPO's nor GSPO's."""
     return dropped(f"{value} is not there; see grpo.loss_type")
@@ -195,13 +210,13 @@ TOOL = Tool(
                 {"vanilla": unneeded("the ratio is clipped, as here"), "gspo": "sequence"}, _loss_mode),
             Row("algorithm.norm_adv_by_std_in_grpo", "grpo.scale_rewards", {False: "none"}, carried("group")),
             # Training, and where it runs.
-            Row(f"{_ACTOR}optim.lr_warmup_steps", "training.warmup_steps", other=_unlimited),
+            Row(f"{_ACTOR}optim.lr_warmup_steps", "training.warmup_steps", other=_steps),
             Row(f"{_ACTOR}optim.lr_warmup_steps_ratio", "training.warmup_ratio", other=_unlimited),
             Row(f"{_ACTOR}optim.warmup_style {_ACTOR}optim.lr_scheduler_type", "training.lr_scheduler_type",
                 {"constant": "constant", "cosine": "cosine"}, dropped("constant and cosine are there")),
-            Row("trainer.total_training_steps", "training.max_steps", other=_unlimited),
-            Row("trainer.save_freq", "training.save_steps", other=_unlimited),
-            Row("trainer.test_freq", "training.eval_steps", other=_unlimited),
+            Row("trainer.total_training_steps", "training.max_steps", other=_steps),
+            Row("trainer.save_freq", "training.save_steps", other=_steps),
+            Row("trainer.test_freq", "training.eval_steps", other=_steps),
             Row("trainer.logger", other=trackers),
         ],
         dropped={

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import inspect
+import math
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -189,8 +190,10 @@ def _number(value: Any) -> float | None:
     if value is None:
         return None
     number = float(value)
+    if math.isinf(number):
+        raise ValueError(f"returned {number}; expected a finite number, or None")
     # NaN is no judgement.
-    return None if number != number else number
+    return None if math.isnan(number) else number
 
 
 def _shown(values: Any) -> str:

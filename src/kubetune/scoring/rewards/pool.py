@@ -119,8 +119,9 @@ class RewardPool:
         self._folder = tempfile.mkdtemp(prefix="kubetune-rewards-")
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
+        # -u: what functions print would stay in a buffer, which is lost as the process is killed in the end.
         command = [
-            sys.executable, "-m", "kubetune.scoring.rewards.worker", str(read_requests), str(write_replies),
+            sys.executable, "-u", "-m", "kubetune.scoring.rewards.worker", str(read_requests), str(write_replies),
         ]  # fmt: skip
         self._process = subprocess.Popen(
             command,

@@ -133,7 +133,13 @@ class RolloutFeed:
             return None
 
         rewards = weighted_rewards(groups, self._rewards)
-        if first == 0 and bool(has_no_variance(rewards).all()):
+        if first == 0 and bool(rewards.isnan().all()):
+            logs.DATA.warning(
+                "the first %d answers teach nothing: for each of them, all rewards returned None or NaN, which means that "
+                "they do not apply to it; look at what the functions return",
+                rewards.numel(),
+            )
+        elif first == 0 and bool(has_no_variance(rewards).all()):
             logs.DATA.warning(
                 "the first %d answers teach nothing: to each prompt, all got the same reward (%.3g on average); such a "
                 "model learns nothing by reward before it gets some prompts right: train it on examples first, take "
