@@ -52,10 +52,10 @@ def tar(contents: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
-def link(target: str) -> bytes:
+def link(target: str, name: str = "model") -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        member = tarfile.TarInfo("model")
+        member = tarfile.TarInfo(name)
         member.type = tarfile.SYMTYPE
         member.linkname = target
         archive.addfile(member)
@@ -101,6 +101,12 @@ def test_an_image_is_fetched_once_by_its_digest(registry: Registry, cache: Path)
     assert "model.safetensors" in hub.list_files(model, path)
     with pytest.raises(errors.ModelError, match="local_files_only is set"):
         pull.fetch(path, offline=True)
+
+
+def test_the_link_for_kserve_is_passed_over(registry: Registry) -> None:
+    put(registry, (TAR, tar({"config.json": b"{}"}), {}), (TAR, link(".", "models"), {}))
+    folder = pull.fetch(f"oci://{registry.host}/team/bot:1")
+    assert [path.name for path in folder.iterdir()] == ["config.json"]
 
 
 def test_an_image_that_is_mounted_is_not_fetched(
@@ -168,6 +174,7 @@ def test_what_is_no_model_in_whole_is_refused_and_leaves_nothing(
         ([(TAR, tar({"../evil": b""}), {})], "no path inside the image"),
         ([(TAR, tar({"/evil": b""}), {})], "no path inside the image"),
         ([(TAR, link("/etc"), {})], "neither a file nor a folder"),
+        ([(TAR, link("/etc", "models"), {})], "neither a file nor a folder"),
         ([(TAR, b"no tar at all" * 100, {})], "a layer is no tar"),
         ([(RAW, b"w", {})], "has no path of its file"),
         ([(RAW, b"w", {"org.cncf.model.filepath": "../evil"})], "no path inside the image"),

@@ -90,6 +90,7 @@ def pulled(fetch: Callable[[str], bytes]) -> dict[str, bytes]:
     """Return the files of an image, as any other tool unpacks them. `fetch` returns what lies at a path."""
     manifest = json.loads(fetch("manifests/1"))
     unpacked = {}
+    links = []
     for layer in manifest["layers"]:
         content = fetch(f"blobs/{layer['digest']}")
         if layer["mediaType"].endswith(".raw"):
@@ -97,10 +98,16 @@ def pulled(fetch: Callable[[str], bytes]) -> dict[str, bytes]:
             continue
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             for member in archive:
+                if member.issym():
+                    links.append((member.name, member.linkname))
+                    continue
                 file = archive.extractfile(member)
                 assert file is not None
                 assert (member.uid, member.mtime, member.mode) == (0, 0, 0o644)
                 unpacked[member.name] = file.read()
+    # KServe mounts the folder of this name, and so has what everybody else has at the root.
+    is_artifact = "artifactType" in manifest
+    assert links == ([] if is_artifact else [("models", ".")])
     return unpacked
 
 

@@ -104,10 +104,21 @@ def test_an_image_of_the_layout_of_kserve_is_a_base(capsys: pytest.CaptureFixtur
     assert "below /models" in notes
 
 
+@pytest.mark.parametrize("kind", [INFERENCE, LLM])
+def test_an_image_of_push_is_mounted(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    obj, notes = rendered(capsys, kind, IMAGE.replace("oci+native", "oci"))
+    assert IMAGE in (
+        obj["spec"].get("model", {}).get("uri"),
+        obj["spec"].get("predictor", {}).get("model", {}).get("storageUri"),
+    )
+    assert "without --modelpack" in notes
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ([LLM, "oci://registry.example/team/bot:1"], "has its files at the root"),
+        ([LLM, "a=oci://registry.example/team/a:1", BASE], "and no images"),
+        ([LLM, "acme/bot", "--base=oci://registry.example/Bot"], "is no address of an image"),
         ([LLM, f"a={IMAGE}", BASE], "and no images"),
         ([INFERENCE, "a=s3://bucket/a", BASE], "fetches adapters from the hub alone"),
         ([LLM, "acme/bot", "--max-replicas=3"], "is scaled by other means"),

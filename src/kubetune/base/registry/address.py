@@ -22,6 +22,9 @@ MOUNTED: Final = "/images"
 FOLDER: Final = "oci"
 # The variable with another folder than the cache.
 STORE: Final = "KUBETUNE_IMAGES"
+# A link in images of `kubetune push` to their own root: KServe mounts the folder of this name.
+MODELS_LINK: Final = "models"
+ROOT: Final = "."
 DOCKER_HUB: Final = ("docker.io", "index.docker.io", "registry-1.docker.io")
 
 

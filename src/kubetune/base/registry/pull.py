@@ -20,6 +20,8 @@ from typing import IO, Any, Final, cast
 from kubetune.base import files, whole_folder
 from kubetune.base.registry.address import (
     FOLDER,
+    MODELS_LINK,
+    ROOT,
     STORE,
     Address,
     folder_of_digest,
@@ -144,13 +146,18 @@ def _unpack(registry: Registry, layer: dict[str, Any], folder: Path) -> None:
             fileobj=cast(IO[bytes], stream), mode="r|*", bufsize=_BUFFER_BYTES
         ) as archive:
             for member in archive:
-                if not member.isdir():
+                if not member.isdir() and not _is_link_to_root(member):
                     _write(archive, member, folder, registry.address)
     except tarfile.TarError as error:
         raise ModelError(f"{registry.address}: a layer is no tar: {error}") from None
     # The digest is compared at the end, which a tar's reader does not read up to.
     for _ in chunks:
         pass
+
+
+def _is_link_to_root(member: tarfile.TarInfo) -> bool:
+    """True if a tar's entry shows all files a second time, where KServe looks for them."""
+    return member.issym() and (member.name, member.linkname) == (MODELS_LINK, ROOT)
 
 
 def _write(

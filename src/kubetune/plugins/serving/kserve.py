@@ -5,6 +5,7 @@ Pure, like `manifests` beside it. Fields are those of KServe 0.20, as are the ad
     here                                      KServe
     ORG/NAME at a revision                    hf://ORG/NAME:REVISION
     an export on the run's outputs volume     pvc://CLAIM/RUN/exports/…
+    oci://…, as `kubetune push` writes it     oci+native://…
     s3://…, pvc://…, oci+native://…           the same
 
 It gives a base and its adapters to an LLMInferenceService, and one address to an InferenceService.
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kubetune.base.registry.address import SCHEME
+from kubetune.base.registry.address import SCHEME, parse
 from kubetune.config.data_files import is_hub_id
 from kubetune.errors import ConfigError
 from kubetune.k8s.manifests.environment import secret_value
@@ -108,7 +109,7 @@ def _llm_inference_service(spec: RunSpec, serving: Serving) -> Manifest:
     if serving.adapters:
         adapters = []
         for adapter in serving.adapters:
-            if adapter.path.startswith(NATIVE_IMAGE):
+            if adapter.path.startswith((SCHEME, NATIVE_IMAGE)):
                 raise ConfigError(
                     f"--kserve: {adapter.path}: KServe takes adapters as hf://, s3:// or pvc://, and no images. "
                     "Nothing was written."
@@ -142,11 +143,8 @@ def address_of(spec: RunSpec, path: str, revision: str | None = None) -> str:
     if path.startswith((*ADDRESSES, NATIVE_IMAGE)):
         return path
     if path.startswith(SCHEME):
-        raise ConfigError(
-            f"--kserve: {path}: KServe runs such an image as a container, or mounts its folder /models, and an image of "
-            f"`kubetune push` has its files at the root and no program. Give {NATIVE_IMAGE}… for an image with /models, or "
-            "the hub, s3:// or pvc://. Nothing was written."
-        )
+        # By the plain scheme KServe would run the image as a container, and there is no program in it.
+        return NATIVE_IMAGE + parse(path).image
     if path.startswith(f"{OUTPUTS}/"):
         claim = spec.kubernetes.storage.outputs.claim
         if claim is None:
@@ -160,8 +158,8 @@ def address_of(spec: RunSpec, path: str, revision: str | None = None) -> str:
         mark = f":{revision}" if revision else ""
         return f"hf://{path}{mark}"
     raise ConfigError(
-        f"--kserve: {path} is no address that KServe takes; expected ORG/NAME, s3://…, pvc://CLAIM/PATH or "
-        f"{NATIVE_IMAGE}… Nothing was written."
+        f"--kserve: {path} is no address that KServe takes; expected ORG/NAME, s3://…, pvc://CLAIM/PATH, "
+        f"{SCHEME}… or {NATIVE_IMAGE}… Nothing was written."
     )
 
 
@@ -226,10 +224,10 @@ def notes(spec: RunSpec, serving: Serving, kind: str) -> list[str]:
             f"KServe fetches weights with the Secrets of ServiceAccount {account}: for a private or gated model of the hub "
             "it needs one with HF_TOKEN, for s3:// one with the keys (KServe's annotations name the endpoint)"
         )
-    if serving.model.startswith(NATIVE_IMAGE):
+    if serving.model.startswith((SCHEME, NATIVE_IMAGE)):
         texts.append(
-            "the image is mounted by Kubernetes 1.33 or newer (with the gate ImageVolume; 1.36 has it), and has its files "
-            "below /models"
+            "the image is mounted by Kubernetes 1.36 (1.33 with the gate ImageVolume) with containerd 2.2 or CRI-O 1.33, "
+            "and has its files below /models, as `kubetune push` writes it without --modelpack"
         )
     needs = "0.20 or newer"
     if kind == LLM:

@@ -2,9 +2,12 @@
 
     export/               image (any container runtime mounts it)      artifact (ModelPack; CRI-O mounts it)
       README.md      ┐    layer 1: a tar of all small files            one layer a file, its bytes as they are
-      config.json    ┘
+      config.json    │
+      models -> .    ┘
       a.safetensors       layer 2: a tar of this file
       b.safetensors       layer 3: a tar of this file
+
+KServe mounts the folder `models` of an image, every other reader its root: the link makes them one.
 
 Nothing is written to the disk: a tar is headers, padding and the files' own bytes, read while they are sent. The same
 export always gives the same digests, so a second push finds its layers there and sends nothing.
@@ -16,13 +19,13 @@ import hashlib
 import json
 import tarfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from kubetune import errors
 from kubetune.base import files, humanize, whole_folder
-from kubetune.base.registry.address import Address
+from kubetune.base.registry.address import MODELS_LINK, ROOT, Address
 from kubetune.base.registry.client import MANIFEST_TYPE, Registry
 from kubetune.result.publishing.base_files import is_licence
 from kubetune.result.publishing.provenance import PROVENANCE
@@ -49,6 +52,8 @@ class Layer:
     names: tuple[str, ...]  # of the files, sorted
     media_type: str
     is_tar: bool  # else it is the bytes of its one file
+    # A tar with a link to its own root, so that a folder of the image has the same files.
+    has_link: bool = False
     digest: str = ""
     size: int = 0  # bytes
 
@@ -80,6 +85,13 @@ class Layer:
             yield header.tobuf(tarfile.PAX_FORMAT)
             yield from _bytes_of(path)
             yield bytes(-size % tarfile.BLOCKSIZE)
+
+        if self.has_link:
+            link = tarfile.TarInfo(MODELS_LINK)
+            link.type = tarfile.SYMTYPE
+            link.linkname = ROOT
+            link.mode = 0o777
+            yield link.tobuf(tarfile.PAX_FORMAT)
 
         # Two empty blocks end a tar.
         yield bytes(2 * tarfile.BLOCKSIZE)
@@ -194,7 +206,7 @@ def build(
             media_type = _MODEL_LAYER.format(what=_what_is(name))
             layers.append(Layer(folder, (name,), media_type, is_tar=False))
     else:
-        layers.append(Layer(folder, tuple(others), _IMAGE_LAYER, is_tar=True))
+        layers.append(Layer(folder, tuple(others), _IMAGE_LAYER, is_tar=True, has_link=True))
         # One layer a file, so that a push that broke off goes on after the last whole file.
         count = -(-len(weights) // _MOST_WEIGHT_LAYERS) or 1
         for first in range(0, len(weights), count):
@@ -276,14 +288,7 @@ def _measured(layer: Layer) -> Layer:
         sha256.update(chunk)
         size += len(chunk)
     digest = f"sha256:{sha256.hexdigest()}"
-    return Layer(
-        layer.folder,
-        layer.names,
-        layer.media_type,
-        layer.is_tar,
-        digest,
-        size,
-    )
+    return replace(layer, digest=digest, size=size)
 
 
 def _what_is(name: str) -> str:
