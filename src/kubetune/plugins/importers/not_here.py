@@ -56,7 +56,8 @@ DROPPED: Final[Mapping[str, Any]] = {
     "log_completions multi_turn_scheduler max_turns async_generate completion_length_limit_scope gym_env "
     "use_gym_env nemo_gym_* ebft move_model_batches sleep_level wandb_log_unique_prompts router_replay_mode "
     "use_vllm structured_outputs_regex num_generation_samples":
-        "a setting of learning by reward that is not there: servers, environments, other losses than `task: grpo` has",
+        "a setting of learning by reward that is not there: servers of the tool itself (see grpo.servers), "
+        "environments, other losses than `task: grpo` has",
     "kd_* teacher_* offload_teacher_model gkd_* lmbda seq_kd logprobs top_logprobs":
         "distillation from a teacher is not there",
     "use_dft_loss use_asft_loss use_eaft_loss use_eaft enable_dft_loss enable_channel_loss":
