@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from kubetune import cli
 from kubetune.errors import ConfigError
 from kubetune.reporting import write_report
 from kubetune.reporting.differences import differences
+from kubetune.reporting.page import page_of
+from kubetune.reporting.reading import read_run
 from kubetune.reporting.series import shorten, smooth
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import versions
@@ -296,7 +299,11 @@ def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(
         lines = [json.loads(line) for line in (run / metrics.METRICS).read_text().splitlines()]
         steps = [line for line in lines if "eval_loss" not in line]
         scores = {"eval_accuracy": 0.5, "eval_f1": 0.4, "eval_mcc": -0.1}
-        evaluations = [{"step": 3, "epoch": 1, "eval_loss": 1.0, **scores}][: i if i < 2 else 1]
+        evaluations = []
+        if i:
+            evaluations = [
+                {"step": step, "epoch": 1, "eval_loss": 1.0, **scores} for step in (3, 4)
+            ]
         text = "".join(json.dumps(line) + "\n" for line in [*steps, *evaluations])
         (run / metrics.METRICS).write_text(text)
     charts = {
@@ -318,6 +325,21 @@ def test_a_run_of_few_evaluations_is_compared_and_no_line_is_cut(
             (line["colour"], line["mark"]) == (line["run"], "ABCD"[line["run"]]) for line in lines
         )
         assert len({(line["run"], line["dash"]) for line in lines}) == len(lines)
+
+
+def test_what_cannot_be_compared_is_not_drawn_and_said(run_dir: Path) -> None:
+    record = read_run(run_dir)
+    other = replace(record, config=record.config.model_copy(update={"task": "reward_model"}))
+    _, facts = page_of([record, other])
+    assert "causal_lm: " in facts["other_tasks"]
+    assert "reward_model: " in facts["other_tasks"]
+    assert "as the tasks differ: Loss" in facts["not_drawn"]
+    names = {chart["name"] for chart in facts["charts"]}
+    assert "loss" not in names
+    assert "speed" in names, "speeds can be compared"
+    _, alike = page_of([record, record])
+    assert alike["other_tasks"] == ""
+    assert "loss" in {chart["name"] for chart in alike["charts"]}
 
 
 def test_axes_count_tokens_and_epochs(run_dir: Path, tmp_path: Path) -> None:

@@ -153,6 +153,17 @@ def _machine_use(run: RunRecord) -> list[Card]:
     return [*shown, Card("Peak memory", size(peak), whose, peak)]
 
 
+def evaluation_loss(run: RunRecord) -> list[Card]:
+    """Return the loss of the last evaluation, unless the best checkpoint is chosen by it and has a card."""
+    if run.config.training.metric_for_best_model == "eval_loss":
+        return []
+    for line in reversed(run.evaluations):
+        loss = line.get("eval_loss")
+        if isinstance(loss, int | float):
+            return [Card("Evaluation loss", number(loss), f"at step {line['step']:,}", loss)]
+    return []
+
+
 def judged_cards(run: RunRecord) -> list[Card]:
     """Return a card for each metric of the best checkpoint's answers that has an interval."""
     judgement = verdict(run.verdict, run.benchmarks)

@@ -29,7 +29,8 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
     headings: dict[str, None] = {}
     damage = []
     for name, run in zip(names, runs, strict=True):
-        by_label = {card.label: card for card in (*cards.cards(run), *cards.judged_cards(run))}
+        shown = [*cards.cards(run), *cards.evaluation_loss(run), *cards.judged_cards(run)]
+        by_label = {card.label: card for card in shown}
         cards_of_runs.append(by_label)
         headings |= dict.fromkeys(by_label)
         for problem in cards.damage(run):
@@ -52,6 +53,7 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
         "same_data": _same_data(runs, names),
         "damage": damage,
         "answers": _answers(runs),
+        "other_tasks": _other_tasks(runs, names),
     }
 
 
@@ -65,6 +67,17 @@ def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
         "letter": letter(index),
         "colour": index % COLOURS,
     }
+
+
+def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
+    """Return a warning that the runs learn different things, "" where they do not."""
+    by_task: dict[str, list[str]] = {}
+    for name, run in zip(names, runs, strict=True):
+        by_task.setdefault(run.config.task, []).append(name)
+    if len(by_task) < 2:
+        return ""
+    tasks = "; ".join(f"{task}: {', '.join(of_task)}" for task, of_task in by_task.items())
+    return f"the runs learn different tasks ({tasks}), so their losses and scores measure different things."
 
 
 def _same_data(runs: Sequence[RunRecord], names: Sequence[str]) -> str:

@@ -55,6 +55,9 @@ def page_of(
     charts = []
     if runs:
         charts = charts_of(runs)
+    not_drawn = ""
+    if len(runs) > 1:
+        charts, not_drawn = _comparable(charts, runs)
     data = {
         "charts": [chart.to_json() for chart in charts],
         "axes": [run.numbers.axes for run in runs],  # of each run, by name
@@ -71,6 +74,7 @@ def page_of(
     common = {
         "charts": [_chart_facts(chart) for chart in charts],
         "axes": axes,
+        "not_drawn": not_drawn,
         "data": Markup(text),
         "has_charts": bool(charts),
     }
@@ -101,6 +105,29 @@ def charts_of(runs: Runs) -> list[Chart]:
 
 # Charts that say how well a run learns, beginnings of their names: the first of these stands beside the loss.
 _OF_LEARNING = ("scores", "score-", "accuracy", "rewards", "reward", "sources")
+
+
+def _comparable(charts: list[Chart], runs: Runs) -> tuple[list[Chart], str]:
+    """Return the charts that compare runs, and a sentence on those that are left out."""
+    same_task = len({run.config.task for run in runs}) == 1
+    kept = []
+    other_tasks = []
+    dots = []
+    for chart in charts:
+        of_learning = chart.name.startswith(("loss", *_OF_LEARNING))
+        if of_learning and not same_task:
+            other_tasks.append(chart.title)
+        # Points of one evaluation each make no curve; the table of results has them.
+        elif chart.name != "loss" and max(len(line.series.steps) for line in chart.lines) < 2:
+            dots.append(chart.title)
+        else:
+            kept.append(chart)
+    sentences = []
+    if other_tasks:
+        sentences.append(f"Not drawn, as the tasks differ: {', '.join(other_tasks)}.")
+    if dots:
+        sentences.append(f"Not drawn, as each run has one value: {', '.join(dots)}.")
+    return kept, " ".join(sentences)
 
 
 def _headline_first(charts: list[Chart]) -> list[Chart]:
