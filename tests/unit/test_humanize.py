@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -95,3 +96,18 @@ def test_what_a_terminal_would_obey_is_spelt_out() -> None:
 
 def test_a_column_without_a_name_is_named_too() -> None:
     assert humanize.unused_keys({"": 3, "id": 1}) == "keys not used: (no name) × 3, id × 1"
+
+
+@pytest.mark.parametrize(
+    ("moment", "text"),
+    [
+        (None, "–"),
+        ("2026-11-28T08:59:50.000Z", "just now"),
+        ("2026-11-28T08:57:00.000Z", "3 min ago"),
+        ("2026-11-28T03:30:00.000Z", "5 h ago"),
+        ("2026-11-02T09:00:00.000Z", "2 Nov"),
+        ("2025-12-31T09:00:00.000Z", "2025-12-31"),
+    ],
+)
+def test_lists_say_how_long_ago(moment: str | None, text: str) -> None:
+    assert humanize.ago(moment, datetime(2026, 11, 28, 9, tzinfo=UTC)) == text

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.humanize import visible
+from kubetune.base.humanize import ago, visible
+from kubetune.base.logs import scrub
 from kubetune.cli.json_answers import Answer, add_json, prints_json
-from kubetune.cli.tables import print_table
+from kubetune.cli.tables import GAP, print_table, table
 from kubetune.errors import ConfigError
 from kubetune.library.listing import facts, find_runs, in_order, is_like
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
+
+# Columns in the order in which they are left out of a narrow terminal.
+_LEAST_FIRST = ("METHOD", "WHY", "EVALUATION", "MODEL")
+# Codes of a terminal's colours, by state.
+_COLOURS = {
+    "done": 32,
+    "running": 34,
+    "starting": 34,
+    "waiting": 33,
+    "stopped": 35,
+    "failed": 31,
+    "damaged": 31,
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="only runs that have all of them in path, model, method, tags or why",
     )
     parser.add_argument(
-        "--state", default="", help="runs of this state, such as done, running or failed"
+        "--state",
+        default="",
+        help="runs of this state, such as done, running or failed; archived: those archived on the page",
     )
     add_json(parser, "as JSON")
 
@@ -59,7 +80,7 @@ def run(args: argparse.Namespace) -> Answer:
 
     def show() -> None:
         if runs:
-            print_table(_HEAD, [_row(run_facts) for run_facts in runs])
+            _print(runs)
             return
         chosen = ""
         if args.filter or args.state:
@@ -67,6 +88,53 @@ def run(args: argparse.Namespace) -> Answer:
         print(f"no runs below {args.folder}{chosen}")
 
     return Answer(runs, show)
+
+
+def _print(runs: Sequence[dict[str, Any]]) -> None:
+    """Print the runs: to a pipe all columns, on a terminal those that fit beside each other, with colour."""
+    if not sys.stdout.isatty():
+        print_table(_HEAD, [_row(run_facts) for run_facts in runs])
+        return
+    rows = []
+    for run_facts in runs:
+        cells = dict(zip(_HEAD, _row(run_facts), strict=True))
+        cells["STARTED"] = ago(run_facts["started"])
+        rows.append(cells)
+
+    # Columns that say least of a run go first. What is left may still fold at a very narrow terminal.
+    head = list(_HEAD)
+    width = shutil.get_terminal_size().columns
+    left_out = []
+    for name in _LEAST_FIRST:
+        if sum(_width(rows, column) for column in head) - len(GAP) <= width:
+            break
+        head.remove(name)
+        left_out.append(name)
+
+    lines = table(head, [[cells[name] for name in head] for cells in rows], width)
+    for line in lines:
+        print(_coloured(visible(scrub(line))))
+    if left_out:
+        print(f"left out at this width: {', '.join(left_out)}; a pipe and --json have them")
+
+
+def _width(rows: Sequence[Mapping[str, str]], name: str) -> int:
+    """Return the characters that a column takes with the gap behind it."""
+    longest = max(len(cells[name]) for cells in rows)
+    return max(longest, len(name)) + len(GAP)
+
+
+def _coloured(line: str) -> str:
+    """Return a line of the table with its state in colour, unless NO_COLOR is set."""
+    if os.environ.get("NO_COLOR"):
+        return line
+    # The state is the second column: behind a gap, and before another or the end.
+    return re.sub(
+        rf"(?<={GAP})({'|'.join(_COLOURS)})(?={GAP}|$)",
+        lambda match: f"\x1b[{_COLOURS[match[1]]}m{match[1]}\x1b[0m",
+        line,
+        count=1,
+    )
 
 
 def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
