@@ -66,6 +66,9 @@ PHRASES = (
     r"<think>Maybe \boxed{99}.</think>Therefore \boxed{%s}",
     r"<think>\boxed{%s}",
     r"<think>Once.</think><think>Twice.</think> \[ %s \]",
+    r"Once </think>\boxed{99} and again </think>\boxed{%s}",
+    r"It is \boxed{%s}. The final answer is $99$.",
+    r"The final answer is $%s$. It is \boxed{\frac{}{}}",
     r"<think>So</think>no, <answer>\boxed{%s}</answer>",
 )
 DELIMITERS = (None, ["<answer>", "</think>"], ["never"])
@@ -84,7 +87,7 @@ def groups() -> list[Group]:
     for solution, values in VALUES.items():
         texts = []
         for value in values:
-            for phrase in draw.sample(PHRASES, 3):
+            for phrase in draw.sample(PHRASES, 4):
                 texts.append(phrase % value)
         texts.append("")
         lengths = [draw.randrange(LONGEST) for _ in texts]

@@ -55,6 +55,7 @@ class Mathematics:
     def _behind_reasoning(self, values: list[Any], text: str) -> float | None:
         """Return 1 if the answer behind the reasoning is right, 0 if it is not or the reasoning does not end."""
         delimiters: Sequence[str] = self.settings.get("reasoning_delimiters", ("</think>",))
+        # The first delimiter that the text has, and of it the last place: a model may begin to reason again.
         for delimiter in delimiters:
             if delimiter in text:
                 return _is_right(values, text.split(delimiter)[-1])
@@ -105,6 +106,7 @@ def _marked_formulas() -> list[Any]:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig
 
+    # Were formulas without a mark read, any of them in the reasoning could pass as the answer.
     return [
         LatexExtractionConfig(
             normalization_config=NormalizationConfig(units=True),
