@@ -111,8 +111,8 @@ def test_it_learns_by_reward_what_few_examples_half_taught(tmp_path: Path) -> No
     printed = say(tmp_path, "demo", "--task", "grpo")
     before, after = shares(printed)
     assert 20 <= before <= 40
-    # Above 70 in the runs that docs/grpo.md tells of; another processor may round otherwise.
-    assert after >= 60
+    # 80 or more with each seed that docs/grpo.md tells of; another processor may round otherwise.
+    assert after >= 70
     pass_at_1 = re.search(r"^pass@1 +(\d+)% → (\d+)%$", printed, re.M)
     pass_at_8 = re.search(r"^pass@8 +(\d+)% → (\d+)%$", printed, re.M)
     assert 1.5 * int(pass_at_1[1]) < int(pass_at_1[2])

@@ -72,11 +72,11 @@ def test_the_embedded_model_is_small() -> None:
     ("answer", "reward"),
     [
         ("kubectl set image deployment/cart cart=cart:1.27 -n demo", 1.0),
-        # Of 7 words one differs.
-        ("kubectl set image deployment/cart cart=cart:1.28 -n demo", 0.4 + 0.6 * 6 / 7),
-        # A word too few: what follows it stands at other places.
-        ("kubectl set image deployment/cart -n demo", 0.4 + 0.6 * 4 / 7),
-        ("kubectl set image", 0.4 + 0.6 * 3 / 7),
+        # Of 11 pieces one differs.
+        ("kubectl set image deployment/cart cart=cart:1.28 -n demo", 0.4 + 0.6 * 10 / 11),
+        # Four pieces too few: what follows it stands at other places.
+        ("kubectl set image deployment/cart -n demo", 0.4 + 0.6 * 5 / 11),
+        ("kubectl set image", 0.4 + 0.6 * 3 / 11),
         # Nothing for a command that kubectl takes, about the right service, with another verb.
         ("kubectl set resources deployment cart --limits=memory=1Gi -n demo", 0.0),
         ("kubectl scale deployment cart --replicas=27 -n demo", 0.0),

@@ -14,15 +14,21 @@ def graded(
     """Return how good a command is: 0 with another verb than the right one, else 0.4 to 1 by how much of it is right.
 
     The verb gates the rest: else `kubectl scale deployment maps` would be rewarded where port-forward was asked for,
-    for the name alone, and the model would settle on that. Words are compared by their places, since kubectl takes
-    them so: else the model would leave out words that it might get wrong.
+    for the name alone, and the model would settle on that. Pieces are compared by their places: else the model would
+    leave out what it might get wrong. In `cart=cart:1.2` each name and each number is a piece, so that each that is
+    right is rewarded by itself.
     """
     if verb_of(solution_str) != verb_of(ground_truth):
         return 0.0
-    words = solution_str.split()
-    right_words = ground_truth.split()
-    equal = sum(word == right for word, right in zip(words, right_words, strict=False))
-    return 0.4 + 0.6 * equal / max(len(words), len(right_words))
+    pieces = pieces_of(solution_str)
+    right_pieces = pieces_of(ground_truth)
+    equal = sum(piece == right for piece, right in zip(pieces, right_pieces, strict=False))
+    return 0.4 + 0.6 * equal / max(len(pieces), len(right_pieces))
+
+
+def pieces_of(command: str) -> list[str]:
+    """Return `kubectl, logs, deployment, cart, --tail, 5, -n, demo` of `kubectl logs deployment/cart --tail=5 -n demo`."""
+    return re.split(r"[\s/=:.]", command.strip())
 
 
 def verb_of(command: str) -> str:
