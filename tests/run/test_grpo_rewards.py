@@ -503,13 +503,13 @@ def test_a_file_that_cannot_be_run_is_refused_with_its_traceback(ask: Ask, tmp_p
         ask([{"file": str(tmp_path / "no.py"), "function": "f"}], request_of(["4"], [None]))
 
 
-def test_the_reward_process_ends_with_the_rank(code: Path) -> None:
+def test_the_reward_process_ends_with_the_rank(ask: Ask) -> None:
     program = (
         "import sys, time\n"
         "from kubetune.config.schema import GrpoConfig, RewardConfig\n"
         "from kubetune.scoring.rewards.pool import RewardPool\n"
         "pool = RewardPool([RewardConfig(name='json_valid')], GrpoConfig())\n"
-        "print(pool._process.pid, flush=True)\n"
+        "print(pool._process.pid, pool._folder, flush=True)\n"
         "time.sleep(1000)\n"
     )
     rank = subprocess.Popen(
@@ -517,10 +517,14 @@ def test_the_reward_process_ends_with_the_rank(code: Path) -> None:
     )
     assert rank.stdout is not None
     with rank, rank.stdout:
-        pid = int(rank.stdout.readline())
-        family = [pid, *processes.children(pid)]
+        pid, folder = rank.stdout.readline().split()
+        family = [int(pid), *processes.children(int(pid))]
         rank.kill()
     require_ended(family)
+    # What the functions have left goes when the next process begins.
+    assert Path(folder).is_dir()
+    ask([{"name": "json_valid"}], request_of(["4"], [None]))
+    assert not Path(folder).exists()
 
 
 def test_a_reward_process_whose_rank_ended_while_it_started_ends_too(tmp_path: Path) -> None:

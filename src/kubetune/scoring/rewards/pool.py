@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 # Longest time that a reward process may take to import the files of its functions.
 START_SECONDS = 120.0
 _LARGEST_REPLY_BYTES = 64 * 2**20
+# Beginning of the name of a process' folder; the pid of its rank follows.
+_FOLDER = "kubetune-rewards-"
 
 
 class _Gone(Exception):
@@ -116,7 +118,8 @@ class RewardPool:
     def _start(self) -> None:
         """Begin the process, and wait until it has loaded its functions."""
         # A folder of its own is all that it may leave something in.
-        self._folder = tempfile.mkdtemp(prefix="kubetune-rewards-")
+        _remove_folders_of_the_dead()
+        self._folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
         # -u: what functions print would stay in a buffer, which is lost as the process is killed in the end.
@@ -213,6 +216,14 @@ class RewardPool:
         if code == isolation.TOO_MANY_PROCESSES:
             return f"it had more than {isolation.MOST_PROCESSES} processes"
         return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _remove_folders_of_the_dead() -> None:
+    """Remove what reward functions of ranks that were killed have left, where it is this user's."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
+        pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
+        if pid.isdecimal() and not processes.is_alive(int(pid)):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _judgement_of(reply: Any, number: int, error: str) -> Judgement:
