@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.tiny import CHATML, train_tokenizer
 
 gguf = pytest.importorskip("gguf")
 
+from kubetune.result.gguf_files import llama_cpp  # noqa: E402
 from kubetune.result.gguf_files.adapter import check_adapter, write_adapter  # noqa: E402
 from kubetune.result.gguf_files.families import FAMILIES, family_of, keys_of  # noqa: E402
 from kubetune.result.gguf_files.vocabulary import read_vocabulary  # noqa: E402
@@ -238,3 +240,14 @@ def test_adapters_that_llama_cpp_does_not_load_are_refused(
 ) -> None:
     with pytest.raises(errors.ModelError, match=reason):
         check_adapter(lora)
+
+
+def test_a_llama_cpp_that_does_not_load_is_no_fault_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "llama_cpp.py").write_text("import a_package_that_is_not_there")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    reason = llama_cpp.missing()
+    assert reason is not None
+    assert "does not load (ModuleNotFoundError: No module named" in reason

@@ -11,6 +11,7 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from kubetune import cli
+from kubetune.plugins.serving import manifests
 from standin.schemas import problems
 from standin.schemas.generate import strict
 from tests.golden.serving import write_run
@@ -127,6 +128,8 @@ def test_an_image_of_push_is_mounted(kind: str, capsys: pytest.CaptureFixture[st
         ([LLM, "acme/bot", "--api-key-secret=key"], "--api-key-secret: means nothing"),
         ([LLM, "acme/bot", "--cache-size=3Gi"], "--cache-size: means nothing"),
         (["s3://bucket/bot"], "it is none of them"),
+        (["acme/bot", "--fetch-image=kubetune:1"], "--fetch-image: no target"),
+        (["acme/bot", "--rank=8"], "--rank: no target"),
     ],
 )
 def test_what_kserve_does_not_take_is_refused(
@@ -142,3 +145,19 @@ def test_a_reward_model_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
     run_dir = write_run(tmp_path / "run", "task=reward_model", "evaluation.generate=null")
     assert cli.main(["serve", "--render", LLM, str(run_dir), "--merged"]) == 2
     assert "pooling runner" in capsys.readouterr().err
+
+
+def test_a_base_for_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = str(write_run(tmp_path / "run"))
+    assert cli.main(["serve", "--render", run_dir, BASE]) == 2
+    assert "--base: the targets are runs" in capsys.readouterr().err
+
+
+def test_options_of_servers_mean_nothing_to_ollama(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["serve", "--ollama", "outputs/first", "--name=bot"]) == 2
+    assert "--name: means nothing with --ollama" in capsys.readouterr().err
+
+
+def test_the_usual_image_may_be_asked_of_kserve(capsys: pytest.CaptureFixture[str]) -> None:
+    obj, _ = rendered(capsys, LLM, "acme/bot", f"--image={manifests.IMAGE}")
+    assert obj["spec"]["template"]["containers"][0]["image"] == manifests.IMAGE

@@ -133,7 +133,9 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
         help="image with kubetune, which fetches oci:// targets before the server starts; left out: Kubernetes (1.36) "
         "mounts them",
     )
-    parser.add_argument("--image", default=IMAGE, help=f"vLLM image (default {IMAGE})")
+    parser.add_argument(
+        "--image", help=f"vLLM image (default {IMAGE}; with --kserve, that of KServe)"
+    )
     parser.add_argument(
         "--gpus",
         type=int,
@@ -191,9 +193,11 @@ class Target:
 def run(args: argparse.Namespace) -> int:
     """Render, check, print, and say how to try it. Raise ConfigError before anything is written."""
     if args.ollama:
+        _require_for_ollama(args)
         return _by_ollama(args.targets)
     targets = [_target(word, args) for word in args.targets]
     serving = _serving(targets, args)
+    _require_effect(targets, serving, args)
     spec = _spec(targets, args)
     if args.kserve:
         _require_for_kserve(args)
@@ -239,6 +243,42 @@ def _require_for_kserve(args: argparse.Namespace) -> None:
                 f"{option}: means nothing with --kserve, which makes pods and volumes itself; leave it out. Nothing was "
                 "written."
             )
+
+
+def _require_for_ollama(args: argparse.Namespace) -> None:
+    """Raise ConfigError for options about servers in a cluster."""
+    options = {
+        "--kserve": args.kserve,
+        "--base": args.base,
+        "--merged": args.merged,
+        "--rank": args.rank,
+        "--max-model-len": args.max_model_len,
+        "--name": args.name,
+        "--namespace": args.namespace,
+        "--image": args.image,
+        "--fetch-image": args.fetch_image,
+        "--api-key-secret": args.api_key_secret,
+        "--to": args.to != "-",
+    }
+    for option, setting in options.items():
+        if setting:
+            raise ConfigError(
+                f"{option}: means nothing with --ollama, which serves on this machine; leave it out (NAME=RUN_DIR names "
+                "the model)"
+            )
+
+
+def _require_effect(targets: Sequence[Target], serving: Serving, args: argparse.Namespace) -> None:
+    """Raise ConfigError for options that these targets would leave without effect."""
+    problem = None
+    if args.base and all(target.run for target in targets):
+        problem = "--base: the targets are runs, which know their base; to serve an adapter on another one, push it"
+    if args.rank and not any(target.base and target.run is None for target in targets):
+        problem = "--rank: no target is an adapter whose rank is unknown here"
+    if args.fetch_image and not serving.images and not args.kserve:
+        problem = "--fetch-image: no target and no base is an image (oci://…)"
+    if problem:
+        raise ConfigError(f"{problem}; leave it out. Nothing was written.")
 
 
 def _by_ollama(words: Sequence[str]) -> int:
@@ -492,9 +532,10 @@ def _spec(targets: Sequence[Target], args: argparse.Namespace) -> RunSpec:
     for target in targets:
         run = run or target.run
     kubernetes = run.kubernetes if run else None
+    image = args.image or IMAGE
     if kubernetes is None:
-        kubernetes = KubernetesConfig(image=args.image)
-    changes: dict[str, Any] = {"image": args.image, "queue": None, "profile": "restricted"}
+        kubernetes = KubernetesConfig(image=image)
+    changes: dict[str, Any] = {"image": image, "queue": None, "profile": "restricted"}
     if args.namespace:
         changes["namespace"] = args.namespace
     kubernetes = kubernetes.model_copy(update=changes)

@@ -22,7 +22,7 @@ from kubetune.k8s.manifests.environment import secret_value
 from kubetune.k8s.manifests.pod import pod_basics
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.run_names import OUTPUTS
-from kubetune.plugins.serving.manifests import IMAGE, LORA_RANKS, SERVER, Serving
+from kubetune.plugins.serving.manifests import LORA_RANKS, SERVER, Serving
 
 INFERENCE: Final = "InferenceService"
 LLM: Final = "LLMInferenceService"
@@ -183,7 +183,7 @@ def _rank(serving: Serving) -> int:
 
 def _image(serving: Serving) -> Manifest:
     """Return the server's image, where the user names one; KServe has its own."""
-    if serving.image == IMAGE:
+    if serving.image is None:
         return {}
     return {"image": serving.image}
 

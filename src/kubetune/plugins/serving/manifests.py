@@ -68,7 +68,7 @@ class Serving:
     images: tuple[ServedImage, ...] = ()  # that hold some of them
     # Image with kubetune, which fetches those images; None: Kubernetes mounts them.
     fetch_image: str | None = None
-    image: str = IMAGE  # of the server
+    image: str | None = None  # of the server, where the user names one
     scores: bool = False  # a reward model
     trust_remote_code: bool = False
     dtype: str = "auto"

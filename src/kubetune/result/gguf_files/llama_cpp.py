@@ -65,6 +65,18 @@ def missing() -> str | None:
     """Return why llama.cpp cannot be asked here; None if it can."""
     if find_spec("llama_cpp") is None:
         return f"{PACKAGE} is not installed (pip install {PACKAGE}; it compiles llama.cpp)"
+    # One that was built for another machine, or lacks a package, is no fault of the file that it is asked about.
+    done = subprocess.run(
+        [sys.executable, "-c", "import llama_cpp"],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode:
+        reason = " ".join(done.stderr.split("\n")[-2:]).strip()
+        return f"{PACKAGE} is installed, and does not load ({reason or f'exit code {done.returncode}'})"
     return None
 
 

@@ -34,11 +34,14 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 
 def require(kind: str) -> None:
     """Raise ConfigError for a type that nothing here can make."""
-    if kind not in TYPES or shutil.which(PROGRAM) or llama_cpp.missing() is None:
+    if kind not in TYPES or shutil.which(PROGRAM):
+        return
+    reason = llama_cpp.missing()
+    if reason is None:
         return
     raise errors.ConfigError(
-        f"--gguf {kind} is made by llama.cpp's own code alone, and neither {PROGRAM} is in the PATH nor the Python "
-        f"package {llama_cpp.PACKAGE} installed; q8_0, q5_1, q5_0, q4_1 and q4_0 need neither. Nothing was written."
+        f"--gguf {kind} is made by llama.cpp's own code alone; {PROGRAM} is not in the PATH, and {reason}. q8_0, q5_1, "
+        "q5_0, q4_1 and q4_0 need neither. Nothing was written."
     )
 
 
