@@ -52,10 +52,10 @@ def test_slices_draw_and_learn_as_one_rank_does(
     inputs: Path, tmp_path: Path, full: bool, ranks: int, settings: dict[str, Any]
 ) -> None:
     config = sharded(inputs, full=full, settings=settings)
-    one = toy.finished(tmp_path / "1", config)
+    of_one_rank = toy.finished(tmp_path / "1", config)
     others = toy.finished(tmp_path / "others", config, ranks)
-    assert records.read_groups(one, 0) == records.read_groups(others, 0)
-    for ours, theirs in zip(numbers_of(others), numbers_of(one), strict=True):
+    assert records.read_groups(of_one_rank, 0) == records.read_groups(others, 0)
+    for ours, theirs in zip(numbers_of(others), numbers_of(of_one_rank), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-6, rel=1e-6)
         assert ours["sampling_difference"] <= 1e-6 or settings
 

@@ -156,8 +156,8 @@ def config_of(inputs: Path, reward_run: Path, steps: int) -> Config:
 
 def test_models_reward_alike_on_any_ranks(inputs: Path, reward_run: Path, tmp_path: Path) -> None:
     config = config_of(inputs, reward_run, 1)
-    one = toy.finished(tmp_path / "1", config)
-    groups = records.read_groups(one, 0)
+    of_one_rank = toy.finished(tmp_path / "1", config)
+    groups = records.read_groups(of_one_rank, 0)
     for answer in groups[0].answers:
         assert set(answer.rewards) == {"reward_model", "teacher"}
         assert None not in answer.rewards.values()

@@ -332,8 +332,8 @@ def test_runs_are_named_tagged_archived_and_deleted(tmp_path: Path) -> None:
         write_run(tmp_path / name, 60)
     with client_of(tmp_path) as visitor:
         visitor.get("/", params={"token": TOKEN})
-        said = {"title": f"best {HOSTILE}", "note": "kept for June", "tags": ["prod", "prod"]}
-        assert change(visitor, "/run/label", dirs=["old"], **said) == []
+        label = {"title": f"best {HOSTILE}", "note": "kept for June", "tags": ["prod", "prod"]}
+        assert change(visitor, "/run/label", dirs=["old"], **label) == []
         page = visitor.get("/", params={"text": "june prod best"}).text
         assert "/run?dir=old" in page
         assert "/run?dir=bad" not in page
