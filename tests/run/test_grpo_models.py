@@ -163,7 +163,7 @@ def test_models_reward_alike_on_any_ranks(inputs: Path, reward_run: Path, tmp_pa
         assert None not in answer.rewards.values()
     two = toy.finished(tmp_path / "2", config, 2)
     assert groups == records.read_groups(two, 0)
-    toy.require_like(one, two)
+    toy.require_like(of_one_rank, two)
 
 
 def test_plans_count_the_models_that_judge(inputs: Path, reward_run: Path) -> None:
