@@ -153,9 +153,13 @@ def test_a_base_for_runs_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "--base: the targets are runs" in capsys.readouterr().err
 
 
-def test_options_of_servers_mean_nothing_to_ollama(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["serve", "--ollama", "outputs/first", "--name=bot"]) == 2
-    assert "--name: means nothing with --ollama" in capsys.readouterr().err
+@pytest.mark.parametrize("option", ["--name=bot", "--gpus=2", "--dtype=float16", "--to=there"])
+def test_options_of_servers_mean_nothing_to_ollama(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["serve", "--ollama", "outputs/first", option]) == 2
+    name = option.partition("=")[0]
+    assert f"{name}: means nothing with --ollama" in capsys.readouterr().err
 
 
 def test_the_usual_image_may_be_asked_of_kserve(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,6 +173,9 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
 # What to call each kind of export.
 KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
 
+# What a parser adds besides, and what `--ollama` needs.
+_NO_OPTIONS = {"verb", "run", "parser", "targets", "render", "ollama"}
+
 # A name that requests ask for.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -246,26 +249,16 @@ def _require_for_kserve(args: argparse.Namespace) -> None:
 
 
 def _require_for_ollama(args: argparse.Namespace) -> None:
-    """Raise ConfigError for options about servers in a cluster."""
-    options = {
-        "--kserve": args.kserve,
-        "--base": args.base,
-        "--merged": args.merged,
-        "--rank": args.rank,
-        "--max-model-len": args.max_model_len,
-        "--name": args.name,
-        "--namespace": args.namespace,
-        "--image": args.image,
-        "--fetch-image": args.fetch_image,
-        "--api-key-secret": args.api_key_secret,
-        "--to": args.to != "-",
-    }
-    for option, setting in options.items():
-        if setting:
-            raise ConfigError(
-                f"{option}: means nothing with --ollama, which serves on this machine; leave it out (NAME=RUN_DIR names "
-                "the model)"
-            )
+    """Raise ConfigError for options about servers in a cluster, which are all others."""
+    parser: argparse.ArgumentParser = args.parser
+    for name, value in vars(args).items():
+        if name in _NO_OPTIONS or value == parser.get_default(name):
+            continue
+        option = f"--{name.replace('_', '-')}"
+        raise ConfigError(
+            f"{option}: means nothing with --ollama, which serves on this machine; leave it out (NAME=RUN_DIR names "
+            "the model)"
+        )
 
 
 def _require_effect(targets: Sequence[Target], serving: Serving, args: argparse.Namespace) -> None:
