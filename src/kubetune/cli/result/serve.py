@@ -173,9 +173,6 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
 # What to call each kind of export.
 KINDS = {"adapter": "adapter", "merged": "merged weights", "model": "weights"}
 
-# What a parser adds besides, and what `--ollama` needs.
-_NO_OPTIONS = {"verb", "run", "parser", "targets", "render", "ollama"}
-
 # A name that requests ask for.
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
@@ -250,9 +247,9 @@ def _require_for_kserve(args: argparse.Namespace) -> None:
 
 def _require_for_ollama(args: argparse.Namespace) -> None:
     """Raise ConfigError for options about servers in a cluster, which are all others."""
-    parser: argparse.ArgumentParser = args.parser
-    for name, value in vars(args).items():
-        if name in _NO_OPTIONS or value == parser.get_default(name):
+    without_others = vars(args.parser.parse_args(["any-run", "--ollama"]))
+    for name, usual in without_others.items():
+        if name == "targets" or getattr(args, name) == usual:
             continue
         option = f"--{name.replace('_', '-')}"
         raise ConfigError(
