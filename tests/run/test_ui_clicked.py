@@ -225,9 +225,16 @@ def test_a_run_of_a_terminal_is_stopped_and_continued_to_the_same_numbers(
                 and (run_dir / metrics.METRICS).stat().st_size > 0
             )
         )
+        # The run lasts three seconds. Without a pause it may end before the page is there.
+        ranks = psutil.Process(terminal.pid).children(recursive=True)
+        for rank in ranks:
+            rank.suspend()
         go(tab, server, "/run?dir=typed")
         tab.get_by_role("button", name="Stop").click()
-        tab.get_by_role("button", name="Save a checkpoint and stop?").click()
+        with tab.expect_response(lambda response: response.request.method == "POST"):
+            tab.get_by_role("button", name="Save a checkpoint and stop?").click()
+        for rank in ranks:
+            rank.resume()
         terminal.communicate()
     assert terminal.returncode == PREEMPTED
     wait(tab, "document.querySelector('h1 .state')?.textContent === 'stopped'")
