@@ -539,7 +539,7 @@ def test_what_cannot_be_gguf(
     without_llama_cpp(monkeypatch)
     for words, message in (
         (["--gguf", "q9"], "expected one of bf16, f16, f32"),
-        (["--gguf", "q4_k_m"], "neither llama-quantize is in the PATH"),
+        (["--gguf", "q4_k_m"], "llama-quantize is not in the PATH"),
         (["--gguf", "bf16", "--dtype", "float32"], "leave --dtype out"),
         (["--gguf", "adapter", "--merge"], "leave --merge out"),
     ):

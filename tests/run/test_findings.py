@@ -181,7 +181,7 @@ CASES = {
         {"data.train": "{folder}/folder"},
     ),
     "positions": Case(
-        "the model has 64 positions, the longest row",
+        "; the model was trained on at most 64 positions",
         [*CHATS, chat("why " * 60)],
         {"model": "{folder}/short"},
     ),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kubetune import cli, errors
+from kubetune.base.registry import client as registry_client
 from kubetune.cli.overview import VERBS
 from kubetune.rundir import exit_status
 from kubetune.rundir.mirror import copier
@@ -81,7 +82,7 @@ def test_the_answer_stands_alone(
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("push run org/name", "… uploading"),
+        ("push run oci://127.0.0.1:1/team/run:1", "… uploading"),
         ("sync run s3://bucket/run", "again in 1 s"),
     ],
     ids=["push", "sync"],
@@ -93,9 +94,10 @@ def test_what_is_said_before_a_failure_stands_elsewhere(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """Nothing can be pushed offline, and nothing be copied to a port where nobody listens."""
+    """Nothing can be pushed or copied to a port where nobody listens."""
     monkeypatch.chdir(folder)
     monkeypatch.setitem(copier.persistently.__kwdefaults__, "wait", lambda seconds: None)
+    monkeypatch.setattr(registry_client, "WAITS_SECONDS", (0.0,))
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{nobody.getsockname()[1]}")

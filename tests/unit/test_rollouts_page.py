@@ -111,7 +111,7 @@ def test_the_report_shows_them_as_text_and_the_curves_of_each_function(
     run_dir: Path, tmp_path: Path
 ) -> None:
     page = write_report([run_dir], tmp_path / "report.html").read_text()
-    section = page.partition('<section id="rollouts">')[2].partition("</section>")[0]
+    section = page.partition('<section id="rollouts"')[2].partition("</section>")[0]
     assert "Answers over time" in section
     assert "<script" not in section
     assert "&lt;script&gt;" in section
