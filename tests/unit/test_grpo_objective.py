@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from kubetune.tasks.grpo import advantages, objective
 from kubetune.tasks.grpo.objective import Answers
 from tests.peers.trl_grpo import END, GENERATIONS, LONGEST, scene
 
-RECORDED = Path(__file__).parents[1] / "peers" / "trl_grpo.json"
+ROOT = Path(__file__).parents[2]
+RECORDED = ROOT / "tests" / "peers" / "trl_grpo.json"
+PEERS = ROOT / "benchmarks" / ".venv-peers" / "bin" / "python"
 NOT_OURS = ("scene", "off_policy", "loss", "gradient", "advantages")
 
 
@@ -257,3 +261,28 @@ def test_a_run_file_may_hold_a_list_of_a_reward(reward: str, tmp_path: Path) -> 
     path.write_text(f"model: m\ndata: {{train: rows.jsonl}}\ntask: grpo\nrewards: [{reward}]\n")
     (settings,) = load_config(path).rewards[0].settings.values()
     assert settings == ("good", "bad")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not PEERS.exists(), reason="TRL has an environment of its own: benchmarks/peers/venv makes it"
+)
+def test_the_recorded_numbers_are_those_of_trl(tmp_path: Path) -> None:
+    file = tmp_path / "trl_grpo.json"
+    environ = {**os.environ, "PYTHONPATH": ""}
+    command = [PEERS, "-m", "tests.peers.trl_grpo", file]
+    subprocess.run(command, check=True, cwd=ROOT, env=environ)
+    theirs = json.loads(file.read_text())
+    assert theirs.keys() == recorded().keys()
+    for new, old in zip(theirs["cases"], recorded()["cases"], strict=True):
+        assert new.keys() == old.keys()
+        assert new["loss"] == pytest.approx(old["loss"], abs=1e-9)
+        for name in ("gradient", "advantages"):
+            assert flat_numbers(new[name]) == pytest.approx(flat_numbers(old[name]), abs=1e-9)
+
+
+def flat_numbers(values: Any) -> list[float]:
+    """Return the numbers of nested lists, in their order; what is none of TRL's, `null`, as not a number."""
+    if isinstance(values, list):
+        return [number for value in values for number in flat_numbers(value)]
+    return [math.nan if values is None else values]
