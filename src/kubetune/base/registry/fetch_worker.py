@@ -39,11 +39,8 @@ def main(argv: Sequence[str]) -> int:
     folder, *words = argv
     try:
         fetch_all(Path(folder), words)
-    except errors.KubetuneError as error:
-        print(f"kubetune: {error}", file=sys.stderr)
-        return error.exit_code
     except Exception as error:
-        fault = files.fault_of(error)
+        fault = files.known(error)
         if fault is None:
             raise
         print(f"kubetune: {fault}", file=sys.stderr)

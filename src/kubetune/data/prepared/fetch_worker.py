@@ -85,11 +85,8 @@ def main(argv: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _leave)
     try:
         fetch(load_config(Path(argv[0]), environ=os.environ).model)
-    except errors.KubetuneError as error:
-        print(f"kubetune: {error}", file=sys.stderr)
-        return error.exit_code
     except Exception as error:
-        fault = files.fault_of(error)
+        fault = files.known(error)
         if fault is None:
             raise
         print(f"kubetune: {fault}", file=sys.stderr)

@@ -21,7 +21,7 @@ from kubetune.models.padding_free import TOLERANCE
 from kubetune.result.inference.result import Result
 from kubetune.result.publishing import equivalence
 from kubetune.result.publishing.equivalence import Comparison, Sample
-from kubetune.result.publishing.writers import Job
+from kubetune.result.publishing.writers import Job, ask_reloaded
 from kubetune.tasks import task_of
 
 FORMS: Final = ("fp8",)
@@ -63,13 +63,7 @@ def write(
     del model
     gc.collect()
 
-    job.tell("loading the export with plain transformers")
-    model = job.result.auto_class.from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False
-    )
-    reloaded = job.ask(model.to(job.device), sample)
-    del model
-    gc.collect()
+    reloaded = ask_reloaded(job, folder, sample)
     notes: dict[str, Any] = {"form": "fp8", "layers": layers, "bytes_before": _bytes(staging)}
     comparisons = [
         equivalence.compare(

@@ -229,7 +229,7 @@ def _write_merged(job: Job, folder: Path, sample: Sample) -> Proof:
     _save_model(job, folder, model)
     del model
     gc.collect()
-    reloaded = _ask_reloaded(job, folder, sample)
+    reloaded = ask_reloaded(job, folder, sample)
 
     # Merging rounds the weights once more. Writing and reading changes nothing.
     of_merge = equivalence.compare(
@@ -270,7 +270,7 @@ def _write_full(job: Job, folder: Path, sample: Sample) -> Proof:
     _save_model(job, folder, model)
     del model
     gc.collect()
-    reloaded = _ask_reloaded(job, folder, sample)
+    reloaded = ask_reloaded(job, folder, sample)
     comparison = equivalence.compare(
         "trained model and its reloaded export",
         trained,
@@ -295,7 +295,7 @@ def _load_and_ask(job: Job, sample: Sample) -> tuple[Any, list[Tensor], float | 
     return model, trained, equivalence.compare("", trained, base, 0.0).difference
 
 
-def _ask_reloaded(
+def ask_reloaded(
     job: Job,
     folder: Path,
     sample: Sample,
