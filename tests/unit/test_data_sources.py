@@ -14,15 +14,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
-from kubetune.config.schema import SourceConfig
+from kubetune.config.schema import ModelConfig, SourceConfig
 from kubetune.data.reading.convert import convert_source
 from kubetune.data.reading.formats import convert
+from kubetune.data.reading.hub import find_files, unresolved_host
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.selection import select_rows
 from kubetune.data.reading.sources import count_rows, locate, read_source
 from kubetune.data.text.encode import trained_messages
 from kubetune.errors import ConfigError, DataError, EnvironmentFault
+from kubetune.result.publishing import hub_upload
 
 
 def write(file: Path, values: list[Any]) -> Path:
@@ -443,3 +446,25 @@ def test_a_conversion_does_not_overwrite_what_it_reads(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=r"rows\.jsonl is the file that is read"):
             convert_source(SourceConfig(path=str(source)), rows, "messages")
     assert rows.read_text() == '{"prompt": "a", "completion": "b"}\n'
+
+
+def test_a_hub_whose_name_leads_nowhere_is_noticed_before_it_is_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    words = "the name hub.invalid cannot be resolved"
+    assert words in unresolved_host()
+    with pytest.raises(EnvironmentFault, match=words):
+        find_files(ModelConfig(path="org/model"), "org/model", ["config.json"])
+    for name in hub_upload.OFFLINE:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_TOKEN", "hf_any")
+    with pytest.raises(EnvironmentFault, match=f"{words}.*Nothing was pushed"):
+        hub_upload.token_to_upload()
+    # A proxy resolves names itself.
+    monkeypatch.setenv("https_proxy", "http://proxy.invalid:1")
+    assert unresolved_host() == ""
