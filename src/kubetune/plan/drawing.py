@@ -1,6 +1,6 @@
 """What drawing the answers of a run by reward takes: how many are drawn, tokens, memory and hours.
 
-All of it is at most, as if each answer were as long as it may be: how long answers become, nobody knows before.
+All numbers are upper bounds: they take each answer to be as long as it may be.
 
 Worked example: Qwen3-8B (36 layers, 8 heads of keys of 128) in bf16 on one GPU, 16 prompts of 100 tokens a step, 8 answers
 of at most 256 tokens to each, `generation_batch_size: 64`, 500 steps:
@@ -38,9 +38,7 @@ class Drawing:
     prompts: int  # of a set
     answers: int  # of a set
     completion_tokens: int  # of the longest answer
-    prompt_tokens: (
-        float | None
-    )  # of a prompt with its right answer, on average; None until the data are read
+    prompt_tokens: float | None  # of a prompt with its right answer, on average; None: not known
     rows: int  # answers that a process draws at a time
     steps_of_set: int  # optimizer steps that learn from a set
     uses: int  # times that each answer is learnt from

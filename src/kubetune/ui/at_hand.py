@@ -32,7 +32,7 @@ from kubetune.plan.model_shapes import hub_folder
 from kubetune.ui.fields import TASKS
 from kubetune.ui.site import Site, act, answer, site_of
 
-# How far below the folder of the server is looked, and for how long.
+# How many folders deep, and for how many seconds, files below the server's folder are looked for.
 _DEPTH = 3
 _SECONDS = 0.5
 _MOST_SHOWN = 100
