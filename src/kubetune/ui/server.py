@@ -24,7 +24,8 @@ from kubetune.base import cpu
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
-from kubetune.ui import at_hand, chat, cluster, commands, data, live, new_run, rollouts, run_pages
+from kubetune.ui import at_hand, cluster, commands, data, live, new_run, rollouts, run_pages
+from kubetune.ui.chat import pages as chat
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 

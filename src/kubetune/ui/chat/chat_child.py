@@ -1,6 +1,6 @@
 """The process of one model of the chat page. It reads questions and writes answers, as lines of JSON.
 
-    python -m kubetune.ui.chat_child RUN_DIR CHECKPOINT
+    python -m kubetune.ui.chat.chat_child RUN_DIR CHECKPOINT
 
     ← {"ready": true, "chats": true, "checkpoint": "step-000120"}
     → {"messages": [{"role": "user", "content": "Hi"}], "base": false, "sampling": {…}}

@@ -35,7 +35,9 @@ class Talker:
         """Load the model if it is not loaded. Return facts on it, or its `error`."""
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
-                command = processes.module("kubetune.ui.chat_child", str(self._run_dir), "best")
+                command = processes.module(
+                    "kubetune.ui.chat.chat_child", str(self._run_dir), "best"
+                )
                 self._process = await asyncio.create_subprocess_exec(
                     *command,
                     stdin=asyncio.subprocess.PIPE,

@@ -16,8 +16,8 @@ from starlette.responses import Response, StreamingResponse
 from kubetune.base import logs
 from kubetune.errors import ConfigError
 from kubetune.library.results import require_sampling
+from kubetune.ui.chat.talkers import MOST_MODELS
 from kubetune.ui.site import body_of, find_run, page, runs_of, site_of
-from kubetune.ui.talkers import MOST_MODELS
 
 # Limits of a question, which comes from a browser.
 _MOST_TURNS = 400
