@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections import Counter
@@ -77,6 +78,27 @@ def test_the_page_shows_what_is_trained_and_what_is_left_out(
     assert "the dashed line" in page
     assert "English" in page
     assert not re.search(r'(src|href)="(?!#)', page)
+
+
+def test_what_the_terminal_says_of_the_data_stands_at_the_top_of_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = train_tokenizer(tmp_path / "model")
+    facts = {"model_type": "llama", "max_position_embeddings": 32, "vocab_size": 512}
+    (model / "config.json").write_text(json.dumps(facts))
+    rows = [{"prompt": f"{ENGLISH} {i}", "completion": f"{GERMAN} {i}"} for i in range(20)]
+    write(tmp_path / "data.jsonl", [*rows, rows[0]])
+    code, page = page_of(tmp_path, model, capsys)
+    assert code == 0
+    look = html.unescape(page.split('<section id="look">')[1].split("</section>")[0])
+    assert "the model was trained on at most 32 positions" in look
+    assert "it is trained without the chat template that `chat` and `generate` use" in look
+    cli.main(["data", "check", str(tmp_path / "run.yaml")])
+    terminal = capsys.readouterr().out
+    cli.main(["data", "check", str(tmp_path / "run.yaml"), "--json"])
+    for finding in json.loads(capsys.readouterr().out)["findings"]:
+        assert finding["line"] in look
+        assert finding["line"] in terminal
 
 
 def test_the_page_of_bad_data_names_the_lines(

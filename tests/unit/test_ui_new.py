@@ -27,7 +27,9 @@ from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
 from kubetune.supervisor.local import create_run_dir
 from kubetune.ui import jobs
-from kubetune.ui.fields import CODE, form
+from kubetune.ui.form import at_hand
+from kubetune.ui.form.fields import CODE, form
+from kubetune.ui.form.mends import as_run_name
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
 from kubetune.ui.site import Site, spans
@@ -151,15 +153,78 @@ def test_a_look_at_data_shows_rows_and_a_button_that_mends_the_form(
     assert ask(client, "/new/plan", values=after)["problems"] == []
 
 
-def test_problems_that_a_setting_mends_have_a_button(
+@pytest.mark.parametrize(
+    ("typed", "problem", "label", "mended"),
+    [
+        ({"lora": ""}, "lora.r: for LoRA only", "Set method to LoRA", {"lora": "true"}),
+        ({"name": "First Run!"}, "name: found", "Call it first-run", {"name": "first-run"}),
+        (
+            {"training.learning_rate": "fast"},
+            "training.learning_rate: found",
+            "Empty “Learning rate”",
+            {"training.learning_rate": ""},
+        ),
+        ({"modell": "x"}, "modell: unknown key", "Empty “modell”", {"modell": ""}),
+        (
+            {"data.train": "trian.jsonl"},
+            "trian.jsonl does not exist",
+            "Use train.jsonl",
+            {"data.train": "train.jsonl"},
+        ),
+        (
+            {"training.global_batch_size": "1"},
+            "a step of fewer than 8 rows",
+            "Take 32 rows a step",
+            {"training.global_batch_size": "32"},
+        ),
+        (
+            {"data.max_length": "8"},
+            "36 records of train left out: longer than 8 tokens",
+            "Allow rows of",
+            {},
+        ),
+    ],
+)
+def test_each_problem_has_the_button_that_mends_it(
+    client: TestClient,
+    values: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    typed: dict[str, str],
+    problem: str,
+    label: str,
+    mended: dict[str, str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = ask(client, "/new/plan", values={**values, **typed})
+    (fix,) = [fix for fix in answer["fixes"] if fix["of"].startswith(problem)]
+    assert fix["of"] in (*answer["problems"], *answer["warnings"])
+    assert fix["label"].startswith(label)
+    assert fix["values"] == mended or not mended
+    after = ask(client, "/new/plan", values={**values, **typed, **fix["values"]})
+    assert after["problems"] == []
+    assert fix["of"] not in after["warnings"], "the button has done its work"
+
+
+def test_a_name_that_is_taken_has_a_button_with_a_free_one(
     client: TestClient, values: dict[str, str], tmp_path: Path
 ) -> None:
-    torn = ask(client, "/new/plan", values={**values, "lora": ""})
-    assert [fix["values"] for fix in torn["fixes"]] == [{"lora": "true"}]
     (tmp_path / "outputs" / "first").mkdir(parents=True)
     taken = ask(client, "/new/plan", values=values)
     assert taken["problems"] == ["A run is called first already."]
-    assert taken["fixes"] == [{"label": "Call it first-2", "values": {"name": "first-2"}}]
+    assert [(fix["label"], fix["values"]) for fix in taken["fixes"]] == [
+        ("Call it first-2", {"name": "first-2"})
+    ]
+    assert as_run_name("-- A b/C 1 " + "x" * 50) == "a-b-c-1-" + "x" * 32
+    assert as_run_name("…") == ""
+
+
+def test_a_plan_is_summed_up_in_a_line(client: TestClient, values: dict[str, str]) -> None:
+    answer = ask(client, "/new/plan", values=values)
+    assert re.match(r"10 steps · [\d.]+ MiB", answer["summary"]), answer["summary"]
+    labels = [label for label, _ in answer["facts"]]
+    assert "steps" in labels
+    assert not [text for _, text in answer["facts"] if text.startswith(("warning: ", "error: "))]
 
 
 def test_models_and_files_at_hand_are_listed(
@@ -179,27 +244,57 @@ def test_models_and_files_at_hand_are_listed(
     monkeypatch.chdir(place)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     listed = client.get("/new/at-hand").json()
-    assert listed["models"] == [
+    assert listed["models"]["choices"] == [
         ["Qwen/Qwen3-8B", "Qwen/Qwen3-8B (downloaded)"],
         ["models/small", "models/small (folder)"],
     ]
-    assert listed["data"] == [["data/train.jsonl", "data/train.jsonl (3 B)"]]
+    assert listed["data"] == {
+        "choices": [["data/train.jsonl", "data/train.jsonl (3 B)"]],
+        "left_out": 0,
+        "ran_out": False,
+    }
+    monkeypatch.setattr(at_hand, "_MOST_SENT", 1)
+    monkeypatch.setattr(at_hand, "_SECONDS", -1)
+    listed = client.get("/new/at-hand").json()
+    assert listed["models"]["ran_out"]
+    assert listed["data"] == {"choices": [], "left_out": 0, "ran_out": True}
+    monkeypatch.setattr(at_hand, "_SECONDS", 60)
+    assert client.get("/new/at-hand").json()["models"]["left_out"] == 1
+
+
+def test_the_demo_is_begun_beside_the_runs(
+    client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(Jobs, "start", lambda self, name, words: begun.append((name, list(words))))
+    for page in ("/", "/compare", "/data", "/chat"):
+        text = client.get(page).text
+        assert "data-demo" in text, page
+        assert '<a class="button main" href="/new">Start a run</a>' in text, page
+    folder = tmp_path / "outputs" / "demo"
+    answer = ask(client, "/new/demo")
+    assert answer == {
+        "problems": [],
+        "job": "demo/run",
+        "command": f"kubetune demo --output {folder}",
+    }
+    assert begun == [("demo/run", ["demo", "--output", str(folder)])]
+    assert client.get("/new/job", params={"name": "demo/run"}).json()["run"] is None
 
 
 def test_bad_records_of_the_first_ones_are_named_beside_the_plan(
     client: TestClient, values: dict[str, str]
 ) -> None:
     data = Path(values["data.train"])
-    facts = ask(client, "/new/plan", values=values)["facts"]
-    lines = [text for label, text in facts if label == "data"]
-    assert lines[0].startswith("warning: 4 of 4 rows of eval are in train too")
-    assert lines[-2:] == ["note: train: keys not used: n × 36", "note: eval: keys not used: n × 4"]
+    answer = ask(client, "/new/plan", values=values)
+    assert answer["warnings"][0].startswith("4 of 4 rows of eval are in train too")
+    notes = [text for label, text in answer["facts"] if label == "data"]
+    assert notes[-2:] == ["note: train: keys not used: n × 36", "note: eval: keys not used: n × 4"]
     data.write_text("{torn\n" + data.read_text() + '{"messages": "none"}\n')
     answer = ask(client, "/new/plan", values=values)
     assert answer["problems"] == []
     assert [line.partition(": ")[0] for line in answer["bad"]] == [f"{data}:1", f"{data}:42"]
-    texts = [text for label, text in answer["facts"] if label == "data"]
-    assert texts[0].startswith("error: 2 records of train cannot be used")
+    assert answer["warnings"][0].startswith("2 records of train cannot be used")
     data.write_text("{torn\n")
     assert f"{data}:1: " in "".join(ask(client, "/new/plan", values=values)["problems"]), (
         "of all that there are"

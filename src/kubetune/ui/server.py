@@ -24,8 +24,9 @@ from kubetune.base import cpu
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
-from kubetune.ui import at_hand, cluster, commands, data, live, new_run, rollouts, run_pages
+from kubetune.ui import cluster, commands, data, live, rollouts, run_pages
 from kubetune.ui.chat import pages as chat
+from kubetune.ui.form import at_hand, look, new_run
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 
@@ -43,6 +44,8 @@ _STATIC = {
     "uPlot.css": ("kubetune.reporting", "vendor/uPlot.min.css", _STYLE),
     "ui.js": ("kubetune.ui", "static/ui.js", _SCRIPT),
     "new.js": ("kubetune.ui", "static/new.js", _SCRIPT),
+    "runs.js": ("kubetune.ui", "static/runs.js", _SCRIPT),
+    "pick.js": ("kubetune.ui", "static/pick.js", _SCRIPT),
     "chat.js": ("kubetune.ui", "static/chat.js", _SCRIPT),
     "data.js": ("kubetune.ui", "static/data.js", _SCRIPT),
     "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
@@ -65,9 +68,10 @@ def application(
         Route("/compare", run_pages.compare),
         Route("/new", new_run.new_run),
         Route("/new/at-hand", at_hand.at_hand),
-        Route("/new/look", at_hand.look, methods=["POST"]),
+        Route("/new/look", look.look, methods=["POST"]),
         Route("/new/plan", new_run.plan, methods=["POST"]),
         Route("/new/start", new_run.start, methods=["POST"]),
+        Route("/new/demo", new_run.demo, methods=["POST"]),
         Route("/new/job", commands.job),
         Route("/run/stop", commands.stop, methods=["POST"]),
         Route("/run/label", commands.label, methods=["POST"]),

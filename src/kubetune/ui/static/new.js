@@ -1,4 +1,5 @@
 // The form of a new run: what is typed is planned by the server, written down, and begun.
+import { makePicker } from "./pick.js";
 import { byId, follow, post } from "./ui.js";
 const form = byId("settings");
 const fields = [...form.querySelectorAll("[name]")];
@@ -18,19 +19,45 @@ const spans = (name, text) => {
   made.append(...text.split("`").map((part, i) => (i % 2 ? element("code", part) : part)));
   return made;
 };
-// Problems are one box: the first few, a count of the others, and buttons that mend what can be mended.
+// What is wrong is one box, what one should know another: each line with the buttons that mend it. Where there are many,
+// the first few stand open.
 const mostShown = 5;
-const complain = (problems, fixes = []) => {
-  const box = byId("problems");
-  box.replaceChildren();
-  if (!problems.length) return;
-  const frame = element("div", "", "problem");
+const lineOf = (text, fixes) => {
+  const line = spans("li", text);
+  const field = fields.find((f) => f.name === text.split(":")[0]);
+  line.append(...buttons(fixes.filter((fix) => fix.of === text)));
+  if (field) {
+    const show = element("button", "Show the field", "button fix");
+    show.type = "button";
+    show.addEventListener("click", () => { const group = field.closest("details"); if (group) group.open = true; field.focus(); });
+    line.append(show);
+  }
+  return line;
+};
+const listOf = (lines) => {
   const list = element("ul", "");
-  list.append(...problems.slice(0, mostShown).map((text) => spans("li", text)));
-  frame.append(list);
-  if (problems.length > mostShown) frame.append(element("p", `and ${problems.length - mostShown} more of this kind.`));
-  frame.append(...buttons(fixes));
-  box.append(frame);
+  list.append(...lines);
+  return list;
+};
+const boxOf = (kind, texts, fixes) => {
+  const frame = element("div", "", kind);
+  const lines = texts.map((text) => lineOf(text, fixes));
+  frame.append(listOf(lines.slice(0, mostShown)));
+  if (lines.length > mostShown) {
+    const more = element("details", "");
+    more.append(element("summary", `${lines.length - mostShown} more`), listOf(lines.slice(mostShown)));
+    frame.append(more);
+  }
+  return frame;
+};
+const complain = (problems, fixes = [], warnings = []) => {
+  const boxes = [];
+  if (problems.length) boxes.push(boxOf("problem", problems, fixes));
+  if (warnings.length) boxes.push(boxOf("warning", warnings, fixes));
+  // What the data seem to need mends problems of many lines at once.
+  const ofData = fixes.filter((fix) => !fix.of);
+  if (boxes.length) boxes[0].append(...buttons(ofData));
+  byId("problems").replaceChildren(...boxes);
 };
 // Settings without a field, such as the columns of a file, are shown in a line and can be taken out.
 const showExtra = () => {
@@ -48,7 +75,8 @@ const mend = (values) => {
   for (const [key, value] of Object.entries(values)) {
     const field = fields.find((f) => f.name === key);
     if (field) field.value = value;
-    else extra[key] = value;
+    else if (value) extra[key] = value;
+    else delete extra[key];
   }
   changed();
 };
@@ -61,24 +89,36 @@ const buttons = (fixes) => fixes.map((fix) => {
 
 // From the first letter on nothing that the page says holds any more, and nothing can be started.
 let number = 0;
+const sayShortly = (kind, text) => {
+  byId("summary").className = kind;
+  byId("summary").textContent = text;
+};
 const beginChecking = () => {
   number += 1;
   byId("plan").setAttribute("aria-busy", "true");
-  byId("busy").textContent = "checking …";
+  sayShortly("busy", "checking …");
   byId("start").disabled = true;
   byId("submit").disabled = true;
   complain([]);
   return number;
 };
+const summaryOf = (reply) => {
+  const count = reply.problems.length;
+  if (count) return ["bad", count === 1 ? "1 problem" : `${count} problems`];
+  if (reply.needed.length) return ["", `Still needed: ${reply.needed.join(", ")}`];
+  return ["good", reply.summary];
+};
 const plan = async (mine) => {
   const body = asked();
+  const nothing = { problems: [], warnings: [], fixes: [], needed: [], bad: [], facts: [], yaml: "", summary: "", command: "" };
   let reply;
-  try { reply = await (await post("/new/plan", body)).json(); } catch (error) { reply = { problems: [error.message], needed: [], bad: [], facts: [], yaml: "", command: "" }; }
+  try { reply = { ...nothing, ...await (await post("/new/plan", body)).json() }; } catch (error) { reply = { ...nothing, problems: [error.message] }; }
   if (mine !== number) return; // typed on meanwhile
+  // A name is asked for at the start alone, so that the server plans without one.
+  if (!body.values.name && !reply.needed.length && !reply.problems.length) reply.needed = ["Name of the run"];
   byId("plan").removeAttribute("aria-busy");
-  byId("busy").textContent = "";
-  complain([...reply.problems, ...reply.bad], [...(reply.fixes ?? []), ...lookFixes]);
-  byId("needed").textContent = reply.needed.length ? `Still needed: ${reply.needed.join(", ")}.` : "";
+  sayShortly(...summaryOf(reply));
+  complain([...reply.problems, ...reply.bad], [...reply.fixes, ...lookFixes], reply.warnings);
   byId("facts").replaceChildren(...reply.facts.map(([label, text]) => {
     const row = document.createElement("tr");
     const head = element("th", label);
@@ -90,23 +130,16 @@ const plan = async (mine) => {
   byId("run-file").hidden = !reply.yaml;
   byId("command").textContent = reply.command;
   byId("command-line").hidden = !reply.command;
-  byId("start").disabled = Boolean(reply.problems.length || reply.needed.length) || !body.values.name;
+  byId("start").disabled = Boolean(reply.problems.length || reply.needed.length);
   byId("submit").hidden = !reply.on_cluster;
   byId("submit").disabled = byId("start").disabled;
 };
 
 // A look at the data: their first rows, what they seem to be for, and buttons where the form says otherwise.
 let lookFixes = [];
-let looks = 0;
-const look = async () => {
-  const mine = ++looks;
-  const reply = await post("/new/look", asked()).then((answer) => answer.json()).catch(() => null);
-  if (mine !== looks || !reply) return;
-  const place = byId("look");
-  place.replaceChildren();
-  lookFixes = reply.fixes ?? [];
-  if (reply.about) place.append(element("p", reply.about, "hint"), ...buttons(lookFixes));
-  if (!reply.rows?.length) { place.append(...reply.problems.map((text) => element("p", text, "hint"))); return; }
+const ofForm = { count: 0 };
+const ofList = { count: 0 };
+const tableOf = (reply) => {
   const table = element("table", "", "rows");
   const heads = document.createElement("tr");
   heads.append(...reply.columns.map((name) => { const head = element("th", name); head.scope = "col"; return head; }));
@@ -119,7 +152,30 @@ const look = async () => {
   frame.setAttribute("role", "region");
   frame.setAttribute("aria-label", "First rows of the data");
   frame.append(table);
-  place.append(frame);
+  return frame;
+};
+// An answer is for the latest question of its kind alone.
+const lookAt = async (body, questions) => {
+  const mine = ++questions.count;
+  const reply = await post("/new/look", body).then((answer) => answer.json()).catch(() => null);
+  return mine === questions.count ? reply : null;
+};
+const showRows = (reply, place, buttonsOfData = []) => {
+  place.replaceChildren();
+  if (reply.about) place.append(element("p", reply.about, "hint"), ...buttonsOfData);
+  if (reply.rows?.length) place.append(tableOf(reply));
+  else place.append(...reply.problems.map((text) => element("p", text, "hint")));
+};
+const look = async () => {
+  const reply = await lookAt(asked(), ofForm);
+  if (!reply) return;
+  lookFixes = reply.fixes ?? [];
+  showRows(reply, byId("look"), buttons(lookFixes));
+};
+// While one chooses among files, the rows of each come into the list.
+const preview = async (path, place) => {
+  const reply = await lookAt({ values: { "data.train": path } }, ofList);
+  if (reply) showRows(reply, place);
 };
 
 const field = (name) => fields.find((f) => f.name === name);
@@ -132,26 +188,19 @@ const changed = async () => {
   if (mine === number) plan(mine);
 };
 
+const nameFor = (path) => path.split("/").pop().split(".")[0].toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40);
+const choseData = (path) => {
+  if (!field("name").value) field("name").value = nameFor(path);
+  // What was mapped belongs to the file before.
+  for (const key of Object.keys(extra)) if (key.startsWith("data.train.")) delete extra[key];
+  changed();
+};
 // Models and files at hand come after the page, since looking for them takes a moment.
 const fillLists = async () => {
   const reply = await fetch("/new/at-hand").then((answer) => answer.json()).catch(() => null);
-  for (const list of document.querySelectorAll(".at-hand")) {
-    const choices = reply?.[list.dataset.list] ?? [];
-    list.hidden = !choices.length;
-    list.replaceChildren(new Option(`${choices.length} at hand …`, ""), ...choices.map(([value, text]) => new Option(text, value)));
-    list.addEventListener("change", () => {
-      if (!list.value) return;
-      byId(list.dataset.for).value = list.value;
-      if (list.dataset.list === "data" && !field("name").value) {
-        const stem = list.value.split("/").pop().split(".")[0].toLowerCase();
-        field("name").value = stem.replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40);
-      }
-      // What was mapped belongs to the file before.
-      if (list.dataset.list === "data") for (const key of Object.keys(extra)) if (key.startsWith("data.train.")) delete extra[key];
-      list.value = "";
-      changed();
-    });
-  }
+  if (!reply) return;
+  makePicker(document.querySelector("[data-list=models]"), reply.models, changed);
+  makePicker(document.querySelector("[data-list=data]"), reply.data, choseData, preview);
 };
 fillLists();
 

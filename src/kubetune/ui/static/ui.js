@@ -130,6 +130,7 @@ const refresh = async () => {
   if (Boolean(data) !== Boolean(byId("chart-data"))) location.reload();
   else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
   filter();
+  document.dispatchEvent(new CustomEvent("renewed"));
   if (!page.body.dataset.news && document.body.dataset.news) return "ended";
   return "live";
 };
@@ -182,7 +183,7 @@ const filter = () => document.querySelectorAll("[data-filter]").forEach((field) 
     line.hidden = !words.every((word) => line.textContent.toLowerCase().includes(word));
   }
   if (field.dataset.filter === "run-rows" && words.length && byId("shown")) {
-    const rows = [...byId("run-rows")?.children ?? []];
+    const rows = [...byId("run-rows")?.querySelectorAll("tr:not(.heading)") ?? []];
     byId("shown").textContent = `${rows.filter((row) => !row.hidden).length} of ${byId("shown").dataset.total} runs`;
   }
 });
@@ -225,6 +226,20 @@ document.addEventListener("click", async (event) => {
     button.textContent = "Starting …";
     const seen = await follow(begun, byId("output"), (reply) => reply.held);
     if (seen.held || seen.code === 0) location.reload();
+    else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
+  } catch (error) { button.textContent = error.message; }
+});
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest("[data-demo]");
+  if (!button) return;
+  button.disabled = true;
+  try {
+    const begun = await (await post("/new/demo", {})).json();
+    if (begun.problems.length) throw new Error(begun.problems.join("; "));
+    button.textContent = "Starting …";
+    const seen = await follow(begun, byId("output"), (reply) => reply.run);
+    if (seen.run) location.href = `/run?dir=${encodeURIComponent(seen.run)}`;
     else button.textContent = `It ended with exit code ${seen.code}; its last lines say why`;
   } catch (error) { button.textContent = error.message; }
 });
@@ -284,4 +299,4 @@ if (choice && byId("compare")) {
   choice.addEventListener("change", count);
   count();
 }
-document.querySelectorAll(".filters select").forEach((field) => field.addEventListener("change", () => field.form.submit()));
+document.querySelectorAll(".filters select[name]").forEach((field) => field.addEventListener("change", () => field.form.submit()));

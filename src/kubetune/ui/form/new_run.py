@@ -14,18 +14,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.files import known, write_atomic
+from kubetune.base.humanize import counted, duration, size
 from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
 from kubetune.config.schema import Config
 from kubetune.config.starting_values import starting_values
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
-from kubetune.library.plan_forecast import forecast_run
-from kubetune.ui.fields import LABELS, form
+from kubetune.library.plan_forecast import PlanForecast, forecast_run
+from kubetune.ui.form.fields import LABELS, form
+from kubetune.ui.form.mends import for_problems
 from kubetune.ui.site import Site, act, page, run_of, site_of
 
 # What somebody may do instead of what the page refuses.
 _IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
+_DEMO = "demo"  # folder beside the runs, as `kubetune demo` has it
 
 
 def new_run(request: Request) -> Response:
@@ -90,18 +93,6 @@ def _free_name(site: Site, name: str) -> str:
     return ""
 
 
-def _fixes_of(problems: Sequence[str]) -> list[dict[str, Any]]:
-    """Return buttons for problems that a setting mends: a label, and the values that it fills in."""
-    text = "\n".join(problems)
-    fixes = []
-    if "for LoRA only" in text:
-        fixes.append({"label": "Set method to LoRA", "values": {"lora": "true"}})
-    if "model.chat_template: chatml" in text:
-        values = {"model.chat_template": "chatml"}
-        fixes.append({"label": "Use the chat template ChatML", "values": values})
-    return fixes
-
-
 def _text(value: Any) -> str:
     """Return a value as one types it. A source without settings is typed as its path."""
     if _is_list_of_paths(value):
@@ -128,13 +119,16 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run file and the plan of what is typed, as far as they can be made."""
     planned: dict[str, Any] = {
         "problems": [],
+        "warnings": [],
         "fixes": [],
         "needed": [],
         "bad": [],
         "yaml": "",
+        "summary": "",
         "facts": [],
         "command": "",
     }
+    typed = _typed(body)
     try:
         config = _config(site, body)
     except KubetuneError as error:
@@ -146,14 +140,15 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 planned["problems"].append(line)
 
-        planned["fixes"] = _fixes_of(planned["problems"])
+        planned["fixes"] = for_problems(planned["problems"], typed)
         return planned
 
     output = Path(str(config.output))
     if output.exists():
-        planned["problems"] = [f"A run is called {config.name} already."]
+        problem = f"A run is called {config.name} already."
         name = _free_name(site, config.name or "run")
-        planned["fixes"] = [{"label": f"Call it {name}", "values": {"name": name}}]
+        planned["problems"] = [problem]
+        planned["fixes"] = [{"of": problem, "label": f"Call it {name}", "values": {"name": name}}]
         return planned
 
     planned["yaml"] = as_yaml(config)
@@ -165,13 +160,50 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         forecast = forecast_run(config, os.environ, builds=False)
     except KubetuneError as error:
         planned["problems"] = _lines_of(error)
-        planned["fixes"] = _fixes_of(planned["problems"])
+        planned["fixes"] = for_problems(planned["problems"], typed)
         return planned
+    return {**planned, **_forecast(forecast, typed)}
 
-    planned["facts"] = list(forecast.describe())
+
+def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any]:
+    """Return what the page shows of a forecast: facts, warnings with their buttons, and a summary."""
+    facts = []
+    warnings = []
+    for label, text in forecast.describe():
+        # warning: 3 of 20 rows of train repeat another
+        severity, _, sentence = text.partition(": ")
+        if severity in ("warning", "error"):
+            warnings.append(sentence)
+        elif label == "positions":
+            warnings.append(text)
+        else:
+            facts.append((label, text))
+
+    longest = None
+    bad: Sequence[str] = ()
     if forecast.lengths is not None:
-        planned["bad"] = list(forecast.lengths.bad)
-    return planned
+        longest = forecast.lengths.longest
+        bad = forecast.lengths.bad
+    return {
+        "summary": _summary(forecast),
+        "facts": facts,
+        "warnings": warnings,
+        "fixes": for_problems(warnings, typed, longest),
+        "bad": list(bad),
+    }
+
+
+def _summary(forecast: PlanForecast) -> str:
+    """Return what one looks at first: steps, memory and time, as far as they are known."""
+    parts = []
+    if forecast.plan.num_steps:
+        parts.append(counted(forecast.plan.num_steps, "step"))
+    costs = forecast.costs
+    if costs.memory is not None:
+        parts.append(size(costs.memory.peak_bytes))
+    if costs.bill is not None and costs.bill.hours is not None:
+        parts.append(f"about {duration(costs.bill.hours * 3600)}")
+    return " · ".join(parts)
 
 
 def _missing_key(line: str) -> str:
@@ -199,10 +231,7 @@ def _lines_of(error: KubetuneError) -> list[str]:
 
 def _config(site: Site, body: Mapping[str, Any]) -> Config:
     """Return the config of what is typed. Raise ConfigError, also for settings that run code."""
-    typed = body.get("values")
-    if not isinstance(typed, dict) or not all(isinstance(text, str) for text in typed.values()):
-        raise ConfigError("values: expected texts by key")
-    typed = {key: text for key, text in typed.items() if text.strip()}  # filled-in fields
+    typed = _typed(body)
 
     # The method is a field of its own. "true" stands for a section with defaults, which any of its keys makes too.
     of_lora = [key for key in typed if key.startswith("lora.")]
@@ -225,6 +254,14 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
         output = (site.folder / (config.name or "run")).absolute()
         config = config.model_copy(update={"output": str(output)})
     return config
+
+
+def _typed(body: Mapping[str, Any]) -> dict[str, str]:
+    """Return the fields that are filled in. Raise ConfigError for anything else."""
+    values = body.get("values")
+    if not isinstance(values, dict) or not all(isinstance(text, str) for text in values.values()):
+        raise ConfigError("values: expected texts by key")
+    return {key: text for key, text in values.items() if text.strip()}
 
 
 def _require_allowed(config: Config, run_dir: Path | None) -> None:
@@ -318,3 +355,18 @@ def _write_and_start(
         if is_new:
             file.unlink()
         raise
+
+
+async def demo(request: Request) -> Response:
+    """Start `kubetune demo`, which brings its own model and data."""
+    return await act(request, _demo)
+
+
+def _demo(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Start the demo beside the runs. Raise ConfigError if it is being run already."""
+    folder = site.folder / _DEMO
+    words = ["demo", "--output", str(folder)]
+    # The job has the name of the demo's run, so that the page finds that.
+    name = f"{_DEMO}/run"
+    site.jobs.start(name, words)
+    return {"job": name, "command": shlex.join(["kubetune", *words])}

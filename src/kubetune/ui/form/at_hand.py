@@ -1,0 +1,140 @@
+"""Models and data files of this machine, for the lists of the form."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kubetune.base.humanize import size
+from kubetune.config.data_files import is_read
+from kubetune.config.load import read_config
+from kubetune.config.naming import RESOLVED, model_label
+from kubetune.errors import KubetuneError
+from kubetune.library.listing import find_runs
+from kubetune.plan.model_shapes import hub_folder
+from kubetune.ui.site import Site, answer, site_of
+
+# How many folders deep, and for how many seconds, files below the server's folder are looked for.
+_DEPTH = 3
+_SECONDS = 0.5
+# So many are sent. The page shows fewer of them, and looks for words in all.
+_MOST_SENT = 2000
+
+# Folders that hold a project's tools, not its data.
+_SKIPPED = ("node_modules", "site-packages", "__pycache__", "venv")
+# JSON files beside these are settings of a model or a program, not records.
+_SETTINGS = ("config.json", "package.json")
+
+
+@dataclass
+class _Watch:
+    """The time that looking for something may take."""
+
+    until: float  # of the monotonic clock, in seconds
+    ran_out: bool = False  # if so, there may be more than was found
+
+    @classmethod
+    def start(cls) -> _Watch:
+        return cls(time.monotonic() + _SECONDS)
+
+    def has_time(self) -> bool:
+        """True until the time is over."""
+        self.ran_out = self.ran_out or time.monotonic() > self.until
+        return not self.ran_out
+
+
+def at_hand(request: Request) -> Response:
+    """Answer with the models and data files of this machine: what to fill in, and what to show for it."""
+    site = site_of(request)
+    in_folder = _Watch.start()
+    models, files = _in_folder(Path.cwd(), in_folder)
+    of_runs = _Watch.start()
+    choices = {**_of_runs(site, of_runs), **_in_cache(), **models}
+    return answer(
+        {
+            "models": _listed(choices, in_folder.ran_out or of_runs.ran_out),
+            "data": _listed(files, in_folder.ran_out),
+        }
+    )
+
+
+def data_files(top: Path) -> list[str]:
+    """Return the paths of the data files below a folder, as far as a moment suffices."""
+    return list(_in_folder(top, _Watch.start())[1])
+
+
+def _listed(choices: Mapping[str, str], ran_out: bool) -> dict[str, Any]:
+    """Return choices for a list of the page. It says how many were left out, and whether there may be more."""
+    sent = list(choices.items())[:_MOST_SENT]
+    return {"choices": sent, "left_out": len(choices) - len(sent), "ran_out": ran_out}
+
+
+def _of_runs(site: Site, watch: _Watch) -> dict[str, str]:
+    """Return the models that runs of the folder began with, and those that they made."""
+    models = {}
+    for run_dir in find_runs(site.folder):
+        if not watch.has_time():
+            break
+        try:
+            path = read_config(run_dir).model.path
+        except KubetuneError:
+            continue
+        models[path] = f"{model_label(path)} (as in {site.records.name_of(run_dir)})"
+        # A checkpoint of adapters has no config.json: it is no model to start from.
+        best = run_dir / "checkpoints" / "best"
+        if (best / "config.json").is_file():
+            models[str(best)] = f"{site.records.name_of(run_dir)}, as trained"
+    return models
+
+
+def _in_cache() -> dict[str, str]:
+    """Return the models of the hub's cache that have weights."""
+    models = {}
+    cache = hub_folder("any", os.environ).parent
+    for folder in sorted(cache.glob("models--*")):
+        if any(folder.glob("snapshots/*/*.safetensors")):
+            name = model_label(str(folder))
+            models[name] = f"{name} (downloaded)"
+    return models
+
+
+def _in_folder(top: Path, watch: _Watch) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the models and the data files below a folder, by their paths; the newest files come first."""
+    models = {}
+    files = []
+    for place, names in _walk(top, watch):
+        shown = os.path.relpath(place, top)
+        if "config.json" in names and any(name.endswith(".safetensors") for name in names):
+            models[shown] = f"{model_label(shown)} (folder)"
+        if any(name in names for name in _SETTINGS):
+            continue
+        for name in names:
+            if is_read(name):
+                path = Path(place, name)
+                facts = path.stat()
+                files.append((facts.st_mtime, os.path.relpath(path, top), facts.st_size))
+    files.sort(reverse=True)
+    return models, {path: f"{path} ({size(count)})" for _, path, count in files}
+
+
+def _walk(top: Path, watch: _Watch) -> Iterator[tuple[str, list[str]]]:
+    """Yield folders below a folder with the names of their plain files: not those of runs, not hidden ones."""
+    for place, folders, names in os.walk(top):
+        # A home directory may hold a million files.
+        if not watch.has_time():
+            return
+        depth = len(Path(place).relative_to(top).parts)
+        if RESOLVED in names or depth >= _DEPTH:
+            folders.clear()
+        folders[:] = sorted(
+            name for name in folders if not name.startswith(".") and name not in _SKIPPED
+        )
+        if RESOLVED not in names:
+            yield place, [name for name in sorted(names) if Path(place, name).is_file()]

@@ -1,0 +1,92 @@
+"""A look at data that somebody chooses or has chosen: their first rows, and what they seem to be for."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from itertools import islice
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from kubetune.base.files import known
+from kubetune.config.schema import SourceConfig
+from kubetune.data.inspect.proposal import propose
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import read_source
+from kubetune.errors import KubetuneError
+from kubetune.ui.form.fields import TASKS
+from kubetune.ui.form.mends import for_data
+from kubetune.ui.site import Site, act
+
+# Rows, columns, and characters of a value.
+_ROWS = 3
+_MOST_COLUMNS = 8
+_MOST_CHARACTERS = 200
+
+# What else data are for, by the task that is proposed for them.
+_ALSO_FOR = {"preference": ("reward_model",), "causal_lm": ("grpo",)}
+
+
+async def look(request: Request) -> Response:
+    """Answer with the first rows of the data that are typed, and what they seem to be for."""
+    return await act(request, _looked)
+
+
+def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rows, columns, and buttons for what the data seem to need."""
+    values = body.get("values")
+    seen: dict[str, Any] = {"columns": [], "rows": [], "about": "", "fixes": []}
+    if not isinstance(values, dict):
+        return seen
+    path = values.get("data.train")
+    # Data of the hub would have to be fetched, and lists of sources have settings of their own.
+    if not isinstance(path, str) or not os.path.exists(_file_of(path)):
+        return seen
+    source = SourceConfig(path=path)
+    problems = Problems()
+    try:
+        records = list(islice(read_source(source, problems), _ROWS))
+        proposal = propose(source)
+        # Somebody may want another task that such data are for too.
+        if values.get("task") in _ALSO_FOR.get(proposal.task.value, ()):
+            proposal = propose(source, values["task"])
+    except (KubetuneError, OSError) as error:
+        refused = known(error)
+        if refused is None:
+            raise
+        return {**seen, "problems": [str(refused).splitlines()[0]]}
+
+    columns: dict[str, None] = {}
+    for record in records:
+        columns |= dict.fromkeys(record.value)
+    shown = list(columns)[:_MOST_COLUMNS]
+    rows = [[_short(record.value.get(column)) for column in shown] for record in records]
+    about = f"{TASKS[proposal.task.value]}: {proposal.task.reason}"
+    if proposal.rows is not None:
+        about = f"{proposal.rows:,} rows. {about}"
+    if len(columns) > len(shown):
+        about += f". The first {len(shown)} of {len(columns)} columns are shown"
+    return {
+        **seen,
+        "columns": shown,
+        "rows": rows,
+        "about": about,
+        "fixes": for_data(proposal, values),
+    }
+
+
+def _file_of(path: str) -> str:
+    """Return the file of a source: `train.jsonl#64` means the first 64 records of `train.jsonl`."""
+    return os.path.expanduser(re.sub(r"#\d+$", "", path))
+
+
+def _short(value: Any) -> str:
+    """Return a value of a record as a cell."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    if len(text) > _MOST_CHARACTERS:
+        return text[:_MOST_CHARACTERS] + " …"
+    return text

@@ -1,0 +1,110 @@
+"""Buttons of the form: each fills in what mends a problem, or what makes the form fit the data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kubetune.base.humanize import nearest
+from kubetune.config.starting_values import starting_values
+from kubetune.data.inspect.proposal import Proposal
+from kubetune.ui.form.at_hand import data_files
+from kubetune.ui.form.fields import LABELS, TASKS
+
+# Without these there is no run, so that emptying them mends nothing.
+_NEEDED = ("name", "model.path", "data.train")
+# How like an existing path a wrong one must be, from 0 to 1.
+_LIKENESS = 0.75
+
+Values = dict[str, str]  # what a button fills in, by key; an empty text empties the field
+
+
+def for_problems(
+    problems: Sequence[str], typed: Mapping[str, str], longest: int | None = None
+) -> list[dict[str, Any]]:
+    """Return the buttons for problems: which it is `of`, a label, and the values that it fills in.
+
+    `longest`: tokens of the longest row, None if no row was read.
+    """
+    mends = []
+    for problem in problems:
+        mend = _by_words(problem, typed, longest) or _by_default(problem, typed)
+        if mend is not None:
+            label, values = mend
+            mends.append({"of": problem, "label": label, "values": values})
+    return mends
+
+
+def _by_words(
+    problem: str, typed: Mapping[str, str], longest: int | None
+) -> tuple[str, Values] | None:
+    """Return label and values for a problem of which the mend is known, None for others."""
+    if "for LoRA only" in problem:
+        return "Set method to LoRA", {"lora": "true"}
+    if "model.chat_template: chatml" in problem:
+        return "Use the chat template ChatML", {"model.chat_template": "chatml"}
+    if problem.startswith("name: found"):
+        name = as_run_name(typed.get("name", ""))
+        return (f"Call it {name}", {"name": name}) if name else None
+    if problem.startswith("a step of fewer than"):
+        rows = str(starting_values()["training.global_batch_size"].value)
+        return f"Take {rows} rows a step", {"training.global_batch_size": rows}
+
+    missing = re.match("(.+) does not exist; expected a file of", problem)
+    if missing is not None:
+        close = nearest(missing[1], data_files(Path.cwd()), _LIKENESS)
+        return (f"Use {close}", {"data.train": close}) if close else None
+
+    # "… the model was trained on at most 512 positions", "set data.max_length to 512 or less"
+    limit = re.search(
+        r"on at most ([\d,]+) positions|set data\.max_length to (\d+) or less", problem
+    )
+    if limit is not None:
+        tokens = (limit[1] or limit[2]).replace(",", "")
+        return f"Leave out rows above {int(tokens):,} tokens", {"data.max_length": tokens}
+    if longest is not None and "left out: longer than" in problem:
+        return f"Allow rows of {longest:,} tokens", {"data.max_length": str(longest)}
+    return None
+
+
+def _by_default(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | None:
+    """Return the mend that fits any setting: to leave it at its default."""
+    # training.learning_rate: found "fast"; expected a number above 0
+    key = problem.partition(":")[0]
+    if key not in typed or key in _NEEDED:
+        return None
+    return f"Empty “{LABELS.get(key, key)}”", {key: ""}
+
+
+def as_run_name(text: str) -> str:
+    """Return a text as the name of a run: `First Run!` becomes `first-run`."""
+    return re.sub("[^a-z0-9]+", "-", text[:200].lower())[:40].strip("-")
+
+
+def for_data(proposal: Proposal, values: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return buttons that make the form fit the data: a label, and the values that it fills in."""
+    fixes = []
+    task = proposal.task.value
+    wanted = {}
+    if (values.get("task") or "causal_lm") != task:
+        wanted["task"] = task
+    if proposal.loss is not None and values.get("preference.loss") != proposal.loss.value:
+        wanted["preference.loss"] = proposal.loss.value
+    if wanted:
+        fixes.append({"label": f"Set task to {TASKS[task]}", "values": wanted})
+
+    # Columns that are mapped already need no button.
+    columns = {}
+    for expected, choice in proposal.columns.items():
+        key = f"data.train.columns.{expected}"
+        if values.get(key) != choice.value:
+            columns[key] = str(choice.value)
+    if columns:
+        pairs = [f"{key.rpartition('.')[2]} = {name}" for key, name in columns.items()]
+        fixes.append({"label": f"Map columns: {', '.join(pairs)}", "values": columns})
+    if proposal.format is not None and values.get("data.train.format") != proposal.format.value:
+        shape = proposal.format.value
+        fixes.append({"label": f"Read rows as {shape}", "values": {"data.train.format": shape}})
+    return fixes
