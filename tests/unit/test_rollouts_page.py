@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from kubetune.config.schema.grpo import RewardConfig
 from kubetune.reporting import rollouts as of_page
 from kubetune.reporting import write_report
+from kubetune.reporting.rendering import turns
 from kubetune.reporting.rollouts import SECTION, WHOLE_PROMPT, shown_rollouts
 from kubetune.rundir import rollouts
 from kubetune.ui.server import application
@@ -140,3 +141,23 @@ def test_a_page_shows_all_answers_to_a_prompt(run_dir: Path) -> None:
         assert "expected the number of a row" in html.unescape(wrong.text)
         (run_dir / rollouts.FOLDER).rename(run_dir / "away")
         assert "drew no answers yet" in client.get("/rollouts?dir=poet").text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "spoken"),
+    [
+        ("user\nsay\na word\nassistant\n", [("user", "say\na word")]),
+        (
+            "system\n\nBe brief.\nuser\nhi\nmodel\nyes\nuser\nwhy?\nmodel",
+            [("system", "Be brief."), ("user", "hi"), ("model", "yes"), ("user", "why?")],
+        ),
+        ("user\nsay", []),
+        ("Is the user\nassistant\n", []),
+        ("assistant", []),
+        ("", []),
+    ],
+)
+def test_names_of_roles_that_decoding_leaves_over_are_shown_as_turns(
+    prompt: str, spoken: list[tuple[str, str]]
+) -> None:
+    assert [(turn["role"], turn["content"]) for turn in turns(prompt)] == spoken

@@ -429,6 +429,32 @@ def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> 
     assert "/compare?dir=first&amp;dir=second" in text
 
 
+def test_the_best_value_of_a_column_is_marked_unless_tasks_differ(tmp_path: Path) -> None:
+    answers = {"metric": "exact_match", "before_interval": [0, 0.2], "after_interval": [0.4, 1],
+               "gained": 1, "lost": 0, "p_value": 0.5, "test": "McNemar"}  # fmt: skip
+    for name, value in (("a", 0.9), ("b", 0.5)):
+        run_dir = write_run(tmp_path / name, 60)
+        verdict = {
+            "step": 60,
+            "base": {"eval_exact_match": 0.1},
+            "best": {"eval_exact_match": value},
+            "answers": [answers],
+        }
+        (run_dir / metrics.VERDICT).write_text(json.dumps(verdict))
+    with client_of(tmp_path) as client:
+        client.get("/", params={"token": TOKEN})
+        text = client.get("/compare?dir=a&dir=b").text
+        assert 'data-order="0.9" class="best"' in text
+        assert 'data-order="0.5" class="best"' not in text
+        settings = json.loads((tmp_path / "b" / "resolved.json").read_text())
+        (tmp_path / "b" / "resolved.json").write_text(
+            json.dumps({**settings, "task": "reward_model"})
+        )
+        text = client.get("/compare?dir=a&dir=b").text
+        assert "Not comparable" in text
+        assert 'class="best"' not in text
+
+
 def test_a_run_that_changes_is_read_anew(client: TestClient, folder: Path) -> None:
     before = client.get("/run?dir=second").text
     assert ">60<" in before

@@ -69,7 +69,10 @@ def prefers_greater(training: TrainingConfig) -> bool:
     """True if a greater value of the metric that chooses the best checkpoint is better."""
     if training.greater_is_better is not None:
         return training.greater_is_better
-    # Of these a smaller value is better; `reward_rejected` and `logp_rejected` are those of rejected answers.
-    return not training.metric_for_best_model.endswith(
-        ("loss", "perplexity", "mae", "kl", "rejected")
-    )
+    return is_greater_better(training.metric_for_best_model)
+
+
+def is_greater_better(metric: str) -> bool:
+    """True if a greater value of a metric is better, by its name."""
+    # `reward_rejected` and `logp_rejected` are those of rejected answers.
+    return not metric.endswith(("loss", "perplexity", "mae", "kl", "rejected"))

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.humanize import duration, number, share, short, size
-from kubetune.config.naming import prefers_greater
+from kubetune.config.naming import is_greater_better, prefers_greater
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.verdict import verdict
 from kubetune.rundir import exit_status
@@ -22,6 +22,7 @@ class Card:
     value: str  # as the page writes it
     about: str = ""  # a remark below the number
     order: float | None = None  # the number that a table of several runs is sorted by
+    better: int = 0  # 1 if more is better, -1 if less is, 0 if neither
 
 
 def status(run: RunRecord) -> tuple[str, str]:
@@ -109,7 +110,8 @@ def _best_metric(run: RunRecord) -> list[Card]:
     name = run.config.training.metric_for_best_model
     label = name.removeprefix("eval_").replace("_", " ")
     about = f"evaluation at step {best['step']:,}"
-    return [Card(f"Best {label}", number(best[name]), about, best[name])]
+    better = 1 if prefers_greater(run.config.training) else -1
+    return [Card(f"Best {label}", number(best[name]), about, best[name], better)]
 
 
 def _work(run: RunRecord) -> list[Card]:
@@ -132,8 +134,8 @@ def _work(run: RunRecord) -> list[Card]:
     speed = tokens / seconds if seconds else None
     return [
         Card("Tokens", short(tokens), trained_share, tokens),
-        Card("Time in steps", duration(seconds), "", seconds),
-        Card("Tokens/s", number(speed), "without padding", speed),
+        Card("Time in steps", duration(seconds), "", seconds, -1),
+        Card("Tokens/s", number(speed), "without padding", speed, 1),
     ]
 
 
@@ -145,12 +147,12 @@ def _machine_use(run: RunRecord) -> list[Card]:
     if mfu is not None:
         source = throughput["peak_source"].partition(":")[0]
         about = f"of {throughput['peak_tflops']:,.3g} TFLOP/s, {source}"
-        shown.append(Card("MFU", share(mfu), about, mfu))
+        shown.append(Card("MFU", share(mfu), about, mfu, 1))
 
     # Lines of timings are rank 0's. The report has the highest of all, but only at the end.
     peak = run.report.get("peak_memory_bytes") or run.numbers.peak_memory_bytes
     whose = "highest of all ranks" if run.report else "rank 0"
-    return [*shown, Card("Peak memory", size(peak), whose, peak)]
+    return [*shown, Card("Peak memory", size(peak), whose, peak, -1)]
 
 
 def evaluation_loss(run: RunRecord) -> list[Card]:
@@ -160,7 +162,7 @@ def evaluation_loss(run: RunRecord) -> list[Card]:
     for line in reversed(run.evaluations):
         loss = line.get("eval_loss")
         if isinstance(loss, int | float):
-            return [Card("Evaluation loss", number(loss), f"at step {line['step']:,}", loss)]
+            return [Card("Evaluation loss", number(loss), f"at step {line['step']:,}", loss, -1)]
     return []
 
 
@@ -177,6 +179,7 @@ def judged_cards(run: RunRecord) -> list[Card]:
 
         low, high = row["after_interval"]
         about = f"95 %: {low:.3g}–{high:.3g}"
-        shown.append(Card(label, number(row["best"]), about, row["best"]))
+        better = 1 if is_greater_better(row["name"]) else -1
+        shown.append(Card(label, number(row["best"]), about, row["best"], better))
 
     return shown

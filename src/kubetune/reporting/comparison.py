@@ -36,6 +36,16 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
         for problem in cards.damage(run):
             damage.append((name, problem))
 
+    # Of different tasks no value is better than another.
+    other_tasks = _other_tasks(runs, names)
+    best: dict[str, float] = {}
+    if not other_tasks:
+        for heading in headings:
+            of_column = [by_label[heading] for by_label in cards_of_runs if heading in by_label]
+            value = _best(of_column)
+            if value is not None:
+                best[heading] = value
+
     different, common = differences([resolved(run.config) for run in runs])
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
     title = " · ".join(names)
@@ -47,13 +57,14 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
         "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
         "headings": list(headings),
         "cards": cards_of_runs,
+        "best": best,
         "settings": different,
         "common": common,
         "packages": packages,
         "same_data": _same_data(runs, names),
         "damage": damage,
         "answers": _answers(runs),
-        "other_tasks": _other_tasks(runs, names),
+        "other_tasks": other_tasks,
     }
 
 
@@ -67,6 +78,14 @@ def _run(index: int, name: str, run: RunRecord) -> dict[str, Any]:
         "letter": letter(index),
         "colour": index % COLOURS,
     }
+
+
+def _best(column: Sequence[cards.Card]) -> float | None:
+    """Return the best value of a column, None if its values are all alike or none is better."""
+    values = {card.order for card in column if card.order is not None}
+    if len(values) < 2 or not column[0].better:
+        return None
+    return max(values) if column[0].better > 0 else min(values)
 
 
 def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:

@@ -58,6 +58,7 @@ def page_of(
     not_drawn = ""
     if len(runs) > 1:
         charts, not_drawn = _comparable(charts, runs)
+        charts = _headline_first(charts)
     data = {
         "charts": [chart.to_json() for chart in charts],
         "axes": [run.numbers.axes for run in runs],  # of each run, by name

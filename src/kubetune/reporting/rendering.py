@@ -27,6 +27,31 @@ def percent(part: float) -> int:
     return max(least, min(100, round(100 * part)))
 
 
+# What chat templates call those who speak, and among them the model.
+_ROLES = ("system", "developer", "user", "assistant", "model", "tool")
+_MODELS = ("assistant", "model")
+
+
+def turns(prompt: str) -> list[dict[str, str]]:
+    """Return the turns of a prompt that was decoded without special tokens, in which names of roles are left over.
+
+        user⏎How are you?⏎assistant⏎   →   [{"role": "user", "content": "How are you?"}]
+
+    Return [] for other prompts.
+    """
+    # The last line asks the model to speak.
+    first, *others = prompt.strip().split("\n")
+    if first not in _ROLES or not others or others[-1] not in _MODELS:
+        return []
+    spoken: list[tuple[str, list[str]]] = [(first, [])]
+    for line in others[:-1]:
+        if line in _ROLES:
+            spoken.append((line, []))
+        else:
+            spoken[-1][1].append(line)
+    return [{"role": role, "content": "\n".join(lines).strip()} for role, lines in spoken]
+
+
 # Functions that templates call by their names.
 FILTERS = (
     ago,
@@ -39,6 +64,7 @@ FILTERS = (
     readable,
     share,
     size,
+    turns,
 )
 
 
