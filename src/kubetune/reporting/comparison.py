@@ -29,8 +29,12 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
     headings: dict[str, None] = {}
     damage = []
     for name, run in zip(names, runs, strict=True):
-        shown = [*cards.cards(run), *cards.evaluation_loss(run), *cards.judged_cards(run)]
+        shown = [*cards.cards(run), *cards.evaluation_loss(run)]
         by_label = {card.label: card for card in shown}
+        for card in cards.judged_cards(run):
+            # The same checkpoint's, with an interval.
+            by_label.pop(f"Best {card.label}", None)
+            by_label[card.label] = card
         cards_of_runs.append(by_label)
         headings |= dict.fromkeys(by_label)
         for problem in cards.damage(run):

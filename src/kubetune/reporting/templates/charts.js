@@ -169,7 +169,7 @@
         y: yScale(index),
       },
       axes: [
-        { ...axis, space: 60, label: byId("x-axis").selectedOptions[0].textContent,
+        { ...axis, space: 60, size: 34, labelSize: 16, label: byId("x-axis").selectedOptions[0].textContent,
           values: (u, at) => at.map((v) => (Number.isInteger(v) || !whole ? onX(v) : "")) },
         { ...axis, label: chart.axis, size: chart.unit === "bytes" ? 78 : 62,
           ...(chart.unit === "bytes" && scales.get(index) !== "logarithm" ? { incrs: binary } : {}),
@@ -287,7 +287,7 @@
       if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
     });
     const scale = document.querySelector(`[data-scale="${index}"]`);
-    scale.addEventListener("change", () => { scales.set(index, scale.value); draw(index); });
+    scale?.addEventListener("change", () => { scales.set(index, scale.value); draw(index); });
     document.querySelector(`[data-csv="${index}"]`).addEventListener("click", () =>
       save(`${chart.name}.csv`, new Blob([table(chart)], { type: "text/csv" })));
     document.querySelector(`[data-png="${index}"]`).addEventListener("click", () => picture(index));

@@ -85,8 +85,19 @@ def _file_of(path: str) -> str:
 
 
 def _short(value: Any) -> str:
-    """Return a value of a record as a cell."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    """Return a value of a record as a cell. Turns of a conversation have a line each: `user: How are you?`."""
+    text = value
+    if _is_conversation(value):
+        text = "\n".join(f"{turn['role']}: {turn.get('content')}" for turn in value)
+    elif not isinstance(value, str):
+        text = json.dumps(value, ensure_ascii=False, default=str)
     if len(text) > _MOST_CHARACTERS:
         return text[:_MOST_CHARACTERS] + " …"
     return text
+
+
+def _is_conversation(value: Any) -> bool:
+    """True for a list of turns that name who speaks."""
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(turn, dict) and isinstance(turn.get("role"), str) for turn in value)

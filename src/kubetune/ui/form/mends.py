@@ -21,52 +21,59 @@ _LIKENESS = 0.75
 Values = dict[str, str]  # what a button fills in, by key; an empty text empties the field
 
 
-def for_problems(
-    problems: Sequence[str], typed: Mapping[str, str], longest: int | None = None
-) -> list[dict[str, Any]]:
-    """Return the buttons for problems: which it is `of`, a label, and the values that it fills in.
-
-    `longest`: tokens of the longest row, None if no row was read.
-    """
+def for_problems(problems: Sequence[str], typed: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Return the buttons for problems: which it is `of`, a label, and the values that it fills in."""
     mends = []
     for problem in problems:
-        mend = _by_words(problem, typed, longest) or _by_default(problem, typed)
+        mend = _by_words(problem, typed) or _by_default(problem, typed)
         if mend is not None:
             label, values = mend
             mends.append({"of": problem, "label": label, "values": values})
     return mends
 
 
-def _by_words(
-    problem: str, typed: Mapping[str, str], longest: int | None
-) -> tuple[str, Values] | None:
+def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | None:
     """Return label and values for a problem of which the mend is known, None for others."""
     if "for LoRA only" in problem:
         return "Set method to LoRA", {"lora": "true"}
     if "model.chat_template: chatml" in problem:
         return "Use the chat template ChatML", {"model.chat_template": "chatml"}
-    if problem.startswith("name: found"):
-        name = as_run_name(typed.get("name", ""))
-        return (f"Call it {name}", {"name": name}) if name else None
     if problem.startswith("a step of fewer than"):
         rows = str(starting_values()["training.global_batch_size"].value)
         return f"Take {rows} rows a step", {"training.global_batch_size": rows}
-
-    missing = re.match("(.+) does not exist; expected a file of", problem)
-    if missing is not None:
-        close = nearest(missing[1], data_files(Path.cwd()), _LIKENESS)
-        return (f"Use {close}", {"data.train": close}) if close else None
+    if problem.startswith("name: found"):
+        return _another_name(typed.get("name", ""))
+    if "does not exist; expected a file of" in problem:
+        return _another_file(problem.partition(" does not exist;")[0])
+    if "left out: longer than" in problem:
+        return "Cut longer rows instead", {"data.overlong": "truncate"}
+    longest = re.search(r"the longest has ([\d,]+) tokens", problem)
+    if longest is not None:
+        tokens = longest[1].replace(",", "")
+        return f"Allow rows of {longest[1]} tokens", {"data.max_length": tokens}
 
     # "… the model was trained on at most 512 positions", "set data.max_length to 512 or less"
-    limit = re.search(
-        r"on at most ([\d,]+) positions|set data\.max_length to (\d+) or less", problem
-    )
-    if limit is not None:
-        tokens = (limit[1] or limit[2]).replace(",", "")
-        return f"Leave out rows above {int(tokens):,} tokens", {"data.max_length": tokens}
-    if longest is not None and "left out: longer than" in problem:
-        return f"Allow rows of {longest:,} tokens", {"data.max_length": str(longest)}
-    return None
+    limit = re.search(r"(?:on at most|data\.max_length to) ([\d,]+) (?:positions|or less)", problem)
+    if limit is None:
+        return None
+    tokens = limit[1].replace(",", "")
+    return f"Leave out rows above {limit[1]} tokens", {"data.max_length": tokens}
+
+
+def _another_name(text: str) -> tuple[str, Values] | None:
+    """Return the mend of a name that no run may have."""
+    name = as_run_name(text)
+    if not name:
+        return None
+    return f"Call it {name}", {"name": name}
+
+
+def _another_file(path: str) -> tuple[str, Values] | None:
+    """Return the mend of a path of data where nothing is: the file that is called almost so."""
+    close = nearest(path, data_files(Path.cwd()), _LIKENESS)
+    if close is None:
+        return None
+    return f"Use {close}", {"data.train": close}
 
 
 def _by_default(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | None:

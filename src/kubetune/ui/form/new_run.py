@@ -166,29 +166,28 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any]:
-    """Return what the page shows of a forecast: facts, warnings with their buttons, and a summary."""
+    """Return what the page shows of a forecast: facts, problems and warnings with their buttons, and a summary."""
     facts = []
-    warnings = []
+    texts: dict[str, list[str]] = {"error": [], "warning": []}
     for label, text in forecast.describe():
         # warning: 3 of 20 rows of train repeat another
         severity, _, sentence = text.partition(": ")
-        if severity in ("warning", "error"):
-            warnings.append(sentence)
+        if severity in texts:
+            texts[severity].append(sentence)
         elif label == "positions":
-            warnings.append(text)
+            texts["warning"].append(text)
         else:
             facts.append((label, text))
 
-    longest = None
     bad: Sequence[str] = ()
     if forecast.lengths is not None:
-        longest = forecast.lengths.longest
         bad = forecast.lengths.bad
     return {
         "summary": _summary(forecast),
         "facts": facts,
-        "warnings": warnings,
-        "fixes": for_problems(warnings, typed, longest),
+        "problems": texts["error"],
+        "warnings": texts["warning"],
+        "fixes": for_problems([*texts["error"], *texts["warning"]], typed),
         "bad": list(bad),
     }
 

@@ -25,13 +25,15 @@ const mostShown = 5;
 const lineOf = (text, fixes) => {
   const line = spans("li", text);
   const field = fields.find((f) => f.name === text.split(":")[0]);
-  line.append(...buttons(fixes.filter((fix) => fix.of === text)));
+  const mends = element("span", "", "mends");
+  mends.append(...buttons(fixes.filter((fix) => fix.of === text)));
   if (field) {
-    const show = element("button", "Show the field", "button fix");
+    const show = element("button", "Show the field", "button");
     show.type = "button";
     show.addEventListener("click", () => { const group = field.closest("details"); if (group) group.open = true; field.focus(); });
-    line.append(show);
+    mends.append(show);
   }
+  if (mends.children.length) line.append(mends);
   return line;
 };
 const listOf = (lines) => {
@@ -119,11 +121,13 @@ const plan = async (mine) => {
   byId("plan").removeAttribute("aria-busy");
   sayShortly(...summaryOf(reply));
   complain([...reply.problems, ...reply.bad], [...reply.fixes, ...lookFixes], reply.warnings);
+  byId("no-facts").hidden = reply.facts.length > 0;
   byId("facts").replaceChildren(...reply.facts.map(([label, text]) => {
     const row = document.createElement("tr");
-    const head = element("th", label);
-    head.scope = "row";
-    row.append(head, element("td", text));
+    // Without a label, a line belongs to the one above it.
+    const head = element(label ? "th" : "td", label);
+    if (label) head.scope = "row";
+    row.append(head, spans("td", text));
     return row;
   }));
   byId("yaml").textContent = reply.yaml;

@@ -1,5 +1,6 @@
 // A field with a list of what is at hand: a word may be any part of a name, and the choice that one is at can be looked at.
 const mostShown = 50;
+const highest = 440; // pixels of an open list with a preview
 
 const hintOf = (list, fitting, words) => {
   const hidden = fitting.length - mostShown;
@@ -59,6 +60,8 @@ export const makePicker = (frame, list, chosen, preview = null) => {
     place.replaceChildren();
     popup.hidden = false;
     field.setAttribute("aria-expanded", String(shown.length > 0));
+    // Where it would end below the window, the field goes to the top of it.
+    if (frame.getBoundingClientRect().bottom + highest > innerHeight) frame.scrollIntoView({ block: "start" });
   };
   const choose = () => {
     const [value] = shown[at];
