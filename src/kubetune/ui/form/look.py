@@ -86,10 +86,11 @@ def _file_of(path: str) -> str:
 
 def _short(value: Any) -> str:
     """Return a value of a record as a cell. Turns of a conversation have a line each: `user: How are you?`."""
-    text = value
-    if _is_conversation(value):
+    if isinstance(value, str):
+        text = value
+    elif _is_conversation(value):
         text = "\n".join(f"{turn['role']}: {turn.get('content')}" for turn in value)
-    elif not isinstance(value, str):
+    else:
         text = json.dumps(value, ensure_ascii=False, default=str)
     if len(text) > _MOST_CHARACTERS:
         return text[:_MOST_CHARACTERS] + " …"
