@@ -29,17 +29,17 @@ from transformers import (
 from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
-from kubetune.cli.result.export import describe
 from kubetune.config.load import read_config
 from kubetune.data.prepared import kept_rows
 from kubetune.reporting import picture
+from kubetune.result.fits import PROVENANCE
 from kubetune.result.gguf_files import llama_cpp
 from kubetune.result.inference.generate import load_run
 from kubetune.result.inference.result import open_result
 from kubetune.result.publishing import merge
+from kubetune.result.publishing.description import describe
 from kubetune.result.publishing.export import Export, _dtype_name, _write_modelfile, export_run
 from kubetune.result.publishing.ollama_modelfile import MODELFILE
-from kubetune.result.publishing.provenance import PROVENANCE
 from kubetune.result.publishing.serving import served_by
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
@@ -161,9 +161,9 @@ def test_a_merged_model_says_what_its_adapter_said(
     assert reloaded == 0.0
     assert not {name for name in dict(model.named_modules()) if "lora" in name}
     assert (tmp_path / "out" / MODELFILE).read_text().count("\nFROM .\n") == 1
-    assert next(text for label, text in describe(exported) if label == "next").endswith(
-        "serve it: vLLM, GGUF, Ollama"
-    )
+    assert next(
+        text for label, text in describe(exported.path, exported.facts) if label == "next"
+    ).endswith("serve it: vLLM, GGUF, Ollama")
     alone = Export(
         exported.path,
         "adapter",
@@ -172,9 +172,9 @@ def test_a_merged_model_says_what_its_adapter_said(
             "served_by": served_by("causal_lm", open_result(run_dir).config.lora, "adapter", {}),
         },
     )
-    assert next(text for label, text in describe(alone) if label == "next").endswith(
-        "how to load it"
-    ) is bool(lora.get("use_dora"))
+    assert next(
+        text for label, text in describe(alone.path, alone.facts) if label == "next"
+    ).endswith("how to load it") is bool(lora.get("use_dora"))
     (exported.path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
     _write_modelfile(exported.path, open_result(run_dir), "merged")
     assert "FROM ./model-q8_0.gguf\n" in (exported.path / MODELFILE).read_text(), (
@@ -360,7 +360,9 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
         == {"default": CHATML, "rag": "{{ 'x' }}"}
     )
     assert {name: (exported.path / name).read_text() for name in BESIDE} == BESIDE
-    assert ("licence", "LICENSE, USE_POLICY.md, copied from the base") in describe(exported)
+    assert ("licence", "LICENSE, USE_POLICY.md, copied from the base") in describe(
+        exported.path, exported.facts
+    )
     assert GenerationConfig.from_pretrained(exported.path).eos_token_id == 2
     facts = json.loads((exported.path / "provenance.json").read_text())
     written = (*exported.path.rglob("*"), *checkpoints.choose(lora_run).rglob("*"))
@@ -520,7 +522,9 @@ def test_a_gguf_file_that_nothing_here_runs_is_not_proved_and_says_so(
     card.unlink()
     assert b"apache-2.0" in (tmp_path / "out" / "model-q8_0.gguf").read_bytes()
     assert "not proved by running it: it is not installed" in lines
-    assert ("llama.cpp", "not proved: it is not installed") in list(describe(exported))
+    assert ("llama.cpp", "not proved: it is not installed") in list(
+        describe(exported.path, exported.facts)
+    )
     assert (
         "not run by llama.cpp: it is not installed" in (tmp_path / "out" / "README.md").read_text()
     )

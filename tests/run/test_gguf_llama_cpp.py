@@ -41,9 +41,9 @@ pytestmark = [
     pytest.mark.skipif(find_spec("llama_cpp") is None, reason="no llama-cpp-python"),
 ]
 
+from kubetune.result.fits import GGUF_TYPES  # noqa: E402
 from kubetune.result.gguf_files import families, llama_cpp, proof, vocabulary  # noqa: E402
 from kubetune.result.gguf_files.adapter import write_adapter  # noqa: E402
-from kubetune.result.gguf_files.export import TYPES  # noqa: E402
 from kubetune.result.gguf_files.writer import facts_of, write_model  # noqa: E402
 from kubetune.result.publishing.export import Export, export_run  # noqa: E402
 
@@ -281,7 +281,7 @@ def test_an_adapter_of_a_family_is_that_of_peft(name: str, tmp_path: Path) -> No
         assert not proof.compare(name, expected, ask(tuned, rows()), 2e-2).holds
 
 
-@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("kind", GGUF_TYPES)
 def test_a_run_is_exported_in_every_type(run: Path, tmp_path: Path, kind: str) -> None:
     exported = export(run, tmp_path / "out", kind)
     made = exported.facts["gguf"]

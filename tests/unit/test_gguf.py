@@ -19,8 +19,9 @@ from tests.tiny import CHATML, train_tokenizer
 
 gguf = pytest.importorskip("gguf")
 
+from kubetune.result.fits import require_gguf_adapter  # noqa: E402
 from kubetune.result.gguf_files import llama_cpp  # noqa: E402
-from kubetune.result.gguf_files.adapter import check_adapter, write_adapter  # noqa: E402
+from kubetune.result.gguf_files.adapter import write_adapter  # noqa: E402
 from kubetune.result.gguf_files.families import FAMILIES, family_of, keys_of  # noqa: E402
 from kubetune.result.gguf_files.vocabulary import read_vocabulary  # noqa: E402
 from kubetune.result.gguf_files.writer import facts_of, name_for_llama_cpp, write_model  # noqa: E402
@@ -239,7 +240,7 @@ def test_adapters_that_llama_cpp_does_not_load_are_refused(
     lora: LoraConfig | None, reason: str
 ) -> None:
     with pytest.raises(errors.ModelError, match=reason):
-        check_adapter(lora)
+        require_gguf_adapter(lora)
 
 
 def test_a_llama_cpp_that_does_not_load_is_no_fault_of_a_file(

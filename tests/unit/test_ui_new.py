@@ -453,7 +453,8 @@ def test_no_write_without_token_origin_and_json(
         "/run/stop", content="[" * 1_100_000, headers={**OURS, "content-type": "application/json"}
     )
     client.cookies.clear()
-    for path in ("/new/plan", "/new/start", "/run/stop", "/chat/say"):
+    changes = ("/new/plan", "/new/start", "/run/stop", "/run/result/start", "/run/result/cancel")
+    for path in (*changes, "/chat/say"):
         assert client.post(path, json=body, headers=OURS).status_code == 401, path
         assert client.get(path).status_code == 401, path
     assert not (tmp_path / "outputs").exists()

@@ -63,13 +63,17 @@ def answers_file(run_dir: Path, step: int) -> Path:
     return run_dir / metrics.ANSWERS / f"step-{step:06d}.jsonl"
 
 
-def read_answers(run_dir: Path, step: int) -> list[Answered]:
-    """Return the questions and answers of the evaluation after `step` steps. Raises ConfigError if none were kept."""
-    path = answers_file(run_dir, step)
-    if not path.is_file():
+def require_answers(run_dir: Path, step: int) -> None:
+    """Raise ConfigError if the evaluation after `step` steps kept no answers."""
+    if not answers_file(run_dir, step).is_file():
         raise errors.ConfigError(
             f"{run_dir} keeps no answers of step {step}; they are kept where the run file has evaluation.generate"
         )
+
+
+def read_answers(run_dir: Path, step: int) -> list[Answered]:
+    """Return the questions and answers of the evaluation after `step` steps. Raises ConfigError if none were kept."""
+    require_answers(run_dir, step)
 
     # Questions are kept once, in a file of their own; each line of answers names its question by its row.
     questions = {}
@@ -77,7 +81,7 @@ def read_answers(run_dir: Path, step: int) -> list[Answered]:
         questions[question["row"]] = question
 
     answers = []
-    for line in metrics.stream_lines(path):
+    for line in metrics.stream_lines(answers_file(run_dir, step)):
         if line["row"] in questions:
             # Answers to a question that was lost cannot be compared.
             question = questions[line["row"]]

@@ -22,6 +22,7 @@ from kubetune.library.listing import facts
 from kubetune.rundir.labels import checked, read_labels, write_labels
 from kubetune.rundir.starts import train_again
 from kubetune.supervisor.place import holders
+from kubetune.ui.jobs import result_job
 from kubetune.ui.site import Site, act, answer, find_run, site_of
 
 if TYPE_CHECKING:
@@ -124,6 +125,10 @@ def _delete(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         is_at_work = facts(run_dir)["state"] in ("running", "starting")
         if is_at_work or launchers(site, run_dir):
             raise ConfigError(f"{name} is at work; stop it first. Nothing was deleted.")
+        if site.jobs.is_running(result_job(name)):
+            raise ConfigError(
+                f"the result of {name} is being evaluated, exported or pushed; wait for its end. Nothing was deleted."
+            )
         if run_dir.is_symlink():
             raise ConfigError(
                 f"{name} is a link to another folder; delete it there. Nothing was deleted."

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,25 @@ FOLDER = ".kubetune-ui"
 TOKEN = "KUBETUNE_UI_TOKEN"
 
 
+def result_job(name: str) -> str:
+    """Return the name of the command that evaluates, exports or pushes a run: one at a time."""
+    return f"{name}.result"
+
+
 class Jobs:
     """The commands that were started for runs of a folder, by the name of the run."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._starting = threading.Lock()  # two clicks at the same time start one command
 
     def start(self, name: str, words: Sequence[str]) -> None:
         """Start a command of kubetune. Raise ConfigError if one of this name still runs."""
+        with self._starting:
+            self._start(name, words)
+
+    def _start(self, name: str, words: Sequence[str]) -> None:
         if self.is_running(name):
             raise ConfigError(f"{name} is being run already")
         self._require_plain()

@@ -27,6 +27,7 @@ from kubetune.reporting.rendering import style
 from kubetune.ui import cluster, commands, data, live, rollouts, run_pages
 from kubetune.ui.chat import pages as chat
 from kubetune.ui.form import at_hand, look, new_run
+from kubetune.ui.result import pages as results
 from kubetune.ui.security import Guard
 from kubetune.ui.site import Missing, Site, problem, templates
 
@@ -47,6 +48,7 @@ _STATIC = {
     "runs.js": ("kubetune.ui", "static/runs.js", _SCRIPT),
     "pick.js": ("kubetune.ui", "static/pick.js", _SCRIPT),
     "chat.js": ("kubetune.ui", "static/chat.js", _SCRIPT),
+    "result.js": ("kubetune.ui", "static/result.js", _SCRIPT),
     "data.js": ("kubetune.ui", "static/data.js", _SCRIPT),
     "ui.css": ("kubetune.ui", "static/ui.css", _STYLE),
 }
@@ -73,6 +75,10 @@ def application(
         Route("/new/start", new_run.start, methods=["POST"]),
         Route("/new/demo", new_run.demo, methods=["POST"]),
         Route("/new/job", commands.job),
+        Route("/run/result", results.result),
+        Route("/run/result/command", results.command, methods=["POST"]),
+        Route("/run/result/start", results.start, methods=["POST"]),
+        Route("/run/result/cancel", results.cancel, methods=["POST"]),
         Route("/run/stop", commands.stop, methods=["POST"]),
         Route("/run/label", commands.label, methods=["POST"]),
         Route("/run/delete", commands.delete, methods=["POST"]),

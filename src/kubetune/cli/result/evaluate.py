@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.base.humanize import shown_on, visible
+from kubetune.base.signals import stoppable
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_result
@@ -72,11 +73,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Print every metric of the task, or a comparison, or benchmarks."""
     _require_one_question(args)
-    if args.compare:
-        return _compare(args)
-    if args.benchmarks:
-        return _benchmark(args)
+    # SIGTERM ends an evaluation like Ctrl-C: no file is half written.
+    with stoppable():
+        if args.compare:
+            return _compare(args)
+        if args.benchmarks:
+            return _benchmark(args)
+        return _evaluate(args)
 
+
+def _evaluate(args: argparse.Namespace) -> Answer:
+    """Measure a checkpoint on the run's evaluation data, or on other data."""
     # The imports make many objects that stay: looking for garbage among them is lost time.
     from kubetune.base import collector
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kubetune.base import cpu
-from kubetune.base.humanize import counted, visible
+from kubetune.base.humanize import visible
 from kubetune.base.signals import stoppable
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.result.publishing.description import describe
 
 if TYPE_CHECKING:
     from kubetune.result.publishing.export import Export
@@ -106,111 +106,10 @@ def run(args: argparse.Namespace) -> Answer:
 
 def show(export: Export) -> None:
     """Print the facts of an export."""
-    for label, text in describe(export):
+    for label, text in describe(export.path, export.facts):
         print(f"{label:<12} {text}")
 
 
 def tell(text: str) -> None:
     """Print what is being done now."""
     print(f"… {text}", flush=True)
-
-
-def describe(export: Export) -> Iterator[tuple[str, str]]:
-    """Yield the facts of an export as labelled lines."""
-    facts: dict[str, Any] = export.facts
-    base = facts["base"]
-    yield "checkpoint", facts["checkpoint"]["name"]
-    name = base["name"]
-    if base["revision"]:
-        name += f"@{base['revision']}"
-    yield "base", name
-    # A large model is written in several files.
-    sizes = [size for name, size in export.files.items() if name.endswith(".safetensors")]
-    count = counted(len(sizes), "file")
-    if "gguf" in facts:
-        file = facts["gguf"]["file"]
-        yield "weights", f"{file}, {facts['kind']}, {export.files[file]:,} bytes"
-    else:
-        yield "weights", f"{facts['kind']}, {facts['dtype']}, {count}, {sum(sizes):,} bytes"
-    yield from _proof(facts["proof"])
-    if "quantised" in facts:
-        yield from _quantised(facts["quantised"], sum(sizes))
-    if "gguf" in facts:
-        yield from _gguf(facts["gguf"])
-
-    # Licences of bases ask for a copy with what is derived from them.
-    licences = ", ".join(base["licence_files"])
-    if licences:
-        yield "licence", f"{licences}, copied from the base"
-    else:
-        yield "licence", "the base has no licence file"
-
-    yield "wrote", str(export.path)
-    purpose = "it"
-    if facts["served_by"]:
-        purpose = f"and serve it: {', '.join(facts['served_by'])}"
-    yield "next", f"{export.path / 'README.md'} says how to load {purpose}"
-
-
-def _quantised(facts: dict[str, Any], size: int) -> Iterator[tuple[str, str]]:
-    """Yield what weights in FP8 spare and cost, as labelled lines. `size`: of the weights, in bytes."""
-    before = facts["bytes_before"]
-    yield "", f"{counted(facts['layers'], 'layer')} in FP8: {size / before:.0%} of {before:,} bytes"
-    base = facts["base_quantised_alike"]
-    if isinstance(base, float):
-        yield "", f"the base quantised alike moves by {base:.1e}"
-    else:
-        yield "", f"the base quantised alike: {base}"
-
-
-def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what llama.cpp said of a GGUF file, as labelled lines."""
-    if facts.get("kept_in_16_bits"):
-        kept = counted(len(facts["kept_in_16_bits"]), "tensor")
-        yield "", f"{kept} in f16, as rows do not fill blocks of {facts['type']}"
-    if "not_proved" in facts:
-        yield "llama.cpp", f"not proved: {facts['not_proved']}"
-        return
-    proof = facts["proof"]
-    label = "llama.cpp"
-    for comparison in proof["comparisons"]:
-        apart = f"{comparison['difference']:.1e} apart (allowed {comparison['tolerance']:.0e})"
-        agreement = f"same first choice {comparison['agreement']:.1%}"
-        yield label, f"log-probabilities of {comparison['what']}: {apart}, {agreement}"
-        label = ""
-    base = proof.get("base_quantised_alike")
-    if isinstance(base, dict):
-        yield "", f"the base quantised alike loses {base['difference']:.1e}"
-    elif base is not None:
-        yield "", f"the base quantised alike: {base}"
-    equal = sum(parting is None for parting in proof["greedy"])
-    yield "", f"greedy answers equal over 64 tokens: {equal} of {len(proof['greedy'])}"
-    if "texts_tokenized_alike" in proof:
-        yield "", f"texts tokenized alike: {proof['texts_tokenized_alike']}"
-    chats = proof.get("chats")
-    if chats:
-        alike = sum(chat["alike"] is True for chat in chats)
-        unknown = sum(chat["alike"] is None for chat in chats)
-        line = f"prompts by llama.cpp's own code alike: {alike} of {len(chats)}"
-        if unknown:
-            line += "; it does not know this template, so run it with --jinja"
-        yield "", line
-
-
-def _proof(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield how the export was compared with the checkpoint, as labelled lines."""
-    # A difference says little by itself: it is small beside what the adapter does, or not.
-    rows = f"{proof['rows']} {proof['origin']}, {proof['tokens']:,} tokens"
-    yield "proof", f"logits on {rows}, in {proof['run_in']}"
-    for comparison in proof["comparisons"]:
-        apart = f"{comparison['difference']:.1e} apart (allowed {comparison['tolerance']:.0e})"
-        agreement = f"same first choice {comparison['agreement']:.1%}"
-        yield "", f"{comparison['what']}: {apart}, {agreement}"
-    effect = proof["effect_of_adapter"]
-    if effect is not None:
-        yield "", f"the adapter moves them by {effect:.1e}"
-        if proof["comparisons"][0]["difference"] > effect / 2:
-            advice = "the adapter changed little, or use --dtype float32"
-            yield "", f"rounding hides much of that: {advice}"
-    files = ", ".join(proof["tokenizer_files_equal"])
-    yield "tokenizer", f"{files}: equal byte by byte; template as trained"

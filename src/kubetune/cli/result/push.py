@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +11,23 @@ from kubetune import errors
 from kubetune.base import cpu
 from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
-from kubetune.base.registry import address as registry_address
 from kubetune.base.registry.address import Address
 from kubetune.base.signals import stoppable
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_export_options, tell
 from kubetune.cli.result.export import show as show_export
-from kubetune.config import consent
 from kubetune.config.load import read_config
-from kubetune.config.schema.tracking import PushConfig
+from kubetune.result.publishing.push_target import (
+    REPOSITORY,
+    Target,
+    Wanted,
+    find_target,
+    require_way,
+)
 from kubetune.rundir import metrics
 
 Show = Callable[[], None]
-
-# Environment variable that names the repository.
-REPOSITORY = "RESULT_MODEL_ID"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -63,30 +62,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser, "where it is as JSON")
 
 
-@dataclass(frozen=True)
-class Target:
-    """Where to, and what."""
-
-    place: str  # ORG/NAME, or the address of an image
-    merge: bool  # send merged weights instead of the adapter
-    private: bool  # of a new repository on the hub
-    image: Address | None  # None: the hub
-
-
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Upload, and print the address. The run's events say how it ended."""
     cpu.give_back()
     # Where to, and whether the result is good enough, is known before anything is exported.
-    config = read_config(args.run_dir)
-    target = _target(args, config.push, consent.effects_of(config, ["push"]))
-    if not args.despite_gate:
-        _require_gate(args.run_dir)
-    title = config.name or args.run_dir.name
+    wanted = Wanted(
+        args.repo,
+        merge=args.merge,
+        public=args.public,
+        despite_gate=args.despite_gate,
+        modelpack=args.modelpack,
+        plain_http=args.plain_http,
+    )
+    target = find_target(args.run_dir, wanted)
+    title = read_config(args.run_dir).name or args.run_dir.name
     try:
         with stoppable():
-            if target.image is None:
-                _require_way_to_hub()
+            require_way(target)
             folder, facts = _exported(args, target)
             tell(f"uploading {folder} to {target.place}")
             if target.image is None:
@@ -108,13 +101,6 @@ def run(args: argparse.Namespace) -> Answer:
         **facts,
     )
     return Answer(place | facts, show)
-
-
-def _require_way_to_hub() -> None:
-    """Raise what an upload would, before an export is made for it."""
-    from kubetune.result.publishing.hub_upload import token_to_upload
-
-    token_to_upload()
 
 
 def _to_hub(
@@ -150,68 +136,6 @@ def _to_registry(
 
     place = {"url": str(address), "digest": pushed.digest, "layers": pushed.layers}
     return place | {"sent": pushed.sent, "bytes": pushed.size}, show
-
-
-def _require_gate(run_dir: Path) -> None:
-    """Raise ConfigError for the result of a run that missed its gate."""
-    # A run without a gate, or one that was not judged, has none to miss.
-    gate = metrics.read_verdict(run_dir).get("gate")
-    if gate and not gate["passed"]:
-        missed = "; ".join(check["message"] for check in gate["checks"] if not check["holds"])
-        raise errors.ConfigError(
-            f"{run_dir} missed its gate: {missed}. Nothing was sent; --despite-gate uploads it all the same"
-        )
-
-
-def _target(
-    args: argparse.Namespace, of_run: PushConfig | None, effects: Sequence[consent.Effect]
-) -> Target:
-    """Return where to: what the command line says, else the environment, else the run.
-
-    `effects`: what the run's settings name, which the user may not have allowed. Raise ConfigError if nothing names a
-    place.
-    """
-    # What the command says comes first; options can only add to what the run asks for.
-    place = args.repo or os.environ.get(REPOSITORY, "").strip()
-    merge = args.merge
-    private = not args.public
-    if of_run is not None:
-        if not place:
-            consent.require(effects, args.run_dir, instead="give ORG/NAME in the command")
-            place = of_run.repo
-        merge = merge or of_run.merge
-        # A run directory of somebody else does not make the user's repository public.
-        if all(consent.is_allowed(effect) for effect in effects):
-            private = private and of_run.private
-    if not place:
-        raise errors.ConfigError(
-            f"where to? give ORG/NAME, set {REPOSITORY}, or set `push: ORG/NAME` in the run's config. Nothing was sent."
-        )
-
-    if place.startswith(registry_address.SCHEME):
-        if args.public:
-            raise errors.ConfigError(
-                "--public is of the hub alone: a registry's own settings say who sees an image. Nothing was sent."
-            )
-        image = registry_address.parse(place, plain=args.plain_http)
-        if image.has_digest:
-            raise errors.ConfigError(
-                f"{place} names an image by its digest; expected a tag, oci://registry/name:tag. Nothing was sent."
-            )
-        return Target(place, merge, private, image)
-    for option in ("modelpack", "plain_http"):
-        if getattr(args, option):
-            name = option.replace("_", "-")
-            raise errors.ConfigError(
-                f"--{name} is of oci:// addresses alone, and {place} is on the hub. Nothing was sent."
-            )
-    try:
-        PushConfig(repo=place)
-    except ValueError:
-        raise errors.ConfigError(
-            f"{place!r} is no name of a repository; expected ORG/NAME. Nothing was sent."
-        ) from None
-    return Target(place, merge, private, None)
 
 
 def _exported(args: argparse.Namespace, target: Target) -> tuple[Path, dict[str, Any]]:

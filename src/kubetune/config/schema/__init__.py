@@ -218,6 +218,11 @@ class Config(Section):
         return self.task == "vision_language" or self.preference.images
 
     @property
+    def answers_text(self) -> bool:
+        """True if the model answers text with text: it neither classifies nor sees."""
+        return not (self.classifies or self.sees)
+
+    @property
     def sight(self) -> VisionConfig | None:
         """Return how the model sees images. None if it reads only text."""
         return self.vision if self.sees else None
@@ -351,7 +356,7 @@ class Config(Section):
             problems.append(
                 f"evaluation.generate: found it with `task: {self.task}`, which writes no answers"
             )
-        if evaluation.benchmarks is not None and (self.classifies or self.sees):
+        if evaluation.benchmarks is not None and not self.answers_text:
             problems.append(
                 f"evaluation.benchmarks: found it with `task: {self.task}`; they are for models of text"
             )

@@ -23,7 +23,6 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kubetune import errors
-from kubetune.config.schema import LoraConfig
 from kubetune.result.gguf_files.families import Facts, family_of
 from kubetune.result.gguf_files.writer import (
     Planned,
@@ -34,21 +33,6 @@ from kubetune.result.gguf_files.writer import (
 )
 
 _FIRST: Final = "base_model.model."
-
-
-def check_adapter(lora: LoraConfig | None) -> None:
-    """Raise ModelError for a run whose adapter llama.cpp does not load."""
-    reason = None
-    if lora is None:
-        reason = "the run trained every weight, so there is no adapter"
-    elif lora.use_dora:
-        reason = "llama.cpp loads no adapters with weights of DoRA"
-    elif lora.modules_to_save:
-        reason = f"llama.cpp loads no adapters with modules trained whole ({', '.join(lora.modules_to_save)})"
-    if reason is not None:
-        raise errors.ModelError(
-            f"{reason}; `--gguf bf16` writes the whole model. Nothing was written."
-        )
 
 
 def write_adapter(

@@ -18,24 +18,17 @@ from typing import Any, Final
 
 import torch
 
-from kubetune import errors, extras
+from kubetune import errors
 from kubetune.base import processes
 from kubetune.config.schema import LoraConfig, ModelConfig
 from kubetune.data.reading import hub
+from kubetune.result.fits import GGUF_ADAPTER, GGUF_TYPES, require_gguf
 from kubetune.result.gguf_files import llama_cpp, quantise
 from kubetune.result.gguf_files import proof as proofs
 from kubetune.result.inference.result import Result
 from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.model_card import base_name
 from kubetune.result.publishing.writers import Job
-from kubetune.tasks import task_of
-
-ADAPTER: Final = "adapter"
-TYPES: Final = (
-    "bf16", "f16", "f32", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0",
-    "q6_k", "q5_k_m", "q5_k_s", "q4_k_m", "q4_k_s", "q3_k_l", "q3_k_m", "q3_k_s", "q2_k",
-    "iq4_xs", "iq4_nl", "iq3_m", "iq3_s", ADAPTER,
-)  # fmt: skip
 
 # Plain types, and the dtype of weights that they hold exactly.
 DTYPES: Final = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
@@ -43,9 +36,9 @@ DTYPES: Final = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.floa
 
 def dtype_of(kind: str, dtype: str | None) -> str | None:
     """Return the dtype of the weights that the file is made of. Raise ConfigError for an unknown type, or another dtype."""
-    if kind not in TYPES:
+    if kind not in GGUF_TYPES:
         raise errors.ConfigError(
-            f"--gguf is {kind!r}; expected one of {', '.join(TYPES)}. Nothing was written."
+            f"--gguf is {kind!r}; expected one of {', '.join(GGUF_TYPES)}. Nothing was written."
         )
     if kind not in DTYPES:
         return dtype
@@ -58,7 +51,7 @@ def dtype_of(kind: str, dtype: str | None) -> str | None:
 
 def _merges(kind: str, lora: LoraConfig | None, *, merged: bool) -> bool:
     """True if adapters are merged for this file. Raise ConfigError where `--merge` is asked for beside an adapter."""
-    if kind != ADAPTER:
+    if kind != GGUF_ADAPTER:
         return lora is not None
     if merged:
         raise errors.ConfigError(
@@ -69,7 +62,7 @@ def _merges(kind: str, lora: LoraConfig | None, *, merged: bool) -> bool:
 
 def file_name(kind: str) -> str:
     """Return the name of the file."""
-    return "adapter.gguf" if kind == ADAPTER else f"model-{kind}.gguf"
+    return "adapter.gguf" if kind == GGUF_ADAPTER else f"model-{kind}.gguf"
 
 
 def prepare(result: Result, kind: str, *, merged: bool) -> bool:
@@ -78,26 +71,18 @@ def prepare(result: Result, kind: str, *, merged: bool) -> bool:
     Raise an error for whatever makes no GGUF file of this result, before its model is loaded.
     """
     merged = _merges(kind, result.trained.lora, merged=merged)
-    extras.require(f"--gguf {kind}", "gguf")
-    from kubetune.result.gguf_files.adapter import check_adapter
+    config = result.config
+    require_gguf(
+        kind,
+        result.trained.lora,
+        config.model,
+        config.task_name,
+        answers_text=config.answers_text,
+    )
     from kubetune.result.gguf_files.families import family_of, keys_of
     from kubetune.result.gguf_files.vocabulary import read_vocabulary
     from kubetune.result.gguf_files.writer import facts_of
 
-    config = result.config
-    task = task_of(config.task_name)
-    if config.sees or task.auto_class != "AutoModelForCausalLM":
-        raise errors.ModelError(
-            f"{config.task_name} is not written as GGUF, only models that answer text with text. Nothing was written."
-        )
-    if config.model.trust_remote_code:
-        raise errors.ModelError(
-            "a model with code of its own is not written as GGUF, since llama.cpp has code for each family. Nothing "
-            "was written."
-        )
-    quantise.require(kind)
-    if kind == ADAPTER:
-        check_adapter(result.trained.lora)
     # The model's config and tokenizer say whether llama.cpp has both.
     with tempfile.TemporaryDirectory(prefix="kubetune-gguf-") as folder:
         described = _folder_of(result) / "config.json"
@@ -135,7 +120,7 @@ def write(
     Raise ModelError where llama.cpp says otherwise than transformers.
     """
     about = _about(job)
-    if kind == ADAPTER:
+    if kind == GGUF_ADAPTER:
         return _write_adapter(job, staging, folder, sample, about)
     return _write_model(job, staging, folder, sample, kind, about)
 
@@ -397,10 +382,10 @@ def _write_adapter(
 
     base = _base_folder(job.result)
     described = facts_of(base, any_weights=True)
-    path = folder / file_name(ADAPTER)
+    path = folder / file_name(GGUF_ADAPTER)
     job.tell(f"writing {path.name}")
     pairs = write_adapter(staging, described, path, about)
-    facts = {"file": path.name, "type": ADAPTER, "pairs": pairs}
+    facts = {"file": path.name, "type": GGUF_ADAPTER, "pairs": pairs}
     reason = llama_cpp.missing()
     if reason is None and described.get("quantization_config"):
         reason = "the base's own weights are quantised, and no GGUF file is made of those"

@@ -16,12 +16,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Final
 
 from kubetune import errors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Keys of GGUF without the name of the architecture that stands before them, such as "attention.head_count".
 Keys = dict[str, Any]
@@ -89,6 +89,8 @@ def _falcon_rows(name: str, tensor: Tensor, facts: Facts) -> Tensor:
     """Return q, k, v of groups (queries, one key, one value) as all queries, then all keys, then all values."""
     if "query_key_value" not in name:
         return tensor
+    import torch
+
     heads, kv_heads, size = heads_of(facts)
     groups = tensor.reshape(kv_heads, heads // kv_heads + 2, size, *tensor.shape[1:])
     parts = [groups[:, :-2], groups[:, -2:-1], groups[:, -1:]]
@@ -224,6 +226,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
 
 def family_of(facts: Facts) -> Family:
     """Return the family of a model. Raise ModelError, naming it, where llama.cpp is not known to compute it."""
+    family = known_family(facts)
+    _require_computed(str(facts.get("model_type")), facts, family)
+    return family
+
+
+def known_family(facts: Facts) -> Family:
+    """Return the family that a config.json names, whose other settings are not looked at. Raise ModelError for others."""
     kind = str(facts.get("model_type"))
     if "vision_config" in facts or "audio_config" in facts:
         raise errors.ModelError(
@@ -236,7 +245,6 @@ def family_of(facts: Facts) -> Family:
             f"{kind} is not written as GGUF: llama.cpp was not seen to compute it as transformers does. "
             f"Written are {', '.join(sorted(FAMILIES))}. Nothing was written."
         )
-    _require_computed(kind, facts, family)
     return family
 
 
@@ -391,6 +399,8 @@ def _llama3_factors(parameters: Facts, size: int) -> Tensor:
 
     The rule is that of Llama 3.1's rope_scaling (transformers/modeling_rope_utils.py).
     """
+    import torch
+
     frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2).double() / size)
     waves = 2 * math.pi / frequencies
     context = parameters["original_max_position_embeddings"]

@@ -9,15 +9,15 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PACKAGE = "llama-cpp-python"
 
@@ -63,8 +63,16 @@ class Answer:
 
 def missing() -> str | None:
     """Return why llama.cpp cannot be asked here; None if it can."""
-    if find_spec("llama_cpp") is None:
+    package = find_spec("llama_cpp")
+    if package is None:
         return f"{PACKAGE} is not installed (pip install {PACKAGE}; it compiles llama.cpp)"
+    return _why_broken(str(package.origin))
+
+
+# The page asks again and again, and each answer takes a process.
+@cache
+def _why_broken(origin: str) -> str | None:
+    """Return why the package at this place does not load; None if it does."""
     # One that was built for another machine, or lacks a package, is no fault of the file that it is asked about.
     done = subprocess.run(
         [sys.executable, "-c", "import llama_cpp"],
@@ -82,6 +90,9 @@ def missing() -> str | None:
 
 def ask(request: Request) -> Answer:
     """Return what llama.cpp answers. Raise ModelError if it does not load the file, or ends by itself."""
+    import numpy as np
+    import torch
+
     with tempfile.TemporaryDirectory(prefix="kubetune-gguf-") as folder:
         question = Path(folder) / "request.json"
         answer = Path(folder) / "answer.npz"
@@ -111,4 +122,6 @@ def ask(request: Request) -> Answer:
 
 def spread(length: int, most: int) -> Sequence[int]:
     """Return at most `most` positions of a row, spread evenly, the last one among them."""
+    import torch
+
     return torch.linspace(0, length - 1, min(most, length)).long().tolist()

@@ -9,10 +9,10 @@ from typing import Final
 
 from kubetune import errors
 from kubetune.base import whole_folder
+from kubetune.result.fits import PROVENANCE
 from kubetune.result.publishing.ollama_modelfile import MODELFILE
 
 PROGRAM: Final = "ollama"
-_PROVENANCE: Final = "provenance.json"
 
 
 def require() -> None:
@@ -33,13 +33,13 @@ def find_export(target: Path) -> Path:
     folders = []
     for folder in (target / "exports").glob("*-gguf-*"):
         is_model = not folder.name.endswith("-gguf-adapter")
-        if is_model and whole_folder.is_whole(folder, _PROVENANCE):
+        if is_model and whole_folder.is_whole(folder, PROVENANCE):
             folders.append(folder)
     if not folders:
         raise errors.ConfigError(
             f"{target} has no export as GGUF; make one with `kubetune export {target} --gguf q8_0`. Nothing was created."
         )
-    return max(folders, key=lambda folder: (folder / _PROVENANCE).stat().st_mtime_ns)
+    return max(folders, key=lambda folder: (folder / PROVENANCE).stat().st_mtime_ns)
 
 
 def create(folder: Path, name: str) -> None:

@@ -20,6 +20,7 @@ from kubetune.base.humanize import counted
 from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.schema.evaluation import BenchmarksConfig
+from kubetune.result.fits import require_benchmarks
 from kubetune.result.inference.result import default_device, open_result
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring import harness, verdict
@@ -99,10 +100,7 @@ def evaluate_benchmarks(
     ConfigError for tasks that are unknown, models that are not for text, and where the harness is not installed.
     """
     result = open_result(run_dir, which, model, trust_code)
-    if result.task.auto_class != "AutoModelForCausalLM":
-        raise errors.ConfigError(
-            f"benchmarks are for models of text; {run_dir} is a run of task {result.config.task}"
-        )
+    require_benchmarks(run_dir, result.trained.task, answers_text=result.trained.answers_text)
 
     # Tasks are looked up before the model is loaded, so that a wrong name costs no time.
     manager = harness.task_manager(wanted)

@@ -25,6 +25,7 @@ from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
+from kubetune.result.fits import require_evaluation_data
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import answer, judge_of, remarks_on_answers
@@ -159,8 +160,8 @@ def evaluate_run(
         if labels is not None:
             # Other data may lack some of the classes.
             changed["classification"] = labels.section()
-    elif not config.data.eval:
-        raise errors.ConfigError(f"{run_dir} has no evaluation data; give some with --data")
+    else:
+        require_evaluation_data(config.data, run_dir)
     config = config.model_copy(update=changed)
 
     is_other = data is not None

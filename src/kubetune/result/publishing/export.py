@@ -27,12 +27,20 @@ from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import loading
 from kubetune.reporting.picture import draw
+from kubetune.result import fits
+from kubetune.result.fits import PROVENANCE
 from kubetune.result.gguf_files import export as gguf_export
 from kubetune.result.inference.result import Result, default_device, open_result
-from kubetune.result.publishing import base_files, equivalence, fp8, ollama_modelfile, serving
+from kubetune.result.publishing import (
+    base_files,
+    equivalence,
+    fp8,
+    ollama_modelfile,
+    serving,
+)
 from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.model_card import CURVES, base_name, write_card
-from kubetune.result.publishing.provenance import PROVENANCE, facts_of
+from kubetune.result.publishing.provenance import facts_of
 from kubetune.result.publishing.writers import WRITERS, Job, Kind, Tell
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training.full_disk import explained_full_disk
@@ -92,8 +100,7 @@ def export_run(
         form = _require_quantize(result, quantize, gguf)
         merged = lora is not None
     kind = _kind(lora, merged=merged)
-    folder = Path(out or _place(result, form or kind)).absolute()
-    _check_place(folder)
+    folder = _place(result, form or kind, out)
     job = Job(
         result,
         kind,
@@ -122,22 +129,8 @@ def _require_sense(result: Result, *, merged: bool) -> None:
         raise errors.ConfigError(
             f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written."
         )
-    if merged and result.config.lora is None:
-        raise errors.ConfigError(
-            f"{result.run_dir} trained every weight, so there is no adapter to merge: leave --merge out"
-        )
-
-
-def _check_place(out: Path) -> None:
-    """Raise ConfigError when `out` holds anything but an earlier export, which a new one replaces."""
-    if out.exists() and not out.is_dir():
-        raise errors.ConfigError(
-            f"{out} is a file; choose a folder with --output. Nothing was written."
-        )
-    if out.is_dir() and any(out.iterdir()) and not (out / PROVENANCE).is_file():
-        raise errors.ConfigError(
-            f"{out} holds other files; choose another folder with --output. Nothing was written."
-        )
+    if merged:
+        fits.require_adapter(result.config.lora, result.run_dir)
 
 
 def _fill(job: Job, folder: Path) -> dict[str, Any]:
@@ -243,7 +236,13 @@ def _require_quantize(result: Result, quantize: str, gguf: str | None) -> str:
         raise errors.ConfigError(
             "--gguf and --quantize write two kinds of files: ask for one. Nothing was written."
         )
-    fp8.prepare(result, quantize)
+    config = result.config
+    fits.require_quantized(
+        quantize,
+        config.model,
+        config.task_name,
+        answers_text=config.answers_text,
+    )
     return quantize
 
 
@@ -311,6 +310,13 @@ def _gguf_to_make(folder: Path, result: Result, kind: Kind) -> str | None:
     return gguf if converted.isdisjoint(architectures) else None
 
 
+def _place(result: Result, form: str, out: files.StrPath | None) -> Path:
+    """Return the folder to write. Raise ConfigError if it holds something else."""
+    folder = Path(out or fits.place_of(result.run_dir, result.checkpoint.name, form)).absolute()
+    fits.require_place(folder)
+    return folder
+
+
 def find_export(
     run_dir: Path,
     which: str = "best",
@@ -323,7 +329,7 @@ def find_export(
     result = open_result(run_dir, which, model)
     # The same kind in the same place, and whole.
     kind = _kind(result.trained.lora, merged=merged)
-    out = _place(result, kind)
+    out = fits.place_of(result.run_dir, result.checkpoint.name, kind)
     if not whole_folder.is_whole(out, PROVENANCE):
         return None
     # A later run may have written another checkpoint of the same step.
@@ -342,11 +348,6 @@ def _kind(lora: LoraConfig | None, *, merged: bool) -> Kind:
     if lora is None:
         return "model"
     return "merged" if merged else "adapter"
-
-
-def _place(result: Result, kind: str) -> Path:
-    """Return the folder of an export for which the user names none."""
-    return result.run_dir / "exports" / f"{result.checkpoint.name}-{kind}"
 
 
 def _bytes_of(size: str) -> int:

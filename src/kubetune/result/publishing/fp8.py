@@ -14,40 +14,18 @@ import warnings
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune import errors, extras
+from kubetune import errors
 from kubetune.base import fault_injection
 from kubetune.data.reading import hub
 from kubetune.models.padding_free import TOLERANCE
-from kubetune.result.inference.result import Result
 from kubetune.result.publishing import equivalence
 from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.writers import Job, ask_reloaded
-from kubetune.tasks import task_of
-
-FORMS: Final = ("fp8",)
 
 # Of logits, relative, if the base cannot be quantised for comparison; and what is too little to tell from rounding.
 WITHOUT_BASE: Final = 0.2
 LEAST_ALLOWED: Final = 2e-2
 SHARE_OF_BASE: Final = 2.0
-
-
-def prepare(result: Result, form: str) -> None:
-    """Raise an error for whatever is not quantised so, before the model is loaded."""
-    if form not in FORMS:
-        raise errors.ConfigError(
-            f"--quantize is {form!r}; expected {' or '.join(FORMS)}. Nothing was written."
-        )
-    extras.require("--quantize fp8", "compressed_tensors")
-    config = result.config
-    if config.sees or task_of(config.task_name).auto_class != "AutoModelForCausalLM":
-        raise errors.ModelError(
-            f"{config.task_name} is not quantised to FP8, only models that answer text with text. Nothing was written."
-        )
-    if config.model.trust_remote_code:
-        raise errors.ModelError(
-            "a model with code of its own is not quantised to FP8. Nothing was written."
-        )
 
 
 def write(

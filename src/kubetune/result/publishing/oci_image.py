@@ -27,8 +27,8 @@ from kubetune import errors
 from kubetune.base import files, humanize, whole_folder
 from kubetune.base.registry.address import MODELS_LINK, ROOT, Address
 from kubetune.base.registry.client import MANIFEST_TYPE, Registry
+from kubetune.result.fits import PROVENANCE
 from kubetune.result.publishing.base_files import is_licence
-from kubetune.result.publishing.provenance import PROVENANCE
 
 _IMAGE_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _IMAGE_LAYER: Final = "application/vnd.oci.image.layer.v1.tar"

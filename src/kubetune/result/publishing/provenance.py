@@ -14,8 +14,6 @@ from kubetune.result.publishing.writers import Job
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.machine import versions
 
-PROVENANCE = "provenance.json"
-
 # What is taken from the state of a checkpoint.
 _OF_STATE = (
     "step",

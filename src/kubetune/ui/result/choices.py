@@ -1,0 +1,136 @@
+"""What the page offers for the result of a run, and why something of it does not fit, in the words of the verb."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from kubetune.config.load import read_config
+from kubetune.errors import KubetuneError
+from kubetune.plan.model_shapes import read_config as read_model_config
+from kubetune.result import fits
+from kubetune.result.gguf_files.families import known_family
+from kubetune.rundir import checkpoints
+from kubetune.scoring.comparison import require_answers
+
+# The form of an export for which the verb needs no option.
+PLAIN: Final = "plain"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Something that can be chosen on the page, unless there is a `refusal`."""
+
+    value: str
+    label: str
+    about: str = ""
+    refusal: str = ""  # why it does not fit this run
+
+
+def evaluations_of(run_dir: Path) -> list[Choice]:
+    """Return what the run can be evaluated on."""
+    config = read_config(run_dir)
+    return [
+        _choice(
+            "own",
+            "Its evaluation data",
+            "Every metric of the task, as in training.",
+            lambda: fits.require_evaluation_data(config.data, run_dir),
+        ),
+        Choice("data", "Other data", "A file, or what a run file may have as data.train."),
+        _choice(
+            "base",
+            "Answers, against the model before training",
+            "Each metric with its 95 % interval, answers gained and lost, and p. No model is loaded: "
+            "the evaluations of the training kept the answers.",
+            lambda: require_answers(run_dir, 0),
+        ),
+        _choice(
+            "benchmarks",
+            "Benchmarks",
+            "Tasks of lm-evaluation-harness.",
+            lambda: fits.require_benchmarks(run_dir, config.task, answers_text=config.answers_text),
+        ),
+    ]
+
+
+def forms_of(run_dir: Path) -> list[Choice]:
+    """Return the forms that the run's model can be exported in. `gguf_types_of` has the types of the third."""
+    config = read_config(run_dir)
+    plain = Choice(PLAIN, "Model", "For transformers and vLLM: every weight was trained.")
+    if config.lora is not None:
+        plain = Choice(PLAIN, "Adapter", "Small; for PEFT, and for vLLM beside the base.")
+
+    # All types are refused for the same reason if the model itself is none for llama.cpp.
+    gguf = Choice("gguf", "GGUF", "One file for llama.cpp and Ollama, proved by running it there.")
+    types = gguf_types_of(run_dir)
+    if all(choice.refusal for choice in types):
+        gguf = Choice(gguf.value, gguf.label, gguf.about, types[0].refusal)
+    return [
+        plain,
+        _choice(
+            "merged",
+            "Merged",
+            "The adapter added to the base's weights: one model for transformers and vLLM.",
+            lambda: fits.require_adapter(config.lora, run_dir),
+        ),
+        gguf,
+        _choice(
+            "fp8",
+            "FP8",
+            "Weights in 8-bit floats, about half the size, for vLLM.",
+            lambda: fits.require_quantized(
+                "fp8", config.model, config.task_name, answers_text=config.answers_text
+            ),
+        ),
+    ]
+
+
+def pushed_forms_of(run_dir: Path) -> list[Choice]:
+    """Return the forms that the run's model can be pushed in."""
+    return [choice for choice in forms_of(run_dir) if choice.value in (PLAIN, "merged")]
+
+
+def gguf_types_of(run_dir: Path) -> list[Choice]:
+    """Return the types of weights that a GGUF file can have, and `adapter`."""
+    config = read_config(run_dir)
+
+    def require(kind: str) -> None:
+        fits.require_gguf(
+            kind,
+            config.lora,
+            config.model,
+            config.task_name,
+            answers_text=config.answers_text,
+        )
+        # A model that was trained whole is described by its checkpoint.
+        described = config.model.path
+        if config.lora is None:
+            described = str(checkpoints.choose(run_dir))
+        # A base that is not here is fetched by the verb, which then says the same.
+        facts = read_model_config(described, os.environ)
+        if facts is not None:
+            known_family(facts)
+
+    choices = []
+    for kind in fits.GGUF_TYPES:
+        label = kind
+        if kind == fits.GGUF_ADAPTER:
+            label = "the adapter alone"
+        choices.append(_choice(kind, label, "", partial(require, kind)))
+    return choices
+
+
+def _choice(value: str, label: str, about: str, require: Callable[[], Any]) -> Choice:
+    """Return a choice that is refused with what `require` raises."""
+    try:
+        require()
+    except KubetuneError as error:
+        # Nothing was begun, so that what was not written goes without saying.
+        refusal = str(error).removesuffix(" Nothing was written.")
+        return Choice(value, label, about, refusal)
+    return Choice(value, label, about)
