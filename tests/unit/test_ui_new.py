@@ -117,7 +117,7 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
             "".join(f'{{"prompt": "{i}?", "chosen": "a", "rejected": "b"}}\n' for i in range(30)),
             "causal_lm",
             "30 rows. Better and worse answers",
-            "Set task to Better and worse answers (DPO and others)",
+            "Set task to Better and worse answers (DPO)",
             {"task": "preference"},
         ),
         (

@@ -44,7 +44,7 @@ ABOUT = {
 # Tasks, as people call them.
 TASKS = {
     "causal_lm": "Chat and text",
-    "preference": "Better and worse answers (DPO and others)",
+    "preference": "Better and worse answers (DPO)",
     "reward_model": "Scores for answers (reward model)",
     "grpo": "Learning by reward (GRPO)",
     "sequence_classification": "Classes for texts",

@@ -23,8 +23,10 @@ const spans = (name, text) => {
 // the first few stand open.
 const mostShown = 5;
 const lineOf = (text, fixes) => {
-  const line = spans("li", text);
-  const field = fields.find((f) => f.name === text.split(":")[0]);
+  const [key, ...others] = text.split(":");
+  const field = fields.find((f) => f.name === key);
+  // A setting is called as on the form.
+  const line = spans("li", field ? `${form.querySelector(`[for="${field.id}"]`).firstChild.textContent.trim()}:${others.join(":")}` : text);
   const mends = element("span", "", "mends");
   mends.append(...buttons(fixes.filter((fix) => fix.of === text)));
   if (field) {
