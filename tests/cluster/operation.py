@@ -83,6 +83,17 @@ class Desk:
     def command(self, *argv: str) -> list[str]:
         return [sys.executable, "-m", "kubetune", *argv]
 
+    def started(self, *argv: str, stderr: int | None = None) -> subprocess.Popen[str]:
+        """Start kubetune as a process whose standard output is a pipe, unless its errors are."""
+        return subprocess.Popen(
+            self.command(*argv),
+            cwd=self.folder,
+            env=self.environment(),
+            stdout=subprocess.PIPE if stderr is None else None,
+            stderr=stderr,
+            text=True,
+        )
+
     def kubetune(self, *argv: str, code: int = 0) -> Finished:
         """Run kubetune as a process; AssertionError when it ends with another exit code."""
         done = subprocess.run(

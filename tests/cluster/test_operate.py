@@ -320,13 +320,7 @@ def test_a_broken_off_cp_goes_on_where_it_was(desk: Desk) -> None:
     big.parent.mkdir(parents=True)
     big.write_bytes(os.urandom(60_000_000))
     here = desk.folder / "outputs" / "fit"
-    with subprocess.Popen(
-        desk.command("cp", "fit"),
-        cwd=desk.folder,
-        env=desk.environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with desk.started("cp", "fit", stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         assert "weights.bin (60,000,000 bytes)" in process.stderr.readline()
         while not any(part.stat().st_size for part in here.glob(".*.part")):

@@ -6,7 +6,6 @@ And verbs that have nothing to show say why.
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -60,13 +59,7 @@ def test_the_log_of_a_worker_that_a_pytorchjob_removes_is_kept(desk: Desk) -> No
     """When the master has ended well, its operator deletes the workers that still run, and their logs with them."""
     desk.submit_script(LAST_WORDS, kubernetes__kind="pytorchjob")
     desk.cluster.wait_pods(TRAINERS, 2)
-    with subprocess.Popen(
-        desk.command("logs", "-f", "fit"),
-        cwd=desk.folder,
-        env=desk.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with desk.started("logs", "-f", "fit") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "[node 1] up\n"
         (desk.cluster.claim_folder("fit-outputs") / "go").touch()

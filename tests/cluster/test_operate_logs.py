@@ -54,22 +54,10 @@ echo last $n
 def test_followed_logs_lose_and_double_nothing_in_an_outage(desk: Desk, seconds: int) -> None:
     desk.submit_script(COUNT, compute__nodes=1)
     (pod,) = desk.cluster.wait_ready("fit")
-    with subprocess.Popen(
-        desk.command("logs", "-f", "fit"),
-        cwd=desk.folder,
-        env=desk.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with desk.started("logs", "-f", "fit") as process:
         assert process.stdout is not None
         seen = [process.stdout.readline() for _ in range(20)]
-        asking = subprocess.Popen(
-            desk.command("status", "fit"),
-            cwd=desk.folder,
-            env=desk.environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        asking = desk.started("status", "fit")
         with asking:
             with desk.cluster.outage(), pytest.raises(subprocess.TimeoutExpired):
                 asking.wait(seconds)

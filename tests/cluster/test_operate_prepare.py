@@ -49,13 +49,7 @@ def test_training_begins_after_what_prepares(desk: Desk, kind: str) -> None:
 
 def test_while_it_prepares_status_says_so(desk: Desk) -> None:
     desk.write({"kubernetes.preprocess": {"command": ["sleep", "600"]}})
-    with subprocess.Popen(
-        desk.command("submit", "run.yaml"),
-        cwd=desk.folder,
-        env=desk.environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as submitting:
+    with desk.started("submit", "run.yaml", stderr=subprocess.PIPE) as submitting:
         assert submitting.stderr is not None
         assert any(
             "Job fit-preprocess fetches and prepares first" in line for line in submitting.stderr

@@ -203,20 +203,8 @@ def test_a_pod_that_never_comes_is_told_and_then_trains(desk: Desk) -> None:
 def test_logs_and_status_outlive_ten_seconds_without_the_api_server(desk: Desk) -> None:
     desk.write({**TRAINING, "training.max_steps": 100000})
     submit_and_reach(desk, 3)
-    with subprocess.Popen(
-        desk.command("logs", "-f", "fit"),
-        cwd=desk.folder,
-        env=desk.environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as follower:
-        asking = subprocess.Popen(
-            desk.command("status", "fit"),
-            cwd=desk.folder,
-            env=desk.environment(),
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+    with desk.started("logs", "-f", "fit") as follower:
+        asking = desk.started("status", "fit")
         with asking:
             with desk.cluster.outage(), pytest.raises(subprocess.TimeoutExpired):
                 follower.wait(10)
@@ -249,10 +237,7 @@ def test_dev_trains_with_the_code_of_this_folder(desk: Desk) -> None:
         in desk.kubetune("dev", "run", "run.yaml", "training.max_steps=8", code=2).stdout
     )
     desk.kubetune("dev", "run", "run.yaml", "training.max_steps=8", "--fresh")
-    with subprocess.Popen(
-        desk.command("dev", "run", "run.yaml", "training.max_steps=100000", "--fresh"),
-        cwd=desk.folder, env=desk.environment(), stdout=subprocess.PIPE, text=True,
-    ) as process:  # fmt: skip
+    with desk.started("dev", "run", "run.yaml", "training.max_steps=100000", "--fresh") as process:  # fmt: skip
         assert process.stdout is not None
         assert any("step 2/" in line for line in process.stdout)
         assert "ended with exit code 143" in desk.quick("dev", "stop", "run.yaml").stdout

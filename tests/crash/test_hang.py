@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.distributed import process_group, rendezvous
+from kubetune.distributed import process_group
 from kubetune.rundir import exit_status, heartbeat
 from kubetune.rundir.heartbeat import HANG
 from kubetune.training import worker
@@ -56,24 +55,6 @@ def step_together(run_dir: str) -> int:
 def bare_run(tmp_path: Path) -> Path:
     (tmp_path / "logs").mkdir()
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("serves", "kind", "message"),
-    [
-        (True, errors.EnvironmentFault, "node 0 cannot listen at 127.0.0.1:"),
-        (False, rendezvous.Absent, "something there takes connections and does not answer"),
-    ],
-)
-def test_an_address_that_another_program_has_is_told_in_time(
-    monkeypatch: pytest.MonkeyPatch, serves: bool, kind: type[Exception], message: str
-) -> None:
-    """By the function that nodes meet with; test_agent has the same of whole nodes, with their exit codes."""
-    monkeypatch.setattr(rendezvous, "MARGIN_SECONDS", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        port = silent.getsockname()[1]
-        with pytest.raises(kind, match=message):
-            rendezvous.open_store("node", int(not serves), 2, "127.0.0.1", port, 0.5, serves=serves)
 
 
 def test_a_hung_rank_is_named_with_phase_step_and_stack(bare_run: Path) -> None:

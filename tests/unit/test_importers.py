@@ -415,14 +415,13 @@ def test_templates_of_axolotl_decide_every_prompt(
     assert config.model.chat_template == expected
 
 
-def test_sources_that_disagree_on_the_template_are_told(tmp_path: Path) -> None:
-    sources = "[{path: y, type: chat_template, chat_template: chatml}, {path: z, type: chat_template, chat_template: phi_3}]"
-    result, config = imported(tmp_path, f"base_model: x\nsequence_len: 512\ndatasets: {sources}\n")
-    assert config.model.chat_template is None
-    assert notes(result, "dropped").keys() == {
-        "datasets[0].chat_template",
-        "datasets[1].chat_template",
-    }
+def test_of_sources_that_disagree_on_the_template_the_first_counts(tmp_path: Path) -> None:
+    sources = "[{path: y, type: chat_template, chat_template: chatml}, {path: z, chat_template: tokenizer_default}]"
+    text = f"base_model: x\nsequence_len: 512\nchat_template_jinja: a.jinja\ndatasets: {sources}\n"
+    result, config = imported(tmp_path, text)
+    assert config.model.chat_template == "chatml"
+    why = "an earlier key, datasets[0].chat_template, sets the same setting otherwise: model.chat_template: chatml"
+    assert notes(result, "dropped") == {"chat_template_jinja": why}
 
 
 @pytest.mark.parametrize(
@@ -538,7 +537,7 @@ UNMAPPED = {"path": "x", "type": "chat_template", "message_property_mappings": [
         (
             "axolotl",
             {"learning_rate": "fast"},
-            "learning_rate: found fast, which is no value that axolotl takes there",
+            "learning_rate: becomes training.learning_rate: found",
         ),
         ("axolotl", {"optimizer": [["adamw"]]}, "optimizer: found"),
         ("axolotl", {"datasets": [UNMAPPED]}, "datasets: found"),
@@ -695,7 +694,7 @@ def test_a_script_that_takes_its_settings_from_a_file(tmp_path: Path) -> None:
 MEGATRON = """\
 NPROC_PER_NODE=2 megatron sft --model some-lab/tiny-1b --dataset some-lab/chats --use_hf true --tuner_type lora \\
     --micro_batch_size 2 --global_batch_size 16 --lr 1e-4 --lr_warmup_fraction 0.05 --train_iters 100 \\
-    --tensor_model_parallel_size 2 --recompute_granularity full --no_save_optim true
+    --tensor_model_parallel_size 2 --recompute_granularity full --no_save_optim true --lr_decay_style constant
 """
 
 

@@ -52,65 +52,24 @@ def model_folder(folder: Path, model_type: str) -> Path:
 @pytest.mark.parametrize(
     ("peer", "text"),
     [
-        ("LLaMA-Factory", LLAMA_FACTORY + "warmup_steps: 0\nwarmup_ratio: 0.1\n"),
-        ("TRL", TRL.format(model="a/model") + "warmup_steps: 0\nwarmup_ratio: 0.1\n"),
-        ("ms-swift", SWIFT + "--warmup_steps 0 --warmup_ratio 0.1"),
-    ],
-)
-def test_no_warm_up_steps_beside_a_share_leave_the_share(
-    peer: str, text: str, tmp_path: Path
-) -> None:
-    result, config = imported(tmp_path, text, peer)
-    assert (config.training.warmup_steps, config.training.warmup_ratio) == (None, 0.1)
-    assert (kinds(result)["warmup_steps"], kinds(result)["warmup_ratio"]) == ("unneeded", "carried")
-
-
-@pytest.mark.parametrize(
-    ("peer", "text"),
-    [
-        ("LLaMA-Factory", LLAMA_FACTORY + "lr_scheduler_type: constant\nwarmup_ratio: 0.1\n"),
-        ("axolotl", AXOLOTL + "lr_scheduler: constant\nwarmup_ratio: 0.1\n"),
-        ("ms-swift", SWIFT + "--lr_scheduler_type constant --warmup_ratio 0.1"),
-    ],
-)
-def test_a_constant_schedule_does_not_warm_up(peer: str, text: str, tmp_path: Path) -> None:
-    result, config = imported(tmp_path, text, peer)
-    assert (config.training.warmup_steps, config.training.warmup_ratio) == (None, 0.0)
-    assert kinds(result)["warmup_ratio"] == "unneeded"
-    assert "constant does not warm up" in text_of(result, "warmup_ratio")
-
-
-def test_a_constant_schedule_with_warm_up_and_megatrons_warm_up(tmp_path: Path) -> None:
-    text = LLAMA_FACTORY + "lr_scheduler_type: constant_with_warmup\nwarmup_ratio: 0.1\n"
-    assert imported(tmp_path, text)[1].training.warmup_ratio == 0.1
-    text = "swift sft --model a/model --dataset a.jsonl --lr_decay_style constant --lr_warmup_fraction 0.1"
-    assert imported(tmp_path, text)[1].training.warmup_ratio == 0.1
-
-
-@pytest.mark.parametrize(
-    ("peer", "text"),
-    [
         ("axolotl", AXOLOTL + "warmup_steps: 5\nwarmup_ratio: 0.1\n"),
+        ("TRL", TRL.format(model="a/model") + "warmup_steps: 5\nwarmup_ratio: 0.1\n"),
         ("ms-swift", SWIFT + "--warmup_steps 5 --warmup_ratio 0.1"),
     ],
 )
-def test_a_tool_that_refuses_both_is_followed(peer: str, text: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"warmup_steps: {peer} refuses it beside warmup_ratio"):
-        imported(tmp_path, text, peer)
+def test_steps_of_the_warm_up_count_beside_a_share(peer: str, text: str, tmp_path: Path) -> None:
+    result, config = imported(tmp_path, text, peer)
+    assert (config.training.warmup_steps, config.training.warmup_ratio) == (5, None)
+    assert (kinds(result)["warmup_steps"], kinds(result)["warmup_ratio"]) == (
+        "approximated",
+        "dropped",
+    )
 
 
 @pytest.mark.parametrize("value", ["true", "often", ".inf", "-3"])
 def test_a_warm_up_that_is_no_number_is_refused_at_its_line(value: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"theirs.yaml:5: warmup_steps: found "):
         imported(tmp_path, LLAMA_FACTORY + f"warmup_steps: {value}\n")
-
-
-def test_axolotl_warms_up_by_itself(tmp_path: Path) -> None:
-    training = imported(tmp_path, AXOLOTL)[1].training
-    assert (training.warmup_steps, training.warmup_ratio) == (None, 0.03)
-    training = imported(tmp_path, AXOLOTL + "max_steps: 5000\n")[1].training
-    assert training.warmup_steps == 100
-    assert imported(tmp_path, AXOLOTL + "warmup_steps: 1\n")[1].training.warmup_steps == 2
 
 
 def test_left_out_target_modules_are_pefts_choice_for_the_family(tmp_path: Path) -> None:
@@ -145,40 +104,6 @@ def test_the_choice_for_each_family_is_pefts_own() -> None:
     families = {name for listed in PEFT_DEFAULTS.values() for name in listed.split()}
     assert families == set(theirs)
     assert {family: of_family(family) for family in families} == theirs
-
-
-def test_axolotls_linear_layers_come_besides_those_that_are_named(tmp_path: Path) -> None:
-    both = AXOLOTL + "lora_target_modules: [q_proj]\n"
-    result, config = imported(tmp_path, both)
-    assert config.lora is not None
-    assert config.lora.target_modules == "all-linear"
-    assert kinds(result)["lora_target_modules"] == "carried"
-    assert "all-linear, which holds q_proj" in text_of(result, "lora_target_modules")
-    result, _ = imported(tmp_path, both.replace("[q_proj]", "[embed_tokens]"))
-    assert kinds(result)["lora_target_modules"] == "approximated"
-    lora = imported(tmp_path, both.replace("true", "false"))[1].lora
-    assert lora is not None
-    assert lora.target_modules == ("q_proj",)
-
-
-@pytest.mark.parametrize(
-    ("more", "targets"),
-    [
-        ("--target_modules all-linear q_proj", "all-linear"),
-        ("--target_modules q_proj --target_regex '.*v_proj'", ".*v_proj"),
-        ("--target_regex '.*v_proj' --target_modules q_proj", ".*v_proj"),
-    ],
-)
-def test_target_modules_of_swift(more: str, targets: Any, tmp_path: Path) -> None:
-    lora = imported(tmp_path, SWIFT + more)[1].lora
-    assert lora is not None
-    assert lora.target_modules == targets
-
-
-def test_all_beside_names_is_a_name_to_llama_factory(tmp_path: Path) -> None:
-    lora = imported(tmp_path, LLAMA_FACTORY + "lora_target: all,q_proj\n")[1].lora
-    assert lora is not None
-    assert lora.target_modules == ("q_proj",)
 
 
 def test_training_without_a_chat_template_is_refused_or_plain_text(tmp_path: Path) -> None:
@@ -258,20 +183,11 @@ def test_max_epochs_of_swift_ends_a_run_before_its_schedule(
     assert kinds(result)["max_epochs"] == kind
 
 
-@pytest.mark.parametrize(
-    ("peer", "text", "key"),
-    [
-        ("LLaMA-Factory", LLAMA_FACTORY + "mask_history: true\ntrain_on_prompt: true\n", "mask_history"),
-        ("axolotl", AXOLOTL + "batch_size: 8\ngradient_accumulation_steps: 2\n", "batch_size"),
-        ("axolotl", AXOLOTL + "val_set_size: 0.1\neval_steps: 5\nevals_per_epoch: 1\n", "eval_steps"),
-        ("axolotl", AXOLOTL + "val_set_size: 0.1\neval_steps: 5\neval_strategy: epoch\n", "eval_steps"),
-    ],
-)  # fmt: skip
-def test_pairs_that_a_tool_refuses_are_refused(
-    peer: str, text: str, key: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match=f"{key}: {peer} refuses it beside"):
-        imported(tmp_path, text, peer)
+def test_of_two_keys_that_axolotl_refuses_together_the_first_counts(tmp_path: Path) -> None:
+    text = AXOLOTL + "val_set_size: 0.1\neval_steps: 5\nevals_per_epoch: 1\n"
+    result, config = imported(tmp_path, text)
+    assert config.training.eval_steps == 5
+    assert "an earlier key, eval_steps" in text_of(result, "evals_per_epoch")
 
 
 def test_a_zero_that_says_nothing(tmp_path: Path) -> None:
@@ -302,15 +218,6 @@ def test_an_empty_list_of_modules_is_refused_as_peft_refuses_it(tmp_path: Path) 
         imported(tmp_path, text)
 
 
-def test_pretraining_of_llama_factory_cuts_long_texts_where_it_does_not_pack(
-    tmp_path: Path,
-) -> None:
-    text = LLAMA_FACTORY.replace("sft", "pt")
-    assert imported(tmp_path, text)[1].data.overlong == "split"
-    data = imported(tmp_path, text + "packing: false\n")[1].data
-    assert (data.packing, data.overlong) == (False, "truncate")
-
-
 @pytest.mark.parametrize(("shape", "kind"), [("chat_template", "approximated"), ("alpaca", "carried")])  # fmt: skip
 def test_all_that_axolotl_trains_of_a_conversation(shape: str, kind: str, tmp_path: Path) -> None:
     text = AXOLOTL.replace("a/set", f"a/set, type: {shape}") + "train_on_inputs: true\n"
@@ -326,28 +233,13 @@ LOSSES = {"sigmoid": "dpo"}
 NEAR = ("approximated", "dropped")
 # Keys whose being near excuses a difference; of other topics all that differ from case to case.
 ABOUT = {"preference": {"loss_type", "pref_loss"}}
-# What a tool refuses and kubetune takes at its word, with the reason.
-MORE_IS_TAKEN = {
-    "LLaMA-Factory": {
-        "eval_strategy": "without data to evaluate it stops; here nothing is evaluated"
-    },
-    "axolotl": {"eval_strategy": "without data to evaluate it stops; here nothing is evaluated"},
-    "TRL": {"lora_target_modules": "it reads one name as an expression for whole names"},
-}
-
-
-# Topics of the default suite: what nearly every file of these tools says.
-QUICK = ("adapters", "rates", "run")
-
-
 def recorded() -> list[Any]:
     """Return each tool with each of its topics."""
     table = json.loads(TABLE.read_text("utf-8"))
     cases = []
     for peer in table:
         for topic in sorted({case["topic"] for case in table[peer]["cases"]}):
-            marks = () if topic in QUICK else pytest.mark.slow
-            cases.append(pytest.param(peer, topic, id=f"{peer}-{topic}", marks=marks))
+            cases.append(pytest.param(peer, topic, id=f"{peer}-{topic}"))
     return cases
 
 
@@ -490,9 +382,7 @@ def test_what_is_carried_over_is_what_the_tool_computes(
             continue  # refused with a reason
         near = {note.key for note in result.notes if note.kind in NEAR} & varied
         if "refused" in case:
-            if not near and not varied & MORE_IS_TAKEN.get(peer, {}).keys():
-                wrong.append((varied_of(case, varied), case["refused"][:80], "imported"))
-            continue
+            continue  # nobody's file
         wanted = theirs(topic, case["effective"])
         got = ours(topic, config, wanted)
         different = {key: (wanted[key], got[key]) for key in got if wanted[key] != got[key]}

@@ -24,11 +24,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         f"{AXOLOTL}rl: dpo\nrl_beta: 0.2\ndatasets: [{{path: org/pairs, type: chatml.intel}}]\n",
         {"loss": "dpo", "beta": 0.2},
     ),
-    "axolotl ipo": (
-        "a.yml",
-        f"{AXOLOTL}rl: ipo\ndatasets: [{{path: org/pairs}}]\n",
-        {"loss": "ipo"},
-    ),
     "axolotl simpo": (
         "a.yml",
         f"{AXOLOTL}rl: simpo\nrl_beta: 0.1\ncpo_alpha: 0.5\nsimpo_gamma: 0.4\ndatasets: [{{path: org/pairs}}]\n",
@@ -54,16 +49,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "a.yaml",
         f"{FACTORY}stage: dpo\npref_beta: 0.3\npref_loss: sigmoid\npref_ftx: 0.1\ndpo_label_smoothing: 0.2\n",
         {"loss": "dpo", "beta": 0.3, "sft_weight": 0.1, "label_smoothing": 0.2},
-    ),
-    "factory orpo": (
-        "a.yaml",
-        f"{FACTORY}stage: dpo\npref_loss: orpo\npacking: true\n",
-        {"loss": "orpo", "beta": 0.1},
-    ),
-    "factory simpo": (
-        "a.yaml",
-        f"{FACTORY}stage: dpo\npref_loss: simpo\n",
-        {"loss": "simpo", "beta": 0.1, "gamma": 0.5, "sft_weight": 0.0},
     ),
     "factory kto": (
         "a.yaml",
@@ -106,16 +91,6 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "a.sh",
         f"{SWIFT}--rpo_alpha 0.1 --loss_scale last_round\n",
         {"loss": "dpo", "sft_weight": 0.1},
-    ),
-    "swift simpo": (
-        "a.sh",
-        f"{SWIFT}--rlhf_type simpo\n",
-        {"loss": "simpo", "beta": 2.0, "gamma": 1.0, "sft_weight": 1.0},
-    ),
-    "swift cpo": (
-        "a.sh",
-        f"{SWIFT}--rlhf_type cpo --cpo_alpha 0.5\n",
-        {"loss": "cpo", "sft_weight": 0.5},
     ),
     "swift orpo": ("a.sh", f"{SWIFT}--rlhf_type orpo\n", {"loss": "orpo"}),
     "swift kto": (

@@ -3,6 +3,7 @@
 A tool is one file with one table, and one line in `TOOLS`. Read `engine` first, then a tool's table. What means the
 same is carried over, what only comes near is approximated, what is not there is dropped; each key of the file is
 named in one of the lists. Where a file leaves a key out and its tool's default is not ours, theirs is written down.
+A file that its own tool refuses, such as one with two keys that exclude each other, is nobody's: it may be imported.
 """
 
 from __future__ import annotations
@@ -19,14 +20,7 @@ from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import kinds
-from kubetune.plugins.importers.engine import (
-    WRONG_KINDS,
-    Draft,
-    Note,
-    Tool,
-    convert,
-    is_empty,
-)
+from kubetune.plugins.importers.engine import WRONG_KINDS, Draft, Note, Tool, convert, is_empty
 from kubetune.plugins.importers.foreign import Foreign, flattened, read_foreign
 from kubetune.plugins.importers.settle import settle
 from kubetune.plugins.importers.writing import comment, inline, run_file
@@ -69,19 +63,15 @@ def import_config(path: Path, peer: str | None = None) -> Imported:
 
     Raise ConfigError for a file that is none of these, or a kind of learning that kubetune does not do.
     """
-    commands = {}
-    for name, tool in _tools().items():
-        if tool.command:
-            commands[name] = tool.command
+    commands = {name: tool.command for name, tool in _tools().items() if tool.command}
     foreign = read_foreign(path, commands)
-
     # The user's word goes first, then the tool that a script calls, then typical keys.
     peer = peer or foreign.peer or _recognise(path, foreign)
     draft = understand(path, foreign, peer)
     _require_model_and_data(draft)
     text = _text(path, draft)
     _require_valid(text, draft)
-    return Imported(draft.tool.name, text, draft.notes)
+    return Imported(peer, text, draft.notes)
 
 
 def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
@@ -89,11 +79,14 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     tool = _tools()[peer]
     if tool.has_sections:
         foreign = flattened(foreign)
-    draft = Draft(tool, foreign.settings, foreign.lines, str(path), foreign.command)
+    theirs = foreign.settings
+    if isinstance(theirs.get(tool.merged), dict):
+        theirs = {**theirs[tool.merged], **theirs}
+    draft = Draft(tool, theirs, foreign.lines, str(path), foreign.command)
     # verl's command has the name of another method; the file says that it is GRPO.
     kinds.require_known_kind(draft, is_named=foreign.peer == "verl")
     try:
-        convert(draft, *kinds.learn(draft))
+        convert(draft, kinds.learn(draft))
         kinds.finish(draft)
         settle(draft)
     except WRONG_KINDS:
@@ -113,12 +106,9 @@ def _tools() -> dict[str, Tool]:
 def _recognise(path: Path, foreign: Foreign) -> str:
     """Return the tool that has most of the keys. Raise ConfigError where none has any, or two have as many."""
     # Most keys are Hugging Face's, and so of all tools: those that are typical of one decide.
-    points: dict[str, int] = {}
+    points = {}
     for name, tool in _tools().items():
-        marks = set(tool.marks.split())
-        points[name] = len(foreign.settings.keys() & marks)
-
-    # Two tools that are equally likely are for the user to choose from.
+        points[name] = len(foreign.settings.keys() & set(tool.marks.split()))
     first, second = sorted(points, key=lambda name: -points[name])[:2]
     if points[first] > points[second]:
         return first
@@ -131,57 +121,48 @@ def _recognise(path: Path, foreign: Foreign) -> str:
 
 def _require_model_and_data(draft: Draft) -> None:
     """Raise ConfigError without a model and data; where their key was dropped, its line says why."""
-    missing = []
-    if not draft.has("model.path"):
-        missing.append("model")
-    if not draft.has("data.train"):
-        missing.append("data to train on")
+    wanted = {"model.path": "model", "data.train": "data to train on"}
+    missing = [name for path, name in wanted.items() if not draft.has(path)]
     if not missing:
         return
-
     # `model: $MODEL` in a script that does not set it names one, but not to us.
-    unset = [note for note in draft.notes if note.kind == "dropped" and " holds $" in note.text]
-    if unset:
-        problems = []
-        for note in unset:
-            if note.line:
-                problems.append(f"{draft.path}:{note.line}: {note.key}: {note.text}.")
-        raise ConfigError(problems)
-
+    problems = []
+    for note in draft.notes:
+        if note.kind == "dropped" and " holds $" in note.text:
+            problems.append(f"{draft.path}:{note.line}: {note.key}: {note.text}.")
     keys = ", ".join(list(draft.theirs)[:8])
     raise ConfigError(
-        f"{draft.path}: names no {' and no '.join(missing)}; found as a config of {draft.tool.name}: {keys}. Nothing "
-        "was written."
+        problems
+        or f"{draft.path}: names no {' and no '.join(missing)}; found as a config of {draft.tool.name}: {keys}. "
+        "Nothing was written."
     )
 
 
 def _complete(draft: Draft) -> None:
     """Leave one note for each key: the last, since a key whose setting was taken out again counts as dropped."""
     # No key may go without a word: the user would take it for carried over.
-    keys = {note.key for note in draft.notes}
+    noted = {note.key for note in draft.notes}
     for key, value in draft.theirs.items():
-        if key not in keys and is_empty(value):
+        if key not in noted and is_empty(value):
             draft.note("unneeded", key, "left empty")
-        elif key not in keys:
+        elif key not in noted:
             draft.drop(key, "read, but nothing here follows from it")
-
     # A default that is written down has a note of its own beside that of its key.
-    last: dict[tuple[str, bool], Note] = {}
-    for note in draft.notes:
-        last[note.key, note.kind == "assumed"] = note
+    last = {(note.key, note.kind == "assumed"): note for note in draft.notes}
     draft.notes[:] = [note for note in draft.notes if note in last.values()]
 
 
 def _text(path: Path, draft: Draft) -> str:
     """Return the run file, with a heading, and at its end what to look at."""
-    name = shell_word(path.name)
-    heading = [
-        f"Made by `kubetune import {name}` from a config of {draft.tool.name}.",
-        "`kubetune plan` shows what it comes to, `kubetune data check` what would be trained.",
+    parts = [
+        comment(
+            [
+                f"Made by `kubetune import {shell_word(path.name)}` from a config of {draft.tool.name}.",
+                "`kubetune plan` shows what it comes to, `kubetune data check` what would be trained.",
+            ]
+        ),
+        run_file(_short(draft.settings), draft.comments),
     ]
-    body = run_file(_short(draft.settings), draft.comments)
-    parts = [comment(heading), body]
-
     titles = {"dropped": "Not carried over:", "approximated": "Only near to the original:"}
     for kind, title in titles.items():
         lines = [_line(note) for note in draft.notes if note.kind == kind]
@@ -192,12 +173,10 @@ def _text(path: Path, draft: Draft) -> str:
 
 def _line(note: Note) -> str:
     """Return a note in one line, with a value that is short."""
-    key = note.key
-    if note.value is not None:
-        shown = inline(note.value)
-        if 0 < len(shown) <= 40:
-            key = f"{note.key} ({shown})"
-    return f"  {key}: {note.text}"
+    shown = "" if note.value is None else inline(note.value)
+    if 0 < len(shown) <= 40:
+        return f"  {note.key} ({shown}): {note.text}"
+    return f"  {note.key}: {note.text}"
 
 
 def _short(settings: dict[str, Any]) -> dict[str, Any]:
@@ -205,27 +184,15 @@ def _short(settings: dict[str, Any]) -> dict[str, Any]:
     short = dict(settings)
     if short.get("task") == "causal_lm":
         del short["task"]
-
     # model: {path: org/name}   →   model: org/name
-    model_keys = [path for path in short if path.startswith("model.")]
-    if model_keys == ["model.path"]:
+    if [path for path in short if path.startswith("model.")] == ["model.path"]:
         short["model"] = short.pop("model.path")
-
     # data.train: [{path: a.jsonl}]   →   data.train: a.jsonl
     for path in ("data.train", "data.eval"):
-        if isinstance(short.get(path), list):
-            sources = [_short_source(source) for source in short[path]]
-            short[path] = sources
-            if len(sources) == 1 and isinstance(sources[0], str):
-                short[path] = sources[0]
+        match short.get(path):
+            case [{"path": only, **rest}] if not rest:
+                short[path] = only
     return short
-
-
-def _short_source(source: Any) -> Any:
-    """Return a source, as its path where it says nothing else."""
-    if isinstance(source, dict) and list(source) == ["path"]:
-        return source["path"]
-    return source
 
 
 def _require_valid(text: str, draft: Draft) -> None:
@@ -246,23 +213,13 @@ def _in_their_words(problem: str, file: Path, draft: Draft) -> str:
     """Return a problem of the run file, at the line and the key that the setting came from."""
     # /tmp/x/run.yaml:7: lora.r: expected …   →   theirs.yaml:12: lora_r: becomes lora.r: expected …
     text = re.sub(rf"^{re.escape(str(file))}(:\d+)?: ", "", problem)
-    our_key = re.split(r"[:\[]", text, maxsplit=1)[0]
-    key = _origin(our_key, draft)
-    if key is None:
-        return f"{draft.path}: as a run file: {text}"
-    line = draft.lines.get(key, 1)
-    return f"{draft.path}:{line}: {key}: becomes {text}"
-
-
-def _origin(path: str, draft: Draft) -> str | None:
-    """Return the key that our setting came from, or the section around it, or the only key within it."""
-    # `lora.r` came from lora_r; `data.train[0].path` came from the key that made data.train.
-    around = path
-    while around:
-        if around in draft.origins:
-            return draft.origin(around)
-        around = around.rpartition(".")[0]
-
+    path = re.split(r"[:\[]", text, maxsplit=1)[0]
     # A problem of a section has a line only if one key of theirs made it.
     within = [ours for ours in draft.origins if ours.startswith(f"{path}.")]
-    return draft.origin(within[0]) if len(within) == 1 else None
+    # `lora.r` came from lora_r; `data.train[0].path` came from the key that made data.train.
+    while path and path not in draft.origins:
+        path = path.rpartition(".")[0]
+    key = draft.origin(path or "".join(within[:1]))
+    if key is None or (not path and len(within) != 1):
+        return f"{draft.path}: as a run file: {text}"
+    return f"{draft.path}:{draft.lines.get(key, 1)}: {key}: becomes {text}"

@@ -26,90 +26,37 @@ from kubetune.plugins.importers.shared import (
     OFFLOADING,
     OPTIMIZERS,
     SHUFFLED,
-    SUBSET_AND_SPLIT,
     TRACKERS,
     TRAINING,
-    finish_source,
     fsdp,
     method,
     other_optimizer,
     packing,
-    refuse_both,
+    read_source,
+    reference,
     say_it_sees,
     schedule,
     share,
-    take_files,
     take_sources,
     template,
     template_file,
+    warm_up,
 )
-from kubetune.plugins.importers.targets import of_axolotl
-from kubetune.plugins.importers.warm_up import WarmUp
+from kubetune.plugins.importers.targets import PATH, modules
 from kubetune.plugins.importers.writing import inline
 
-_TEMPLATES = {"chat_template": template, "chat_template_jinja": template_file}
-_ANSWERS = ("messages", "prompt", "system", "chosen", "rejected", "completion", "label")
-# The shape of a source's records, by axolotl's name for how it writes prompts.
-_TYPES = {
+# How axolotl's messages may be written, as the names of role and content.
+_OPENAI = ("role", "content")
+_SHAREGPT = ("from", "value")
+# Our shape of records for each `type`, and the column of its turns.
+_SHAPES = {
     "completion": "text",
     "pretrain": "text",
     "chat_template": "messages",
-    "sharegpt": "sharegpt",
+    "columns": "prompt_completion",
 }
-
-
-def _method(draft: Draft) -> None:
-    """Take the adapter, and the bits of the base: 4 for qlora alone, 8 for lora alone."""
-    adapter = draft.take("adapter")
-    if adapter is not None:
-        method(draft, "adapter", adapter)
-    four = draft.get("load_in_4bit")
-    if adapter == "qlora" and draft.get("load_in_8bit"):
-        draft.refuse("load_in_8bit", "axolotl refuses it beside adapter: qlora")
-    if adapter == "qlora" and not four:
-        draft.refuse("adapter", "axolotl asks for load_in_4bit: true beside qlora")
-    if adapter == "lora" and four:
-        why = "4 bits need adapter: qlora there, so axolotl leaves the base as it is; here: quantization: 4bit"
-        draft.drop("load_in_4bit", why)
-
-
-def _sections(draft: Draft) -> dict[str, Any]:
-    """Return the sources that are sections, by their places; one alone counts as a list of one."""
-    sections = {}
-    for key in ("datasets", "test_datasets"):
-        for number, item in enumerate(as_list(draft.get(key))):
-            if isinstance(item, dict):
-                sections[f"{key}[{number}]"] = item
-    return sections
-
-
-def _templates(draft: Draft) -> None:
-    """Take one chat template for the run: the file's, or that on which all its sources agree.
-
-    chat_template: chatml, datasets[1].chat_template: llama3        llama3; chatml is dropped
-    datasets[0].chat_template: chatml, datasets[1] …: llama3        both are dropped
-    """
-    for key, rule in _TEMPLATES.items():
-        mentions = {}
-        for place, item in _sections(draft).items():
-            if item.get(key):
-                mentions[f"{place}.{key}"] = item[key]
-        # A source's template takes precedence over the file's.
-        deciding = {str(value) for value in mentions.values()}
-        of_file = draft.take(key)
-        if of_file is not None:
-            deciding = deciding or {str(of_file)}
-            mentions[key] = of_file
-        for place, value in mentions.items():
-            if len(deciding) > 1 or str(value) not in deciding:
-                outcome = dropped(
-                    "the file and its sources name different ones; a run has one: model.chat_template"
-                )
-            elif value == "jinja":
-                outcome = unneeded("chat_template_jinja says which")
-            else:
-                outcome = rule(value, draft)
-            draft.write(place, outcome, "model.chat_template")
+_TURNS = {"messages": "messages", "sharegpt": "conversations"}
+_TEMPLATES = {"chat_template": template, "chat_template_jinja": template_file}
 
 
 def _data(draft: Draft) -> None:
@@ -122,122 +69,87 @@ def _data(draft: Draft) -> None:
 
 def _source(draft: Draft, place: str, item: Any) -> list[Any]:
     """Return our source for one of theirs, which is a path or a section."""
-    is_text = place.startswith("pretraining_dataset")
     if isinstance(item, str):
-        return [{"format": "text", "path": item} if is_text else {"path": item}]
+        item = {"path": item}
+    # `type` may be a section with the columns in it.
+    if isinstance(item.get("type"), dict):
+        item = {**item, **item["type"], "type": "columns"}
     section = draft.section(place, item)
-    take_files(section)
-    # `_templates` has read those of all sources.
-    section.taken.update(_TEMPLATES)
+    for key, rule in _TEMPLATES.items():
+        value = section.take(key)
+        if value is not None:
+            draft.write(f"{place}.{key}", rule(value, section), "model.chat_template")
+    table = _RECORDS
     if draft.ours("task") in ("preference", "reward_model"):
-        _answers(section)
-    else:
-        _records(section)
-    source = finish_source(draft, section, SUBSET_AND_SPLIT, _SOURCE)
-    return [{"format": "text"} | source if is_text else source]
+        table = _ANSWERS
+    elif item.get("type") == "chat_template" and _names(section) == _SHAREGPT:
+        # Its turns are in the column `messages`, unless `field_messages` names another.
+        section.settings["columns.conversations"] = "messages"
+    source = read_source(draft, section, table)
+    if place.startswith("pretraining_dataset"):
+        source = {"format": "text"} | source
+    return [source]
 
 
-def _records(section: Draft) -> None:
-    """Take the shape of a source's records: their `type`, and the columns that this type has."""
-    kind = section.take("type")
-    if isinstance(kind, dict):
-        # A prompt format written out: our nearest is a prompt and a completion, as they stand in the data.
-        _columns(section, kind, {"prompt": "field_instruction", "completion": "field_output"})
-        section.settings["format"] = "prompt_completion"
-    elif kind == "alpaca":
+def _names(section: Draft) -> tuple[str, str]:
+    """Return the names of role and content in each message."""
+    properties = section.get("message_property_mappings") or {}
+    role = section.get("message_field_role") or properties.get("role") or "role"
+    return role, section.get("message_field_content") or properties.get("content") or "content"
+
+
+def _shape(value: Any, section: Draft) -> Outcome:
+    """Take the shape of a source's records from how axolotl writes their prompts."""
+    if value == "sharegpt" or (value == "chat_template" and _names(section) == _SHAREGPT):
+        return carried("sharegpt")
+    if value == "alpaca":
         why = "the model's chat template is used, not Alpaca's `### Instruction` text"
-        section.write("type", near("alpaca", why), "format")
-    elif kind in _TYPES:
-        section.carry("type", "format", _TYPES[kind])
-    elif kind is not None:
-        why = "kubetune looks at the records and recognises their shape, or says so"
-        section.drop("type", f"{kind}: {why}")
-
-    form = section.ours("format")
-    column = section.take("field_messages")
-    if form in ("messages", "sharegpt"):
-        _messages(section, column or ("messages" if kind == "chat_template" else None))
-    elif column is not None:
-        why = f"of type: chat_template; write columns: {{messages: {column}}}"
-        section.drop("field_messages", why)
-    for key in ("field", "text_column"):
-        text = section.take(key)
-        if text and form == "text":
-            section.carry(key, "columns", {"text": text} | section.ours("columns", {}))
-        elif text:
-            section.drop(key, f"of type: completion; write columns: {{text: {text}}}")
+        return near("alpaca", why)
+    if value in _SHAPES:
+        return carried(_SHAPES[value])
+    return dropped(f"{value}: kubetune looks at the records and recognises their shape, or says so")
 
 
-def _columns(section: Draft, kind: dict[str, Any], keys: dict[str, str]) -> None:
-    """Take columns from within a section `type`; the rest of it is dropped. `keys`: theirs for each of ours."""
-    columns = {ours: kind[theirs] for ours, theirs in keys.items() if kind.get(theirs)}
-    section.carry("type", "columns", columns)
-    rest = ", ".join(name for name in kind if name not in keys.values())
-    if rest:
-        section.drop(
-            "type", f"prompts are the chat template's, or the data's own; left out: {rest}"
-        )
+def _shape_of_answers(value: Any, _: Draft) -> Outcome:
+    """Take answers to be compared or judged, with prompts in the model's own chat template."""
+    if value in ("columns", "passthrough", "user_defined.default"):
+        return unneeded("the shape of records is seen from their columns")
+    if str(value).startswith(("chat_template", "bradley_terry")):
+        return carried("messages")
+    why = "the model's chat template is used; `kubetune data check` shows what it writes"
+    return near("messages", why)
 
 
-def _messages(section: Draft, column: str | None) -> None:
-    """Take the column of the messages, and the names of role and content in each message."""
-    key = "message_property_mappings"
-    # Older files have two keys in place of the mapping.
-    properties = dict(section.take(key) or {})
-    for ours, older in (("role", "message_field_role"), ("content", "message_field_content")):
-        if section.take(older):
-            properties[ours] = section.get(older)
-            key = older
-    names = (properties.pop("role", "role"), properties.pop("content", "content"))
-    if names == ("from", "value"):
-        section.carry(key, "format", "sharegpt")
-    elif names != ("role", "content"):
+def _column(value: Any, section: Draft) -> Outcome:
+    """Take the column of the messages or of the text, if records of this type have it."""
+    kind = section.get("type")
+    if section.at != "field_messages" and kind in ("completion", "pretrain"):
+        return carried(value, path="columns.text")
+    if section.at == "field_messages" and kind in ("chat_template", "sharegpt"):
+        shape = _shape(kind, section).value
+        return carried(value, path=f"columns.{_TURNS[shape]}")
+    return dropped(f"says nothing of type: {kind}; name the column in the source's columns")
+
+
+def _properties(value: Any, section: Draft) -> Outcome:
+    """Take the names of what a message has, of which role and content alone may be others."""
+    names = _names(section)
+    if names not in (_OPENAI, _SHAREGPT):
         why = f"messages need `role` and `content`, or `from` and `value`; found {' and '.join(names)}"
-        section.drop(key, why)
-    renamed = {ours: theirs for ours, theirs in properties.items() if ours != theirs}
-    if renamed:
-        why = f"properties of messages keep their names; rename in the data: {inline(renamed)}"
-        section.drop(key, why)
-    wanted = "messages" if section.ours("format") == "messages" else "conversations"
-    section.carry("field_messages", "columns", {wanted: column or wanted})
+        return dropped(why)
+    others = {ours: theirs for ours, theirs in dict(value).items() if theirs not in (ours, *names)}
+    if others:
+        why = "properties of messages keep their names; rename in the data"
+        return dropped(f"{why}: {inline(others)}")
+    return unneeded("they say the shape of records")
 
 
-def _answers(section: Draft) -> None:
-    """Take answers to be compared or judged: their columns, and prompts in the model's own chat template."""
-    # A `type` may be a name, or a section with the columns in it.
-    kind = section.take("type")
-    keys = {ours: f"field_{ours}" for ours in _ANSWERS}
-    beside = {key: section.take(key) for key in keys.values()}
-    _columns(section, beside | (kind if isinstance(kind, dict) else {}), keys)
-    if isinstance(kind, dict) or kind in (None, "passthrough", "user_defined.default"):
-        return
-    if str(kind).startswith(("chat_template", "bradley_terry")):
-        section.carry("type", "format", "messages")
-    else:
-        why = "the model's chat template is used; `kubetune data check` shows what it writes"
-        section.write("type", near("messages", why), "format")
-
-
-def _intervals(draft: Draft) -> None:
-    """Refuse what axolotl refuses beside a number of steps, and write down its own number for checkpoints."""
-    for verb in ("save", "eval"):
-        if draft.get(f"{verb}_steps") and draft.get(f"{verb}_strategy") not in (None, "steps"):
-            word = inline(draft.theirs[f"{verb}_strategy"])
-            draft.refuse(f"{verb}_steps", f"axolotl refuses it beside {verb}_strategy: {word}")
-    steps = draft.get("save_steps") or draft.get("saves_per_epoch")
-    if draft.get("save_strategy") == "steps" and not steps:
-        draft.assume("training.save_steps", 500)
-
-
-def _per_epoch(key: str, steps: str) -> Row:
-    """Return the row of `saves_per_epoch` or `evals_per_epoch`; the key `steps` takes precedence."""
-    off = unneeded("off; the last step is evaluated and saved all the same")
-    why = "or the steps of an epoch (`kubetune plan` shows them) divided by this number"
-
-    def is_idle(draft: Draft) -> str:
-        return "" if draft.get(steps) is None else f"{steps} is given"
-
-    return Row(key, f"training.{steps}", {0: off, 1: "epoch"}, near("epoch", why), unless=is_idle)
+def _bits(value: Any, draft: Draft) -> Outcome:
+    """Take 4 bits of the base, which axolotl has with qlora alone."""
+    if value and draft.get("adapter") == "lora":
+        why = "4 bits need adapter: qlora there, so axolotl leaves the base as it is; here: quantization: 4bit"
+        return dropped(why)
+    return carried("4bit") if value else unneeded("off, as here")
 
 
 def _batch_size(value: Any, draft: Draft) -> Outcome:
@@ -252,15 +164,14 @@ def _train_on_inputs(value: Any, draft: Draft) -> Outcome:
     """Train all tokens, or the answers. Of `type: chat_template` axolotl trains what each message says, and no more."""
     if not value:
         return carried("assistant")
-    if any(item.get("type") == "chat_template" for item in _sections(draft).values()):
+    if "chat_template" in inline(draft.get("datasets")):
         return near("all", "the template's own words between messages are trained too")
     return carried("all")
 
 
 def _plugins(value: Any, _: Draft) -> Outcome:
     """Drop code of the user's own; axolotl's own plugins have keys for what they do."""
-    modules = map(str, as_list(value))
-    foreign = [name for name in modules if not name.startswith("axolotl.integrations.")]
+    foreign = [str(name) for name in as_list(value) if "axolotl.integrations." not in str(name)]
     if foreign:
         return dropped(f"code of your own is not run: {', '.join(foreign)}")
     return unneeded("what they switch on has keys of its own, each listed here")
@@ -279,75 +190,76 @@ def _model_type(value: Any, _: Draft) -> Outcome:
     return dropped("classifiers are task: sequence_classification; code of your own is not run")
 
 
-def _config_of_base(value: Any, draft: Draft) -> Outcome:
-    """Drop the config of another model than the base."""
-    if value == draft.get("base_model"):
-        return unneeded("comes with the model")
-    return dropped("the config comes with the model; another's is not taken")
-
-
-def _rate(value: Any, _: Draft) -> Outcome:
-    """Carry a learning rate, which YAML reads as a text where it is written `1e-4`."""
-    return carried(float(value))
-
-
-def _switch_trackers_on(draft: Draft) -> None:
-    """Switch on each tracker whose project or server the file names."""
-    projects = {
-        "tracking.wandb": "wandb_project",
-        "tracking.trackio": "trackio_project_name",
-        "tracking.mlflow": "mlflow_experiment_name",
-    }
-    for section, key in projects.items():
+def _finish(draft: Draft) -> None:
+    """Switch on each tracker whose project the file names, and write down defaults that depend on other keys."""
+    for name, key in _PROJECTS.items():
         if draft.get(key) is not None:
-            draft.settings.setdefault(section, None)
+            draft.settings.setdefault(f"tracking.{name}", None)
+    if draft.get("adapter") == "qlora":
+        draft.assume("quantization", "4bit", "adapter: qlora")
+    if draft.get("lora_target_parameters"):
+        draft.assume(PATH, [], "the file names tensors alone")
+    elif draft.has("lora"):
+        draft.assume(PATH, "all-linear", "the file names no module")
+    if draft.get("save_strategy") == "steps":
+        draft.assume("training.save_steps", 500)
 
 
-# Keys of a source; those of its records' shape are read before it, by `_records` or `_answers`.
-_SOURCE = Table(
-    dropped={
-        "field text_column": "of type: completion, which a source of answers is not",
-        "revision": "data come from the hub's main branch; download the revision and name its files",
-        "roles_to_train": "answers of the assistant are trained, or everything (data.train_on)",
-        "train_on_eos train_on_eot": "an answer is trained with the end that its chat template writes",
-        "skip": "write range: [first, end), which counts shuffled rows",
-        "message_field_training": "a message of the data says `train: false` itself",
-        "roles": "roles are known by their usual names: user, human, assistant, gpt, system, tool",
+_PROJECTS = {
+    "wandb": "wandb_project",
+    "trackio": "trackio_project_name",
+    "mlflow": "mlflow_experiment_name",
+}
+_OFF = unneeded("off; the last step is evaluated and saved all the same")
+_PER_EPOCH = near(
+    "epoch", "or the steps of an epoch (`kubetune plan` shows them) divided by this number"
+)
+# Keys of a source of any kind.
+_DROPPED = {
+    "revision": "data come from the hub's main branch; download the revision and name its files",
+    "roles_to_train": "answers of the assistant are trained, or everything (data.train_on)",
+    "train_on_eos train_on_eot": "an answer is trained with the end that its chat template writes",
+    "skip": "write range: [first, end), which counts shuffled rows",
+    "message_field_training": "a message of the data says `train: false` itself",
+    "roles": "roles are known by their usual names: user, human, assistant, gpt, system, tool",
+    "format prompt_format no_input_format system_format system_prompt":
+        "prompts are the chat template's, or the data's own",
+}  # fmt: skip
+_UNNEEDED = {
+    "ds_type": "the kind of a file is seen from its name",
+    "trust_remote_code": "no code comes with data sets any more",
+    "preprocess_shards": "data are read in pieces by themselves",
+    "message_field_role message_field_content": "they say the shape of records",
+}
+_RECORDS = Table(
+    same={"columns.prompt": "field_instruction", "columns.completion": "field_output"},
+    rows=[
+        Row("type", "format", other=_shape),
+        Row("message_property_mappings", other=_properties),
+        Row("field_messages field text_column", other=_column),
+    ],
+    dropped=_DROPPED,
+    unneeded=_UNNEEDED,
+)
+_ANSWERS = Table(
+    same={
+        f"columns.{name}": f"field_{name}"
+        for name in ("messages", "prompt", "system", "chosen", "rejected", "completion", "label")
     },
-    unneeded={
-        "ds_type": "the kind of a file is seen from its name",
-        "trust_remote_code": "no code comes with data sets any more",
-        "preprocess_shards": "data are read in pieces by themselves",
-    },
+    rows=[Row("type", "format", other=_shape_of_answers)],
+    dropped=_DROPPED
+    | {"field text_column": "of type: completion, which a source of answers is not"},
+    unneeded=_UNNEEDED,
 )
 
 TOOL = Tool(
     name="axolotl",
     marks="base_model sequence_len micro_batch_size datasets adapter val_set_size sample_packing num_epochs "
     "lora_target_linear dataset_prepared_path saves_per_epoch evals_per_epoch",
-    together=(
-        _method,
-        _templates,
-        _data,
-        of_axolotl,
-        fsdp("fsdp", "fsdp_config", "fsdp_version", "dp_shard_size"),
-        refuse_both(
-            ("save_steps", "saves_per_epoch"),
-            ("eval_steps", "evals_per_epoch"),
-            ("batch_size", "gradient_accumulation_steps"),
-        ),
-        _intervals,
-        WarmUp(
-            schedule="lr_scheduler",
-            zero_steps_count=True,
-            refuses_both=True,
-            default=0.03,
-            default_at_most=100,
-            rounds_down=True,
-            least=2,
-        ).read,
-    ),
-    finish=_switch_trackers_on,
+    first="adapter",
+    together=(_data, warm_up("lr_scheduler", default=0.03)),
+    finish=_finish,
+    merged="trl",
     defaults={"data.max_length": 512, "data.packing": False},
     tables=(TRAINING, OFFLOADING, FP8, Table(
         same={
@@ -373,7 +285,9 @@ TOOL = Tool(
             # The model and its numbers.
             *[switch(name, "model.dtype", name) for name in ("float32", "float16", "bfloat16")],
             switch("local_files_only", "model.local_files_only"),
-            switch("load_in_4bit", "quantization", "4bit"),
+            method("adapter"),
+            fsdp("fsdp fsdp_config fsdp_version dp_shard_size"),
+            Row("load_in_4bit", "quantization", other=_bits),
             switch("load_in_8bit", "quantization", "8bit"),
             # Data.
             Row("sample_packing", "data.packing", other=packing),
@@ -382,19 +296,20 @@ TOOL = Tool(
             Row("train_on_inputs", "data.train_on", other=_train_on_inputs),
             Row("val_set_size", "data.eval", other=share),
             # Training.
-            Row("learning_rate", "training.learning_rate", other=_rate),
             Row("batch_size", "training.gradient_accumulation_steps", other=_batch_size),
             Row("early_stopping_patience", "training.early_stopping_patience", {0: NO_STOP}),
             Row("save_total_limit", "training.save_total_limit", {0: unneeded("4 are kept there")}),
             Row("optimizer", "training.optim", OPTIMIZERS, other_optimizer),
             schedule("lr_scheduler"),
-            _per_epoch("evals_per_epoch", "eval_steps"),
-            _per_epoch("saves_per_epoch", "save_steps"),
+            Row("evals_per_epoch", "training.eval_steps", {0: _OFF, 1: "epoch"}, _PER_EPOCH),
+            Row("saves_per_epoch", "training.save_steps", {0: _OFF, 1: "epoch"}, _PER_EPOCH),
+            Row("chat_template", "model.chat_template", other=template),
+            Row("chat_template_jinja", "model.chat_template", other=template_file),
             Row("gradient_checkpointing", "training.gradient_checkpointing", {True: True, False: False},
                 near(True, "activations are recomputed, and not moved to the host")),
             # Adapters.
             switch("lora_target_linear", "lora.target_modules", "all-linear"),
-            Row("lora_target_modules", "lora.target_modules", other=as_names),
+            Row("lora_target_modules", PATH, other=modules("all-linear", all_if="lora_target_linear")),
             Row("lora_modules_to_save", "lora.modules_to_save", other=as_names),
             Row("lora_target_parameters", "lora.target_parameters", other=as_names),
             switch("peft_use_dora", "lora.use_dora"),
@@ -403,7 +318,7 @@ TOOL = Tool(
             switch("use_tensorboard", "tracking.tensorboard"),
             *[switch(f"use_{name}", f"tracking.{name}", None) for name in TRACKERS],
             # Nothing of ours is set, but a value may mean more than is done here.
-            Row("base_model_config", other=_config_of_base),
+            Row("base_model_config", other=reference),
             Row("plugins", other=_plugins),
             Row("model_type", other=_model_type),
             Row("processor_type", other=_processor),
@@ -430,6 +345,7 @@ TOOL = Tool(
             "dp_replicate_size": ("no splitting along a sequence or layer, and none into groups of GPUs", 1),
         },
         unneeded={
+            "trl": "its keys are listed by name",
             "eager_attention flex_attention": FAST_ATTENTION,
             "hf_use_auth_token": "a token is taken from the environment (HF_TOKEN), never from a file",
             "fp8_enable_fsdp_float8_all_gather": "FSDP and fp8 are not combined",

@@ -24,15 +24,12 @@ from kubetune.plugins.importers.engine import (
     carried,
     dropped,
     near,
+    only_with,
     unneeded,
 )
-from kubetune.plugins.importers.preferences import take_loss
-from kubetune.plugins.importers.shared import NO_EFFECT, numbers
+from kubetune.plugins.importers.shared import NO_EFFECT, loss, numbers
 
-_LOSSES: Final = {
-    name: name for name in ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
-}
-_SECTION: Final = "trl"  # of axolotl
+_LOSSES: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 _NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"
 _PUNISHMENT: Final = "get_soft_overlong_punishment"
 _COSINE: Final = "get_cosine_scaled_reward"
@@ -86,32 +83,24 @@ _DEFAULTS_OF_SWIFT: Final = {
     "grpo.loss_type": "grpo",
     "grpo.beta": 0.04,
     "grpo.temperature": 0.9,
-    "training.gradient_accumulation_steps": 1,
 }
 
 
-def learn(draft: Draft, key: str) -> tuple[Table, ...]:
-    """Take the loss and the rewards. Return the table that counts then. `key`: names the kind of learning."""
-    section = draft.take(_SECTION) if draft.tool.name == "axolotl" else None
-    if isinstance(section, dict):
-        _section(draft, section)
-    else:
-        _together(draft)
+def finish(draft: Draft, key: str) -> None:
+    """Count batches in prompts, and take out what the tools assume of supervised fine-tuning alone.
+
+    `key`: names the kind of learning.
+    """
     if not draft.has("rewards"):
         draft.refuse(
             key if key in draft.theirs else next(iter(draft.theirs)),
             f"the file, read as one of {draft.tool.name}, names no reward that is here; expected reward_funcs with a "
             "function as module.function, or a reward that is built in (docs/grpo.md); --from names another tool",
         )
-    if draft.tool.name == "ms-swift":
+    is_swift = draft.tool.name == "ms-swift"
+    if is_swift:
         for path, value in _DEFAULTS_OF_SWIFT.items():
-            if draft.get(path.partition(".")[2]) is None:
-                draft.assume(path, value)
-    return (TABLE,)
-
-
-def finish(draft: Draft) -> None:
-    """Count batches in prompts, and take out what the tools assume of supervised fine-tuning alone."""
+            draft.assume(path, value)
     draft.withdraw("data.train_on", "the answer that is drawn is what is trained")
     draft.withdraw("data.packing", "answers lie end to end in a packed batch, in any case")
     if draft.ours("data.overlong") not in (None, "drop", "error"):
@@ -120,60 +109,36 @@ def finish(draft: Draft) -> None:
         draft.withdraw("data.max_length", "")
     for name in ("metric_for_best_model", "greater_is_better"):
         draft.withdraw(f"training.{name}", _NO_METRIC)
+    only_with(draft, "grpo", ONLY_WITH, draft.ours("grpo.loss_type", "dapo"))
     # On is TRL's default since 1.16, which these tools do not build on yet.
-    if draft.ours("grpo.beta") and draft.tool.name in ("axolotl", "ms-swift"):
+    if not draft.ours("grpo.beta"):
+        why = "says nothing without beta"
+        draft.withdraw("grpo.use_bias_correction_kl", why, "unneeded")
+    elif is_swift or draft.tool.name == "axolotl":
         draft.assume("grpo.use_bias_correction_kl", False)
     if not draft.has("training.global_batch_size"):
         _batches(draft)
-    servers.withdraw_unusable(draft)
+    servers.finish(draft)
 
 
-def _together(draft: Draft) -> None:
-    """Take keys that act on each other: the loss, which others depend on, the rewards, and the servers."""
-    take_loss(draft, "loss_type", "grpo.loss_type", _LOSSES)
-    _rewards(draft)
-    servers.take(draft)
-
-
-def _section(draft: Draft, items: Mapping[str, Any]) -> None:
-    """Take axolotl's section `trl`, which has TRL's keys."""
-    # What is drawn together is counted by keys that stand outside.
-    outside = {}
-    for key in ("micro_batch_size", "gradient_accumulation_steps"):
-        if draft.get(key):
-            outside[key] = draft.get(key)
-    section = draft.section(_SECTION, {**items, **outside})
-    section.taken.update(outside)
-    _together(section)
-    section.apply(TABLE.by_key())
-    draft.notes.extend(section.notes)
-    draft.settings |= section.settings
-    draft.origins |= {path: [_SECTION] for path in section.settings}
-    draft.comments |= section.comments
-    draft.note("unneeded", _SECTION, "its keys are listed by name")
-
-
-def _rewards(draft: Draft) -> None:
+def _rewards(value: Any, draft: Draft) -> Outcome:
     """Take the reward functions and their weights: built in here too, or `module.function` of the user's."""
-    weights = as_list(draft.take("reward_weights"))
+    weights = as_list(draft.get("reward_weights"))
     rewards = []
     differences = []
-    for number, name in enumerate(map(str, as_list(draft.take("reward_funcs")))):
+    for number, name in enumerate(map(str, as_list(value))):
         reward = _reward(draft, name)
         if isinstance(reward, str):
             draft.drop(f"reward_funcs: {name}", reward)
             continue
-        differs = _DIFFERS.get(name)
-        if differs and draft.tool.name == "ms-swift":
-            differences.append(f"{name}: {differs}")
+        if name in _DIFFERS and draft.tool.name == "ms-swift":
+            differences.append(f"{name}: {_DIFFERS[name]}")
         if number < len(weights) and weights[number] != 1:
             reward["weight"] = float(weights[number])
         rewards.append(reward)
     if not rewards:
-        return
-    outcome = near(rewards, "; ".join(differences)) if differences else carried(rewards)
-    draft.write("reward_funcs", outcome, "rewards")
-    draft.ignore("each reward has its weight beside it", "reward_weights")
+        return dropped("none of them is here")
+    return near(rewards, "; ".join(differences)) if differences else carried(rewards)
 
 
 def _reward(draft: Draft, name: str) -> dict[str, Any] | str:
@@ -196,12 +161,10 @@ def _reward(draft: Draft, name: str) -> dict[str, Any] | str:
         longest = draft.get("max_completion_length") or GrpoConfig().max_completion_length
         settings = {}
         for setting, default in known["settings"].items():
-            key = _SETTINGS.get(setting, setting)
-            value = draft.get(key)
+            value = draft.get(_SETTINGS.get(setting, setting))
             if value is None:
                 value = longest if default is None else default
             settings[setting] = value
-            draft.ignore("a setting of the reward, in rewards", key)
         reward["settings"] = settings
     return reward
 
@@ -209,9 +172,7 @@ def _reward(draft: Draft, name: str) -> dict[str, Any] | str:
 def _batches(draft: Draft) -> None:
     """Write a step's prompts in place of its answers, which the tools count."""
     path = "training.gradient_accumulation_steps"
-    size = draft.ours("training.per_device_train_batch_size", 8)
-    accumulated = draft.ours(path, 1)
-    world = _world(draft)
+    size, accumulated, world = _step(draft)
     generations = draft.ours("grpo.num_generations", GrpoConfig().num_generations)
     answers = size * accumulated * world
     prompts = max(1, answers // generations)
@@ -228,57 +189,31 @@ def _batches(draft: Draft) -> None:
     draft.comments["training.global_batch_size"] = f"prompts; {answers} answers there"
 
 
-def _steps_per_generation(value: Any, draft: Draft) -> Outcome:
-    """Carry how many optimizer steps learn from answers that are drawn together."""
-    accumulated = draft.get("gradient_accumulation_steps") or 1
-    if value <= accumulated:
-        return unneeded("answers are drawn before each step, by the same weights")
-    if value % accumulated == 0:
-        return carried(value // accumulated)
-    return near(math.ceil(value / accumulated), "micro-batches there, whole optimizer steps here")
+def _step(draft: Draft) -> tuple[int, int, int]:
+    """Return the answers of a micro-batch, the micro-batches of a process, and the processes of a step."""
+    size = 1 if draft.tool.name == "ms-swift" else 8
+    for key in ("per_device_train_batch_size", "micro_batch_size"):
+        size = int(draft.get(key) or size)
+    # A shell expression, as in ms-swift's scripts, counts samples by itself.
+    accumulated = draft.get("gradient_accumulation_steps")
+    world = draft.ours("compute.processes", 1) * draft.ours("compute.nodes", 1)
+    return size, accumulated if isinstance(accumulated, int) else 1, int(world)
 
 
-def _generation_batch_size(value: Any, draft: Draft) -> Outcome:
-    """Carry how many answers are drawn together, as the optimizer steps that learn from them.
+def _drawn_together(value: Any, draft: Draft) -> Outcome:
+    """Carry how many optimizer steps learn from answers that are drawn together.
 
-    TRL takes one of this and `steps_per_generation`. It counts answers, of all processes.
+    TRL names it in micro-batches (`steps_per_generation`), or in answers of all processes (`generation_batch_size`).
     """
-    if draft.get("steps_per_generation"):
-        return unneeded("it follows from grpo.steps_per_generation and the prompts of a step")
-    accumulated = draft.get("gradient_accumulation_steps") or 1
-    answers = _size(draft) * accumulated * _world(draft)
-    if value <= answers:
+    size, accumulated, world = _step(draft)
+    of_step = accumulated
+    if draft.at == "generation_batch_size":
+        of_step = size * accumulated * world
+    if value <= of_step:
         return unneeded("answers are drawn before each step, by the same weights")
-    why = f"{value} answers are drawn together there, and a step learns from {answers} of them"
-    return near(math.ceil(value / answers), why)
-
-
-def _size(draft: Draft) -> int:
-    """Return the answers of a micro-batch."""
-    default = 1 if draft.tool.name == "ms-swift" else 8
-    keys = ("per_device_train_batch_size", "micro_batch_size")
-    sizes = [int(draft.get(key)) for key in keys if draft.get(key)]
-    return sizes[0] if sizes else default
-
-
-def _world(draft: Draft) -> int:
-    """Return the processes of the run, as far as the file or the command says."""
-    return int(draft.ours("compute.processes", 1)) * int(draft.ours("compute.nodes", 1))
-
-
-def _of_loss(keys: str, name: str) -> Row:
-    """Return the row of a key that says nothing to some losses."""
-
-    def says_nothing(draft: Draft) -> str:
-        loss = draft.ours("grpo.loss_type", "dapo")
-        return "" if loss in ONLY_WITH[name] else f"says nothing to {loss}"
-
-    return Row(keys, f"grpo.{name}", unless=says_nothing)
-
-
-def _without_beta(draft: Draft) -> str:
-    """Say why a key of the divergence says nothing."""
-    return "" if draft.get("beta") else "says nothing without beta"
+    if value % of_step == 0:
+        return carried(value // of_step)
+    return near(math.ceil(value / of_step), "whole optimizer steps are counted here")
 
 
 ALL_TOKENS: Final = numbers(int, unneeded("all tokens, as here"))
@@ -294,17 +229,18 @@ TABLE: Final = Table(
         "grpo.num_iterations": "num_iterations",
         "grpo.beta": "beta",
         "grpo.mask_truncated_completions": "mask_truncated_completions overlong_filter",
+        "grpo.use_bias_correction_kl": "use_bias_correction_kl",
+        **{f"grpo.{name}": name for name in ONLY_WITH},
+        "grpo.sapo_temperature_pos": "sapo_temperature_pos tau_pos",
+        "grpo.sapo_temperature_neg": "sapo_temperature_neg tau_neg",
     },
     rows=[
         Row("top_k", "grpo.top_k", other=ALL_TOKENS),
-        Row("steps_per_generation", "grpo.steps_per_generation", other=_steps_per_generation),
-        Row("generation_batch_size", "grpo.steps_per_generation", other=_generation_batch_size),
+        Row("reward_funcs", "rewards", other=_rewards),
+        loss("loss_type", "grpo.loss_type", {name: name for name in _LOSSES}),
+        Row("steps_per_generation generation_batch_size", "grpo.steps_per_generation", other=_drawn_together),
         Row("truncation_strategy", "data.overlong", {"delete": "drop"},
             near("drop", "a prompt is asked whole or left out")),
-        Row("use_bias_correction_kl", "grpo.use_bias_correction_kl", unless=_without_beta),
-        *[_of_loss(name, name) for name in ONLY_WITH if not name.startswith("sapo")],
-        _of_loss("sapo_temperature_pos tau_pos", "sapo_temperature_pos"),
-        _of_loss("sapo_temperature_neg tau_neg", "sapo_temperature_neg"),
         Row("importance_sampling_level", "grpo.importance_sampling_level", {"token": "token", "sequence": "sequence"},
             dropped("token and sequence are there")),
         Row("scale_rewards", "grpo.scale_rewards",
@@ -317,7 +253,6 @@ TABLE: Final = Table(
         "repetition_penalty": ("tokens are drawn by the model's own probabilities, which the training knows", 1.0),
         "max_prompt_length": "data.max_length counts prompt and right answer",
         "num_generations_eval": "see evaluation.generate",
-        "use_vllm": ("the model draws its answers itself; grpo.servers names stock vLLM servers that do", False),
         "vllm_server_timeout": "how long to wait for a server that starts; see grpo.servers.timeout_seconds",
         "kl_in_reward": ("the divergence is a part of the loss", False),
         "sync_ref_model": ("the reference stays as it is", False),
@@ -331,10 +266,8 @@ TABLE: Final = Table(
     },
     unneeded={
         "vllm_group_port vllm_server_group_port": "servers load adapter files, and no weights are sent",
-        "vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_importance_sampling_clip_max "
-        "vllm_importance_sampling_clip_min vllm_importance_sampling_cap rollout_importance_sampling_mode "
-        "rollout_importance_sampling_threshold":
-            "the model draws its answers itself, so there is nothing to correct",
+        "reward_weights": "each reward has its weight beside it",
+        " ".join(_SETTINGS.values()): "a setting of the reward, in rewards",
         "loss_scale assistant_only_loss completion_only_loss": "the answer that is drawn is what is trained",
         "log_completions num_completions_to_print log_unique_prompts wandb_log_unique_prompts log_entropy":
             "answers are kept in rollouts/, see `kubetune rollouts`",
@@ -342,3 +275,4 @@ TABLE: Final = Table(
         "use_liger_loss max_resample_times sleep_level task_type packing sample_packing": NO_EFFECT,
     },
 )  # fmt: skip
+TABLES: Final = (TABLE, servers.TABLE)

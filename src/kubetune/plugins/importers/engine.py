@@ -9,11 +9,11 @@ A key is a name in the tool's file, and its value is what stands behind it. Each
 
 A fifth kind, assumed, is no key of the file: the tool's default, written down where ours is another one.
 
-`convert` takes three steps. First, the functions in `Tool.together` read the keys that act on each other, such as
-`warmup_steps` and `warmup_ratio`, and write down what the tool makes of them together. Then every key that none of them
-took goes to its row of the tool's tables; where two fill in one setting with different values, the first key counts, and
-the other is dropped by name. At last `Tool.finish` and the tool's defaults fill in what the file leaves out. A value
-that no run can have is refused: ConfigError, at the line of its key.
+`convert` takes three steps. First, the functions in `Tool.together` read the few keys whose meaning no row can say,
+such as the steps and the share of a warm-up. Then each other key goes to its row of the tool's tables: those in
+`Tool.first` before the others, which may ask what they set. Where two keys fill in one setting with different values,
+the first counts, and the other is dropped by name. At last the tool's defaults fill in what the file leaves out, and
+`Tool.finish` what follows from the settings.
 
 A table has four parts, and this is what becomes of a value of theirs:
 
@@ -100,30 +100,27 @@ class Row:
 
     keys: str  # names, with spaces between
     path: str = ""  # our setting, with dots; empty where we have none
-    values: Mapping[Any, Any] = field(
-        default_factory=dict
-    )  # ours for each of theirs, or an Outcome
+    # Ours for each of theirs, or an Outcome.
+    values: Mapping[Any, Any] = field(default_factory=dict)
     # What becomes of any other value. Left out: it goes over as it is.
     other: Outcome | Rule | None = None
-    # Returns why the keys say nothing beside other keys; "" where they do.
-    unless: Callable[[Draft], str] | None = None
+    beside: str = ""  # the keys say nothing without this one
+    unless: str = ""  # the keys say nothing beside this one
 
     def outcome(self, value: Any, draft: Draft) -> Outcome:
         """Return what becomes of a value."""
-        why_idle = self.unless(draft) if self.unless is not None else ""
-        if why_idle:
-            return unneeded(why_idle)
+        if self.beside and not draft.get(self.beside):
+            return unneeded(f"says nothing without {self.beside}")
+        if self.unless and draft.get(self.unless):
+            return unneeded(f"says nothing beside {self.unless}, which counts")
         for theirs, ours in self.values.items():
             # 1 == True in Python, but a table means the type that it writes; 0 and False are both off.
-            is_flag = isinstance(value, bool)
-            if value != theirs or (value and is_flag != isinstance(theirs, bool)):
-                continue
-            return ours if isinstance(ours, Outcome) else carried(ours)
-        if self.other is None:
-            return carried(value)
-        if isinstance(self.other, Outcome):
-            return self.other
-        return self.other(value, draft)
+            same_type = isinstance(value, bool) == isinstance(theirs, bool)
+            if value == theirs and (same_type or not value):
+                return ours if isinstance(ours, Outcome) else carried(ours)
+        if callable(self.other):
+            return self.other(value, draft)
+        return self.other or carried(value)
 
 
 def switch(keys: str, path: str, on: Any = True) -> Row:
@@ -147,21 +144,16 @@ class Table:
         rows += self.rows
         rows += [_row_of_dropped(keys, reason) for keys, reason in self.dropped.items()]
         rows += [Row(keys, other=unneeded(reason)) for keys, reason in self.unneeded.items()]
-        table = {}
-        for row in rows:
-            table.update(dict.fromkeys(row.keys.split(), row))
-        return table
+        return {key: row for row in rows for key in row.keys.split()}
 
 
 def _row_of_dropped(keys: str, reason: str | tuple[Any, ...]) -> Row:
     """Return the row of keys for what is not done here."""
     if isinstance(reason, str):
-        reason = (reason,)
-    why, *off = reason
-    outcomes = {}
-    for value in off:
-        is_off = value in (0, None, "none")
-        outcomes[value] = OFF if is_off else unneeded("as here, in any case")
+        return Row(keys, other=dropped(reason))
+    why, *as_here = reason
+    outcomes = dict.fromkeys(as_here, unneeded("as here, in any case"))
+    outcomes |= {value: OFF for value in as_here if value in (0, None, "none")}
     return Row(keys, values=outcomes, other=dropped(why))
 
 
@@ -172,17 +164,19 @@ class Tool:
     name: str
     marks: str  # keys that no other tool has, or that are typical; a file is recognised by them
     tables: tuple[Table, ...]  # a key's last row counts
-    together: tuple[Step, ...] = ()  # read keys that act on each other, before the tables
+    first: str = ""  # keys whose rows come before the others, in this order
+    together: tuple[Step, ...] = ()  # read keys that no row can tell, before the tables
     finish: Step | None = None  # adds what follows from the settings, after the tables
     defaults: Mapping[str, Any] = field(default_factory=dict)  # by path, where ours are others
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)  # the same, for runs with LoRA
     command: str = ""  # pattern of its command in a script, whose group is the subcommand
     has_sections: bool = False  # keys of nested sections are joined by dots
+    merged: str = ""  # a section whose keys stand as well at the top
 
-    def by_key(self) -> dict[str, Row]:
-        """Return the row of each key."""
-        table = {}
-        for part in self.tables:
+    def by_key(self, more: Iterable[Table] = ()) -> dict[str, Row]:
+        """Return the row of each key. `more`: tables that count before the tool's own."""
+        table: dict[str, Row] = {}
+        for part in (*self.tables, *more):
             table.update(part.by_key())
         return table
 
@@ -240,6 +234,12 @@ class Draft:
             why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
             self.drop(key, why)
             return
+        # Two keys for one setting: the tool would take one, and nobody can tell which was meant.
+        earlier = self.origin(path)
+        if earlier not in (None, key) and self.ours(path) != outcome.value:
+            shown = f"{path}: {inline(self.ours(path))}"
+            self.drop(key, f"an earlier key, {earlier}, sets the same setting otherwise: {shown}")
+            return
 
         self.settings[path] = outcome.value
         self.origins.setdefault(path, []).append(key)
@@ -250,9 +250,9 @@ class Draft:
         if outcome.kind == "approximated":
             self.comments[path] = f"{key}: {inline(self.theirs.get(key))} there"
             text += f"; {outcome.text}"
-        self.note(
-            outcome.kind, key, outcome.text if outcome.kind == "carried" and outcome.text else text
-        )
+        elif outcome.text:
+            text = outcome.text
+        self.note(outcome.kind, key, text)
 
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Write down that our setting means the same."""
@@ -303,34 +303,23 @@ class Draft:
         """Return a draft of one section of the file, such as a source of data, with notes of its own."""
         return Draft(self.tool, item, place=f"{place}.")
 
-    def apply(self, table: Mapping[str, Row], unknown: str = "") -> None:
-        """Send every key that nobody took to its row. `unknown`: why one without a row is dropped."""
-        for key, value in self.theirs.items():
+    def apply(self, table: Mapping[str, Row], first: str = "", unknown: str = "") -> None:
+        """Send every key that nobody took to its row, those of `first` before the others.
+
+        `unknown`: why a key without a row is dropped.
+        """
+        for key in (*first.split(), *self.theirs):
+            value = self.theirs.get(key)
             # An empty list in a source is a choice, as in `roles_to_train: []`.
             is_silent = is_empty(value) and not (self.place and value == [])
             if key in self.taken or is_silent:
                 continue
             row = table.get(key) or _row_without_table(key, unknown, table)
-            value = self.take(key)
             try:
-                outcome = row.outcome(value, self)
+                outcome = row.outcome(self.take(key), self)
             except WRONG_KINDS:
                 self.refuse_value(key)
-            path = outcome.path or row.path
-
-            # Two keys for one setting: the tool would take one, and nobody can tell which was meant.
-            earlier = self.origin(path)
-            writes = outcome.kind in ("carried", "approximated")
-            if (
-                writes
-                and earlier not in (None, key)
-                and not _are_equal(self.ours(path), outcome.value)
-            ):
-                shown = f"{path}: {inline(self.ours(path))}"
-                outcome = dropped(
-                    f"an earlier key, {earlier}, sets the same setting otherwise: {shown}"
-                )
-            self.write(key, outcome, path)
+            self.write(key, outcome, row.path)
 
     def note(self, kind: Kind, key: str, text: str) -> None:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
@@ -343,35 +332,21 @@ class Draft:
         self.notes.append(Note(kind, self.place + key, value, text, self.lines.get(key, 0)))
 
 
-def convert(draft: Draft, *more: Table) -> None:
+def convert(draft: Draft, more: Iterable[Table]) -> None:
     """Fill in a draft from its tool's tables, and from tables that count before them."""
     tool = draft.tool
-    # What one key means may depend on others, so these are read first.
     for step in tool.together:
         step(draft)
-    table = tool.by_key()
-    for part in more:
-        table.update(part.by_key())
-    draft.apply(table)
+    draft.apply(tool.by_key(more), tool.first)
     if tool.finish is not None:
         tool.finish(draft)
 
     # The run must do what the tool would have done, so its defaults are written down where ours differ.
-    for path, value in tool.defaults.items():
-        draft.assume(path, value)
+    defaults = dict(tool.defaults)
     if draft.has("lora"):
-        for path, value in tool.lora_defaults.items():
-            draft.assume(path, value)
-
-
-def _are_equal(value: Any, other: Any) -> bool:
-    """Return True for equal values, also where one is a text: YAML 1.1 reads `1e-4` so."""
-    if isinstance(value, str) != isinstance(other, str):
-        try:
-            return float(value) == float(other)
-        except (TypeError, ValueError):
-            return False
-    return bool(value == other)
+        defaults |= tool.lora_defaults
+    for path, value in defaults.items():
+        draft.assume(path, value)
 
 
 def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
@@ -395,15 +370,13 @@ def is_empty(value: Any) -> bool:
     return value is None or value in ("", [], {})
 
 
+# Words of YAML 1.1, which the tools read.
+_FLAGS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
+
+
 def as_flag(value: Any) -> Any:
-    """Return True or False for the words that YAML 1.1, which the tools read, has for them."""
-    if not isinstance(value, str):
-        return value
-    if value.lower() in ("yes", "on", "true"):
-        return True
-    if value.lower() in ("no", "off", "false"):
-        return False
-    return value
+    """Return True or False for the words that YAML 1.1 has for them, and any other value as it is."""
+    return _FLAGS.get(value.lower(), value) if isinstance(value, str) else value
 
 
 def as_list(value: Any) -> list[Any]:
@@ -418,3 +391,10 @@ def as_list(value: Any) -> list[Any]:
 def as_names(value: Any, _: Draft) -> Outcome:
     """Carry a list of names."""
     return carried(as_list(value))
+
+
+def only_with(draft: Draft, section: str, losses: Mapping[str, tuple[str, ...]], loss: str) -> None:
+    """Take out the settings of a section that say nothing to the loss, which our schema refuses beside it."""
+    for name, wanted in losses.items():
+        if loss not in wanted:
+            draft.withdraw(f"{section}.{name}", f"says nothing to {loss}", "unneeded")

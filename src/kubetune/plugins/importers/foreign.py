@@ -23,11 +23,11 @@ _LAUNCHED = {
     "num_processes": "NPROC_PER_NODE",
     "nnodes": "NNODES",
 }
-_ASSIGNMENT = re.compile(r"(export\s+)?(\w+)=([^\s$`]*)")
-_SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
-# ARGS=( … ) and ARGS+=( … ), and "${ARGS[@]}", which stands for all its words.
+# NAME=value, and arrays: ARGS=( … ) and ARGS+=( … ).
+_ASSIGNMENT = re.compile(r"(export\s+)?(?:declare\s+-a\s+)?(\w+)(\+?)=(?:\((.*)\)|([^\s$`]*))")
 _ARRAY_BEGINS = re.compile(r"\s*(?:export\s+|declare\s+-a\s+)?\w+\+?=\(")
-_ARRAY = re.compile(r"(?:export\s+|declare\s+-a\s+)?(\w+)(\+?)=\((.*)\)")
+_SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
+# "${ARGS[@]}" stands for all words of an array.
 _ALL_WORDS = re.compile(r""""?\$\{(\w+)\[[@*]\]\}"?""")
 _ENDS_OF_A_COMMAND = (";", "&&", "||", "|", "&")
 # Keys by which configs are known that say nothing of a training run.
@@ -56,9 +56,7 @@ def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
     `commands`: for each tool, the pattern of its command in a script, whose group is the subcommand.
     """
     if not path.is_file():
-        problem = "no such file"
-        if path.is_dir():
-            problem = "is a folder"
+        problem = "is a folder" if path.is_dir() else "no such file"
         _refuse(path, f"{problem}; expected a config of another tool")
     if path.suffix in _SCRIPTS:
         return _read_script(path, commands)
@@ -70,8 +68,12 @@ def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
     for key, what in _OTHER_FILES.items():
         if key in settings:
             _refuse(path, f"is {what}; expected the config of a training run")
-    if _is_ours(settings):
-        _refuse(path, "is a run file of kubetune already; see `kubetune plan`")
+    match settings:
+        # Another tool has `data.train` too, beside `model.model_name`.
+        case {"data": {"train": _}, "model": {"model_name": _}}:
+            pass
+        case {"data": {"train": _}}:
+            _refuse(path, "is a run file of kubetune already; see `kubetune plan`")
     return Foreign(settings, lines)
 
 
@@ -100,9 +102,9 @@ def flattened(foreign: Foreign) -> Foreign:
         if isinstance(value, Mapping) and value:
             for name, item in value.items():
                 add(f"{key}.{name}", item, line)
-        else:
-            settings[key] = value
-            lines[key] = line
+            return
+        settings[key] = value
+        lines[key] = line
 
     for key, value in foreign.settings.items():
         # `+key=value` and `++key=value` are hydra's words for a key that the defaults do not have.
@@ -115,15 +117,6 @@ def _refuse(path: Path, problem: str) -> NoReturn:
     raise ConfigError(f"{path}: {problem}. Nothing was written.")
 
 
-def _is_ours(settings: Mapping[str, Any]) -> bool:
-    """Return True for a run file of kubetune."""
-    data = settings.get("data")
-    model = settings.get("model")
-    # Another tool has `data.train` too, beside `model.model_name`.
-    is_another = isinstance(model, dict) and "model_name" in model
-    return isinstance(data, dict) and "train" in data and not is_another
-
-
 def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
     """Return the settings of the first training command, with the variables set before it."""
     try:
@@ -133,52 +126,55 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
     # MODEL=…, ARGS=(…), and export NPROC_PER_NODE=…, which the tool reads itself.
     variables: dict[str, str] = {}
     exported: dict[str, Any] = {}
-    first: Foreign | None = None
+    calls: list[_Call] = []
     for line, written in _commands(text):
         command = _without_comment(_filled_in(written, variables))
-        if match := _ARRAY.fullmatch(command.strip()):
-            earlier = variables.get(match[1], "") if match[2] else ""
-            variables[match[1]] = f"{earlier} {match[3]}".strip()
-            continue
         if match := _ASSIGNMENT.fullmatch(command.strip()):
-            value = match[3].strip("'\"")
-            variables[match[2]] = value
-            if match[1]:
-                exported[match[2]] = _value(value)
-
+            is_exported, name, adds, words, value = match.groups()
+            value = value.strip("'\"") if words is None else words
+            variables[name] = f"{variables.get(name, '')} {value}".strip() if adds else value
+            if is_exported:
+                exported[name] = _value(value)
+            continue
         for peer, pattern in commands.items():
-            calls = list(re.finditer(pattern, command))
-            if not calls:
-                continue
-            if first is not None:
-                first.more[line] = command.strip()
-                continue
-            first = _read_command(path, line, peer, calls[0], exported)
-            # One line may hold two: swift sft … && swift rlhf …
-            if len(calls) > 1:
-                first.more[line] = command[calls[1].start() :].strip()
-    if first is None:
+            for match in re.finditer(pattern, command):
+                calls.append(_Call(line, peer, match, dict(exported)))
+    if not calls:
         expected = "`swift sft` or `rlhf`, `trl sft`, `dpo` or `grpo`, `llamafactory-cli train` or verl's `main_ppo`"
         _refuse(path, f"holds no command that is known; expected {expected}, with its arguments")
-    return first
+    # One line may hold two: swift sft … && swift rlhf …
+    first, *others = calls
+    more = {}
+    for call in others:
+        start = call.match.start() if call.line == first.line else 0
+        more[call.line] = call.match.string[start:].strip()
+    return replace(_read_command(path, first), more=more)
 
 
-def _read_command(
-    path: Path, line: int, peer: str, match: re.Match[str], exported: Mapping[str, Any]
-) -> Foreign:
+@dataclass(frozen=True)
+class _Call:
+    """One call of a tool in a script."""
+
+    line: int
+    peer: str  # the tool
+    match: re.Match[str]  # of its command, in the whole command line
+    exported: Mapping[str, Any]  # variables of the environment
+
+
+def _read_command(path: Path, call: _Call) -> Foreign:
     """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
-    launcher, variables = _arguments(match.string[: match.start()], path, line, assigns=True)
-    after = match.string[match.end() :]
-    options, assigned = _arguments(after, path, line, assigns=peer == "verl")
-    settings = {**exported, **variables, **_from_file(after, path), **options, **assigned}
-
+    command = call.match.string
+    after = command[call.match.end() :]
+    launcher, variables = _arguments(command[: call.match.start()], path, call.line, assigns=True)
+    options, assigned = _arguments(after, path, call.line, assigns=call.peer == "verl")
+    settings = {**call.exported, **variables, **_from_file(after, path), **options, **assigned}
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
     for key, value in launcher.items():
         # Of several values the others are the program's name.
         first = value[0] if isinstance(value, list) else value
         settings[_LAUNCHED.get(key, f"launcher --{key}")] = first
-    subcommand = next(filter(None, match.groups()))
-    return Foreign(settings, dict.fromkeys(settings, line), peer, subcommand)
+    subcommand = next(filter(None, call.match.groups()))
+    return Foreign(settings, dict.fromkeys(settings, call.line), call.peer, subcommand)
 
 
 def _filled_in(command: str, variables: Mapping[str, str]) -> str:
@@ -189,10 +185,8 @@ def _filled_in(command: str, variables: Mapping[str, str]) -> str:
         default = match[0] if match[2] is None else match[2]
         return variables.get(match[1] or match[3], default)
 
-    def words_of(match: re.Match[str]) -> str:
-        return variables.get(match[1], match[0])
-
-    return _SHELL_VARIABLE.sub(value_of, _ALL_WORDS.sub(words_of, command))
+    command = _ALL_WORDS.sub(lambda match: variables.get(match[1], match[0]), command)
+    return _SHELL_VARIABLE.sub(value_of, command)
 
 
 def _commands(text: str) -> Iterator[tuple[int, str]]:
@@ -261,16 +255,11 @@ def _arguments(
             assigned[name] = _value(value)
         elif key:
             values[key].append(_value(word))
-    return {key: _option(several) for key, several in values.items()}, assigned
-
-
-def _option(values: list[Any]) -> Any:
-    """Return True for an option without a value, its value, or a list of several."""
-    if not values:
-        return True
-    if len(values) == 1:
-        return values[0]
-    return values
+    # An option without a value is a flag, and of several values a list.
+    options = {}
+    for key, several in values.items():
+        options[key] = several if len(several) > 1 else (several or [True])[0]
+    return options, assigned
 
 
 def _value(text: str) -> Any:

@@ -64,7 +64,7 @@ def require_known_kind(draft: Draft, is_named: bool) -> None:
 
 
 def learn(draft: Draft) -> tuple[Table, ...]:
-    """Take what says which kind of learning it is, and its loss. Return the table that counts then."""
+    """Take what says which kind of learning it is. Return the tables that count then."""
     key, kind = _kind(draft)
     if not kind:
         return ()
@@ -79,18 +79,18 @@ def learn(draft: Draft) -> tuple[Table, ...]:
         draft.comments["task"] = why
     if draft.tool.name == "TRL" and draft.get("learning_rate") is None:
         draft.assume("training.learning_rate", _RATES_OF_TRL[task])
-    if task == "grpo":
-        return by_reward.learn(draft, key)
-    return preferences.learn(draft, kind)
+    return by_reward.TABLES if task == "grpo" else preferences.tables(kind)
 
 
 def finish(draft: Draft) -> None:
     """Fill in the defaults of a kind, and take out what the tools assume of supervised fine-tuning alone."""
-    if draft.ours("task") in ("preference", "reward_model"):
-        preferences.finish(draft)
+    key, kind = _kind(draft)
+    task = draft.ours("task")
+    if task in ("preference", "reward_model"):
+        preferences.finish(draft, kind)
     # verl's batches count prompts, and its own table knows nothing else.
-    elif draft.ours("task") == "grpo":
-        by_reward.finish(draft)
+    elif task == "grpo":
+        by_reward.finish(draft, key)
 
 
 def _kind(draft: Draft) -> tuple[str, str]:

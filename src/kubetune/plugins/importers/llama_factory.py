@@ -14,7 +14,6 @@ from kubetune.plugins.importers.engine import (
     Tool,
     as_names,
     carried,
-    dropped,
     near,
     switch,
     unneeded,
@@ -22,72 +21,60 @@ from kubetune.plugins.importers.engine import (
 from kubetune.plugins.importers.foreign import read_settings
 from kubetune.plugins.importers.shared import (
     FP8,
+    FSDP,
     FUSED,
     LORA,
     NO_EFFECT,
     NO_WEIGHT,
-    SUBSET_AND_SPLIT,
     SYSTEM,
     TRAINING,
-    finish_source,
-    four_bits,
-    fsdp,
+    bits,
     method,
     packing,
     pixels,
-    refuse_both,
+    read_source,
     say_it_sees,
     sees,
     share,
     take_sources,
     template,
     tidy,
+    warm_up,
 )
 from kubetune.plugins.importers.targets import modules
-from kubetune.plugins.importers.warm_up import WarmUp
 
+# Our columns for theirs, and our shape of records for each `formatting`.
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}
+_FORMATS = {"alpaca": "alpaca", "openai": "messages", "sharegpt": "sharegpt"}
 _TAGS = ("role", "content", "from", "value", *SPEAKERS)
-# Our shape of records for each `formatting`.
-_FORMATS = {
-    "alpaca": "alpaca",
-    "openai": "messages",
-    "sharegpt": "sharegpt",
-}
-
-
-def _method(draft: Draft) -> None:
-    """Take LoRA or every parameter."""
-    method(draft, "finetuning_type", draft.take("finetuning_type"))
 
 
 def _data(draft: Draft) -> None:
     """Take the names of data sets, which `dataset_info.json` explains, and how many rows of each count."""
     directory = str(draft.get("dataset_dir") or "data")
     draft.ignore("only says where dataset_info.json lies", "dataset_dir")
-    number = draft.get("max_samples")
-    if number == 0:
+    limit = draft.get("max_samples")
+    if limit == 0:
         draft.refuse("max_samples", "0 leaves no records to train on")
     folder, entries = _read_info(draft, directory)
 
     def source(draft: Draft, place: str, name: Any) -> list[Any]:
-        key = place.partition("[")[0]
-        entry = entries.get(name)
-        if entry is None:
-            why = (
-                f"a name of LLaMA-Factory's own, which no {directory}/dataset_info.json beside this file or above it "
-                "explains; put the file or hub id in its place"
-            )
-            draft.drop(f"{key}: {name}", why)
-            path = f"{name}#{number}" if number else str(name)
-            return [tidy({"path": path, "format": "text" if draft.get("stage") == "pt" else None})]
-        return [_source(draft, f"{key}: {name}", folder, entry)]
+        key = f"{place.partition('[')[0]}: {name}"
+        if name in entries:
+            return [_source(draft, key, folder, entries[name])]
+        why = (
+            f"a name of LLaMA-Factory's own, which no {directory}/dataset_info.json beside this file or above it "
+            "explains; put the file or hub id in its place"
+        )
+        draft.drop(key, why)
+        path = f"{name}#{limit}" if limit else str(name)
+        return [tidy({"path": path, "format": "text" if draft.get("stage") == "pt" else None})]
 
     take_sources(draft, {"dataset": "data.train", "eval_dataset": "data.eval"}, source)
-    if number is not None and draft.has("data.train"):
-        why = f"#{number} behind each source: drawn by the seed, not the first"
+    if limit is not None and draft.has("data.train"):
+        why = f"#{limit} behind each source: drawn by the seed, not the first"
         draft.note("approximated", "max_samples", why)
-        draft.comments["data.train"] = f"max_samples: the first {number} of each there, drawn here"
+        draft.comments["data.train"] = f"max_samples: the first {limit} of each there, drawn here"
 
 
 def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:
@@ -103,104 +90,95 @@ def _read_info(draft: Draft, directory: str) -> tuple[Path, dict[str, Any]]:
 def _source(draft: Draft, place: str, folder: Path, entry: dict[str, Any]) -> dict[str, Any]:
     """Return the source for an entry of dataset_info.json, whose files lie in `folder`."""
     section = draft.section(place, entry)
-    path = section.take("hf_hub_url")
+    path = section.take("hf_hub_url") or place.partition(": ")[2]
     file = section.take("file_name")
     if file is not None:
         path = (folder / file).absolute()
-    elif path is None:
-        path = place.partition(": ")[2]
-        draft.drop(
-            place, "has neither file_name nor hf_hub_url; put the file or hub id in its place"
-        )
+    elif section.get("hf_hub_url") is None:
+        why = "has neither file_name nor hf_hub_url; put the file or hub id in its place"
+        draft.drop(place, why)
     # The entry has its own number of rows, and the run a limit for all.
-    limits = [
-        number for number in (section.take("num_samples"), draft.get("max_samples")) if number
-    ]
-    if limits:
-        path = f"{path}#{min(limits)}"
-    section.carry("file_name", "path", str(path))
+    limits = [n for n in (section.take("num_samples"), draft.get("max_samples")) if n]
+    section.settings["path"] = f"{path}#{min(limits)}" if limits else str(path)
+
+    columns = section.take("columns") or {}
     if draft.get("stage") == "pt":
-        _text(section)
+        _text(section, columns)
     else:
-        _records(section)
-    if (
-        section.take("ranking")
-        and not draft.has("preference.loss")
-        and draft.ours("task") != "reward_model"
-    ):
+        _records(section, columns)
+    if section.take("ranking") and not _compares(draft):
         section.drop("ranking", "holds preferences, which supervised fine-tuning does not use")
-    if section.ours("columns", {}).get("images"):
+    if columns.get("images"):
         say_it_sees(draft, place)
-    tags = section.take("tags") or {}
-    source = finish_source(draft, section, SUBSET_AND_SPLIT, _ENTRY)
-    for tag, word in tags.items():
+    for tag, word in (section.take("tags") or {}).items():
         if word not in _TAGS:
             why = f"{word}: turns need the names in use (docs/data.md); rename in the data"
             draft.drop(f"{place}.tags.{tag}", why)
-    return source
+    return read_source(draft, section, _ENTRY)
 
 
-def _records(section: Draft) -> None:
+def _records(section: Draft, columns: dict[str, str]) -> None:
     """Take the columns of an entry, and the shape of its records."""
-    columns = {}
-    for ours, theirs in (section.take("columns") or {}).items():
-        columns[_COLUMNS.get(ours, ours)] = theirs
-    # `sharegpt` is a name for any list of turns; its tags say how a turn is written.
+    for theirs, column in columns.items():
+        section.settings[f"columns.{_COLUMNS.get(theirs, theirs)}"] = column
     formatting = section.take("formatting") or "alpaca"
-    has_roles = (section.get("tags") or {}).get("role_tag") == "role"
-    if formatting == "sharegpt" and has_roles:
-        section.carry("formatting", "format", "messages")
-        columns.setdefault("messages", "conversations")
-    elif formatting in _FORMATS:
-        section.carry("formatting", "format", _FORMATS[formatting])
-    else:
-        section.drop(
-            "formatting", f"{formatting}: the shape of records is recognised from the data"
-        )
-    if section.ours("format") == "sharegpt":
-        columns["conversations"] = columns.pop("messages", "conversations")
-    section.carry("columns", "columns", columns)
+    shape = _FORMATS.get(formatting)
+    # `sharegpt` is a name for any list of turns; its tags say how a turn is written.
+    if shape == "sharegpt":
+        turns = section.settings.pop("columns.messages", "conversations")
+        if (section.get("tags") or {}).get("role_tag") == "role":
+            shape = "messages"
+        wanted = "messages" if shape == "messages" else "conversations"
+        section.settings[f"columns.{wanted}"] = turns
+    if shape is None:
+        why = f"{formatting}: the shape of records is recognised from the data"
+        section.drop("formatting", why)
+    section.settings["format"] = shape
 
 
-def _text(section: Draft) -> None:
+def _text(section: Draft, columns: dict[str, str]) -> None:
     """Take the column of plain texts, which `stage: pt` trains as they stand."""
-    section.carry("formatting", "format", "text")
-    columns = section.take("columns") or {}
-    if (section.take("formatting") or "alpaca") != "alpaca":
+    section.settings["format"] = "text"
+    if section.take("formatting") not in (None, "alpaca"):
         section.drop("formatting", "stage: pt trains the first turn; write it as `text`")
         return
     if columns.get("query"):
         section.drop("columns.query", "stage: pt joins it to the text; join them in the data")
-    section.carry("columns", "columns", {"text": str(columns.get("prompt", "instruction"))})
+    section.settings["columns.text"] = columns.get("prompt", "instruction")
 
 
-def _packing(draft: Draft) -> None:
-    """Take both keys of packing: either packs, and then a row holds one token less than `cutoff_len`."""
-    if draft.has("preference.loss") or draft.ours("task") == "reward_model":
-        return
-    neat = draft.take("neat_packing")
-    plain = draft.take("packing")
-    if neat or (neat is not None and plain is None):
-        draft.write("neat_packing", packing(neat, draft), "data.packing")
-    else:
-        draft.ignore("sequences of a packed row never see each other", "neat_packing")
-    if neat:
-        draft.ignore("neat_packing packs", "packing")
-    elif plain is not None:
-        draft.write("packing", packing(plain, draft), "data.packing")
-    if not (neat or plain):
-        return
-    length = draft.take("cutoff_len")
-    if length is None:
-        draft.assume("data.max_length", 2047, "2048, less a token that packing takes there")
-    else:
-        shorter = int(length) - 1
-        text = f"data.max_length: {shorter}, since packing takes a token there"
-        draft.carry("cutoff_len", "data.max_length", shorter, text)
+def _compares(draft: Draft) -> bool:
+    """Return True if answers are compared or judged."""
+    return draft.ours("task") in ("preference", "reward_model")
+
+
+def _packs(draft: Draft) -> bool:
+    """Return True if one of the keys says that rows are packed, which pairs are not."""
+    packs = draft.get("neat_packing") or draft.get("packing")
+    return bool(packs) and not _compares(draft)
+
+
+def _neat_packing(value: Any, draft: Draft) -> Outcome:
+    """Take `neat_packing`, which packs whatever `packing` says."""
+    if value or draft.get("packing") is None:
+        return packing(value, draft)
+    return unneeded("sequences of a packed row never see each other")
+
+
+def _length(value: Any, draft: Draft) -> Outcome:
+    """Take the longest row, which has one token less where rows are packed."""
+    if not _packs(draft):
+        return carried(value)
+    text = f"data.max_length: {value - 1}, since packing takes a token there"
+    return carried(value - 1, text)
 
 
 def _finish(draft: Draft) -> None:
-    """Write down what `stage: pt` does where the file does not say otherwise."""
+    """Write down the defaults that depend on other keys, most of them on `stage: pt`."""
+    if draft.get("finetuning_type") is None:
+        draft.assume("lora", None)
+    if _packs(draft):
+        draft.assume("data.max_length", 2047, "2048, less a token that packing takes there")
     if draft.get("stage") != "pt":
         why = "prompt and answer of too long a row are cut in proportion there, the end of the row here"
         draft.assume("data.overlong", "truncate", why)
@@ -236,15 +214,7 @@ TOOL = Tool(
     marks="stage finetuning_type cutoff_len template dataset_dir lora_target val_size pref_loss "
     "preprocessing_num_workers quantization_bit neat_packing model_name_or_path",
     command=r"\bllamafactory-cli\s+(\w+)",
-    together=(
-        _method,
-        _data,
-        fsdp("fsdp", "fsdp_config"),
-        refuse_both(("mask_history", "train_on_prompt"), ("max_samples", "streaming")),
-        WarmUp().read,
-        _packing,
-        four_bits("quantization_bit", "quantization_type", 4),
-    ),
+    together=(_data, warm_up()),
     finish=_finish,
     defaults={
         "data.max_length": 2048,
@@ -256,25 +226,28 @@ TOOL = Tool(
         "training.lr_scheduler_type": "linear",
     },
     lora_defaults={"lora.r": 8, "lora.target_modules": "all-linear"},
-    tables=(TRAINING, LORA, FP8, Table(
+    tables=(TRAINING, LORA, FP8, FSDP, Table(
         same={
             "model.path": "model_name_or_path",
             "model.revision": "model_revision",
-            "data.max_length": "cutoff_len",
             "data.num_proc": "preprocessing_num_workers",
             "lora.r": "lora_rank",
             "lora.dropout": "lora_dropout",
             "training.early_stopping_patience": "early_stopping_steps",
         },
         rows=[
+            method("finetuning_type"),
             Row("stage", "task", other=_stage),
+            Row("cutoff_len", "data.max_length", other=_length),
+            Row("neat_packing", "data.packing", other=_neat_packing),
+            Row("packing", "data.packing", other=packing, unless="neat_packing"),
             Row("val_size", "data.eval", other=share),
             Row("train_on_prompt", "data.train_on", {True: "all"}, carried("assistant")),
             # Adapters, bits of the base and kinds of numbers.
             Row("lora_target", "lora.target_modules", other=modules("all")),
             Row("lora_alpha", "lora.alpha", {0: unneeded("twice the rank, as here without it")}),
             Row("additional_target", "lora.modules_to_save", other=as_names),
-            Row("quantization_bit", "quantization", {4: "4bit", 8: "8bit"}, dropped("4 and 8 bits are there")),
+            *bits("quantization_bit", "quantization_type", 4),
             switch("pure_bf16", "model.dtype", "bfloat16"),
             switch("disable_gradient_checkpointing", "training.gradient_checkpointing", False),
             # Prompts, images and sources.

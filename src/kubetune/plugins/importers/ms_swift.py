@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import Any
 
 from kubetune.config.data_files import is_file_name
@@ -21,6 +22,7 @@ from kubetune.plugins.importers.engine import (
 )
 from kubetune.plugins.importers.shared import (
     FAST_ATTENTION,
+    FSDP,
     LORA,
     NO_EFFECT,
     NO_STOP,
@@ -30,9 +32,8 @@ from kubetune.plugins.importers.shared import (
     SHUFFLED,
     SYSTEM,
     TRAINING,
+    bits,
     count,
-    four_bits,
-    fsdp,
     method,
     pixels,
     schedule,
@@ -40,9 +41,9 @@ from kubetune.plugins.importers.shared import (
     share,
     take_sources,
     template,
+    warm_up,
 )
-from kubetune.plugins.importers.targets import modules, without_words
-from kubetune.plugins.importers.warm_up import WarmUp
+from kubetune.plugins.importers.targets import PATH, modules, without_words
 
 # Keys of `megatron sft`, which trains every parameter unless a file says otherwise.
 _MEGATRON = set(
@@ -53,74 +54,11 @@ _MEGATRON = set(
 _DATASET = re.compile(
     r"^(?:(?P<hub>hf|ms)::)?(?P<path>[^:#]+)(?::(?P<subsets>[^#]+))?(?P<sample>#\d+)?$"
 )
-_WARM_UP = WarmUp(refuses_both=True)
-_WARM_UP_OF_MEGATRON = WarmUp(
-    "lr_decay_style", "lr_warmup_iters", "lr_warmup_fraction", refuses_both=True, constant_warms_up=True
-)  # fmt: skip
 
 
 def _is_megatron(draft: Draft) -> bool:
     """Return True for a file of `megatron sft`, by its keys."""
     return not _MEGATRON.isdisjoint(draft.theirs)
-
-
-def _method(draft: Draft) -> None:
-    """Take LoRA or every parameter, and refuse bits of the base without their method."""
-    key = "train_type" if "train_type" in draft.theirs else "tuner_type"
-    value = draft.take(key)
-    if value is None and _is_megatron(draft):
-        has_adapter = "adapters" in draft.theirs or "mcore_adapter" in draft.theirs
-        value = "lora" if has_adapter else "full"
-    method(draft, key, value)
-    if draft.get("quant_method") is None:
-        why = "nothing is quantised there without quant_method; here: quantization: 4bit or 8bit"
-        for name in ("quant_bits", "bnb_4bit_quant_type"):
-            if draft.get("quant_bits") is not None and draft.take(name) is not None:
-                draft.drop(name, why)
-    elif draft.get("quant_bits") is None:
-        draft.refuse("quant_method", "ms-swift asks for quant_bits beside it")
-
-
-def _task(draft: Draft) -> None:
-    """Take the task, which `num_labels` alone may say too."""
-    if draft.has("task"):
-        return
-    kind = draft.take("task_type")
-    if kind == "causal_lm":
-        draft.carry("task_type", "task", "causal_lm")
-    labels = draft.get("num_labels")
-    if kind != "seq_cls" and (kind is not None or labels is None):
-        return
-    draft.carry("task_type" if kind else "num_labels", "task", "sequence_classification")
-    if kind:
-        draft.ignore(
-            "follows from the labels in the data, or from classification.labels", "num_labels"
-        )
-    problem = draft.take("problem_type")
-    if problem is not None:
-        draft.carry("problem_type", "classification.problem_type", problem)
-
-
-def _chat_template(draft: Draft) -> None:
-    """Take `use_chat_template`, whose default is on for `swift sft` and off for `swift pt`."""
-    key = "use_chat_template"
-    value = draft.take(key)
-    is_classifier = draft.ours("task") == "sequence_classification"
-    if is_classifier and value is not False:
-        why = "texts to classify stand as they are here; there the model's chat template is around them"
-        draft.note("approximated", key, why)
-    elif is_classifier:
-        draft.ignore("texts to classify get no chat template, there as here", key)
-    elif value is not False:
-        draft.ignore("conversations get the template, `text` is taken as it is", key)
-    elif draft.command == "pt":
-        draft.ignore("off is the default of `swift pt`: records with `text` get no template", key)
-    else:
-        draft.refuse(
-            key,
-            "false trains what a user and an assistant write without a chat template, which kubetune does for records "
-            "with `prompt` and `completion`, or with `text`, alone. Write the data so and take the key out",
-        )
 
 
 def _data(draft: Draft) -> None:
@@ -148,29 +86,44 @@ def _sources(draft: Draft, place: str, text: Any) -> list[Any]:
     return [{**source, "subset": subset} for subset in match["subsets"].split("/")]
 
 
-def _epochs(draft: Draft) -> None:
+def _warm_up(draft: Draft) -> None:
+    """Take the keys of the warm-up, which Megatron names otherwise; a constant schedule of its warms up too."""
+    if _is_megatron(draft):
+        warm_up("", "lr_warmup_iters", "lr_warmup_fraction")(draft)
+    else:
+        warm_up()(draft)
+
+
+def _chat_template(value: Any, draft: Draft) -> Outcome:
+    """Take `use_chat_template`, whose default is on for `swift sft` and off for `swift pt`."""
+    if not value and draft.command != "pt" and draft.get("task_type") != "seq_cls":
+        draft.refuse(
+            draft.at,
+            "false trains what a user and an assistant write without a chat template, which kubetune does for records "
+            "with `prompt` and `completion`, or with `text`, alone. Write the data so and take the key out",
+        )
+    return unneeded("conversations get the template, `text` is taken as it is")
+
+
+def _labels(_: Any, draft: Draft) -> Outcome:
+    """Take the number of labels, which alone may say the task."""
+    if draft.get("task_type") is None and not draft.has("task"):
+        return carried("sequence_classification")
+    return unneeded("follows from the labels in the data, or from classification.labels")
+
+
+def _max_epochs(value: Any, draft: Draft) -> Outcome:
     """Take `max_epochs`, which ends a run before the epochs or steps that its schedule is made for."""
-    last = draft.get("max_epochs")
-    if last is None or _is_megatron(draft):
-        return
-    draft.take("max_epochs")
+    if _is_megatron(draft):
+        return carried(value)
     epochs = draft.get("num_train_epochs") or 3
     if (draft.get("max_steps") or 0) > 0:
-        why = "the run takes max_steps steps here, though epochs may end it before them there"
-        draft.drop("max_epochs", why)
-    elif last >= epochs:
-        draft.ignore(f"the run ends before, after {epochs} epochs", "max_epochs")
-    else:
-        why = f"the learning rate ends with them; there it is on its way through {epochs} epochs"
-        draft.write("max_epochs", near(last, why), "training.num_train_epochs")
-        if draft.take("num_train_epochs") is not None:
-            draft.drop("num_train_epochs", "max_epochs ends the run before")
-
-
-def _warm_up(draft: Draft) -> None:
-    """Take the keys of the warm-up, which Megatron names otherwise."""
-    warm_up = _WARM_UP_OF_MEGATRON if _is_megatron(draft) else _WARM_UP
-    warm_up.read(draft)
+        return dropped(
+            "the run takes max_steps steps here, though epochs may end it before them there"
+        )
+    if value >= epochs:
+        return unneeded(f"the run ends before, after {epochs} epochs")
+    return near(value, f"the learning rate ends with them, there after {epochs} epochs")
 
 
 def _accumulation(value: Any, draft: Draft) -> Outcome:
@@ -189,24 +142,17 @@ def _accumulation(value: Any, draft: Draft) -> Outcome:
 
 def _packing_length(value: Any, draft: Draft) -> Outcome:
     """Drop another length of packed rows than `max_length`, to which they are packed here."""
-    if not draft.get("packing"):
-        return unneeded("packing is off")
-    if value == draft.get("max_length"):
-        return unneeded("max_length says it too")
+    if not draft.get("packing") or value == draft.get("max_length"):
+        return unneeded("rows are packed to max_length, if at all")
     return dropped("rows are packed to data.max_length; scale the accumulation by the quotient")
 
 
-def _has_expression(draft: Draft) -> str:
-    """Say why names of modules say nothing, beside a regular expression."""
-    return "" if draft.get("target_regex") is None else "target_regex takes precedence there"
-
-
-def _holds_nothing_out(draft: Draft) -> str:
-    """Say why a share says nothing, where nothing is evaluated: ms-swift then trains on all rows."""
+def _share(value: Any, draft: Draft) -> Outcome:
+    """Take the share that is held out, if anything is evaluated; ms-swift trains on all rows otherwise."""
     key = "save_strategy" if draft.get("eval_strategy") is None else "eval_strategy"
     if draft.get(key) in ("no", False):
-        return f"{key}: no holds nothing out, so that all rows are trained"
-    return ""
+        return unneeded(f"{key}: no holds nothing out, so that all rows are trained")
+    return share(value, draft)
 
 
 def _deepspeed(value: Any, _: Draft) -> Outcome:
@@ -218,17 +164,25 @@ def _deepspeed(value: Any, _: Draft) -> Outcome:
 
 def _finish(draft: Draft) -> None:
     """Write down the defaults that depend on other keys."""
-    batch = draft.ours("training.per_device_train_batch_size", 1)
-    if _is_megatron(draft):
+    is_megatron = _is_megatron(draft)
+    is_lora = not is_megatron or {"adapters", "mcore_adapter"} & draft.theirs.keys()
+    if draft.get("tuner_type") is None and draft.get("train_type") is None and is_lora:
+        draft.assume("lora", None)
+    if is_megatron:
         draft.assume("training.global_batch_size", 16)
         draft.assume("training.per_device_train_batch_size", 1)
     elif not draft.has("training.global_batch_size"):
+        batch = draft.ours("training.per_device_train_batch_size", 1)
         world = draft.ours("compute.processes", 1) * draft.ours("compute.nodes", 1)
         steps = max(1, math.ceil(16 / max(1, batch) / max(1, world)))
         why = f"ms-swift's default: batches of 16, here of {batch} from each of {world} processes"
         draft.assume("training.gradient_accumulation_steps", steps, why)
     if draft.command == "pt":
         draft.assume("data.train_on", "all", "`swift pt` trains every token")
+    is_classifier = draft.ours("task") == "sequence_classification"
+    if is_classifier and draft.get("use_chat_template") is not False:
+        why = "texts to classify stand as they are here; there the model's chat template is around them"
+        draft.note("approximated", "use_chat_template", why)
     draft.assume("training.learning_rate", 1e-4 if draft.has("lora") else 1e-5)
     why = "ms-swift takes the model's own maximum, which the file does not say; longer rows are left out"
     draft.assume("data.max_length", 2048, why)
@@ -243,16 +197,9 @@ TOOL = Tool(
     "truncation_strategy loss_scale task_type model_author load_from_cache_file tuner_backend "
     "rlhf_type external_plugins reward_funcs num_generations",
     command=r"\b(?:swift|megatron|swift/cli/main\.py)\s+(\w+)|\bswift/cli/(sft|pt)\.py",
-    together=(
-        _method,
-        four_bits("quant_bits", "bnb_4bit_quant_type", 4),
-        _task,
-        _chat_template,
-        _data,
-        fsdp("fsdp"),
-        _epochs,
-        _warm_up,
-    ),
+    # Of both keys of epochs that counts which comes first.
+    first="max_epochs tuner_type train_type task_type",
+    together=(_data, _warm_up),
     finish=_finish,
     defaults={
         "data.packing": False,
@@ -268,7 +215,7 @@ TOOL = Tool(
         "lora.dropout": 0.05,
         "lora.target_modules": "all-linear",
     },
-    tables=(TRAINING, LORA, PACKING, Table(
+    tables=(TRAINING, LORA, PACKING, FSDP, Table(
         same={
             "model.path": "model model_id_or_path",
             "model.revision": "model_revision",
@@ -278,29 +225,35 @@ TOOL = Tool(
             "lora.alpha": "lora_alpha",
             "lora.dropout": "lora_dropout",
             "lora.target_modules": "target_regex",
+            "classification.problem_type": "problem_type",
             "lora.target_parameters": "target_parameters",
             "training.per_device_train_batch_size": "per_device_train_batch_size micro_batch_size",
             "training.global_batch_size": "global_batch_size",
             "training.learning_rate": "learning_rate lr",
             "training.router_aux_loss_coef": "router_aux_loss_coef moe_aux_loss_coeff",
             "training.max_grad_norm": "max_grad_norm clip_grad",
-            "training.num_train_epochs": "num_train_epochs max_epochs",
             "training.max_steps": "train_iters",
         },
         rows=[
+            # The task and what is trained.
+            method("tuner_type"),
+            method("train_type"),
+            Row("task_type", "task", {"causal_lm": "causal_lm", "seq_cls": "sequence_classification"}),
+            Row("num_labels", "task", other=_labels),
+            Row("use_chat_template", other=_chat_template),
+            Row("max_epochs", "training.num_train_epochs", other=_max_epochs),
             # Batches and data.
             Row("gradient_accumulation_steps", "training.gradient_accumulation_steps", other=_accumulation),
             Row("truncation_strategy", "data.overlong", {"delete": "drop", "right": "truncate", "split": "split"},
                 near("truncate", "a row's end is cut")),
-            Row("split_dataset_ratio", "data.eval", other=share, unless=_holds_nothing_out),
+            Row("split_dataset_ratio", "data.eval", other=_share),
             Row("packing_length", other=_packing_length),
             # A row that cannot be used stops the run here, with its line; there it is left out.
             Row("strict", "data.max_lost_share", {True: 0.0}, dropped("a row that cannot be used stops the run here")),
             # Adapters and bits of the base.
-            Row("target_modules", "lora.target_modules", other=modules("all-linear", among_names=True),
-                unless=_has_expression),
+            Row("target_modules", PATH, other=modules("all-linear", "all-linear"), unless="target_regex"),
             Row("modules_to_save", "lora.modules_to_save", other=without_words),
-            Row("quant_bits", "quantization", {4: "4bit", 8: "8bit"}, dropped("4 and 8 bits are there")),
+            *[replace(row, beside="quant_method") for row in bits("quant_bits", "bnb_4bit_quant_type", 4)],
             # Training, and where it runs.
             Row("early_stop_interval", "training.early_stopping_patience", {0: NO_STOP}),
             Row("loss_scale", "data.train_on", {"default": "assistant", "all": "all"},

@@ -17,8 +17,10 @@ from kubetune.plugins.importers.engine import (
     carried,
     dropped,
     near,
+    only_with,
     unneeded,
 )
+from kubetune.plugins.importers.shared import loss, reference
 
 # Words of the tools for kinds of learning that compare or judge answers.
 METHODS: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto")
@@ -40,94 +42,43 @@ _NO_DROPOUT: Final = "its trainer switches dropout off (disable_dropout)"
 _OTHER_REFERENCE: Final = "the reference is the model before training; another one is not taken"
 
 
-def learn(draft: Draft, kind: str) -> tuple[Table, ...]:
-    """Take the loss of a kind. Return the table that counts then."""
-    if draft.ours("task") == "preference":
-        draft.settings["preference.loss"] = _loss(draft, kind)
-    if _has_no_dropout(draft):
-        draft.ignore(_NO_DROPOUT, "lora_dropout")
-    return (TABLE,)
+def tables(kind: str) -> tuple[Table, ...]:
+    """Return the tables of a kind of learning, such as `dpo` or `reward`."""
+    known = _LOSSES.get(kind, {})
+    rows = [loss("dpo_loss_type pref_loss", "preference.loss", known)]
+    if kind in _LOSSES:
+        rows.append(loss("loss_type", "preference.loss", known))
+    if kind == "kto":
+        rows.append(Row("pref_loss", other=unneeded("says nothing in KTO")))
+    return TABLE, Table(rows=rows)
 
 
-def finish(draft: Draft) -> None:
-    """Fill in the defaults of SimPO, and take out what the tools assume of supervised fine-tuning alone."""
-    if _has_no_dropout(draft):
-        draft.withdraw("lora.dropout", _NO_DROPOUT)
-    if draft.ours("preference.loss") == "simpo":
+def finish(draft: Draft, kind: str) -> None:
+    """Fill in the loss and the defaults of SimPO, and take out what says nothing to the loss."""
+    # Dropout is off in all of TRL's trainers; LLaMA-Factory's reward model has its own.
+    if draft.get("disable_dropout") is not False and draft.get("stage") != "rm":
+        draft.withdraw("lora.dropout", _NO_DROPOUT, "unneeded")
+    if draft.ours("task") == "reward_model":
+        names = [*ONLY_WITH, "beta", "loss"]
+        only_with(draft, "preference", dict.fromkeys(names, ()), "a reward model")
+        return
+    draft.withdraw("preference.center_coefficient", f"says nothing to {kind}", "unneeded")
+    draft.settings.setdefault("preference.loss", kind)
+    chosen = draft.settings["preference.loss"]
+    only_with(draft, "preference", ONLY_WITH, chosen)
+    if chosen == "simpo":
         beta, gamma, sft_weight = _SIMPO.get(draft.tool.name, _SIMPO_OF_TRL)
         draft.assume("preference.beta", beta)
         draft.assume("preference.gamma", gamma)
         draft.assume("preference.sft_weight", sft_weight)
 
 
-def _has_no_dropout(draft: Draft) -> bool:
-    """Return True where dropout is off, as in all of TRL's trainers; LLaMA-Factory's reward model has its own."""
-    return draft.get("disable_dropout") is not False and draft.get("stage") != "rm"
-
-
-def take_loss(draft: Draft, key: str, path: str, known: dict[str, str]) -> str | None:
-    """Take a loss by its name, and return ours; None where none is named. Raise ConfigError for another one."""
-    value = draft.take(key)
-    if value is None:
-        return None
-    name = value[0] if isinstance(value, list) and len(value) == 1 else value
-    if not isinstance(name, str) or name not in known:
-        expected = ", ".join(known)
-        draft.refuse(key, f"{value} is a loss that kubetune does not have; expected {expected}")
-    draft.carry(key, path, known[name])
-    return known[name]
-
-
-def _loss(draft: Draft, kind: str) -> str:
-    """Return our loss. Raise ConfigError where we do not have it."""
-    keys = ["pref_loss", "dpo_loss_type"]
-    if kind == "kto":
-        draft.ignore("says nothing in KTO", keys.pop(0))
-    if kind in _LOSSES:
-        keys.insert(0, "loss_type")
-    for key in keys:
-        loss = take_loss(draft, key, "preference.loss", _LOSSES.get(kind, {}))
-        if loss is not None:
-            return loss
-    return kind
-
-
-def _weight(keys: str, name: str, *losses: str) -> Row:
-    """Return the row of a weight of the loss, which says nothing to other losses than these."""
-    losses = losses or ONLY_WITH[name]
-
-    def says_nothing(draft: Draft) -> str:
-        loss = draft.ours("preference.loss", "a reward model")
-        return "" if loss in losses else f"says nothing to {loss}"
-
-    return Row(keys, f"preference.{name}", unless=says_nothing)
-
-
-def _label_smoothing(value: Any, draft: Draft) -> Outcome:
-    """Carry label smoothing. Raise ConfigError where LLaMA-Factory refuses it."""
-    loss = draft.ours("preference.loss", "dpo")
-    if draft.tool.name == "LLaMA-Factory" and value and loss != "dpo":
-        draft.refuse(draft.at, f"LLaMA-Factory refuses it beside pref_loss: {loss}")
-    return _SMOOTHING.outcome(value, draft)
-
-
-def _rpo(value: Any, draft: Draft) -> Outcome:
-    """Carry TRL's name for the SFT term, which says something to losses with a reference alone."""
-    loss = draft.ours("preference.loss")
-    if loss in ("cpo", "simpo"):
-        return unneeded(f"says nothing to {loss}")
-    return _SFT_WEIGHT.outcome(value, draft)
-
-
 def _sft_term(value: Any, draft: Draft) -> Outcome:
     """Take LLaMA-Factory's SFT term."""
-    outcome = _SFT_WEIGHT.outcome(value, draft)
     if not value:
-        return outcome
-    if outcome.kind == "unneeded":
-        return dropped(
-            f"an SFT term beside {draft.ours('preference.loss', 'a reward model')} is not there"
-        )
+        return carried(value)
+    if draft.get("pref_loss") == "orpo" or draft.get("stage") != "dpo":
+        return dropped("an SFT term beside this loss is not there")
     return near(
         value,
         "there the mean over a batch's answers of each answer's mean loss, here the mean over all their tokens, so that "
@@ -135,51 +86,33 @@ def _sft_term(value: Any, draft: Draft) -> Outcome:
     )
 
 
-def _reference(value: Any, draft: Draft) -> Outcome:
-    """Take a reference that is the model itself; drop any other."""
-    if value in [draft.get(key) for key in ("model", "model_name_or_path", "base_model")]:
-        return unneeded("the reference is the model before training, here too")
-    return dropped(_OTHER_REFERENCE)
-
-
 def _metric(value: Any, draft: Draft) -> Outcome:
     """Carry the metric by which the best checkpoint is chosen."""
     name = full_name(_METRICS.get(str(value).removeprefix("eval_")))
-    is_judged = draft.ours("preference.loss") == "kto"
+    is_judged = "kto" in (draft.command, *map(draft.get, ("rl", "rlhf_type", "stage")))
     if name in metrics_of(draft.ours("task"), "auto", judged=is_judged):
         return carried(name)
     return dropped(f"evaluations have no {value}; see training.metric_for_best_model")
 
 
-def _trl(value: Any, draft: Draft) -> Outcome:
-    """Carry axolotl's section of settings for TRL's trainers, where it holds beta alone."""
-    if isinstance(value, dict) and list(value) == ["beta"] and draft.ours("task") == "preference":
-        return carried(value["beta"])
-    return dropped("settings of online trainers")
-
-
-_SMOOTHING: Final = _weight("label_smoothing", "label_smoothing")
-_SFT_WEIGHT: Final = _weight("cpo_alpha", "sft_weight")
-
 # Keys of preference tuning and reward models; each counts before the tool's own row for it.
 TABLE: Final = Table(
+    same={
+        # The first name of each is TRL's, or the tool's that has it first.
+        "preference.beta": "beta pref_beta rl_beta dpo_beta orpo_alpha",
+        "preference.gamma": "simpo_gamma",
+        "preference.desirable_weight": "desirable_weight kto_chosen_weight kto_desirable_weight",
+        "preference.undesirable_weight": "undesirable_weight kto_rejected_weight kto_undesirable_weight",
+        "preference.reference_free": "reference_free",
+        "preference.center_coefficient": "center_rewards_coefficient",
+        "preference.label_smoothing": "label_smoothing dpo_label_smoothing",
+        "preference.sft_weight": "cpo_alpha rpo_alpha",
+    },
     rows=[
-        # Weights of the loss; the first name of each is TRL's, or the tool's that has it first.
-        _weight("beta pref_beta rl_beta dpo_beta orpo_alpha", "beta", *METHODS, "hinge", "robust"),
-        _weight("simpo_gamma", "gamma"),
-        _weight("desirable_weight kto_chosen_weight kto_desirable_weight", "desirable_weight"),
-        _weight("undesirable_weight kto_rejected_weight kto_undesirable_weight", "undesirable_weight"),
-        _weight("reference_free", "reference_free"),
-        _weight("center_rewards_coefficient", "center_coefficient", "a reward model"),
-        _SMOOTHING,
-        Row("dpo_label_smoothing", "preference.label_smoothing", other=_label_smoothing),
-        _SFT_WEIGHT,
-        Row("rpo_alpha", "preference.sft_weight", other=_rpo),
         Row("pref_ftx", "preference.sft_weight", other=_sft_term),
         # What means something else than in supervised fine-tuning.
         Row("metric_for_best_model", "training.metric_for_best_model", other=_metric),
-        Row("trl", "preference.beta", other=_trl),
-        Row("ref_model ref_model_id", other=_reference),
+        Row("ref_model ref_model_id", other=reference),
         Row("loss_scale", "data.train_on", dict.fromkeys(("default", "last_round"), "assistant"),
             dropped("tokens weigh 1")),
     ],

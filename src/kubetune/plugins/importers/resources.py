@@ -71,9 +71,8 @@ def _variable(name: str, value: Any, draft: Draft) -> Outcome:
     if name == "RUN_NAME":
         return replace(run_name(value, draft), path="name")
     if name == "RESULT_MODEL_ID" and not re.fullmatch(REPOSITORY, str(value)):
-        return dropped(
-            "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end"
-        )
+        why = "push.repo wants ORG/NAME; set it, and the result is uploaded there after a good end"
+        return dropped(why)
     if name in VARIABLES:
         path = VARIABLES[name].path
         return carried([{"path": str(value)}] if path == "data.train" else value, path=path)

@@ -6,113 +6,102 @@ Their servers (`trl vllm-serve`, `axolotl vllm-serve`, `swift rollout`) take wei
 
 from __future__ import annotations
 
-from kubetune.plugins.importers.engine import Draft, as_list, near
+from typing import Any, Final
 
-_URLS = "grpo.servers.urls"
-_CORRECTION = "grpo.importance_sampling_correction"
-_LIMITS = {
-    "vllm_importance_sampling_clip_max": "grpo.importance_sampling_clip_max",
-    "vllm_importance_sampling_cap": "grpo.importance_sampling_clip_max",
-    "vllm_importance_sampling_clip_min": "grpo.importance_sampling_clip_min",
-}
-_OTHER_PROGRAM = (
+from kubetune.plugins.importers.engine import (
+    OFF,
+    Draft,
+    Outcome,
+    Row,
+    Table,
+    as_list,
+    carried,
+    dropped,
+    near,
+    unneeded,
+)
+
+_URLS: Final = "grpo.servers.urls"
+_CORRECTION: Final = "grpo.importance_sampling_correction"
+_CLIP_MAX: Final = "grpo.importance_sampling_clip_max"
+_CLIP_MIN: Final = "grpo.importance_sampling_clip_min"
+_OTHER_PROGRAM: Final = (
     "stock `vllm serve --enable-lora` has to answer there in place of the tool's own server, and to see the run directory "
     "(docs/grpo.md)"
 )
+_NONE: Final = "the model draws its answers itself, so there is nothing to correct"
 
 
-def take(draft: Draft) -> None:
-    """Take the addresses of servers, and how answers that they draw are corrected, where servers are on."""
-    if not draft.get("use_vllm") or draft.get("vllm_mode") != "server":
-        return
-    key, addresses = _addresses(draft)
-    if any("$" in address for address in addresses):
-        draft.drop(
-            key, "holds a variable that the file does not set; put addresses into grpo.servers.urls"
+def _use(value: Any, draft: Draft) -> Outcome:
+    """Take the addresses of the servers, if there are any and `use_vllm` is on."""
+    if not value:
+        return OFF
+    if draft.get("vllm_mode") != "server":
+        return dropped(
+            "the model draws its answers itself; grpo.servers names stock vLLM servers that do"
         )
-        return
-    why = "follows from grpo.servers.urls"
-    draft.ignore(why, "use_vllm", "vllm_mode", "vllm_server_host", "vllm_server_port")
-    draft.write(key, near(addresses, _OTHER_PROGRAM), _URLS)
-    # ms-swift's servers then draw by the weights of one set of answers before.
-    if draft.take("async_generate"):
-        draft.carry("async_generate", "grpo.servers.lag", 1)
-    if draft.tool.name == "ms-swift":
-        _correction_of_swift(draft)
-    else:
-        _correction_of_trl(draft)
-
-
-def _addresses(draft: Draft) -> tuple[str, list[str]]:
-    """Return the addresses of the servers, and the key that names them."""
-    key = "vllm_server_base_url"
-    addresses = as_list(draft.get(key))
+    addresses = as_list(draft.get("vllm_server_base_url"))
+    hosts = as_list(draft.get("vllm_server_host")) or ["localhost"]
+    ports = as_list(draft.get("vllm_server_port")) or [8000] * len(hosts)
+    if not addresses and len(hosts) != len(ports):
+        why = f"found {len(ports)} ports of {len(hosts)} servers; expected one for each"
+        draft.refuse("vllm_server_port", why)
     if not addresses:
-        key = "vllm_mode" if draft.get("vllm_server_host") is None else "vllm_server_host"
-        hosts = as_list(draft.get("vllm_server_host")) or ["localhost"]
-        ports = as_list(draft.get("vllm_server_port")) or [8000] * len(hosts)
-        if len(hosts) != len(ports):
-            draft.refuse(
-                "vllm_server_port",
-                f"found {len(ports)} ports of {len(hosts)} servers; expected one for each",
-            )
-        for host, port in zip(hosts, ports, strict=True):
-            addresses.append(f"http://{host}:{port}")
+        addresses = [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
+    if "$" in "".join(map(str, addresses)):
+        return dropped(
+            "the address holds a variable that the file does not set; put addresses into grpo.servers.urls"
+        )
     # A server listens at 0.0.0.0; a trainer that is told so asks its own machine.
-    return key, [
-        str(address).replace("//0.0.0.0", "//localhost").rstrip("/") for address in addresses
-    ]
+    urls = [str(url).replace("//0.0.0.0", "//localhost").rstrip("/") for url in addresses]
+    return near(urls, _OTHER_PROGRAM)
 
 
-def _correction_of_trl(draft: Draft) -> None:
-    """Take TRL's correction, which is on by default."""
-    switch = "vllm_importance_sampling_correction"
-    mode = "vllm_importance_sampling_mode"
-    if draft.take(switch) is False:
-        draft.carry(switch, _CORRECTION, "none")
-        draft.ignore(f"{switch} is off", mode, *_LIMITS)
-        return
-    draft.ignore(f"follows from {_CORRECTION}", switch)
-    if draft.take(mode) is not None:
-        draft.carry(mode, _CORRECTION, draft.get(mode))
-    draft.assume(_CORRECTION, "sequence_mask", "TRL's default")
-    for key, path in _LIMITS.items():
-        if draft.take(key) is not None:
-            draft.carry(key, path, draft.get(key))
+def _correction(value: Any, draft: Draft) -> Outcome:
+    """Take how answers of the servers are corrected; ms-swift's ratio of an answer is the geometric mean."""
+    if draft.tool.name == "ms-swift":
+        return carried(str(value).replace("sequence", "geometric"))
+    return carried(value)
 
 
-def _correction_of_swift(draft: Draft) -> None:
-    """Take ms-swift's correction, which is off by default; its ratio of an answer is the geometric mean."""
-    mode_key = "rollout_importance_sampling_mode"
-    limit_key = "rollout_importance_sampling_threshold"
-    mode = draft.take(mode_key)
-    if mode is None:
-        draft.assume(_CORRECTION, "none")
-        draft.ignore(f"{mode_key} is not set", limit_key)
-        return
-    draft.carry(mode_key, _CORRECTION, str(mode).replace("sequence", "geometric"))
-    limit = draft.take(limit_key)
-    if limit is None:
-        draft.assume("grpo.importance_sampling_clip_max", 2.0)
-    else:
-        draft.carry(limit_key, "grpo.importance_sampling_clip_max", limit)
-
-
-def withdraw_unusable(draft: Draft) -> None:
-    """Take servers out again that could not load what is trained."""
-    if not draft.has(_URLS):
-        return
+def finish(draft: Draft) -> None:
+    """Write down the tool's default of the correction, or take all out if no server could load what is trained."""
     why = ""
     if not draft.has("lora"):
         why = "stock vLLM servers take adapters, and no new weights of a whole model; set lora, or the model draws itself"
     for name in ("use_dora", "modules_to_save", "target_parameters"):
         if not why and draft.ours(f"lora.{name}"):
             why = f"vLLM takes no adapter with lora.{name}; the model draws its answers itself"
-    if not why:
+    if why:
+        draft.withdraw(_URLS, why)
+    if not draft.has(_URLS):
+        draft.withdraw("grpo.servers.lag", why or "no server draws")
+        for path in (_CORRECTION, _CLIP_MAX, _CLIP_MIN):
+            draft.withdraw(path, _NONE, "unneeded")
         return
-    draft.withdraw(_URLS, why)
-    draft.withdraw("grpo.servers.lag", why)
-    for path in (_CORRECTION, *_LIMITS.values()):
-        draft.withdraw(
-            path, "the model draws its answers itself, so there is nothing to correct", "unneeded"
-        )
+    # TRL's correction is on by default, and ms-swift's is off.
+    is_swift = draft.tool.name == "ms-swift"
+    draft.assume(_CORRECTION, "none" if is_swift else "sequence_mask")
+    if draft.ours(_CORRECTION) == "none":
+        draft.withdraw(_CLIP_MAX, "nothing is corrected", "unneeded")
+        draft.withdraw(_CLIP_MIN, "nothing is corrected", "unneeded")
+    elif is_swift:
+        draft.assume(_CLIP_MAX, 2.0)
+
+
+TABLE: Final = Table(
+    same={
+        _CLIP_MAX: "vllm_importance_sampling_clip_max vllm_importance_sampling_cap rollout_importance_sampling_threshold",
+        _CLIP_MIN: "vllm_importance_sampling_clip_min",
+    },
+    rows=[
+        Row("use_vllm", _URLS, other=_use),
+        # ms-swift's servers then draw by the weights of one set of answers before.
+        Row("async_generate", "grpo.servers.lag", {True: 1, False: OFF}),
+        Row("vllm_importance_sampling_correction", _CORRECTION, {False: "none"}, unneeded("on, as in its mode")),
+        Row("vllm_importance_sampling_mode rollout_importance_sampling_mode", _CORRECTION, other=_correction),
+    ],
+    unneeded={
+        "vllm_mode vllm_server_base_url vllm_server_host vllm_server_port": "follows from use_vllm",
+    },
+)  # fmt: skip

@@ -2,50 +2,44 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from kubetune.config.schema import DataConfig
 from kubetune.plugins.importers.engine import Draft, near
 from kubetune.plugins.importers.shared import TRACKERS
 
-_NEEDS_EVALUATION = (
-    "early_stopping_patience",
-    "metric_for_best_model",
-    "greater_is_better",
-    "eval_steps",
+# Their trainers evaluate nothing without data, and say nothing of it; ours refuses the setting.
+_NEEDS_EVALUATION: Final = (
+    "early_stopping_patience metric_for_best_model greater_is_better eval_steps"
 )
+_NOT_FP8: Final = ("quantization", "lora.dropout", "lora.use_dora", "training.parallelism")
 
 
 def settle(draft: Draft) -> None:
     """Take out what our sections do not allow together, and say so."""
     _packed_batches(draft)
-    # Their trainers evaluate nothing without data, and say nothing of it; ours refuses the setting.
     if not draft.has("data.eval"):
         why = "nothing is evaluated, since no data are given for it; set data.eval"
-        for key in _NEEDS_EVALUATION:
+        for key in _NEEDS_EVALUATION.split():
             draft.withdraw(f"training.{key}", why)
     if not draft.has("push.repo"):
         draft.withdraw("push.private", "nothing is uploaded", "unneeded")
-    if not draft.has("lora") and draft.tool.name != "job resources":
-        why = "every parameter is trained, so it says nothing; for LoRA: lora: true"
-        _withdraw_section(draft, "lora", why)
-    # WANDB_PROJECT in a file whose report_to is [tensorboard] says nothing.
-    for name in TRACKERS:
-        if not draft.has(f"tracking.{name}"):
-            _withdraw_section(draft, f"tracking.{name}", f"{name} is not on in this file")
 
-    others = ("quantization", "lora.dropout", "lora.use_dora", "training.parallelism")
+    # WANDB_PROJECT in a file whose report_to is [tensorboard] says nothing.
+    for path in list(draft.settings):
+        section = path.rpartition(".")[0]
+        if section == "lora" and not draft.has("lora") and draft.tool.name != "job resources":
+            why = "every parameter is trained, so it says nothing; for LoRA: lora: true"
+            draft.withdraw(path, why)
+        if section.removeprefix("tracking.") in TRACKERS and not draft.has(section):
+            draft.withdraw(path, f"{section} is not on in this file", "unneeded")
+
     is_plain = draft.ours("task", "causal_lm") == "causal_lm" and draft.has("lora")
-    if not is_plain or any(draft.ours(path) for path in others):
+    if not is_plain or any(draft.ours(path) for path in _NOT_FP8):
         why = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
         draft.withdraw("training.fp8", why)
     if draft.ours("training.parallelism") == "fsdp":
         _sharding(draft)
-
-
-def _withdraw_section(draft: Draft, section: str, why: str) -> None:
-    """Take out all settings of a section that the file does not switch on."""
-    for path in list(draft.settings):
-        if path.startswith(f"{section}."):
-            draft.withdraw(path, why, "unneeded" if section != "lora" else "dropped")
 
 
 def _packed_batches(draft: Draft) -> None:
@@ -65,21 +59,19 @@ def _packed_batches(draft: Draft) -> None:
 def _sharding(draft: Draft) -> None:
     """Take out FSDP2 beside settings that it cannot be combined with here."""
     is_full = not draft.has("lora")
-    task = draft.ours("task")
-    # The first of these that applies is told.
-    conflicts = {
-        "a quantised base, which is small,": draft.ours("quantization")
-        not in (None, "none", "auto"),
-        "task: sequence_classification": task == "sequence_classification",
-        "preference.images without lora": is_full and draft.has("preference.images"),
-        "DoRA": bool(draft.ours("lora.use_dora")),
-        "a model with lora.modules_to_save": draft.has("lora.modules_to_save"),
-    }
-    for what, applies in conflicts.items():
-        if applies:
-            draft.withdraw("training.parallelism", f"{what} is not sharded; each GPU holds a copy")
-            return
-    if is_full and draft.ours("training.optim") == "adamw_8bit":
+    path = "training.parallelism"
+    if draft.ours("quantization") not in (None, "none", "auto"):
+        draft.withdraw(
+            path, "a quantised base, which is small, is not sharded; each GPU holds a copy"
+        )
+    if draft.ours("task") == "sequence_classification":
+        draft.withdraw(path, "task: sequence_classification is not sharded")
+    if is_full and draft.has("preference.images"):
+        draft.withdraw(path, "preference.images without lora is not sharded")
+    for name in ("use_dora", "modules_to_save"):
+        if draft.ours(f"lora.{name}"):
+            draft.withdraw(path, f"a model with lora.{name} is not sharded; each GPU holds a copy")
+    if is_full and draft.has(path) and draft.ours("training.optim") == "adamw_8bit":
         key = draft.origin("training.optim") or ""
         why = "8-bit state is not sharded; slices of AdamW's are small"
         draft.write(key, near("adamw", why), "training.optim")

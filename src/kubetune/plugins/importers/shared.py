@@ -1,4 +1,4 @@
-"""What several tools have: sources of data, methods and bits, templates, and Hugging Face's TrainingArguments."""
+"""What several tools have: conversions of values, sources of data, and Hugging Face's TrainingArguments."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ NO_WEIGHT = "give each source a `weight`: how often it appears in an epoch"
 SYSTEM = "put a system message into the data; the model then sees it at inference too"
 NOT_SPLIT = "no splitting along a sequence or layer"
 TRACKERS = ("mlflow", "wandb", "trackio")
+MODELS = ("model", "model_id_or_path", "model_name_or_path", "base_model")
 REPOSITORY = r"[\w.-]+/[\w.-]+"
 # Keys of a source as people write them, and what they are where they are left out.
 _SOURCE: dict[str, Any] = {
@@ -41,9 +42,10 @@ _SOURCE: dict[str, Any] = {
 }  # fmt: skip
 # Names of readers of `datasets`, which stand where a path usually does; the files are named beside them.
 _READERS = ("json", "csv", "parquet", "text", None)
-# Keys that change a schedule, of whatever name, and those that change a cosine alone.
+# Keys that change a schedule, and those that change a cosine.
 _SHAPES = ("lr_scheduler_kwargs", "jagged_restart_steps")
-_SHAPES_OF_COSINE = ("cosine_min_lr_ratio", "min_lr", "lr_decay_iters")
+_SHAPES_OF_COSINE = (*_SHAPES, "cosine_min_lr_ratio", "min_lr", "lr_decay_iters")
+_SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_restarts": "cosine"}
 # Names of models that see, where their config.json is not on this machine.
 _SEEING = re.compile(
     r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v",
@@ -57,6 +59,7 @@ _OWN_TEMPLATE = (
     "file and name it in model.chat_template (`chatml` is built in); `kubetune data check` shows what is trained"
 )
 _NOT_PAGED = "the optimizer's state is not paged to the host"
+_LATER = "the first step learns already, where theirs has a rate of 0"
 # Ours for the names of transformers and bitsandbytes.
 OPTIMIZERS: dict[str, Any] = {
     "adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw",
@@ -64,7 +67,6 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw_torch_8bit": "adamw_8bit", "paged_adamw": near("adamw", _NOT_PAGED),
     "paged_adamw_32bit": near("adamw", _NOT_PAGED), "paged_adamw_8bit": near("adamw_8bit", _NOT_PAGED),
 }  # fmt: skip
-SUBSET_AND_SPLIT = Table(same={"subset": "name subset", "split": "split"})
 
 
 def take_sources(
@@ -72,130 +74,98 @@ def take_sources(
 ) -> None:
     """Take keys of data, each with our path. `source` returns our sources for one item at its place."""
     for key, path in keys.items():
-        listed = draft.take(key)
-        if listed is None:
-            continue
-        collected = []
-        for number, item in enumerate(as_list(listed)):
+        collected: list[Any] = []
+        for number, item in enumerate(as_list(draft.take(key))):
             collected += source(draft, f"{key}[{number}]", item)
-        draft.carry(key, path, collected)
+        if collected:
+            draft.carry(key, path, collected)
 
 
-def take_files(section: Draft) -> None:
-    """Take `path` and `data_files` together: which of them names the data follows from both.
-
-    path: json         data_files: a.jsonl    the data are a.jsonl
-    path: owner/set    data_files: a.jsonl    the data are owner/set, and data_files is dropped
-    path: owner/set                           the data are owner/set
-    """
-    path = section.take("path")
-    files = as_list(section.take("data_files"))
-    if len(files) > 1 or (files and path not in _READERS):
-        why = f"one file or pattern a source: {', '.join(map(str, files))}; write a source for each file"
-        section.drop("data_files", why)
-    if files and path in _READERS:
-        section.carry("data_files", "path", str(files[0]))
-    elif path is not None:
-        section.carry("path", "path", str(path))
-
-
-def finish_source(draft: Draft, section: Draft, *tables: Table) -> dict[str, Any]:
-    """Send the section's other keys to their rows, hand its notes to the draft, and return the source.
+def read_source(draft: Draft, section: Draft, table: Table) -> dict[str, Any]:
+    """Send a section's keys to their rows, hand its notes to the draft, and return the source.
 
     What was carried over gets no note of its own: the source shows it.
     """
-    rows: dict[str, Row] = {}
-    for table in tables:
-        rows.update(table.by_key())
-    section.apply(rows, "sources have no such setting")
+    section.apply(SOURCE.by_key() | table.by_key(), unknown="sources have no such setting")
     draft.notes += [note for note in section.notes if note.kind != "carried"]
     return tidy(section.settings)
 
 
-def tidy(source: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a source in the usual order, without what it says by default."""
+def tidy(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a source in the usual order, without what it says by default.
+
+    {"split": "train", "columns.text": "body", "path": "a"}   →   {"path": "a", "columns": {"text": "body"}}
+    """
+    columns = {}
+    for path, theirs in settings.items():
+        ours = path.removeprefix("columns.")
+        if theirs and ours not in (path, theirs):
+            columns[ours] = theirs
     tidied = {}
     for key, default in _SOURCE.items():
-        value = source.get(key)
-        if key == "columns" and value:
-            # `columns: {text: text}` says nothing.
-            value = {ours: theirs for ours, theirs in value.items() if ours != theirs}
+        value = columns if key == "columns" else settings.get(key)
         if value not in (None, default):
             tidied[key] = value
     return tidied
 
 
-def method(draft: Draft, key: str, value: Any) -> None:
-    """Take LoRA, which is the default, or every parameter."""
-    if value == "full":
-        draft.ignore("without a `lora` section every parameter is trained", key)
-    elif value is None:
-        draft.assume("lora", None)
-    elif value in ("lora", "qlora"):
-        draft.carry(key, "lora", None)
-    else:
-        draft.write(key, near(None, f"{value} is not there, LoRA is"), "lora")
+def _data_files(value: Any, draft: Draft) -> Outcome:
+    """Take the files of a source, if its `path` is only the name of a reader such as `json`.
+
+    path: json         data_files: a.jsonl    the data are a.jsonl
+    path: owner/set    data_files: a.jsonl    the data are owner/set, and data_files is dropped
+    """
+    files = [str(file) for file in as_list(value)]
+    why = f"one file or pattern a source: {', '.join(files)}; write a source for each file"
+    if draft.get("path") not in _READERS:
+        return dropped(why)
+    return carried(files[0]) if len(files) == 1 else near(files[0], why)
 
 
-def four_bits(bits: str, kind: str, on: Any) -> Step:
-    """Return the step that takes 4 bits of the base, for which the key `bits` has the value `on`, and their kind."""
-
-    def step(draft: Draft) -> None:
-        if bits in draft.taken:
-            return
-        name = draft.take(kind)
-        if draft.get(bits) != on:
-            draft.ignore(f"{bits} does not ask for 4 bits", kind)
-            return
-        draft.take(bits)
-        ours = "fp4" if name == "fp4" else "4bit"
-        draft.carry(bits, "quantization", ours)
-        if name in ("nf4", "fp4"):
-            draft.carry(kind, "quantization", ours)
-        elif name is not None:
-            draft.write(kind, near(ours, "nf4 and fp4 are there"), "quantization")
-
-    return step
+def _path(value: Any, draft: Draft) -> Outcome:
+    """Take the path of a source, unless it is only the name of a reader."""
+    if value in _READERS and draft.get("data_files") is not None:
+        return unneeded("data_files names the data")
+    return carried(str(value))
 
 
-def fsdp(*keys: str) -> Step:
-    """Return the step that takes whatever switches sharding on, which is FSDP2 here, of any kind."""
-
-    def step(draft: Draft) -> None:
-        for key in keys:
-            if draft.take(key) in (None, False):
-                continue
-            if draft.has("training.parallelism"):
-                draft.ignore("follows from training.parallelism: fsdp", key)
-            else:
-                draft.carry(key, "training.parallelism", "fsdp")
-
-    return step
+def method(key: str) -> Row:
+    """Return the row of the key that chooses LoRA or every parameter."""
+    full = unneeded("without a `lora` section every parameter is trained")
+    values = {"full": full, "lora": None, "qlora": None}
+    return Row(key, "lora", values, lambda value, _: near(None, f"{value} is not there, LoRA is"))
 
 
-def refuse_both(*pairs: tuple[str, str]) -> Step:
-    """Return the step that raises ConfigError where both keys of a pair are set, which the tool refuses."""
+def bits(key: str, kind: str, four: Any) -> tuple[Row, Row]:
+    """Return the row of the base's bits, 4 of them where the key has the value `four`, and that of their kind."""
 
-    def step(draft: Draft) -> None:
-        for key, other in pairs:
-            if draft.get(key) and draft.get(other):
-                draft.refuse(key, f"{draft.tool.name} refuses it beside {other}")
+    def rule(value: Any, draft: Draft) -> Outcome:
+        if value != four:
+            return dropped("4 and 8 bits are there")
+        return carried("fp4" if draft.get(kind) == "fp4" else "4bit")
 
-    return step
+    known = unneeded(f"says which 4 bits {key} means")
+    return (
+        Row(key, "quantization", {8: "8bit", False: OFF}, rule),
+        Row(kind, values={"nf4": known, "fp4": known}, other=dropped("nf4 and fp4 are there")),
+    )
+
+
+def fsdp(keys: str) -> Row:
+    """Return the row of whatever switches sharding on, which is FSDP2 here, of any kind."""
+    return Row(keys, "training.parallelism", {False: OFF}, carried("fsdp"))
 
 
 def template(value: Any, draft: Draft) -> Outcome:
     """Take a chat template by its name; `chatml` is, letter for letter, built in here."""
     name = str(value)
     # axolotl's words for the tokenizer's own.
-    if name in ("tokenizer_default", "tokenizer-default"):
-        return unneeded("the tokenizer's own chat template, as here")
-    if name.startswith("tokenizer_default_fallback_"):
-        return unneeded(
-            "the tokenizer's own; where it has none, name one in model.chat_template, as `chatml`"
-        )
+    if name.startswith(("tokenizer_default", "tokenizer-default")):
+        return unneeded("the tokenizer's own; where it has none, name one in model.chat_template")
     if name == "chatml":
         return carried(name)
+    if name == "jinja" and draft.get("chat_template_jinja"):
+        return unneeded("chat_template_jinja says which")
     return dropped(f"a template of {draft.tool.name}'s own: {_OWN_TEMPLATE}")
 
 
@@ -217,9 +187,8 @@ def numbers(
     """Return the rule that carries numbers within limits, as `of` makes them; anything else becomes `other`."""
 
     def rule(value: Any, _: Draft) -> Outcome:
-        if isinstance(value, (int, float)) and least <= value <= most:
-            return carried(of(value))
-        return other
+        is_number = isinstance(value, (int, float)) and least <= value <= most
+        return carried(of(value)) if is_number else other
 
     return rule
 
@@ -233,19 +202,70 @@ def schedule(keys: str) -> Row:
     """Return the row of the learning rate's schedule, which other keys may give another shape."""
 
     def rule(value: Any, draft: Draft) -> Outcome:
-        name = {"constant_with_warmup": "constant", "cosine_with_restarts": "cosine"}.get(
-            value, value
-        )
+        name = _SCHEDULES.get(value, value)
         if name not in ("cosine", "linear", "constant"):
             return near("cosine", "kubetune knows cosine, linear and constant schedules")
-        shapes = [key for key in _SHAPES if draft.get(key)]
-        if name == "cosine":
-            shapes += [key for key in _SHAPES_OF_COSINE if draft.get(key)]
+        changing = _SHAPES_OF_COSINE if name == "cosine" else _SHAPES
+        shapes = [key for key in changing if draft.get(key)]
         if shapes:
             return near(name, f"there its shape depends on {', '.join(shapes)} too")
         return carried(name)
 
     return Row(keys, "training.lr_scheduler_type", other=rule)
+
+
+def warm_up(
+    schedule: str = "lr_scheduler_type",
+    steps: str = "warmup_steps",
+    ratio: str = "warmup_ratio",
+    default: float = 0.0,
+) -> Step:
+    """Return the step that takes the warm-up, of which a file may name the steps and their share.
+
+    warmup_steps: 0    warmup_ratio: 0.1    a share of 0.1; no warm-up in axolotl, where 0 steps count
+    warmup_steps: 5    warmup_ratio: 0.1    5 steps, near, since tools and their versions differ
+    """
+
+    def step(draft: Draft) -> None:
+        number = _positive(draft, steps)
+        share = _positive(draft, ratio)
+        path = "training.warmup_ratio"
+        is_axolotl = draft.tool.name == "axolotl"
+        if draft.get(schedule) == "constant":
+            draft.ignore(f"{schedule}: constant does not warm up, there as here", steps, ratio)
+            draft.assume(path, 0.0, "a constant schedule does not warm up there")
+        elif number or (number == 0 and (is_axolotl or not share)):
+            # transformers reads a number below 1 as a share, and axolotl takes two steps for one.
+            if not 0 < number < 1:
+                number = 2 if number == 1 and is_axolotl else int(number)
+                path = "training.warmup_steps"
+            outcome = carried(number, f"{path}: {number:g}; {_LATER}", path)
+            if number and share:
+                outcome = near(number, f"{ratio} is set too, and other versions take that", path)
+            draft.write(steps, outcome)
+            if share is not None:
+                draft.drop(ratio, f"{steps} is set too")
+        elif share is not None:
+            outcome = carried(share, f"{path}: {share:g}; {_LATER}", path)
+            if is_axolotl and draft.get("max_steps"):
+                outcome = near(share, "rounded up to a step, there down", path)
+            draft.write(ratio, outcome)
+            draft.ignore(f"0 says nothing beside {ratio}, there as here", steps)
+        else:
+            draft.assume(path, default)
+
+    return step
+
+
+def _positive(draft: Draft, key: str) -> float | None:
+    """Return a key's number, or None where it is left out. Raise ConfigError for anything else."""
+    value = draft.take(key)
+    if value is None:
+        return None
+    number = -1.0 if isinstance(value, bool) else float(value)
+    if not 0 <= number < float("inf"):
+        draft.refuse_value(key)
+    return number
 
 
 def other_optimizer(value: Any, draft: Draft) -> Outcome:
@@ -255,18 +275,16 @@ def other_optimizer(value: Any, draft: Draft) -> Outcome:
     return near("adamw", f"{value} is not there; choose the learning rate anew for AdamW")
 
 
-def every(key: str, path: str, *strategies: str) -> Row:
+def every(verb: str) -> Row:
     """Return the row of the steps between two evaluations or checkpoints; each epoch's end may replace them."""
 
-    def is_idle(draft: Draft) -> str:
-        for name in strategies:
-            if draft.get(name) == "epoch":
-                return f"{name} is epoch, which takes no steps"
-        return ""
+    def rule(value: Any, draft: Draft) -> Outcome:
+        if "epoch" in (draft.get(f"{verb}_strategy"), draft.get(f"{verb}uation_strategy")):
+            return unneeded(f"{verb}_strategy is epoch, which takes no steps")
+        # A share of all steps is not known before the data are read.
+        return carried(int(value)) if value >= 1 else near("epoch", "a share of all steps")
 
-    # A share of all steps is not known before the data are read.
-    share_of_steps = near("epoch", "a share of all steps; `kubetune plan` shows how many there are")
-    return Row(key, path, other=numbers(int, share_of_steps), unless=is_idle)
+    return Row(f"{verb}_steps", f"training.{verb}_steps", other=rule)
 
 
 def strategy(keys: str, path: str, without: str) -> Row:
@@ -300,9 +318,7 @@ def push(_: Any, draft: Draft) -> Outcome:
 
 def sees(value: Any, draft: Draft) -> Outcome:
     """Carry a setting of the parts of a model that see. Tools freeze these by default, for models of text too."""
-    model = ""
-    for key in ("model", "model_id_or_path", "model_name_or_path", "base_model"):
-        model = str(draft.get(key) or model)
+    model = "".join(str(draft.get(key) or "") for key in MODELS)
     facts = read_config(model, os.environ)
     does_see = "vision_config" in str(facts)
     if not facts:
@@ -325,9 +341,8 @@ def say_it_sees(draft: Draft, key: str) -> None:
         draft.assume("preference.images", True, why)
     elif task != "vision_language":
         draft.withdraw("task", f"the task follows from another key: {why}", "unneeded")
-        draft.assume(
-            "task", "vision_language", f"{why}; `causal_lm` for one that reads texts alone"
-        )
+        why += "; `causal_lm` for one that reads texts alone"
+        draft.assume("task", "vision_language", why)
 
 
 def pixels(value: Any, draft: Draft) -> Outcome:
@@ -351,25 +366,17 @@ def run_name(value: Any, _: Draft) -> Outcome:
 
 def trackers(value: Any, draft: Draft) -> Outcome:
     """Switch on the trackers of `report_to`, or of verl's loggers `['console', 'wandb']`, each in its own section."""
+    wanted = as_list(re.sub(r"[\[\]'\" ]", "", str(value)).lower())
+    outcome = unneeded("no tracker; the log of the run is there in any case")
     # One key may switch on several: each is a note and a setting of its own, and the last outcome is the key's.
-    text = re.sub(r"[\[\]'\" ]", "", str(value)).lower()
-    wanted = as_list(text)
-    outcome = unneeded(
-        "nothing is reported unless tracking says so; the log of the run is there in any case"
-    )
-    if "tensorboard" in wanted or "all" in wanted:
-        outcome = carried(True, path="tracking.tensorboard")
-        draft.write(draft.at, outcome)
-    for name in TRACKERS:
-        if name in wanted:
-            outcome = carried(None, path=f"tracking.{name}")
+    for name in ("tensorboard", *TRACKERS):
+        if name in wanted or (name == "tensorboard" and "all" in wanted):
+            outcome = carried(True if name == "tensorboard" else None, path=f"tracking.{name}")
             draft.write(draft.at, outcome)
     known = ("tensorboard", *TRACKERS, "none", "all", "false", "console", "file")
-    others = [name for name in wanted if name not in known]
+    others = ", ".join(name for name in wanted if name not in known)
     if others:
-        return dropped(
-            f"{', '.join(others)} is not there; TensorBoard, {', '.join(TRACKERS)} are (tracking)"
-        )
+        return dropped(f"{others} is not there; TensorBoard, {', '.join(TRACKERS)} are (tracking)")
     return outcome
 
 
@@ -415,6 +422,36 @@ def share(value: Any, draft: Draft) -> Outcome:
     return near(0.05, "a share is held out here, not a number of rows; adjust it")
 
 
+def reference(value: Any, draft: Draft) -> Outcome:
+    """Take a model or config that is the base itself; drop any other."""
+    if value in [draft.get(key) for key in MODELS]:
+        return unneeded("the same model, here too")
+    return dropped("it comes from the model before training; another one is not taken")
+
+
+def loss(keys: str, path: str, known: Mapping[str, str]) -> Row:
+    """Return the row of a loss by its name, ours for each of theirs. Any other is refused."""
+
+    def rule(value: Any, draft: Draft) -> Outcome:
+        name = value[0] if isinstance(value, list) and len(value) == 1 else value
+        if not isinstance(name, str) or name not in known:
+            why = f"{value} is a loss that kubetune does not have; expected {', '.join(known)}"
+            draft.refuse(draft.at, why)
+        return carried(known[name])
+
+    return Row(keys, path, other=rule)
+
+
+# Keys of a source that several tools have.
+SOURCE = Table(
+    same={"subset": "name subset config", "split": "split"},
+    rows=[
+        Row("path", "path", other=_path),
+        Row("data_files", "path", other=_data_files),
+        Row("weight", "weight", other=lambda value, _: carried(float(value))),
+    ],
+)
+
 # Keys of TrainingArguments, under their own names, and what scripts and configs of all tools say of trackers.
 TRAINING = Table(
     same={
@@ -446,8 +483,8 @@ TRAINING = Table(
         switch("use_cpu no_cuda", "compute.gpus_per_node", 0),
         Row("logging_steps", "training.logging_steps", {0: dropped("expected a number above 0; every 10 steps here")},
             numbers(int, near(10, "a share of all steps there, a number of steps here"))),
-        every("eval_steps", "training.eval_steps", "eval_strategy", "evaluation_strategy"),
-        every("save_steps", "training.save_steps", "save_strategy"),
+        every("eval"),
+        every("save"),
         strategy("save_strategy", "training.save_steps", "the last step is saved, and each epoch's,"),
         strategy("eval_strategy evaluation_strategy", "training.eval_steps", "what data.eval holds out is evaluated"),
         Row("optim", "training.optim", OPTIMIZERS, other_optimizer),
@@ -516,6 +553,7 @@ TRAINING = Table(
 # What some tools have, and not all of them.
 LORA = Table(rows=[switch("use_rslora", "lora.use_rslora"), switch("use_dora", "lora.use_dora")])
 FP8 = Table(rows=[switch("fp8", "training.fp8")])
+FSDP = Table(rows=[fsdp("fsdp fsdp_config")])
 PACKING = Table(
     rows=[Row("packing", "data.packing", other=packing)],
     unneeded={"padding_free": "nothing is padded here either way"},

@@ -23,11 +23,16 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.shared import SHUFFLED, take_sources, trackers
+from kubetune.plugins.importers.shared import SHUFFLED, take_sources, tidy, trackers
 
 _ACTOR: Final = "actor_rollout_ref.actor."
 _ROLLOUT: Final = "actor_rollout_ref.rollout."
 _MODEL: Final = "actor_rollout_ref.model."
+_OF_STEP: Final = f"{_ACTOR}ppo_mini_batch_size"
+_BY_SOURCE: Final = (
+    "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here, and "
+    "accuracy_reward compares formulas"
+)
 
 _LOSSES: Final = {
     "token-mean": "dapo",
@@ -40,99 +45,62 @@ _ESTIMATORS: Final = {
 }  # fmt: skip
 
 
-def _method(draft: Draft) -> None:
-    """Take the estimator of advantages, of which GRPO's is the only one, and LoRA."""
-    key = "algorithm.adv_estimator"
-    value = draft.take(key)
+def _estimator(value: Any, draft: Draft) -> Outcome:
+    """Take the estimator of advantages, of which GRPO's is the only one."""
     if value != "grpo":
-        draft.refuse(
-            key if value else next(iter(draft.theirs)),
-            f"{value or 'gae, its default,'} is not there; expected algorithm.adv_estimator: grpo",
-        )
-    draft.carry(key, "task", "grpo")
-    key = f"{_MODEL}lora_rank"
-    rank = draft.take(key)
-    if rank:
-        draft.carry(key, "lora.r", rank)
-        draft.assume("lora", None)
-    else:
-        draft.ignore("0: every parameter is trained", key)
+        draft.refuse(draft.at, f"{value} is not there; expected algorithm.adv_estimator: grpo")
+    return carried("grpo")
 
 
 def _data(draft: Draft) -> None:
     """Take the files of both splits, and the column of the prompt."""
     column = draft.get("data.prompt_key")
-    columns = {} if column in (None, "messages") else {"prompt": column}
 
     def source(_: Draft, place: str, file: Any) -> list[Any]:
         # $HOME is the one variable that is the same in any shell.
         path = str(file).strip("[]'\" ").replace("$HOME/", "~/")
-        return [{"path": path, "columns": columns} if columns else {"path": path}]
+        return [tidy({"path": path, "columns.prompt": None if column == "messages" else column})]
 
     take_sources(draft, {"data.train_files": "data.train", "data.val_files": "data.eval"}, source)
-    draft.ignore("named in the sources of data.train", "data.prompt_key")
 
 
-def _rewards(draft: Draft) -> None:
-    """Take the user's function, or what comes near verl's own, which it chooses by `data_source`."""
-    section = "custom_reward_function"
-    if draft.get(f"{section}.path") is None:
-        section = "reward.custom_reward_function"
-    path = draft.take(f"{section}.path")
-    if path is None:
-        why = (
-            "verl chooses a function by the column data_source (gsm8k …); the last numbers are compared here, and "
-            "accuracy_reward compares formulas"
-        )
-        draft.assume("rewards", [{"name": "numeric"}], why)
-        draft.comments["rewards"] = why
-        return
-    name = draft.get(f"{section}.name") or "compute_score"
-    draft.carry(f"{section}.path", "rewards", [{"file": str(path), "function": name}])
-    draft.ignore("named in rewards", f"{section}.name")
+def _reward(value: Any, draft: Draft) -> Outcome:
+    """Take the user's function."""
+    name = draft.get(draft.at.replace(".path", ".name")) or "compute_score"
+    return carried([{"file": str(value), "function": name}])
 
 
-def _batches(draft: Draft) -> None:
-    """Take the prompts of an optimizer step, and how many steps learn from answers that are drawn together."""
-    asked_key = "data.train_batch_size"
-    step_key = f"{_ACTOR}ppo_mini_batch_size"
-    asked = draft.take(asked_key) or 1024
-    of_step = draft.take(step_key) or 256
-    if draft.get(step_key) is not None:
-        draft.carry(step_key, "training.global_batch_size", of_step)
-    draft.assume("training.global_batch_size", of_step)
-    steps = max(1, asked // of_step)
-    outcome = carried(steps)
-    if asked % of_step:
-        outcome = near(steps, f"{asked} prompts are no whole number of steps of {of_step}")
-    if draft.get(asked_key) is not None:
-        draft.write(asked_key, outcome, "grpo.steps_per_generation")
-    elif steps > 1:
-        draft.assume("grpo.steps_per_generation", steps)
+def _asked(value: Any, draft: Draft) -> Outcome:
+    """Take how many steps learn from answers that are drawn together, from the prompts that are asked together.
+
+    train_batch_size 1024, ppo_mini_batch_size 256    steps_per_generation: 4
+    """
+    of_step = draft.get(_OF_STEP) or 256
+    steps = max(1, value // of_step)
+    if value % of_step:
+        return near(steps, f"{value} prompts are no whole number of steps of {of_step}")
+    return carried(steps)
 
 
-def _divergence(draft: Draft) -> None:
-    """Take the divergence from the model before training, which a switch turns on."""
-    switch_key, weight_key, kind_key = (
-        _ACTOR + name for name in ("use_kl_loss", "kl_loss_coef", "kl_loss_type")
-    )
-    if not draft.take(switch_key):
-        draft.ignore("off: use_kl_loss is not set", switch_key, weight_key, kind_key)
-        return
-    weight = draft.take(weight_key)
-    draft.carry(switch_key, "grpo.beta", weight or 0.001)
-    if weight is not None:
-        draft.carry(weight_key, "grpo.beta", weight)
-    kind = draft.take(kind_key)
-    if kind in _ESTIMATORS:
-        draft.carry(kind_key, "grpo.kl_estimator", _ESTIMATORS[kind])
-    elif kind is not None:
-        draft.drop(kind_key, "k1, abs, k2 and k3 are there")
-    draft.assume("grpo.use_bias_correction_kl", False)
+def _divergence(_: Any, draft: Draft) -> Outcome:
+    """Take the divergence from the model before training, which is switched on."""
+    return carried(draft.get(f"{_ACTOR}kl_loss_coef") or 0.001)
 
 
 def _finish(draft: Draft) -> None:
     """Write down the defaults that other settings decide."""
+    if not draft.has("task"):
+        why = "gae, its default, is not there; expected algorithm.adv_estimator: grpo"
+        draft.refuse(next(iter(draft.theirs)), why)
+    if draft.has("lora.r"):
+        draft.assume("lora", None)
+    if draft.get(f"{_ACTOR}use_kl_loss"):
+        draft.assume("grpo.use_bias_correction_kl", False)
+    if not draft.has("rewards"):
+        draft.assume("rewards", [{"name": "numeric"}], _BY_SOURCE)
+        draft.comments["rewards"] = _BY_SOURCE
+    draft.assume("training.global_batch_size", 256)
+    draft.assume("grpo.steps_per_generation", _asked(1024, draft).value)
     draft.assume("grpo.delta", 3.0, "verl bounds the ratio of bad answers too (clip_ratio_c)")
     if not draft.has("training.warmup_steps"):
         draft.assume("training.warmup_ratio", 0.0)
@@ -150,17 +118,12 @@ def _steps(value: Any, draft: Draft) -> Outcome:
     """
     if value <= 0:
         return OFF
-    of_step = draft.ours("grpo.steps_per_generation", 1) * (draft.get(f"{_ACTOR}ppo_epochs") or 1)
+    steps = draft.ours("grpo.steps_per_generation") or _asked(1024, draft).value
+    of_step = steps * (draft.get(f"{_ACTOR}ppo_epochs") or 1)
     if of_step == 1:
         return carried(value)
-    return near(
-        value * of_step, f"a step there has {of_step} optimizer steps, which are counted here"
-    )
-
-
-def _loss_mode(value: Any, _: Draft) -> Outcome:
-    """Drop a loss of the policy that is neither PPO's nor GSPO's."""
-    return dropped(f"{value} is not there; see grpo.loss_type")
+    why = f"a step there has {of_step} optimizer steps, which are counted here"
+    return near(value * of_step, why)
 
 
 TOOL = Tool(
@@ -168,7 +131,8 @@ TOOL = Tool(
     marks="actor_rollout_ref algorithm custom_reward_function critic trainer",
     command=r"\bverl\.trainer\.main_(ppo)\b",
     has_sections=True,
-    together=(_method, _data, _rewards, _batches, _divergence),
+    first="data.train_batch_size",
+    together=(_data,),
     finish=_finish,
     defaults={
         "grpo.loss_type": "dapo",
@@ -194,10 +158,19 @@ TOOL = Tool(
             "training.per_device_train_batch_size": f"{_ACTOR}ppo_micro_batch_size_per_gpu",
             "training.num_train_epochs": "trainer.total_epochs",
             "training.seed": "data.seed",
+            "training.global_batch_size": _OF_STEP,
             "compute.gpus_per_node": "trainer.n_gpus_per_node",
             "compute.nodes": "trainer.nnodes",
         },
         rows=[
+            Row("algorithm.adv_estimator", "task", other=_estimator),
+            Row(f"{_MODEL}lora_rank", "lora.r", {0: unneeded("0: every parameter is trained")}),
+            Row("custom_reward_function.path reward.custom_reward_function.path", "rewards", other=_reward),
+            Row("data.train_batch_size", "grpo.steps_per_generation", other=_asked),
+            Row(f"{_ACTOR}use_kl_loss", "grpo.beta", {False: OFF}, _divergence),
+            Row(f"{_ACTOR}kl_loss_coef", "grpo.beta", beside=f"{_ACTOR}use_kl_loss"),
+            Row(f"{_ACTOR}kl_loss_type", "grpo.kl_estimator", _ESTIMATORS, dropped("k1, abs, k2 and k3 are there"),
+                beside=f"{_ACTOR}use_kl_loss"),
             switch(f"{_MODEL}enable_gradient_checkpointing", "training.gradient_checkpointing"),
             Row(f"{_MODEL}target_modules", "lora.target_modules", other=as_names),
             Row(f"{_ROLLOUT}top_k", "grpo.top_k", other=ALL_TOKENS),
@@ -207,7 +180,8 @@ TOOL = Tool(
             # The loss.
             Row(f"{_ACTOR}loss_agg_mode", "grpo.loss_type", _LOSSES, dropped(f"expected one of {', '.join(_LOSSES)}")),
             Row(f"{_ACTOR}policy_loss.loss_mode", "grpo.importance_sampling_level",
-                {"vanilla": unneeded("the ratio is clipped, as here"), "gspo": "sequence"}, _loss_mode),
+                {"vanilla": unneeded("the ratio is clipped, as here"), "gspo": "sequence"},
+                dropped("vanilla and gspo are there; see grpo.loss_type")),
             Row("algorithm.norm_adv_by_std_in_grpo", "grpo.scale_rewards", {False: "none"}, carried("group")),
             # Training, and where it runs.
             Row(f"{_ACTOR}optim.lr_warmup_steps", "training.warmup_steps", other=_steps),
@@ -230,6 +204,8 @@ TOOL = Tool(
             "trainer.project_name trainer.experiment_name": "see name, and tracking.wandb.project",
         },
         unneeded={
+            "data.prompt_key": "named in the sources of data.train",
+            "custom_reward_function.name reward.custom_reward_function.name": "named in rewards",
             f"{_ROLLOUT}do_sample": "answers are drawn",
             "trainer.critic_warmup": "GRPO has no critic",
             f"{_MODEL}use_remove_padding {_MODEL}use_shm {_MODEL}use_fused_kernels {_ACTOR}use_dynamic_bsz "

@@ -5,20 +5,20 @@ Not load.as_yaml, which writes what differs from the defaults: here every settin
 
 from __future__ import annotations
 
-import io
+import json
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from decimal import Decimal
-from functools import lru_cache
-from typing import Any
-
-from ruamel.yaml import YAML
+from typing import Any, Final
 
 from kubetune.base.provenance import KeyPath
 from kubetune.config import json_schema
 
-_WIDTH = 100
+_WIDTH: Final = 100
+# Texts that YAML reads as they are, if they are none of its words; all others are quoted.
+_PLAIN: Final = re.compile(r"[A-Za-z_./~$][\w./~$@-]*(?:[ :#][\w./~$@-]+)*")
+_WORDS: Final = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "~")
 
 
 def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
@@ -34,14 +34,14 @@ def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
         node.setdefault(name, {})
         if value is not None:
             node[name] = value
-    # Settings of one line stand together; a section of several lines is a block of its own.
-    lines = ["", *_lines((), tree, comments), ""]
+
     text = ""
-    for before, line, after in zip(lines, lines[1:], lines[2:], strict=False):
-        is_edge = before.startswith(" ") or after.startswith(" ")
-        if text and is_edge and not line.startswith(" "):
+    for name in _in_order((), tree):
+        lines = list(_lines((name,), tree[name], comments))
+        # A section of several lines is a block of its own.
+        if text and len(lines) > 1:
             text += "\n"
-        text += f"{line}\n"
+        text += "".join(f"{line}\n" for line in lines)
     return text
 
 
@@ -60,54 +60,36 @@ def inline(value: Any) -> str:
     if isinstance(value, Mapping):
         items = [f"{inline(key)}: {inline(item)}" for key, item in value.items()]
         return f"{{{', '.join(items)}}}"
-    return _scalar(value)
+    if isinstance(value, float) and math.isfinite(value):
+        # As people write it: 5e-6, where Python writes 5e-06.
+        return repr(value).replace("e-0", "e-")
+    text = str(value)
+    if isinstance(value, str) and _PLAIN.fullmatch(text) and text.lower() not in _WORDS:
+        return text
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
-@lru_cache(maxsize=None, typed=True)
-def _scalar(value: Any) -> str:
-    """Return a number or a text, in quotes only where YAML needs them."""
-    yaml = YAML(typ="safe", pure=True)
-    yaml.default_flow_style = True
-    yaml.width = 10**6
-    yaml.representer.add_representer(float, _number)
-    stream = io.StringIO()
-    # Inside a list, where fewer texts can do without quotes.
-    yaml.dump([value], stream)
-    return stream.getvalue().strip().removeprefix("[").removesuffix("]")
-
-
-def _number(representer: Any, value: float) -> Any:
-    """Write `2e-4` and `0.05`, and never more digits than were written."""
-    if value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e6:
-        return representer.represent_float(value)
-    text = f"{Decimal(repr(value)).normalize():e}".replace("e+", "e")
-    return representer.represent_scalar("tag:yaml.org,2002:float", text)
-
-
-def _lines(path: KeyPath, section: Mapping[str, Any], comments: Mapping[str, str]) -> Iterator[str]:
-    """Yield the lines of a section, in the order of the schema and indented as deep as its path."""
-    indent = "  " * len(path)
+def _in_order(path: KeyPath, section: Mapping[str, Any]) -> list[str]:
+    """Return the keys of a section in the order of the schema, and those that it does not have at the end."""
     known = list(json_schema.keys(json_schema.at(path) or {}))
-    for name in sorted(
-        section, key=lambda name: known.index(name) if name in known else len(known)
-    ):
-        here = (*path, name)
-        value = section[name]
-        note = comments.get(".".join(map(str, here)))
-        behind = f"  # {note}" if note else ""
-        line = f"{indent}{name}: {inline(value)}"
-        # A mapping whose keys the schema names is a section. Others, such as labels, are values.
-        is_section = (
-            isinstance(value, dict) and value and json_schema.keys(json_schema.at(here) or {})
-        )
-        is_list_of_sections = isinstance(value, list) and value and isinstance(value[-1], dict)
-        if is_section:
-            yield f"{indent}{name}:"
-            yield from _lines(here, value, comments)
-        # Sections, and what is too long for a line, stand one below the other.
-        elif is_list_of_sections or (isinstance(value, list) and len(line) > _WIDTH):
-            yield f"{indent}{name}:{behind}"
-            for item in value:
-                yield f"{indent}  - {inline(item)}"
-        else:
-            yield line + behind
+    return sorted(section, key=lambda name: known.index(name) if name in known else len(known))
+
+
+def _lines(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator[str]:
+    """Yield the lines of a setting or a section, indented as deep as its path."""
+    indent = "  " * (len(path) - 1)
+    note = comments.get(".".join(map(str, path)))
+    behind = f"  # {note}" if note else ""
+    line = f"{indent}{path[-1]}: {inline(value)}"
+    # A mapping whose keys the schema names is a section. Others, such as labels, are values.
+    if isinstance(value, dict) and value and json_schema.keys(json_schema.at(path) or {}):
+        yield f"{indent}{path[-1]}:"
+        for name in _in_order(path, value):
+            yield from _lines((*path, name), value[name], comments)
+    # Sections in a list, and what is too long for a line, stand one below the other.
+    elif isinstance(value, list) and value and (isinstance(value[-1], dict) or len(line) > _WIDTH):
+        yield f"{indent}{path[-1]}:{behind}"
+        for item in value:
+            yield f"{indent}  - {inline(item)}"
+    else:
+        yield line + behind
