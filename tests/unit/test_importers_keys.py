@@ -216,7 +216,7 @@ def test_every_key_of_a_data_set_of_llama_factory_is_carried_or_told(tmp_path: P
     }
     assert "a.json#7, format: messages" in notes["dataset"]
     assert [key for key in notes if key.startswith("dataset: a")] == [
-        "dataset: a.folder", "dataset: a.new", "dataset: a.tags.assistant_tag"
+        "dataset: a.tags.assistant_tag", "dataset: a.folder", "dataset: a.new"
     ]  # fmt: skip
     info.write_text('{"a": {"file_name": "a.json"}, "a": {"file_name": "b.json"}}')
     with pytest.raises(ConfigError, match=r"dataset_info.json:1: a: given twice"):

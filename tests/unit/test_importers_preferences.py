@@ -158,7 +158,7 @@ def test_columns_of_answers_are_found(tmp_path: Path) -> None:
     source = "{path: org/pairs, type: {field_prompt: q, field_chosen: a, field_rejected: b, prompt_format: '{prompt}'}}"
     result, config = imported(tmp_path, "a.yml", f"{AXOLOTL}rl: dpo\ndatasets: [{source}]\n")
     assert config.data.train[0].columns == {"prompt": "q", "chosen": "a", "rejected": "b"}
-    assert [note.key for note in result.of("dropped")] == ["datasets[0].type"]
+    assert [note.key for note in result.of("dropped")] == ["datasets[0].prompt_format"]
 
 
 SEEING = {

@@ -308,7 +308,8 @@ TOOL = Tool(
             Row("gradient_checkpointing", "training.gradient_checkpointing", {True: True, False: False},
                 near(True, "activations are recomputed, and not moved to the host")),
             # Adapters.
-            switch("lora_target_linear", "lora.target_modules", "all-linear"),
+            Row("lora_target_linear", PATH, {False: unneeded("off: the modules that are named get adapters")},
+                carried("all-linear")),
             Row("lora_target_modules", PATH, other=modules("all-linear", all_if="lora_target_linear")),
             Row("lora_modules_to_save", "lora.modules_to_save", other=as_names),
             Row("lora_target_parameters", "lora.target_parameters", other=as_names),

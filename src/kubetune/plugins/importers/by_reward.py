@@ -191,7 +191,7 @@ def _batches(draft: Draft) -> None:
 
 def _step(draft: Draft) -> tuple[int, int, int]:
     """Return the answers of a micro-batch, the micro-batches of a process, and the processes of a step."""
-    size = 1 if draft.tool.name == "ms-swift" else 8
+    size = 8
     for key in ("per_device_train_batch_size", "micro_batch_size"):
         size = int(draft.get(key) or size)
     # A shell expression, as in ms-swift's scripts, counts samples by itself.

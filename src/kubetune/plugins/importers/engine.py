@@ -236,7 +236,7 @@ class Draft:
             return
         # Two keys for one setting: the tool would take one, and nobody can tell which was meant.
         earlier = self.origin(path)
-        if earlier not in (None, key) and self.ours(path) != outcome.value:
+        if earlier not in (None, key) and inline(self.ours(path)) != written:
             shown = f"{path}: {inline(self.ours(path))}"
             self.drop(key, f"an earlier key, {earlier}, sets the same setting otherwise: {shown}")
             return

@@ -179,8 +179,12 @@ def _finish(draft: Draft) -> None:
         draft.assume("training.gradient_accumulation_steps", steps, why)
     if draft.command == "pt":
         draft.assume("data.train_on", "all", "`swift pt` trains every token")
-    is_classifier = draft.ours("task") == "sequence_classification"
-    if is_classifier and draft.get("use_chat_template") is not False:
+    is_reward = draft.ours("task") == "reward_model"
+    if (
+        draft.get("task_type") == "seq_cls"
+        and not is_reward
+        and draft.get("use_chat_template") is not False
+    ):
         why = "texts to classify stand as they are here; there the model's chat template is around them"
         draft.note("approximated", "use_chat_template", why)
     draft.assume("training.learning_rate", 1e-4 if draft.has("lora") else 1e-5)

@@ -146,14 +146,15 @@ def bits(key: str, kind: str, four: Any) -> tuple[Row, Row]:
 
     known = unneeded(f"says which 4 bits {key} means")
     return (
-        Row(key, "quantization", {8: "8bit", False: OFF}, rule),
+        Row(key, "quantization", {8: "8bit", False: unneeded("not quantised, as here")}, rule),
         Row(kind, values={"nf4": known, "fp4": known}, other=dropped("nf4 and fp4 are there")),
     )
 
 
 def fsdp(keys: str) -> Row:
     """Return the row of whatever switches sharding on, which is FSDP2 here, of any kind."""
-    return Row(keys, "training.parallelism", {False: OFF}, carried("fsdp"))
+    off = unneeded("each GPU holds the model, as here")
+    return Row(keys, "training.parallelism", {False: off}, carried("fsdp"))
 
 
 def template(value: Any, draft: Draft) -> Outcome:
