@@ -98,6 +98,7 @@ def test_left_out_target_modules_of_a_family_that_peft_does_not_know(tmp_path: P
         imported(tmp_path, text)
 
 
+@pytest.mark.slow
 def test_the_choice_for_each_family_is_pefts_own() -> None:
     constants = pytest.importorskip("peft.utils.constants")
     theirs = constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
