@@ -312,6 +312,70 @@ def test_both_models_answer_side_by_side(server: Server, tab: Page, two_runs: li
 
 
 @pytest.fixture(scope="module")
+def searched(server: Server, tab: Page, errors: list[str]) -> str:
+    """Return a sweep that was begun in a terminal, and followed on its page to its end."""
+    pytest.importorskip("optuna")
+    server.enter(tab)
+    folder = server.folder / "searched"
+    example = Path(__file__).parents[2] / "examples" / "sweep.yaml"
+    words = ["training.learning_rate=log(1e-4,1e-1)", "lora.r=8,4", "training.max_steps=27"]
+    words += ["training.eval_steps=3", "--pruner", "asha", "--trials", "4", "-o", str(folder)]
+    command = processes.module("kubetune", "sweep", str(example), *words)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as terminal:
+        wait_until(lambda: (folder / "trials.json").exists(), SECONDS)
+        go(tab, server, "/")
+        tab.get_by_role("link", name="searched").first.click()
+        wait(tab, "document.querySelector('h1 .state')?.textContent === 'running'")
+        wait(tab, "document.querySelector('.trials tbody tr')")
+        tab.get_by_role("button", name="lora.r").click()
+        wait(tab, "document.querySelector('h1 .state')?.textContent === 'done'")
+        output, _ = terminal.communicate()
+    assert terminal.returncode == OK, output
+    assert not [error for error in errors if "Failed to load resource" not in error], errors
+    # The table is still in the order that was chosen before the last of its rows came.
+    ranks = tab.evaluate(
+        "[...document.querySelectorAll('.trials tbody tr')].map((row) => row.cells[5].textContent)"
+    )
+    assert len(ranks) == 4
+    assert ranks == sorted(ranks)
+    return "searched"
+
+
+def test_a_trial_is_named_by_pointer_and_keyboard_and_leads_to_its_run(
+    server: Server, tab: Page, searched: str
+) -> None:
+    go(tab, server, f"/sweep?dir={searched}")
+    name = "document.querySelector('[data-readout-trial]').textContent"
+    hint = tab.evaluate(name)
+    # The middle of the best trial's line between the first two axes, in pixels of the window.
+    x, y = tab.evaluate("""(() => {
+        const line = document.querySelector('.parallel .best[data-trial]');
+        line.scrollIntoView({ block: 'center' });
+        const [a, b] = line.getAttribute('d').slice(1).split('L').map((point) => point.split(',').map(Number));
+        const at = new DOMPoint((a[0] + b[0]) / 2, (a[1] + b[1]) / 2);
+        const { x, y } = at.matrixTransform(line.getScreenCTM());
+        return [x, y];
+    })()""")
+    tab.mouse.move(x, y)
+    best = tab.get_attribute(".parallel .best[data-trial]", "data-trial")
+    wait(tab, f"{name}.startsWith('trial {best}: state done')")
+    assert tab.evaluate("document.querySelector('.trials tr.chosen').id") == f"trial-{best}"
+    tab.mouse.move(0, 0)
+    wait(tab, f"{name} === {json.dumps(hint)}")
+    tab.focus("[data-trials]")
+    tab.keyboard.press("ArrowRight")
+    wait(tab, f"{name} !== {json.dumps(hint)} && !{name}.startsWith('trial {best}:')")
+    shown = tab.get_attribute("[data-trials]", "aria-valuetext")
+    assert shown == tab.evaluate(name)
+
+    tab.click(f"#trial-{best} a")
+    wait(tab, "location.pathname === '/run'")
+    tab.get_by_role("link", name=f"sweep {searched}").click()
+    wait(tab, "location.pathname === '/sweep'")
+    assert "Too few trials to say" in tab.inner_text("#importance")
+
+
+@pytest.fixture(scope="module")
 def million(server: Server) -> str:
     """Return a run whose prepared rows are a million."""
     return write_rows(server.folder).name
@@ -357,12 +421,12 @@ def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: Page) -> 
 
 PAGES = ["/", "/run?dir=first", "/compare?dir=first&dir=second", "/compare", "/data", "/data?dir=first", "/new",
          "/new?dir=first", "/chat", "/chat?dir=first&beside=second", "/run?dir=nothing",
-         "/data/bad?dir=first"]  # fmt: skip
+         "/data/bad?dir=first", "/sweep?dir=searched"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)
 def test_axe_finds_nothing_and_no_page_is_wider_than_the_window(
-    server: Server, tab: Page, two_runs: list[str], width: int, dark: bool
+    server: Server, tab: Page, two_runs: list[str], searched: str, width: int, dark: bool
 ) -> None:
     for page in PAGES:
         go(tab, server, page, width, dark=dark)

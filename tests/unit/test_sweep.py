@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import os
+import random
 import re
 import subprocess
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ from kubetune.library.sweep import ranges
 from kubetune.library.sweep.budget import parse as parse_budgets
 from kubetune.library.sweep.driver import Driver, Observation
 from kubetune.library.sweep.local import slots_of
+from kubetune.library.sweep.page import sweep_facts
 from kubetune.library.sweep.recipe import Recipe
 from kubetune.library.sweep.record import (
     Record,
@@ -208,7 +210,49 @@ def test_decisions_are_optunas(
         }
         assert other.intermediate_values == {r: v for r, v in reports.items() if r != rungs[-1]}
     assert read_record(tmp_path) == driver.record
-    assert set(driver.record.importances) == {part.key for part in search.ranges}
+    done = [trial.state for trial in ours].count("done")
+    assert (driver.record.importance is not None) == (done >= 10)
+
+
+def test_importance_is_told_of_ten_trials_and_not_of_nine(tmp_path: Path) -> None:
+    search = search_of(pruner="none", rungs=())
+    memory = optuna.storages.InMemoryStorage()
+    nine = driver_of(tmp_path, search, Functions(search), total=9, storage=memory)
+    nine.drive()
+    assert nine.record.importance is None
+    ten = driver_of(tmp_path, search, Functions(search), total=10, storage=memory)
+    ten.drive()
+    assert ten.record.importance is not None
+    assert ten.record.importance.trials == 10
+    many = driver_of(tmp_path, search, Functions(search), total=40, storage=memory)
+    many.drive()
+    importance = many.record.importance
+    assert importance is not None
+    assert read_record(tmp_path).importance == importance
+    assert 0 < importance.predicted < 1
+    assert sum(importance.shares.values()) == pytest.approx(1)
+    # The loss of these runs depends on nothing else.
+    assert max(importance.shares, key=lambda key: importance.shares[key]) == WORDS[0].split("=")[0]
+    # As Optuna has it of the same trials, whose forest has other trees.
+    study = optuna.load_study(study_name="sweep", storage=memory)
+    evaluator = optuna.importance.MeanDecreaseImpurityImportanceEvaluator(seed=0)
+    expected = optuna.importance.get_param_importances(study, evaluator=evaluator)
+    assert importance.shares == pytest.approx(expected, abs=0.1)
+
+
+def test_results_by_chance_have_no_importance(tmp_path: Path) -> None:
+    search = search_of(pruner="none", rungs=())
+    draw = random.Random(0)
+    place = Functions(search, measure=lambda *_: draw.random())
+    memory = optuna.storages.InMemoryStorage()
+    driver = driver_of(tmp_path, search, place, total=20, storage=memory)
+    driver.drive()
+    assert driver.record.importance is not None
+    assert driver.record.importance.predicted < 0
+    write_search(tmp_path, search)
+    facts = sweep_facts(tmp_path)
+    assert facts.importances == []
+    assert "no better than chance" in facts.importance
 
 
 @pytest.mark.parametrize(

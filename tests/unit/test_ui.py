@@ -289,7 +289,7 @@ def test_nothing_of_a_run_is_html_and_no_secret_is_shown(
     "name", ["../elsewhere", "out", "/etc", "first/../../elsewhere", "a%00b", "", "nothing", ".."]
 )
 def test_paths_stay_inside(client: TestClient, name: str) -> None:
-    for path in ("/run", "/compare", "/news/run"):
+    for path in ("/run", "/compare", "/news/run", "/sweep", "/news/sweep"):
         answer = client.get(f"{path}?dir={name}")
         assert answer.status_code == 404, (path, answer.text)
     assert client.get("/static/..%2f..%2ferrors.py").status_code == 404

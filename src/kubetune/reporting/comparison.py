@@ -11,17 +11,13 @@ from kubetune.reporting.differences import differences
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.run_charts import labels, letter
 from kubetune.reporting.run_page import MOST_ANSWERS, sentence
-from kubetune.reporting.search import SearchFacts
 
 # Colours of lines and runs in the style sheet. Further runs are told apart by their letters alone.
 COLOURS = 12
 
 
-def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> dict[str, Any]:
-    """Return what the template `compare.html` needs, but for the charts.
-
-    `search`: the search whose trials these runs are, if they are any.
-    """
+def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
+    """Return what the template `compare.html` needs, but for the charts."""
     names = labels(runs)
 
     # A table with a row for each run. Its columns are the cards of all runs, since not every run has each.
@@ -52,12 +48,8 @@ def comparison_facts(runs: Sequence[RunRecord], search: SearchFacts | None) -> d
 
     different, common = differences([resolved(run.config) for run in runs])
     packages, _ = differences([run.report.get("versions") or {} for run in runs])
-    title = " · ".join(names)
-    if search is not None:
-        title = f"Search of {search.name}"
     return {
-        "title": title,
-        "search": search,
+        "title": " · ".join(names),
         "runs": [_run(index, name, runs[index]) for index, name in enumerate(names)],
         "headings": list(headings),
         "cards": cards_of_runs,

@@ -1,4 +1,4 @@
-"""The pages of runs: one run, several compared, a search. Each is one HTML file that asks for nothing else."""
+"""The pages of runs: one run, or several compared. Each is one HTML file that asks for nothing else."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from kubetune.reporting.reading import Incident, RunRecord, read_run
 from kubetune.reporting.rendering import render
 from kubetune.reporting.run_charts import Runs, curve_charts, labels, machine_charts, points_of
 from kubetune.reporting.run_page import run_facts
-from kubetune.reporting.search import SearchFacts
 
 # Axes that charts can be drawn over, other than steps: name in `Numbers.axes`, and title.
 AXES = {"tokens": "tokens", "epoch": "epochs", "hours": "hours in steps"}
@@ -32,29 +31,23 @@ Writer = Callable[[Any], str]
 def write_report(
     run_dirs: Sequence[Path],
     output: Path,
-    search: SearchFacts | None = None,
 ) -> Path:
     """Write the page of one run, or of several compared, and return its path.
 
-    `search`: the search whose trials the runs are; its page may have no run. Raise ConfigError for
-    a folder that is no run directory.
+    Raise ConfigError for a folder that is no run directory.
     """
     # More runs on a page have fewer points each, so that it stays small.
     points = points_of(len(run_dirs))
     runs = [read_run(folder, points) for folder in run_dirs]
-    template, facts = page_of(runs, search)
+    template, facts = page_of(runs)
     # A run may have printed or recorded a secret, such as the command that started it.
     write_atomic(output, scrub(render(template, **facts)))
     return output
 
 
-def page_of(
-    runs: Sequence[RunRecord], search: SearchFacts | None = None
-) -> tuple[str, dict[str, Any]]:
+def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
     """Return the template of the page of these runs, and its facts."""
-    charts = []
-    if runs:
-        charts = charts_of(runs)
+    charts = charts_of(runs)
     not_drawn = ""
     if len(runs) > 1:
         charts, not_drawn = _comparable(charts, runs)
@@ -80,13 +73,9 @@ def page_of(
         "has_charts": bool(charts),
     }
 
-    # A search of which nothing can be compared yet has a page of its own.
-    if search is not None and len(runs) < 2:
-        title = f"Search of {search.name}"
-        return "search.html", {**common, "title": title, "search": search}
     if len(runs) == 1:
         return "run.html", {**common, **run_facts(runs[0])}
-    return "compare.html", {**common, **comparison_facts(runs, search)}
+    return "compare.html", {**common, **comparison_facts(runs)}
 
 
 def charts_of(runs: Runs) -> list[Chart]:

@@ -10,7 +10,6 @@ from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictU
 from markupsafe import Markup
 
 from kubetune.base.humanize import ago, counted, duration, number, place, share, size
-from kubetune.reporting.search import readable
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import now
 from kubetune.rundir.throughput import mfu_sentence
@@ -61,7 +60,6 @@ FILTERS = (
     number,
     percent,
     place,
-    readable,
     share,
     size,
     turns,
@@ -107,6 +105,7 @@ def render(template: str, **facts: Any) -> str:
             chart_library=Markup(_text("vendor/uPlot.iife.min.js")),
             chart_script=Markup(_text("templates/charts.js")),
             table_script=Markup(_text("templates/tables.js")),
+            sweep_script=Markup(_text("templates/sweep.js")),
             made=f"{now()[:16].replace('T', ' ')} UTC",
             version=versions()["kubetune"],
             **facts,

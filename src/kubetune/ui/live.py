@@ -15,8 +15,11 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from kubetune.library.sweep.overview import standing
+from kubetune.library.sweep.record import read_record, read_search
 from kubetune.ui.records import signature
 from kubetune.ui.site import runs_of, site_of
+from kubetune.ui.sweeps import sweep_of
 
 _POLL_SECONDS = 1.0  # between two looks, if they are quick
 _QUIET_SECONDS = 15.0  # after which a line is sent so that the connection stays open
@@ -47,6 +50,22 @@ def run_news(request: Request) -> Response:
     return _stream(look)
 
 
+def sweep_news(request: Request) -> Response:
+    """Send a number each time that something of the page's sweep changes."""
+    folder = sweep_of(request)
+
+    def look() -> int:
+        # Seconds are left out: they change at every look, and say nothing new.
+        search = read_search(folder)
+        record = read_record(folder)
+        runs = [(run.state, run.step, run.value) for run in record.runs]
+        states = [(trial.state, trial.rung, trial.value) for trial in record.trials]
+        standing_now = standing(folder, record, search)
+        return crc32(repr((runs, states, standing_now, record.importance)).encode())
+
+    return _stream(look)
+
+
 def all_news(request: Request) -> Response:
     """Send a number each time that a run of the folder changes, comes or goes."""
     records = site_of(request).records
@@ -57,6 +76,7 @@ def all_news(request: Request) -> Response:
         for run in records.listed():
             facts = ("dir", "name", "note", "tags", "archived", "state", "step", "loss")
             state.append([run[key] for key in facts])
+        state += [list(sweep.values()) for sweep in records.sweeps()]
         return crc32(repr(state).encode())
 
     return _stream(look)

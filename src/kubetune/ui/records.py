@@ -16,6 +16,8 @@ from typing import Any
 from kubetune.base import jsonl
 from kubetune.config.naming import RESOLVED
 from kubetune.library.listing import facts, find_runs
+from kubetune.library.sweep.overview import find_sweeps, overview
+from kubetune.library.sweep.record import SWEEP, TRIAL_RUNS
 from kubetune.reporting.numbers import NumbersReader
 from kubetune.reporting.reading import RunRecord, read_run
 from kubetune.reporting.run_charts import points_of
@@ -54,22 +56,25 @@ class Records:
         self._kept: OrderedDict[tuple[Path, int], _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, name: str) -> Path | None:
-        """Return the run directory of a path relative to the folder, or None if it is not inside."""
+    def find(self, name: str, mark: str = RESOLVED) -> Path | None:
+        """Return the run directory of a path relative to the folder, or None if it is not inside.
+
+        `mark`: the file that such a directory holds; with SWEEP, the folder of a sweep is returned.
+        """
         # `..` is taken out by the text first: on the disk a link may lead elsewhere.
-        run_dir = Path(os.path.normpath(self.folder / name))
+        place = Path(os.path.normpath(self.folder / name))
         try:
-            real = run_dir.resolve()
+            real = place.resolve()
         except ValueError:  # no file can have such a name
             return None
         # The real path decides, since a link in the folder may lead out of it.
         is_inside = real == self._real or self._real in real.parents
-        if not is_inside or not (real / RESOLVED).is_file():
+        if not is_inside or not (real / mark).is_file():
             return None
-        return run_dir
+        return place
 
     def name_of(self, run_dir: Path) -> str:
-        """Return the path of a run relative to the folder, which is its name on pages."""
+        """Return the path of a run or a sweep relative to the folder, which is its name on pages."""
         return os.path.relpath(run_dir, self.folder)
 
     def listed(self) -> list[dict[str, Any]]:
@@ -94,6 +99,19 @@ class Records:
             runs.append(run)
 
         return runs
+
+    def sweeps(self) -> list[dict[str, Any]]:
+        """Return the facts of all sweeps, with `dir`, the name."""
+        return [
+            {**overview(place), "dir": self.name_of(place)} for place in find_sweeps(self.folder)
+        ]
+
+    def sweep_of(self, run_dir: Path) -> str | None:
+        """Return the name of the sweep whose trial a run is, or None if it is none's."""
+        place = run_dir.parent.parent
+        if run_dir.parent.name != TRIAL_RUNS or self.find(self.name_of(place), SWEEP) is None:
+            return None
+        return self.name_of(place)
 
     def forget(self, run_dir: Path) -> None:
         """Forget a run that is deleted."""

@@ -46,7 +46,8 @@ def all_runs(request: Request) -> Response:
     for run in shown:
         # The form changes what somebody has said here, not the tags for trackers.
         labels = read_labels(Path(run["path"]))
-        rows.append({**run, "left": brief(run["seconds_left"]), "labels": labels})
+        sweep = site.records.sweep_of(Path(run["path"]))
+        rows.append({**run, "left": brief(run["seconds_left"]), "labels": labels, "sweep": sweep})
     listed = [run for run in runs if not run["archived"]]
     states = sorted({run["state"] for run in listed})
     if len(listed) < len(runs):
@@ -54,6 +55,7 @@ def all_runs(request: Request) -> Response:
     facts = {
         "title": "Runs",
         "runs": rows,
+        "sweeps": site.records.sweeps(),
         "total": len(runs),
         "kept": urlencode({"text": text, "state": state}),
         "has_prices": any(run["price"] is not None for run in shown),
@@ -108,6 +110,7 @@ def one_run(request: Request) -> Response:
     facts |= {
         "labels": record.labels,
         "run_dir": site.records.name_of(run_dir),
+        "sweep": site.records.sweep_of(run_dir),
         "rollouts_link": address(site, run_dir, path="/rollouts"),
         "now": status,
         "progress": progress,

@@ -24,7 +24,7 @@ from kubetune.base import cpu
 from kubetune.base.files import known
 from kubetune.errors import EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
-from kubetune.ui import cluster, commands, data, live, rollouts, run_pages
+from kubetune.ui import cluster, commands, data, live, rollouts, run_pages, sweeps
 from kubetune.ui.chat import pages as chat
 from kubetune.ui.form import at_hand, look, new_run
 from kubetune.ui.result import pages as results
@@ -41,6 +41,7 @@ _STYLE = "text/css; charset=utf-8"
 _STATIC = {
     "charts.js": ("kubetune.reporting", "templates/charts.js", _SCRIPT),
     "tables.js": ("kubetune.reporting", "templates/tables.js", _SCRIPT),
+    "sweep.js": ("kubetune.reporting", "templates/sweep.js", _SCRIPT),
     "uPlot.js": ("kubetune.reporting", "vendor/uPlot.iife.min.js", _SCRIPT),
     "uPlot.css": ("kubetune.reporting", "vendor/uPlot.min.css", _STYLE),
     "ui.js": ("kubetune.ui", "static/ui.js", _SCRIPT),
@@ -68,6 +69,7 @@ def application(
         Route("/", run_pages.all_runs),
         Route("/run", run_pages.one_run),
         Route("/compare", run_pages.compare),
+        Route("/sweep", sweeps.sweep),
         Route("/new", new_run.new_run),
         Route("/new/at-hand", at_hand.at_hand),
         Route("/new/look", look.look, methods=["POST"]),
@@ -95,6 +97,7 @@ def application(
         Route("/cluster/part", cluster.part),
         Route("/news", live.all_news),
         Route("/news/run", live.run_news),
+        Route("/news/sweep", live.sweep_news),
         Route("/static/{name}", _static),
         Route(_HEALTH, lambda _: PlainTextResponse("ok\n")),
     ]

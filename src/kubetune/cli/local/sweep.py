@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base import processes
-from kubetune.base.files import holder, lock, locker
+from kubetune.base.files import holder, lock
 from kubetune.base.signals import Relay
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_table
@@ -247,19 +246,17 @@ def _status(args: argparse.Namespace) -> Answer:
 
 def _show_status(folder: Path, search: Search, record: Record) -> None:
     """Print a table of the trials, and below it why nothing goes on, if so."""
-    from kubetune.library.sweep.record import LOCK, summary
+    from kubetune.library.sweep.overview import standing
+    from kubetune.library.sweep.record import summary
 
     # A trial's row has the best value so far, and the settings as they were typed.
     head = ("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY")
     print_table(head, [_row(trial) for trial in record.trials])
 
-    # A driver that was killed leaves its runs as running, and its number in the lock.
     line = f"{summary(record)}; {record.device_hours:.3g} device hours"
-    driver = locker(folder / LOCK)
-    if record.reason:
-        line += f"; {record.reason}"
-    elif driver and not processes.is_alive(driver) and any(record.running):
-        line += "; the process that ran it has ended; the same command continues it"
+    _, why = standing(folder, record, search)
+    if why:
+        line += f"; {why}"
     print(line)
 
 

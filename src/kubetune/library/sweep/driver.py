@@ -28,6 +28,7 @@ from kubetune.base.humanize import duration
 from kubetune.library.sweep.budget import Budget
 from kubetune.library.sweep.ranges import short_text
 from kubetune.library.sweep.record import (
+    LEAST_FOR_IMPORTANCE,
     Outcome,
     Record,
     Search,
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
     from kubetune.library.sweep.study import Study
 
 _MOST_STARTS = 4  # of a run that makes no progress
+
+# So many times the trials must be done before importances are computed anew.
+_MORE_TRIALS = 1.1
 
 # Trials that fail in one way before the sweep ends. Mistakes in the run file are the same in all.
 _SAME_FAILURES = 3
@@ -129,6 +133,7 @@ class Driver:
         Raise the error that all trials share.
         """
         self._recover()
+        self.record.total = self._total
         while True:
             # What has happened since the last look.
             for run in self.record.running:
@@ -144,6 +149,8 @@ class Driver:
             self._stop_if_due()
 
             has_started = not self._stopping and self._start_runs()
+            if has_started and self._has_more_done():
+                self.record.importance = self._study.weigh()
             self._write()
             if not has_started and not any(self.record.running):
                 break
@@ -152,7 +159,7 @@ class Driver:
         self.record.reason = self._stopping
         if not self._stopping and (self._open_trials() or self._has_more_trials()):
             self.record.reason = self._over_budget
-        self.record.importances = self._study.importances()
+        self.record.importance = self._study.weigh()
         write_record(self.folder, self.record)
         self._raise_common_error()
         return self.record.reason
@@ -174,6 +181,15 @@ class Driver:
             last = failed[-1]
             reason = f"no trial is done, so there is no best one; the last to fail: {last.reason}"
             raise _error(last.code, reason)
+
+    def _has_more_done(self) -> bool:
+        """True if so many more trials are done that importances may have changed."""
+        # A forest over hundreds of trials takes a moment, so not after each.
+        before = 0
+        if self.record.importance is not None:
+            before = self.record.importance.trials
+        done = len(self.record.ranked(greater=self.search.greater))
+        return done >= LEAST_FOR_IMPORTANCE and done >= _MORE_TRIALS * before
 
     def _open_trials(self) -> list[Trial]:
         """Return the trials that have no outcome yet."""

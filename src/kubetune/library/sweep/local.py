@@ -21,7 +21,7 @@ from kubetune.errors import ConfigError
 from kubetune.library.plans import plan_here
 from kubetune.library.sweep.driver import Observation
 from kubetune.library.sweep.recipe import Recipe
-from kubetune.library.sweep.record import Trial, TrialRun
+from kubetune.library.sweep.record import TRIAL_RUNS, Trial, TrialRun
 from kubetune.library.training import start_child
 from kubetune.plan.actuals import held_seconds
 from kubetune.rundir import exit_status, metrics
@@ -113,7 +113,7 @@ class LocalRunner:
 
     def _folder(self, run: TrialRun) -> Path:
         """Return the directory of a run."""
-        return self._recipe.folder / "trials" / run.name
+        return self._recipe.folder / TRIAL_RUNS / run.name
 
     def start(self, trial: Trial, run: TrialRun) -> None:
         """Start a run, or continue it, in a process that saves and ends when this one dies."""

@@ -1,45 +1,54 @@
-"""The page of a sweep: its search, and its local runs side by side."""
+"""A sweep's folder as facts for pages, and the page that is written: the trials, and the best runs side by side."""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from kubetune import errors
+from kubetune.base.humanize import counted, duration, number, share
 from kubetune.config.load import read_config
+from kubetune.library.sweep.overview import standing
+from kubetune.library.sweep.ranges import ENDLESS, Range
 from kubetune.library.sweep.record import (
+    BEST,
+    LEAST_FOR_IMPORTANCE,
     REPORT,
+    TRIAL_RUNS,
     Record,
     Search,
     Trial,
+    TrialRun,
+    mean,
     read_record,
     read_search,
     state_of,
-    summary,
 )
-from kubetune.library.sweep.winner import result_lines
-from kubetune.reporting import write_report
-from kubetune.reporting.search import Attempt, SearchFacts, Setting
+from kubetune.library.sweep.winner import lead_of
+from kubetune.reporting.cards import Card
+from kubetune.reporting.sweeps.facts import RunLink, Setting, SweepFacts, TrialFacts
+from kubetune.reporting.sweeps.page import write_sweep_report
+
+# Runs whose curves the page lays over each other; of more, nobody can tell the lines apart.
+_MOST_COMPARED = 12
+
+# Returns the address of a run's page, "" if it has none.
+Address = Callable[[Path], str]
 
 
 def write_page(folder: Path, output: Path | None = None) -> Path:
     """Write the page of a sweep to `output`, or to report.html in its folder."""
     search = read_search(folder)
-    record = read_record(folder)
-    # The best trial comes first, then those that failed or were given up.
-    ranked = record.ranked(greater=search.greater)
-    trials = ranked + [trial for trial in record.trials if trial not in ranked]
-    run_dirs = []
-    for trial in trials:
+    ranked = read_record(folder).ranked(greater=search.greater)
+    run_dirs: list[Path] = []
+    for trial in ranked:
         for run in trial.runs:
-            run_dir = folder / "trials" / run.name
-            if _is_readable(run_dir):
+            run_dir = folder / TRIAL_RUNS / run.name
+            if len(run_dirs) < _MOST_COMPARED and _is_readable(run_dir):
                 run_dirs.append(run_dir)
-
-    lines = [f"{summary(record)}; {record.device_hours:.3g} device hours."]
-    if ranked:
-        lines += result_lines(record, search)
-    facts = _facts(search, record, trials, lines)
-    return write_report(run_dirs, output or folder / REPORT, facts)
+    return write_sweep_report(sweep_facts(folder), run_dirs, output or folder / REPORT)
 
 
 def _is_readable(run_dir: Path) -> bool:
@@ -52,25 +61,173 @@ def _is_readable(run_dir: Path) -> bool:
     return True
 
 
-def _facts(search: Search, record: Record, trials: list[Trial], lines: list[str]) -> SearchFacts:
-    """Return the search as the page shows it. `lines` are sentences on the result."""
+def sweep_facts(folder: Path, address: Address = lambda run_dir: "") -> SweepFacts:
+    """Return a sweep as pages show it.
+
+    Raise ConfigError if no sweep is in the folder, EnvironmentFault if its files are damaged.
+    """
+    search = read_search(folder)
+    record = read_record(folder)
+    state, reason = standing(folder, record, search)
+
+    # The best trial comes first, then those that are not done.
+    ranked = record.ranked(greater=search.greater)
+    numbers = {trial.number for trial in ranked}
+    in_order = ranked + [trial for trial in record.trials if trial.number not in numbers]
+    trials = [_trial_facts(trial, search, folder, address) for trial in in_order]
+    best = None
+    if ranked:
+        best = trials[0]
+
+    # Of a forest that predicts nothing, the shares are chance.
+    shares: dict[str, float] = {}
+    if record.importance is not None and record.importance.predicted > 0:
+        shares = record.importance.shares
     settings = []
     for searched in search.ranges:
-        importance = record.importances.get(searched.key)
-        settings.append(Setting(searched.key, searched.log, importance))
+        settings.append(_setting(searched, shares.get(searched.key)))
+    # The driver writes it when the first trial is done.
+    shown_file = ""
+    if (folder / BEST).is_file():
+        shown_file = str(folder / BEST)
+    return SweepFacts(
+        name=search.name,
+        state=state,
+        reason=reason,
+        lead=_lead(search),
+        metric=search.metric,
+        greater=search.greater,
+        settings=tuple(settings),
+        trials=tuple(trials),
+        cards=tuple(_cards(record, search, best)),
+        best=best,
+        advice=lead_of(record, search),
+        run_file=shown_file,
+        importance=_importance(record, len(ranked)),
+    )
 
-    # The first line of a reason is enough; the log of the run has the rest.
-    attempts = []
-    for trial in trials:
-        attempts.append(
-            Attempt(
-                label=str(trial.number),
-                state=state_of(trial),
-                values=tuple(trial.values[searched.key] for searched in search.ranges),
-                value=trial.value,
-                spread=trial.spread,
-                steps=trial.progress,
-                why=trial.reason.partition("\n")[0],
-            )
+
+def _lead(search: Search) -> str:
+    """Return a sentence on what is searched, and how."""
+    direction = "lowest"
+    if search.greater:
+        direction = "highest"
+    pruner = "no trial is given up early"
+    if search.pruner != "none":
+        pruner = f"pruner {search.pruner}"
+    seeds = ""
+    if search.repeat > 1:
+        seeds = f" · {search.repeat} seeds for each"
+    settings = counted(len(search.ranges), "setting")
+    return (
+        f"The {direction} {search.metric} over {settings} · "
+        f"sampler {search.sampler}, {pruner}{seeds}"
+    )
+
+
+def _setting(searched: Range, importance: float | None) -> Setting:
+    """Return a range as the page has it."""
+    return Setting(
+        key=searched.key,
+        low=searched.low,
+        high=searched.high,
+        log=searched.log,
+        whole=searched.kind == "int",
+        choices=searched.choices,
+        importance=importance,
+    )
+
+
+def _trial_facts(trial: Trial, search: Search, folder: Path, address: Address) -> TrialFacts:
+    """Return a trial as the page has it."""
+    # A trial that goes on is shown with what its runs have reached so far.
+    value = trial.value
+    if value is None and trial.state == "open":
+        value = mean([run.value for run in trial.runs])
+    if value is not None and not math.isfinite(value):
+        value = None
+    return TrialFacts(
+        number=trial.number,
+        state=state_of(trial),
+        values=tuple(trial.values.get(searched.key) for searched in search.ranges),
+        value=value,
+        spread=trial.spread,
+        steps=trial.progress,
+        # The first line of a reason is enough; the log of the run has the rest.
+        why=trial.reason.partition("\n")[0],
+        runs=tuple(_link(run, search, folder, address) for run in trial.runs),
+    )
+
+
+def _link(run: TrialRun, search: Search, folder: Path, address: Address) -> RunLink:
+    """Return a run with the address of its page. On a cluster its name begins with the sweep's."""
+    if search.namespace is not None:
+        return RunLink(f"{search.name}-{run.name}")
+    return RunLink(run.name, address(folder / TRIAL_RUNS / run.name))
+
+
+def _cards(record: Record, search: Search, best: TrialFacts | None) -> list[Card]:
+    """Return the numbers that stand above all others."""
+    about = "no trial is done yet"
+    value = None
+    if best is not None:
+        value = best.value
+        about = f"trial {best.number}"
+        if best.spread is not None:
+            about += f", ± {number(best.spread)} over {search.repeat} seeds"
+
+    states = Counter(state_of(trial) for trial in record.trials)
+    of_all = ""
+    if record.total not in (0, ENDLESS):
+        of_all = f"of at most {counted(record.total, 'trial')}"
+    waiting = ""
+    if states["waiting"]:
+        waiting = f"{states['waiting']} waiting"
+    failed = ""
+    if states["failed"]:
+        failed = f"{states['failed']} failed"
+    return [
+        Card(f"Best {search.metric}", number(value), about),
+        Card("Done", number(states["done"]), of_all),
+        Card("Running", number(states["running"]), waiting),
+        Card("Given up", number(states["given up"]), failed),
+        Card("Device time", duration(record.device_hours * 3600), _elapsed(record)),
+    ]
+
+
+def _elapsed(record: Record) -> str:
+    """Return the time for which somebody waited."""
+    if not record.seconds:
+        return ""
+    return f"in {duration(record.seconds)}"
+
+
+def _importance(record: Record, done: int) -> str:
+    """Return a sentence on what the importances rest on, or on why there are none."""
+    if done < LEAST_FOR_IMPORTANCE:
+        return (
+            f"Too few trials to say: {done} of at least {LEAST_FOR_IMPORTANCE} are done. "
+            "Of fewer, the numbers would be chance."
         )
-    return SearchFacts(search.name, search.metric, tuple(settings), tuple(attempts), tuple(lines))
+    importance = record.importance
+    if importance is None:
+        return "Not computed yet, or all trials have the same result."
+    if importance.predicted <= 0:
+        return (
+            f"The settings explain the results of {importance.trials} trials no better than chance "
+            "does, so no importance is shown. More trials, or wider ranges, may tell them apart."
+        )
+
+    sentence = (
+        f"By a random forest over the {importance.trials} trials that were done: how much of the spread "
+        "of their results splits by a setting take away, in sum 100 %. It explains "
+        f"{share(importance.predicted)} of the differences between trials that it has not seen; the "
+        "rest is chance, or needs more trials."
+    )
+    given_up = len(record.trials) - done
+    if given_up:
+        sentence += (
+            f" The other {given_up} have no final result and are not in it, so a setting that "
+            "lets trials be given up early looks less important than it is."
+        )
+    return sentence

@@ -12,7 +12,7 @@ from kubetune.config.load import dotted_values
 from kubetune.config.schema import Config, TrainingConfig
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.ranges import overrides
-from kubetune.library.sweep.record import Search, Trial, TrialRun
+from kubetune.library.sweep.record import TRIAL_RUNS, Search, Trial, TrialRun
 from kubetune.plan.plan import Plan
 
 # Returns the config of the command line's run file with more overrides.
@@ -72,7 +72,7 @@ class Recipe:
         return config.model_copy(
             update={
                 "name": f"{self.name}-{run.name}",
-                "output": str(self.folder / "trials" / run.name),
+                "output": str(self.folder / TRIAL_RUNS / run.name),
                 "mirror": mirror,
                 "push": None,
                 "training": config.training.model_copy(update=training),

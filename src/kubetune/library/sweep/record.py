@@ -22,9 +22,13 @@ from kubetune.library.sweep.ranges import Range, Values
 # Names in the folder.
 SWEEP: Final = "sweep.json"
 TRIALS: Final = "trials.json"
+TRIAL_RUNS: Final = "trials"  # folder of the run directories
 BEST: Final = "best.yaml"
 REPORT: Final = "report.html"
 LOCK: Final = ".driver.lock"
+
+# Importances of fewer trials would be chance (docs/sweep.md has the measurement).
+LEAST_FOR_IMPORTANCE: Final = 10
 
 # A run waits until it is started, pauses at its rung, and waits again if its trial goes on.
 RunState = Literal["waiting", "running", "paused", "done", "failed"]
@@ -98,13 +102,25 @@ class Trial:
 
 
 @dataclass
+class Importance:
+    """How much each setting mattered, by a random forest (`Study.weigh`)."""
+
+    shares: dict[str, float]  # by key, in sum 1
+    trials: int  # that were done when the forest was grown
+    # R² of results that are predicted by the trees that were not grown from them (out of bag). 1 is
+    # perfect; 0 or less is no better than the mean of all results, and then the shares are chance.
+    predicted: float
+
+
+@dataclass
 class Record:
     """The state of a sweep."""
 
     trials: list[Trial] = field(default_factory=list)
     seconds: float = 0.0  # wall-clock time of all its drivers
     reason: str = ""  # why the last driver ended early
-    importances: dict[str, float] = field(default_factory=dict)  # by key, in sum 1
+    importance: Importance | None = None  # None if too few trials are done to say
+    total: int = 0  # trials at most, as the last command had it; 0 if unknown
 
     @property
     def runs(self) -> Iterator[TrialRun]:
@@ -127,7 +143,8 @@ class Record:
         sign = -1 if greater else 1
         done = []
         for trial in self.trials:
-            if trial.state == "done" and trial.value is not None:
+            # A record that was edited by hand may hold NaN, which is in no order.
+            if trial.state == "done" and trial.value is not None and math.isfinite(trial.value):
                 done.append((sign * trial.value, trial))
         # By the value alone: of equal trials the earlier one is better.
         done.sort(key=lambda pair: pair[0])
@@ -170,7 +187,10 @@ def read_record(folder: Path) -> Record:
         for trial_fields in fields["trials"]:
             runs = [TrialRun(**run_fields) for run_fields in trial_fields["runs"]]
             trials.append(Trial(**{**trial_fields, "runs": runs}))
-        return Record(**{**fields, "trials": trials})
+        importance = None
+        if fields.get("importance") is not None:
+            importance = Importance(**fields["importance"])
+        return Record(**{**fields, "trials": trials, "importance": importance})
     except FileNotFoundError:
         return Record()
     except (KeyError, TypeError) as error:

@@ -62,21 +62,29 @@ def noise(first: Trial, second: Trial) -> str | None:
 
 def result_lines(record: Record, search: Search) -> Iterator[str]:
     """Yield the best trial's value and settings, then how much better it is than the second."""
-    ranked = record.ranked(greater=search.greater)
-    best = ranked[0]
+    best = record.ranked(greater=search.greater)[0]
     value = f"{best.value:.5g}"
     if best.spread is not None:
         value += f" ± {best.spread:.3g}"
     yield f"trial {best.number}: {search.metric} {value} with {short_text(best.values)}"
-    if len(ranked) == 1:
-        return
-    second = ranked[1]
-    sentence = noise(best, second)
+    sentence = lead_of(record, search)
     if sentence:
         yield sentence
-    elif best.spread is None:
-        advice = "use --repeat 3 to see how much of the difference is chance"
-        yield f"trial {second.number} is next: {second.value:.5g}; {advice}"
+
+
+def lead_of(record: Record, search: Search) -> str:
+    """Return a sentence on how sure one can be that the best trial is better than the second, or ""."""
+    ranked = record.ranked(greater=search.greater)
+    if len(ranked) < 2:
+        return ""
+    best, second = ranked[:2]
+    sentence = noise(best, second)
+    if sentence:
+        return sentence
+    if best.spread is not None:
+        return ""
+    advice = "use --repeat 3 to see how much of the difference is chance"
+    return f"trial {second.number} is next: {second.value:.5g}; {advice}"
 
 
 def write_best(folder: Path, config: Config, base: Config, record: Record, search: Search) -> Path:

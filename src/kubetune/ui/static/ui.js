@@ -31,12 +31,14 @@ const swap = (old, fresh) => {
   if (fresh.dataset.kind !== undefined) old.dataset.kind = fresh.dataset.kind;
   const chosen = new Set([...old.querySelectorAll("input:checked")].map((box) => box.value));
   const open = [...old.querySelectorAll("details")].map((part) => part.open);
+  const scrolled = [...old.querySelectorAll(".scroll")].map((part) => part.scrollLeft);
   const atEnd = old.scrollTop + old.clientHeight >= old.scrollHeight - 4;
   const focused = old.contains(document.activeElement) ? document.activeElement : null;
   const focusedAt = focused ? [...old.querySelectorAll("a, button, input, summary")].indexOf(focused) : -1;
   old.replaceChildren(...fresh.cloneNode(true).childNodes);
   old.querySelectorAll("input[type=checkbox]").forEach((box) => { box.checked = chosen.has(box.value); });
   old.querySelectorAll("details").forEach((part, i) => { part.open = open[i] ?? false; });
+  old.querySelectorAll(".scroll").forEach((part, i) => { part.scrollLeft = scrolled[i] ?? 0; });
   if (focusedAt >= 0) old.querySelectorAll("a, button, input, summary")[focusedAt]?.focus();
   if (atEnd) old.scrollTop = old.scrollHeight;
 };
@@ -129,6 +131,8 @@ const refresh = async () => {
   const data = page.getElementById("chart-data");
   if (Boolean(data) !== Boolean(byId("chart-data"))) location.reload();
   else if (data) document.dispatchEvent(new CustomEvent("charts", { detail: data.textContent }));
+  // Tables are sorted again, and what was chosen is chosen again.
+  document.dispatchEvent(new CustomEvent("renewed"));
   filter();
   document.dispatchEvent(new CustomEvent("renewed"));
   if (!page.body.dataset.news && document.body.dataset.news) return "ended";

@@ -1,0 +1,76 @@
+"use strict";
+// Parallel axes: the trial that is pointed at, or chosen with the slider, is drawn over all others and named.
+(() => {
+  const reach = 14; // pixels of the figure between the pointer and a line
+  const figure = () => document.querySelector(".parallel");
+  const rows = () => [...document.querySelectorAll(".trials tbody tr")];
+  const slider = () => document.querySelector("[data-trials]");
+  let chosen = null; // number of a trial
+  const order = () => slider().dataset.trials.split(","); // the best first, however the table is sorted
+  const hint = document.querySelector("[data-readout-trial]")?.textContent;
+
+  // "trial 7: state done, step 90/90, eval_loss 1.23, lora.r 16", from its row in the table.
+  const words = (row) => {
+    const heads = [...row.closest("table").tHead.rows[0].cells];
+    const parts = [...row.cells].slice(1).map((cell, i) => `${heads[i + 1].textContent} ${cell.textContent.trim()}`);
+    return `trial ${row.id.slice(6)}: ${parts.filter((part, i) => row.cells[i + 1].textContent.trim()).join(", ")}`;
+  };
+
+  const choose = (number) => {
+    chosen = number;
+    const svg = figure();
+    if (!svg) return;
+    const line = number === null ? null : svg.querySelector(`[data-trial="${number}"]`);
+    svg.classList.toggle("choosing", Boolean(line));
+    svg.querySelectorAll(".chosen").forEach((other) => other.classList.remove("chosen"));
+    rows().forEach((row) => row.classList.toggle("chosen", row.id === `trial-${number}`));
+    if (!line) { document.querySelector("[data-readout-trial]").textContent = hint; return; }
+    line.classList.add("chosen");
+    const text = words(document.getElementById(`trial-${number}`));
+    document.querySelector("[data-readout-trial]").textContent = text;
+    slider().value = order().indexOf(number);
+    slider().setAttribute("aria-valuetext", text);
+  };
+
+  // Of all lines, the one that passes nearest above or below the pointer.
+  const nearest = (event) => {
+    const svg = figure();
+    const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    let [best, least] = [null, reach];
+    for (const line of svg.querySelectorAll("[data-trial]")) {
+      for (const part of line.getAttribute("d").slice(1).split("M")) {
+        const points = part.split("L").map((point) => point.split(",").map(Number));
+        for (let i = 1; i < points.length; i += 1) {
+          const [[x0, y0], [x1, y1]] = [points[i - 1], points[i]];
+          if (at.x < x0 - reach || at.x > x1 + reach) continue;
+          const along = Math.min(1, Math.max(0, (at.x - x0) / (x1 - x0)));
+          const distance = Math.abs(y0 + along * (y1 - y0) - at.y);
+          if (distance < least) [best, least] = [line.dataset.trial, distance];
+        }
+      }
+    }
+    return best;
+  };
+
+  document.addEventListener("pointermove", (event) => {
+    if (!event.target.closest(".parallel")) return;
+    const number = nearest(event);
+    if (number !== null && number !== chosen) choose(number);
+  });
+  document.addEventListener("click", (event) => {
+    if (!event.target.closest(".parallel")) return;
+    const number = nearest(event);
+    if (number !== null) document.getElementById(`trial-${number}`).scrollIntoView({ block: "center" });
+  });
+  document.addEventListener("input", (event) => {
+    if (event.target.matches("[data-trials]")) choose(order()[Number(event.target.value)]);
+  });
+  document.addEventListener("pointerover", (event) => {
+    const row = event.target.closest(".trials tbody tr");
+    if (row) choose(row.id.slice(6));
+  });
+  document.addEventListener("pointerout", (event) => {
+    if (event.target.closest(".parallel, .trials") && !event.relatedTarget?.closest?.(".parallel, .trials")) choose(null);
+  });
+  document.addEventListener("renewed", () => choose(chosen));
+})();

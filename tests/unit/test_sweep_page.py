@@ -1,0 +1,250 @@
+"""The page of a sweep: where lines lie, what is counted where it cannot be drawn, and how a sweep stands."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune.base.files import lock
+from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.library.sweep import overview
+from kubetune.library.sweep.overview import find_sweeps, standing
+from kubetune.library.sweep.page import sweep_facts, write_page
+from kubetune.library.sweep.ranges import split
+from kubetune.library.sweep.record import (
+    LOCK,
+    SWEEP,
+    TRIALS,
+    Record,
+    Search,
+    Trial,
+    TrialRun,
+    read_record,
+    write_record,
+    write_search,
+)
+from kubetune.reporting.sweeps.parallel import draw
+from kubetune.reporting.sweeps.scales import Choices, Numbers
+from tests.run.test_report_long import write_run
+
+WORDS = ("training.learning_rate=log(1e-5,1e-1)", "lora.r=8,16,32")
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+def search_of(*words: str, **changes: Any) -> Search:
+    """Return a search of these ranges."""
+    facts: dict[str, Any] = {
+        "sampler": "random", "pruner": "asha", "rungs": (1, 3, 9), "repeat": 1, "seed": 0, "name": "fit", "greater": False,
+    }  # fmt: skip
+    return Search(
+        config={}, ranges=tuple(split(words or WORDS)[1]), metric="eval_loss", **facts | changes
+    )
+
+
+def trial_of(number: int, state: Any, rate: str, rank: str, value: float | None) -> Trial:
+    """Return a trial of one run."""
+    run_states = {"done": "done", "pruned": "paused", "failed": "failed", "open": "running"}
+    run: Any = TrialRun(f"{number:03d}", 42, run_states[state], 9, 90, value)
+    values = {"training.learning_rate": rate, "lora.r": rank}
+    return Trial(number, values, [run], state=state, value=value)
+
+
+def write_sweep(folder: Path, trials: list[Trial], search: Search | None = None) -> Path:
+    """Write the folder of a sweep."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_search(folder, search or search_of())
+    write_record(folder, Record(trials, total=len(trials)))
+    return folder
+
+
+MIXED = [
+    trial_of(0, "done", "1e-3", "8", 2.0),
+    trial_of(1, "done", "1e-5", "16", 1.0),
+    trial_of(2, "pruned", "1e-1", "32", 3.0),
+    trial_of(3, "failed", "1e-2", "32", 1.5),
+    trial_of(4, "open", "1e-4", "16", None),
+    trial_of(5, "done", "1e-4", "8", 1.0),
+]
+
+
+def lines_of(svg: str) -> dict[int, tuple[set[str], list[tuple[float, float]]]]:
+    """Return the classes and the points of each trial's line, by the trial's number."""
+    lines = {}
+    for look, number, path in re.findall(
+        r'<path class="([^"]+)" data-trial="(\d+)" d="(.*?)"', svg
+    ):
+        points = []
+        for point in re.findall(r"[-\d.]+,[-\d.]+", path):
+            x, y = point.split(",")
+            points.append((float(x), float(y)))
+        lines[int(number)] = (set(look.split()), points)
+    return lines
+
+
+def test_lines_lie_where_values_do(tmp_path: Path) -> None:
+    facts = sweep_facts(write_sweep(tmp_path, MIXED))
+    assert [trial.number for trial in facts.trials] == [1, 5, 0, 2, 3, 4]
+    lines = lines_of(draw(facts))
+    assert sorted(lines) == [0, 1, 2, 3, 4, 5]
+    top, bottom = 66.0, 322.0
+    middle = (top + bottom) / 2
+    # 1e-3 is half of the way from 1e-5 to 1e-1, by the logarithm; 8 is the lowest of three choices.
+    assert [y for _, y in lines[0][1]] == [middle, bottom, middle]
+    assert [y for _, y in lines[1][1]] == [bottom, middle, bottom]
+    assert [y for _, y in lines[2][1]] == [top, top, top]
+    # Neither a trial that failed nor one without a value ends among results.
+    for number in (3, 4):
+        assert lines[number][1][-1][1] > bottom
+    assert lines[1][0] == {"trial", "done", "part-100", "best"}
+    assert lines[0][0] == {"trial", "done", "part-50"}
+    assert lines[2][0] == {"trial", "given-up", "part-0"}
+    assert lines[3][0] == {"trial", "failed"}
+    assert lines[4][0] == {"trial", "running"}
+    assert "6 trials: 3 done" in facts.summary
+    assert "1 given up" in facts.summary
+    assert "Without a result: 2" in facts.summary
+    more = sweep_facts(write_sweep(tmp_path, MIXED, search_of(greater=True)))
+    assert lines_of(draw(more))[0][0] == {"trial", "done", "part-50", "best"}
+
+
+def test_what_cannot_be_drawn_is_counted(tmp_path: Path) -> None:
+    lacking = trial_of(2, "done", "1e-3", "8", 1.5)
+    del lacking.values["training.learning_rate"]
+    strange = trial_of(3, "done", "1e-3", "64", math.nan)
+    facts = sweep_facts(write_sweep(tmp_path, [*MIXED[:2], lacking, strange]))
+    lines = lines_of(draw(facts))
+    assert len(lines) == 4
+    assert [len(points) for _, points in (lines[2], lines[3])] == [2, 2]
+    assert "Without a result: 1" in facts.summary
+    assert "Without a value of some setting in the record: 1" in facts.summary
+    assert [trial.number for trial in facts.trials] == [1, 2, 0, 3]
+    page = write_page(tmp_path).read_text()
+    assert page.count('<tr id="trial-') == 4
+    assert "nan" not in page[page.index("<svg") : page.index("</svg>")]
+
+
+@pytest.mark.parametrize(
+    ("trials", "words", "sentence"),
+    [
+        ([], WORDS, "No trial has begun yet."),
+        ([trial_of(0, "failed", "1e-3", "8", None)], WORDS, "1 trial: 1 failed"),
+        ([trial_of(0, "done", "1e-3", "8", 1.0)], WORDS, "Too few trials to say: 1 of at least 10"),
+        (MIXED, WORDS[:1], "Too few trials to say: 3 of at least 10"),
+    ],
+)
+def test_a_sweep_of_any_size_has_a_page(
+    tmp_path: Path, trials: list[Trial], words: tuple[str, ...], sentence: str
+) -> None:
+    page = write_page(write_sweep(tmp_path, trials, search_of(*words))).read_text()
+    assert sentence in page
+    assert page.count('<path class="trial ') == len(trials)
+    assert not re.search(r"(src|href)=\"https?:", page)
+
+
+def test_five_hundred_trials_stay_a_small_page(tmp_path: Path) -> None:
+    trials = []
+    (tmp_path / "trials").mkdir()
+    for number in range(500):
+        rate = repr(10 ** (-5 + 4 * number / 500))
+        trials.append(trial_of(number, "done", rate, "16", 1 + math.sin(number)))
+        if number < 20:
+            write_run(tmp_path / "trials" / f"{number:03d}", 60)
+    page = write_page(write_sweep(tmp_path, trials)).read_text()
+    assert page.count('<path class="trial ') == page.count('<tr id="trial-') == 500
+    assert 'class="parallel many"' in page
+    assert len(page) < 1_000_000
+    results = page[page.index('data-sortable="results"') :]
+    compared = results[: results.index("</table>")]
+    assert compared.count("<tr>") == 1 + 12, "no more runs side by side than can be told apart"
+
+
+def test_names_of_a_sweep_are_no_html(tmp_path: Path) -> None:
+    search = search_of("training.learning_rate=log(1e-5,1e-1)", "lora.r=8,16", name=HOSTILE)
+    ranges = (search.ranges[0], replace(search.ranges[1], choices=(HOSTILE, "16")))
+    failed = trial_of(0, "failed", "1e-3", HOSTILE, None)
+    failed.reason = HOSTILE
+    folder = write_sweep(tmp_path, [failed], replace(search, ranges=ranges, metric=HOSTILE))
+    assert HOSTILE not in write_page(folder).read_text()
+
+
+def test_a_half_file_is_named(tmp_path: Path) -> None:
+    folder = write_sweep(tmp_path / "found", MIXED)
+    text = (folder / TRIALS).read_text()
+    (folder / TRIALS).write_text(text[: len(text) // 2])
+    with pytest.raises(EnvironmentFault, match=r"trials\.json"):
+        sweep_facts(folder)
+    facts = overview.overview(folder)
+    assert facts["state"] == "damaged"
+    assert "trials.json" in facts["why"]
+    with pytest.raises(ConfigError, match="no sweep"):
+        sweep_facts(tmp_path)
+    (folder / "trials" / "000").mkdir(parents=True)
+    (folder / "trials" / SWEEP).write_text("{}")
+    assert list(find_sweeps(tmp_path)) == [folder]
+
+
+def test_the_state_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    search = search_of()
+    folder = write_sweep(tmp_path, MIXED)
+
+    def state_now() -> tuple[str, str]:
+        return standing(folder, read_record(folder), search)
+
+    # Written just now, and no lock of this machine: a driver elsewhere is at work.
+    assert state_now() == ("running", "")
+    written = (folder / TRIALS).stat().st_mtime - 60
+    os.utime(folder / TRIALS, (written, written))
+    assert state_now()[0] == "stopped"
+    assert "the same command continues it" in state_now()[1]
+    done = Record([trial for trial in MIXED if trial.state != "open"], total=5)
+    write_record(folder, done)
+    assert state_now() == ("done", "")
+    write_record(folder, replace(done, total=6))
+    assert state_now()[0] == "stopped", "it was killed between two trials"
+    write_record(folder, replace(done, reason="the budget is spent"))
+    assert state_now() == ("stopped", "the budget is spent")
+    write_record(folder, Record([MIXED[3]], total=1))
+    assert state_now()[0] == "failed"
+    with lock(folder / LOCK, wait=False):
+        assert state_now()[0] == "failed", "its own process is about to end"
+        monkeypatch.setattr(overview.os, "getpid", lambda: 0)
+        assert state_now() == ("running", "")
+
+
+@pytest.mark.parametrize(
+    ("scale", "labels"),
+    [
+        (Numbers(1e-5, 1e-2, log=True), ["1e-5", "1e-4", "0.001", "0.01"]),
+        (Numbers(3e-4, 2e-3, log=True), ["0.0003", "0.001", "0.002"]),
+        (Numbers(4, 64, whole=True), ["20", "40", "60"]),
+        (Numbers(0, 0.3), ["0", "0.1", "0.2", "0.3"]),
+        (Numbers(2.5, 2.5), ["2.5"]),
+        (Choices(("cosine", "linear")), ["cosine", "linear"]),
+        (Choices(("a" * 30,)), ["a" * 19 + "…"]),
+        (Choices(tuple(map(str, range(30)))), [str(number) for number in range(0, 30, 3)]),
+    ],
+)
+def test_ticks_are_few_and_round(scale: Numbers | Choices, labels: list[str]) -> None:
+    ticks = scale.ticks()
+    assert [tick.label for tick in ticks] == labels
+    assert all(0 <= tick.height <= 1 for tick in ticks)
+    assert scale.height("no value of it") is None
+
+
+def test_one_result_far_off_leaves_the_others_apart() -> None:
+    near = Numbers.of_results([1.2, 1.3, 1.4])
+    assert near is not None
+    assert not near.log
+    far = Numbers.of_results([1.2, 1.3, 1.4, 40.0])
+    assert far is not None
+    assert far.log
+    assert Numbers.of_results([]) is None
+    below_zero = Numbers.of_results([-1.0, 40.0])
+    assert below_zero is not None
+    assert not below_zero.log
