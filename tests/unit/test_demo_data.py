@@ -93,6 +93,14 @@ def test_the_reward_of_the_demo_grades_what_follows_the_right_verb(
     assert rewards.graded(None, answer, right) == pytest.approx(reward)
 
 
+@pytest.mark.parametrize("name", ["model", "half_taught"])
+def test_llama_cpp_cuts_text_as_the_tokenizer_of_the_demo_does(name: str) -> None:
+    from kubetune.result.gguf_files.vocabulary import read_vocabulary
+
+    vocabulary = read_vocabulary(EMBEDDED / name, 1280)
+    assert (vocabulary.model, vocabulary.pre) == ("gpt2", "gpt-2")
+
+
 @pytest.mark.parametrize("task", demo.RUN_FILES)
 def test_the_run_files_of_the_demo_are_right(tmp_path: Path, task: str) -> None:
     run_file = tmp_path / "run.yaml"
