@@ -10,6 +10,7 @@ import re
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,21 @@ def require_best(folder: Path, printed: str) -> tuple[int, int]:
 def next_command(printed: str) -> tuple[str, str]:
     """Run directory and prompt of the command that is to be tried next."""
     return re.search(r'^try next .* generate (\S+) "(.+)"$', printed, re.M).groups()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["q8_0", "adapter"])
+def test_its_model_is_exported_for_llama_cpp(finished: tuple[Path, str], kind: str) -> None:
+    pytest.importorskip("gguf")
+    folder, _ = finished
+    printed = say(folder, "export", "outputs/demo/run", "--gguf", kind)
+    if find_spec("llama_cpp") is None:
+        assert "not proved" in printed
+    else:
+        assert "greedy answers equal over 64 tokens: 3 of 3" in printed
+    file = "adapter.gguf" if kind == "adapter" else "model-q8_0.gguf"
+    (path,) = (folder / "outputs/demo/run/exports").glob(f"step-*-gguf-{kind}/{file}")
+    assert path.read_bytes()[:4] == b"GGUF"
 
 
 @pytest.mark.slow

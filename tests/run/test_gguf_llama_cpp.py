@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,12 +13,14 @@ from typing import Any
 import pytest
 import tokenizers
 import torch
-from tokenizers import models, pre_tokenizers, trainers
+from jinja2 import TemplateError
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from kubetune import errors
 from kubetune.config.schema import LoraConfig
+from kubetune.data.text.turns import template as template_module
 from kubetune.models.adapters.lora import add_lora
 from tests import toy
 from tests.architectures import (
@@ -32,6 +35,7 @@ from tests.architectures import (
     random_rows,
     randomize_lora,
 )
+from tests.chat_templates import FAMILIES, TOKENS
 from tests.tiny import CHATML, CORPUS, train_tokenizer
 
 pytest.importorskip("gguf")
@@ -91,13 +95,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "seed_oss": COMMON,
     "nemotron": COMMON,
 }
+LINEAR = sorted(SETTINGS.keys() - {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"})
+CHATS = [list(chat) for chat in proof.CHATS]
 PROMPTS = [[5, 9, 200, 31], [77, 8, 300, 12, 41, 7], [11] * 9]
 
 
-def save(folder: Path, name: str, **changes: Any) -> Any:
+def save(folder: Path, name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """Save a tiny model with tokenizer, and return it."""
     train_tokenizer(folder)
-    model = build_model(name, {**SETTINGS[name], "vocab_size": 512, **changes}, lora=False).eval()
+    settings = {**SETTINGS[name], "vocab_size": 512, **changes}
+    model = build_model(name, settings, lora=False, dtype=dtype).eval()
     model.save_pretrained(folder)
     return model
 
@@ -121,7 +128,8 @@ def test_every_family_that_is_written_is_compared() -> None:
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_family_answers_as_in_transformers(name: str, tmp_path: Path) -> None:
-    model = save(tmp_path / "model", name)
+    """Both compute with the same weights, which bf16 holds exactly; llama.cpp rounds what goes through them then."""
+    model = save(tmp_path / "model", name, dtype=torch.bfloat16).float()
     asked = rows()
     expected = ask(model, asked)
     greedy = [proof.follow_greedily(model, prompt) for prompt in PROMPTS]
@@ -133,6 +141,25 @@ def test_a_family_answers_as_in_transformers(name: str, tmp_path: Path) -> None:
         for parting in proof.partings(greedy, answer.continuations):
             # Random models have many tokens that are as likely as the first.
             assert parting is None or (kind == "bf16" and parting.gap < 2e-2)
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_eight_bits_cost_a_trained_model_what_they_cost_its_base(name: str, tmp_path: Path) -> None:
+    base = save(tmp_path / "base", name)
+    lost = [lost_in_eight_bits(base, tmp_path / "base", tmp_path)]
+    tuned = add_lora(base, LoraConfig(r=4, alpha=8), task_type="CAUSAL_LM", seed=0)
+    randomize_lora(tuned)
+    merged = tuned.merge_and_unload().eval()
+    train_tokenizer(tmp_path / "merged")
+    merged.save_pretrained(tmp_path / "merged")
+    lost.append(lost_in_eight_bits(merged, tmp_path / "merged", tmp_path))
+    assert 0 < lost[1] <= max(proof.LEAST_ALLOWED, 1.5 * lost[0]), lost
+
+
+def lost_in_eight_bits(model: Any, folder: Path, scratch: Path) -> float:
+    path = write_model(folder, scratch / "q8_0.gguf", "q8_0", {}).path
+    answer = llama_cpp.ask(llama_cpp.Request(str(path), rows()))
+    return proof.compare("", ask(model, rows()), answer.logits, 0.0).difference
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -165,39 +192,73 @@ def test_rotary_embeddings_that_are_stretched(rope: dict[str, Any], tmp_path: Pa
     assert proof.compare("llama", ask(model, rows()), answer.logits, 1e-3).holds
 
 
-def test_shared_tokenizers_make_the_same_tokens_and_prompts(tmp_path: Path) -> None:
-    if not TOKENIZERS.is_dir():
-        pytest.skip("no shared tokenizers")
-    for folder in sorted(TOKENIZERS.glob("qwen?*")):
-        if not (folder / "tokenizer.json").is_file():
-            continue
-        model = tmp_path / folder.name
-        shutil.copytree(folder, model)
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        build_model("qwen2", {**COMMON, "vocab_size": len(tokenizer)}, lora=False).save_pretrained(
-            model
+def by_transformers(template: str, chat: Sequence[tuple[str, str]]) -> str | None:
+    """Return the prompt of a conversation; None where the template refuses it."""
+    messages = [{"role": role, "content": text} for role, text in chat]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), **TOKENS)
+    try:
+        prompt: str = tokenizer.apply_chat_template(
+            messages, chat_template=template, tokenize=False, add_generation_prompt=True
         )
-        path = write_model(model, tmp_path / "m.gguf", "q8_0", {}).path
-        texts = [
-            proof.PROBE,
-            "<|im_start|>user\nHi<|im_end|>\n",
-            "def f(x):\n    return x  # 1234\n",
-        ]
-        chats = [[(role, text) for role, text in chat] for chat in proof.CHATS]
-        template = tokenizer.chat_template or CHATML
-        answer = llama_cpp.ask(
-            llama_cpp.Request(str(path), [], texts=texts, template=template, chats=chats)
-        )
-        assert answer.tokens == [
-            tokenizer(text, add_special_tokens=False).input_ids for text in texts
-        ]
-        for chat, prompt in zip(chats, answer.chats, strict=True):
-            messages = [{"role": role, "content": text} for role, text in chat]
-            rendered = tokenizer.apply_chat_template(
-                messages, chat_template=template, tokenize=False, add_generation_prompt=True
-            )
-            # The system text that Qwen2.5's template adds by itself is what llama.cpp's code does not know.
-            assert prompt == rendered or rendered.endswith(prompt or "?")
+    except TemplateError:
+        return None
+    return prompt
+
+
+def likeness(template: str, prompts: Sequence[str | None]) -> str:
+    """Return what llama.cpp's own code, which runs no Jinja, makes of a template: alike, unknown or unlike."""
+    notes = set()
+    for chat, prompt in zip(proof.CHATS, prompts, strict=True):
+        expected = by_transformers(template, chat)
+        if prompt is None:
+            notes.add("unknown")
+        elif expected is not None:
+            alike = prompt in (expected, expected.removeprefix(TOKENS["bos_token"]))
+            notes.add("alike" if alike else "unlike")
+    return " and ".join(sorted(notes))
+
+
+# docs/export.md tells of these.
+LIKENESS = {
+    "qwen2.5": "unlike",  # its template adds a system text by itself
+    "qwen3": "alike",
+}
+
+
+@pytest.mark.skipif(not TOKENIZERS.is_dir(), reason="no shared tokenizers")
+@pytest.mark.parametrize("name", LIKENESS)
+def test_shared_tokenizers_make_the_same_tokens_and_prompts(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(TOKENIZERS / name, tmp_path / "model")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    settings = {**COMMON, "vocab_size": len(tokenizer)}
+    build_model("qwen2", settings, lora=False).save_pretrained(folder)
+    path = write_model(folder, tmp_path / "m.gguf", "q8_0", {}).path
+    texts = [
+        proof.PROBE,
+        "<|im_start|>user\nHi<|im_end|>\n",
+        "def f(x):\n    return x  # 1234\n",
+    ]
+    template = tokenizer.chat_template
+    answer = llama_cpp.ask(
+        llama_cpp.Request(str(path), [], texts=texts, template=template, chats=CHATS)
+    )
+    assert answer.tokens == [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
+    assert likeness(template, answer.chats) == LIKENESS[name]
+
+
+def test_templates_of_llama_cpp_beside_those_of_families(tmp_path: Path) -> None:
+    """Most templates here have traits of a family and other tokens, and llama.cpp knows templates by their tokens."""
+    save(tmp_path / "model", "llama")
+    path = write_model(tmp_path / "model", tmp_path / "m.gguf", "q8_0", {}).path
+    notes = {}
+    for name, template in {
+        "chatml": CHATML,
+        "built in": template_module.CHATML,
+        **FAMILIES,
+    }.items():
+        request = llama_cpp.Request(str(path), [], template=template, chats=CHATS)
+        notes[name] = likeness(template, llama_cpp.ask(request).chats)
+    assert notes == {}
 
 
 def save_sentencepiece(folder: Path, prepend: bool, kind: str) -> int:

@@ -12,7 +12,7 @@ import pytest
 from kubetune import errors
 from kubetune.cli import main
 from kubetune.data.text.turns.template import CHATML, ChatTemplate
-from kubetune.result.publishing.ollama_modelfile import Turn, modelfile, pieces_of
+from kubetune.result.publishing.ollama_modelfile import Base, Turn, modelfile, pieces_of
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 HEADERS = (
@@ -71,11 +71,15 @@ def test_prompts_are_those_of_the_chat_template(source: str) -> None:
     text = modelfile(render, stop=["<|eot|>"], base=None)
     assert "FROM .\n" in text
     assert 'PARAMETER stop "<|eot|>"' in text
-    assert "ADAPTER .\n" in modelfile(render, stop=[], base="org/base")
     assert "FROM ./a.gguf\n" in modelfile(render, stop=[], base=None, gguf="a.gguf")
-    assert "FROM org/base\nADAPTER ./a.gguf\n" in modelfile(
-        render, stop=[], base="org/base", gguf="a.gguf"
-    )
+
+
+def test_the_base_of_an_adapter_is_a_folder_or_a_file_that_is_to_be_made() -> None:
+    here = Base("/models/llama", Path("/models/llama"))
+    assert "\nFROM /models/llama\nADAPTER .\n" in modelfile(None, stop=[], base=here)
+    text = modelfile(None, stop=[], base=Base("org/base"), gguf="a.gguf")
+    assert "\nFROM ./base.gguf\nADAPTER ./a.gguf\n" in text
+    assert "# base.gguf is to be the base, org/base, as GGUF" in text
 
 
 @pytest.mark.parametrize(

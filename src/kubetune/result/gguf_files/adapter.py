@@ -1,9 +1,12 @@
 """A LoRA adapter as a GGUF file, which llama.cpp puts beside the GGUF file of its base.
 
 llama.cpp scales an adapter by alpha / rank, with one alpha for all of it. Other scales (of rsLoRA, or of `alpha_pattern`)
-become part of B:
+become part of B. With alpha_pattern {v: 6} beside alpha 8, q of rank 4 and v of rank 2:
 
-    file's alpha = scale · rank of the first pair;   B of another pair · (its scale · its rank / alpha)
+                 q                  v
+    PEFT         8/4 · B·A          6/2 · B·A
+    llama.cpp    alpha/4 · B'·A     alpha/2 · B'·A
+    file         alpha = 8, B' = B          B' = 6/8 · B
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from kubetune.result.gguf_files.writer import (
     write_tensors,
 )
 
-_FIRST: Final = "base_model.model."
+# Parts of a model on which llama.cpp loads none, or reads one otherwise than PEFT.
+_NOT_LOADED: Final = ("embed", "lm_head", "experts")
 
 
 def write_adapter(
@@ -59,42 +63,50 @@ def write_adapter(
     for module, (a, b) in sorted(pairs.items()):
         name = f"{module}.weight"
         target = names(name)
-        if target is None or "embed" in module or "lm_head" in module or "experts" in module:
+        if target is None or any(part in module for part in _NOT_LOADED):
             raise errors.ModelError(
                 f"llama.cpp loads no adapter on {module} as it was trained; `--gguf bf16` writes the whole model. "
                 "Nothing was written."
             )
-        weight = _scale(module, settings, len(a)) * len(a)
+        # By which llama.cpp would have to divide by the rank.
+        wanted = _scale(module, settings, len(a)) * len(a)
         if alpha is None:
-            alpha = weight
+            alpha = wanted
         # A stays as it is, since it reads the columns of the weight, whose order llama.cpp keeps. B has its rows.
-        rows = b if family.transposed else converted(name, b, facts, family)
-        rows = rows * (weight / alpha)
-        for end, tensor in (("lora_a", a), ("lora_b", rows)):
-            planned.append(
-                Planned(f"{target}.{end}", tuple(tensor.shape), Type.F32, tensor.contiguous().numpy)
-            )
+        rows = b
+        if not family.transposed:
+            rows = converted(name, b, facts, family)
+        planned.append(_planned(f"{target}.lora_a", a))
+        planned.append(_planned(f"{target}.lora_b", rows * (wanted / alpha)))
 
     writer = GGUFWriter(path, family.arch)
     writer.add_type(gguf.GGUFType.ADAPTER)
-    add_keys(writer, {f"general.{key}": value for key, value in about.items()})
+    add_keys(writer, "general", about)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, float(alpha or 0))
     write_tensors(writer, planned)
     return len(pairs)
 
 
+def _planned(name: str, tensor: Tensor) -> Planned:
+    return Planned(name, tuple(tensor.shape), Type.F32, tensor.contiguous().numpy)
+
+
 def _pairs(tensors: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, Tensor]]:
     """Return A and B by the module that they are on, in fp32."""
+    # base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight → model.layers.0.self_attn.q_proj, A
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        match = re.fullmatch(rf"{re.escape(_FIRST)}(.+)\.lora_([AB])\.weight", name)
+        match = re.fullmatch(r"base_model\.model\.(.+)\.lora_([AB])\.weight", name)
         if match is None:
             raise errors.ModelError(
                 f"llama.cpp loads no adapter with {name}; `--gguf bf16` writes the whole model. Nothing was written."
             )
         halves.setdefault(match[1], {})[match[2]] = tensor.to(torch.float32)
-    return {module: (half["A"], half["B"]) for module, half in halves.items()}
+    pairs = {}
+    for module, half in halves.items():
+        pairs[module] = (half["A"], half["B"])
+    return pairs
 
 
 def _scale(module: str, settings: Mapping[str, Any], rank: int) -> float:
@@ -105,4 +117,6 @@ def _scale(module: str, settings: Mapping[str, Any], rank: int) -> float:
         if re.match(rf"(.*\.)?({pattern})$", module):
             alpha = value
             break
-    return float(alpha / math.sqrt(rank) if settings.get("use_rslora") else alpha / rank)
+    if settings.get("use_rslora"):
+        return float(alpha / math.sqrt(rank))
+    return float(alpha / rank)

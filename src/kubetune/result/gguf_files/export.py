@@ -4,7 +4,16 @@
     write       plain file → llama.cpp beside transformers → quantised file → beside the base quantised alike
 
 The ordinary export lies in a folder that goes afterwards. It was proved before (publishing/writers.py), so what differs
-here is the fault of the file.
+here is the fault of the file. For `--gguf q4_0` of a run in bf16 there are meanwhile:
+
+    .STEP-gguf-q4_0.1a2b.tmp/
+        model-q4_0.gguf                    stays
+        transformers/
+            model.safetensors, …           the ordinary export
+            model-bf16.gguf                the plain file
+            base/{plain, base}.gguf        the base, plain and quantised alike
+
+A kill leaves nothing else, and the next export of that name deletes the folder.
 """
 
 from __future__ import annotations
@@ -20,10 +29,10 @@ import torch
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.config.schema import LoraConfig, ModelConfig
+from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.result.fits import GGUF_ADAPTER, GGUF_TYPES, require_gguf
-from kubetune.result.gguf_files import llama_cpp, quantise
+from kubetune.result.gguf_files import card, llama_cpp, quantise
 from kubetune.result.gguf_files import proof as proofs
 from kubetune.result.inference.result import Result
 from kubetune.result.publishing.equivalence import Comparison, Sample
@@ -49,17 +58,6 @@ def dtype_of(kind: str, dtype: str | None) -> str | None:
     return str(DTYPES[kind]).removeprefix("torch.")
 
 
-def _merges(kind: str, lora: LoraConfig | None, *, merged: bool) -> bool:
-    """True if adapters are merged for this file. Raise ConfigError where `--merge` is asked for beside an adapter."""
-    if kind != GGUF_ADAPTER:
-        return lora is not None
-    if merged:
-        raise errors.ConfigError(
-            "--gguf adapter writes the adapter alone: leave --merge out. Nothing was written."
-        )
-    return False
-
-
 def file_name(kind: str) -> str:
     """Return the name of the file."""
     return "adapter.gguf" if kind == GGUF_ADAPTER else f"model-{kind}.gguf"
@@ -70,30 +68,39 @@ def prepare(result: Result, kind: str, *, merged: bool) -> bool:
 
     Raise an error for whatever makes no GGUF file of this result, before its model is loaded.
     """
-    merged = _merges(kind, result.trained.lora, merged=merged)
+    lora = result.trained.lora
+    if kind == GGUF_ADAPTER and merged:
+        raise errors.ConfigError(
+            "--gguf adapter writes the adapter alone: leave --merge out. Nothing was written."
+        )
     config = result.config
     require_gguf(
         kind,
-        result.trained.lora,
+        lora,
         config.model,
         config.task_name,
         answers_text=config.answers_text,
     )
+    _require_known(result)
+    return kind != GGUF_ADAPTER and lora is not None
+
+
+def _require_known(result: Result) -> None:
+    """Raise ModelError where llama.cpp does not have the model's family, a setting of it, or its tokenizer."""
     from kubetune.result.gguf_files.families import family_of, keys_of
     from kubetune.result.gguf_files.vocabulary import read_vocabulary
     from kubetune.result.gguf_files.writer import facts_of
 
-    # The model's config and tokenizer say whether llama.cpp has both.
-    with tempfile.TemporaryDirectory(prefix="kubetune-gguf-") as folder:
-        described = _folder_of(result) / "config.json"
-        (Path(folder) / "config.json").write_bytes(described.read_bytes())
-        result.tokenizer.save(Path(folder))
-        facts = facts_of(Path(folder), any_weights=True)
-        family = family_of(facts)
-        keys_of(facts, family)
-        size = max(facts["vocab_size"], result.tokenizer.vocab_size)
-        read_vocabulary(Path(folder), size)
-    return merged
+    # The weights are not read: config and tokenizer say it all.
+    described = _folder_of(result) / "config.json"
+    with tempfile.TemporaryDirectory(prefix="kubetune-gguf-") as name:
+        folder = Path(name)
+        (folder / "config.json").write_bytes(described.read_bytes())
+        result.tokenizer.save(folder)
+        facts = facts_of(folder, any_weights=True)
+        keys_of(facts, family_of(facts))
+        rows = max(facts["vocab_size"], result.tokenizer.vocab_size)
+        read_vocabulary(folder, rows)
 
 
 def _folder_of(result: Result) -> Path:
@@ -127,14 +134,19 @@ def write(
 
 def _about(job: Job) -> dict[str, str]:
     """Return the keys of `general.` that say what the model is."""
-    config = job.result.trained
     base = base_name(job.config.model.path)
-    about = {"name": config.name or base, "finetune": "kubetune"}
-    if "/" in base:
-        about["base_model.0.name"] = base.rpartition("/")[2]
-        about["base_model.0.organization"] = base.partition("/")[0]
+    about = {
+        "name": job.result.trained.name or base,
+        "finetune": "kubetune",
+        **_licence_of(job.config.model),
+    }
+    # Qwen/Qwen3-8B; a folder of this machine has one part.
+    organization, _, name = base.rpartition("/")
+    if organization:
+        about["base_model.0.name"] = name
+        about["base_model.0.organization"] = organization
         about["base_model.0.repo_url"] = f"https://huggingface.co/{base}"
-    return about | _licence_of(job.config.model)
+    return about
 
 
 def _licence_of(model: ModelConfig) -> dict[str, str]:
@@ -145,13 +157,18 @@ def _licence_of(model: ModelConfig) -> dict[str, str]:
         return {}
     if card is None:
         return {}
-    # The card's head is YAML between two lines of dashes.
-    head = card.read_text("utf-8", errors="replace").split("---")[1:2]
+    # The card's head is YAML between two lines of dashes, such as
+    #     ---
+    #     license: other
+    #     license_name: "qwen"         → license.name
+    #     ---
+    parts = card.read_text("utf-8", errors="replace").split("---")
     licence = {}
-    for name, value in re.findall(
-        r"^(license|license_name|license_link): *(\S.*)$", "".join(head), re.MULTILINE
-    ):
-        licence[name.replace("license_", "license.")] = value.strip().strip("\"'")
+    for line in "".join(parts[1:2]).splitlines():
+        match = re.match(r"(license|license_name|license_link): *(\S.*)", line)
+        if match is not None:
+            key = match[1].replace("license_", "license.")
+            licence[key] = match[2].strip().strip("\"'")
     return licence
 
 
@@ -185,6 +202,13 @@ def _write_model(
         "tensors": written.tensors,
         "context": written.context,
     }
+    asked = proofs.asked_to_think(job.result.tokenizer)
+    if asked is not None:
+        facts["asked_to_think"] = asked
+        job.tell(
+            "llama.cpp's programs ask the chat template to think, which training did not: run them with "
+            f"{card.WITHOUT_THINKING}"
+        )
     longest = job.config.data.max_length
     if written.context < longest:
         job.tell(
@@ -220,31 +244,40 @@ def _prove_model(job: Job, sample: Sample, files: Files) -> dict[str, Any]:
     """Return what llama.cpp says of the files beside transformers. Raise ModelError for a fault."""
     job.tell("asking transformers, then llama.cpp")
     tokenizer = job.result.tokenizer
-    sample = proofs.within(sample, files.context, tokenizer.vocab_size)
-    if not sample.batches:
-        raise errors.ModelError(
-            f"no row of the proof is as short as {files.context} tokens, the context of the file. Nothing was written."
-        )
+    sample = _fitting(sample, files.context, tokenizer.vocab_size)
     request = _request(job, sample, files.plain, files.context)
     model, allowed = _load_plain(job, files.folder, files.plain)
     reference = _ask_transformers(job, model, sample, request.prompts)
+    # llama.cpp's model needs the memory.
     del model
     gc.collect()
-    proof = proofs.Proof()
+
     plain = plain_kind(job.dtype)
     what = f"transformers and llama.cpp, {plain}"
+    proof = proofs.Proof()
     answer = proofs.check_plain(proof, what, request, reference, allowed)
     proofs.check_tokens(proof, tokenizer, request.texts, answer)
     proofs.note_chats(proof, tokenizer, answer)
     proof.notes["llama_cpp_python"] = answer.version
+
     # What quantisation costs says nothing of a file with a fault.
     if files.kind != plain and not proof.faults:
-        allowed = _allowed(job, sample, files.kind, proof.notes)
+        allowed = _allowed(job, sample, files, proof.notes)
         quantised = replace(request, model=str(files.path))
         what = f"transformers and llama.cpp, {files.kind}"
         proofs.check_quantised(proof, what, quantised, reference.logits, allowed)
     _require(proof.faults)
     return proof.facts()
+
+
+def _fitting(sample: Sample, context: int, vocabulary: int) -> Sample:
+    """Return the rows that fit into the context of the file. Raise ModelError if there is none."""
+    fitting = proofs.within(sample, context, vocabulary)
+    if not fitting.batches:
+        raise errors.ModelError(
+            f"no row of the proof is as short as {context} tokens, the context of the file. Nothing was written."
+        )
+    return fitting
 
 
 def _require(faults: list[str]) -> None:
@@ -321,52 +354,49 @@ def _request(
 def _allowed(
     job: Job,
     sample: Sample,
-    kind: str,
+    files: Files,
     notes: dict[str, Any],
 ) -> float:
     """Return how far a quantised model may be from the trained one: four times as far as its base, quantised alike."""
     try:
-        base = _compare_base(job, sample, kind)
+        base = _compare_base(job, sample, files)
     except (errors.KubetuneError, OSError) as error:
         reason = " ".join(str(error).split())
         notes["base_quantised_alike"] = f"not compared: {reason}"
         job.tell(f"the base is not quantised alike for comparison: {reason}")
-        bits = int(next(sign for sign in kind if sign.isdigit()))
+        # q4_k_m, iq3_s → 4, 3
+        bits = int(re.sub(r"\D", "", files.kind)[0])
         return proofs.WITHOUT_BASE[bits]
 
     notes["base_quantised_alike"] = {"difference": base.difference, "agreement": base.agreement}
     return max(proofs.LEAST_ALLOWED, proofs.SHARE_OF_BASE * base.difference)
 
 
-def _compare_base(job: Job, sample: Sample, kind: str) -> Comparison:
+def _compare_base(job: Job, sample: Sample, files: Files) -> Comparison:
     """Return what the base loses when it is quantised alike."""
     from kubetune.result.gguf_files.writer import facts_of, write_model
 
     base = _base_folder(job.result)
     if base == job.result.checkpoint:
         raise errors.ModelError("it is not on this machine")
-    facts = facts_of(base)
     job.tell("quantising the base alike")
-    with tempfile.TemporaryDirectory(prefix=".kubetune-gguf-", dir=_scratch(job)) as folder:
-        plain = Path(folder) / "plain.gguf"
-        path = Path(folder) / "base.gguf"
-        written = write_model(base, plain, plain_kind(job.dtype), {})
-        quantise.write(base, plain, path, kind, {}, [])
-        sample = proofs.within(sample, written.context, facts["vocab_size"])
-        if not sample.batches:
-            raise errors.ModelError("the rows have tokens that it does not know")
-        request = _request(job, sample, path, written.context)
-        answer = llama_cpp.ask(replace(request, prompts=[], texts=[], chats=[]))
-        model, _ = _load_plain(job, base, plain)
-        logits = job.ask(model, sample)
+    vocabulary = facts_of(base)["vocab_size"]
+    folder = files.folder / "base"
+    folder.mkdir()
+    plain = folder / "plain.gguf"
+    path = folder / "base.gguf"
+    written = write_model(base, plain, plain_kind(job.dtype), {})
+    quantise.write(base, plain, path, files.kind, {}, [])
+
+    # The base may lack tokens that were added for training.
+    sample = proofs.within(sample, written.context, vocabulary)
+    if not sample.batches:
+        raise errors.ModelError("the rows have tokens that it does not know")
+    request = _request(job, sample, path, written.context)
+    answer = llama_cpp.ask(replace(request, prompts=[], texts=[], chats=[]))
+    model, _ = _load_plain(job, base, plain)
+    logits = job.ask(model, sample)
     return proofs.compare("the base", logits, answer.logits, 0.0)
-
-
-def _scratch(job: Job) -> Path:
-    """Return where large files that go again may lie: on the disk of the run, as the system's folder may be memory."""
-    folder = job.result.run_dir / "exports"
-    folder.mkdir(exist_ok=True)
-    return folder
 
 
 def _write_adapter(
@@ -386,10 +416,11 @@ def _write_adapter(
     job.tell(f"writing {path.name}")
     pairs = write_adapter(staging, described, path, about)
     facts = {"file": path.name, "type": GGUF_ADAPTER, "pairs": pairs}
+
     reason = llama_cpp.missing()
     if reason is None and described.get("quantization_config"):
         reason = "the base's own weights are quantised, and no GGUF file is made of those"
-    elif reason is None and not any(base.glob("*.safetensors")):
+    if reason is None and not any(base.glob("*.safetensors")):
         reason = "the base has no weights in safetensors"
     if reason is not None:
         job.tell(f"not proved by running it: {reason}")
@@ -407,23 +438,31 @@ def _prove_adapter(
     """Return what llama.cpp says of base and adapter beside transformers and PEFT. Raise ModelError for a fault."""
     from kubetune.result.gguf_files.writer import write_model
 
+    job.tell("asking PEFT, then llama.cpp with the adapter beside its base")
     kind = plain_kind(job.dtype)
+    tokenizer = job.result.tokenizer
+    plain = staging / file_name(kind)
+    written = write_model(base, plain, kind, {}, list(tokenizer.eos_ids))
+    sample = _fitting(sample, written.context, tokenizer.vocab_size)
+    request = _request(job, sample, plain, written.context)
+    request = replace(request, adapter=str(path), texts=[], chats=[])
+    # A GGUF file of the base has its own weights, not those of 4 bits that training may have had.
+    if job.config.quantization != "none":
+        job.tell(
+            f"the adapter was trained beside a base in {job.config.quantization}; the proof takes the base's own weights, "
+            "as a GGUF file of the base has them"
+        )
+    model = job.load(staging, quantized=False)
+    reference = _ask_transformers(job, model, sample, request.prompts)
+    del model
+    gc.collect()
+
+    allowed = proofs.ALLOWED_ROUNDED
+    if kind == "f32":
+        allowed = proofs.ALLOWED[kind]
     proof = proofs.Proof()
-    with tempfile.TemporaryDirectory(prefix=".kubetune-gguf-", dir=_scratch(job)) as folder:
-        plain = Path(folder) / "base.gguf"
-        job.tell("asking PEFT, then llama.cpp with the adapter beside its base")
-        tokenizer = job.result.tokenizer
-        written = write_model(base, plain, kind, {}, list(tokenizer.eos_ids))
-        sample = proofs.within(sample, written.context, tokenizer.vocab_size)
-        request = _request(job, sample, plain, written.context)
-        request = replace(request, adapter=str(path), texts=[], chats=[])
-        model = job.load(staging)
-        reference = _ask_transformers(job, model, sample, request.prompts)
-        del model
-        gc.collect()
-        allowed = proofs.ALLOWED[kind] if kind == "f32" else proofs.ALLOWED_ROUNDED
-        what = f"PEFT and llama.cpp, {kind}"
-        answer = proofs.check_plain(proof, what, request, reference, allowed)
-        proof.notes["llama_cpp_python"] = answer.version
+    what = f"PEFT and llama.cpp, {kind}"
+    answer = proofs.check_plain(proof, what, request, reference, allowed)
+    proof.notes["llama_cpp_python"] = answer.version
     _require(proof.faults)
     return proof.facts()

@@ -1,7 +1,7 @@
 """The families of models that are written as GGUF: what llama.cpp calls them, and what it wants otherwise.
 
 A family is here only if llama.cpp was run on a tiny model of it and gave what transformers gives
-(tests/peers/test_llama_cpp.py). All others are refused by name.
+(tests/run/test_gguf_llama_cpp.py). All others are refused by name.
 
 Three things differ between a model of transformers and the same model of llama.cpp:
 
@@ -59,8 +59,13 @@ def heads_of(facts: Facts) -> tuple[int, int, int]:
     kv_heads = facts.get("num_key_value_heads") or heads
     if facts.get("model_type") == "falcon":
         kv_heads = _falcon_kv_heads(facts)
-    width = facts.get("hidden_size") or facts["n_embd"]
-    return heads, kv_heads, facts.get("head_dim") or width // heads
+    size = facts.get("head_dim") or _width(facts) // heads
+    return heads, kv_heads, size
+
+
+def _width(facts: Facts) -> int:
+    """Return the number of values that stand for a token."""
+    return int(facts.get("hidden_size") or facts["n_embd"])
 
 
 def _falcon_kv_heads(facts: Facts) -> int:
@@ -70,9 +75,13 @@ def _falcon_kv_heads(facts: Facts) -> int:
 
 
 def _neighbours(rows: Tensor, heads: int) -> Tensor:
-    """Return the rows of q or k with those next to each other that are rotated together."""
+    """Return the rows of q or k with those next to each other that are rotated together.
+
+    Two heads of 4 rows:    0 1 | 2 3    4 5 | 6 7    →    0 2 1 3    4 6 5 7
+    """
     # [heads, 2 halves, d/2] → [heads, d/2, 2]
-    halves = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
+    size = rows.shape[0] // heads
+    halves = rows.reshape(heads, 2, size // 2, *rows.shape[1:])
     return halves.swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -91,16 +100,19 @@ def _falcon_rows(name: str, tensor: Tensor, facts: Facts) -> Tensor:
         return tensor
     import torch
 
+    # Four heads of queries and two of keys:    q q k v | q q k v    →    q q q q  k k  v v
     heads, kv_heads, size = heads_of(facts)
-    groups = tensor.reshape(kv_heads, heads // kv_heads + 2, size, *tensor.shape[1:])
-    parts = [groups[:, :-2], groups[:, -2:-1], groups[:, -1:]]
-    return torch.cat([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+    queries = heads // kv_heads
+    groups = tensor.reshape(kv_heads, queries + 2, size, *tensor.shape[1:])
+    parts = groups.split([queries, 1, 1], dim=1)
+    return torch.cat([part.flatten(0, 2) for part in parts])
 
 
 def _neox_rows(name: str, tensor: Tensor, facts: Facts) -> Tensor:
     """Return q, k, v of each head as all queries, then all keys, then all values."""
     if "query_key_value" not in name:
         return tensor
+    # Two heads:    q k v | q k v    →    q q  k k  v v
     heads, _, size = heads_of(facts)
     by_head = tensor.reshape(heads, 3, size, *tensor.shape[1:])
     return by_head.swapaxes(0, 1).reshape(tensor.shape)
@@ -108,6 +120,7 @@ def _neox_rows(name: str, tensor: Tensor, facts: Facts) -> Tensor:
 
 def _pattern(facts: Facts) -> Keys:
     """Return which layers look at a window of tokens alone."""
+    # Three layers of Gemma 2:    sliding_attention, full_attention, sliding_attention → True, False, True
     kinds = facts.get("layer_types") or ()
     slides = [kind == "sliding_attention" for kind in kinds]
     if not any(slides) or not facts.get("sliding_window"):
@@ -119,12 +132,11 @@ def _pattern(facts: Facts) -> Keys:
 
 
 def _experts(facts: Facts) -> Keys:
-    keys = {
-        "expert_feed_forward_length": facts.get("moe_intermediate_size")
-        or facts["intermediate_size"]
-    }
-    if facts.get("shared_expert_intermediate_size"):
-        keys["expert_shared_feed_forward_length"] = facts["shared_expert_intermediate_size"]
+    width = facts.get("moe_intermediate_size") or facts["intermediate_size"]
+    keys = {"expert_feed_forward_length": width}
+    shared = facts.get("shared_expert_intermediate_size")
+    if shared:
+        keys["expert_shared_feed_forward_length"] = shared
     return keys
 
 
@@ -182,6 +194,9 @@ def _olmo_keys(facts: Facts) -> Keys:
 
 _GELU: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh")
 
+# Layers of the largest model of a family, by which llama.cpp knows it.
+_LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3_text": 62}
+
 # Of each `model_type` of transformers.
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("llama", _llama_keys, _rotated),
@@ -193,15 +208,36 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_moe": Family("qwen3moe", _experts, only={"norm_topk_prob": (True,)}),
     "gemma": Family("gemma", norm_offset=1.0, head="never read", acts=_GELU),
     "gemma2": Family(
-        "gemma2", _gemma2_keys, norm_offset=1.0, head="never read", slides=True, acts=_GELU
+        "gemma2",
+        _gemma2_keys,
+        norm_offset=1.0,
+        head="never read",
+        slides=True,
+        acts=_GELU,
     ),
-    "gemma3_text": Family("gemma3", _gemma3_keys, norm_offset=1.0, slides=True, acts=_GELU),
-    "phi": Family("phi2", head="needed", acts=_GELU, only={"qk_layernorm": (False,)}),
+    "gemma3_text": Family(
+        "gemma3",
+        _gemma3_keys,
+        norm_offset=1.0,
+        slides=True,
+        acts=_GELU,
+    ),
+    "phi": Family(
+        "phi2",
+        head="needed",
+        acts=_GELU,
+        only={"qk_layernorm": (False,)},
+    ),
     "phi3": Family("phi3"),
     "olmo": Family("olmo", _olmo_keys, _rotated),
     "olmo2": Family("olmo2", head="needed"),
     "olmo3": Family("olmo2", _pattern, head="needed", slides=True),
-    "olmoe": Family("olmoe", _experts, head="needed", only={"norm_topk_prob": (False,)}),
+    "olmoe": Family(
+        "olmoe",
+        _experts,
+        head="needed",
+        only={"norm_topk_prob": (False,)},
+    ),
     "granite": Family("granite", _granite_keys, _rotated),
     "falcon": Family(
         "falcon",
@@ -213,8 +249,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gpt2": Family("gpt2", transposed=True, acts=_GELU),
     "gpt_neox": Family("gptneox", _neox_keys, _neox_rows, head="needed", acts=_GELU),
     "starcoder2": Family("starcoder2", acts=_GELU),
-    "stablelm": Family("stablelm", _neox_keys, head="needed", only={"qk_layernorm": (False,)}),
-    "cohere": Family("command-r", _cohere_keys, head="never read", only={"use_qk_norm": (False,)}),
+    "stablelm": Family(
+        "stablelm",
+        _neox_keys,
+        head="needed",
+        only={"qk_layernorm": (False,)},
+    ),
+    "cohere": Family(
+        "command-r",
+        _cohere_keys,
+        head="never read",
+        only={"use_qk_norm": (False,)},
+    ),
     "cohere2": Family("cohere2", _cohere2_keys, head="never read", slides=True),
     "glm4": Family("glm4"),
     "smollm3": Family("smollm3", order=_rotated, only={"no_rope_layer_interval": (4,)}),
@@ -263,18 +309,18 @@ def _require_computed(kind: str, facts: Facts, family: Family) -> None:
                 f"{kind} with {name}: {act} is not written as GGUF: llama.cpp computes {family.acts[0]} alone. "
                 "Nothing was written."
             )
-    heads, kv_heads, _ = heads_of(facts)
+    heads, kv_heads, size = heads_of(facts)
     if family.arch == "olmoe" and heads != kv_heads:
         raise errors.ModelError(
             f"{kind} with {kv_heads} heads of keys for {heads} of queries is not written as GGUF: llama.cpp takes as "
             "many of each. Nothing was written."
         )
-    # Both divide scores by the root of the size of a head, except of the largest model of each.
     scalar = facts.get("query_pre_attn_scalar")
-    if kind.startswith("gemma") and scalar is not None:
-        heads, _, size = heads_of(facts)
-        width = facts["hidden_size"] // heads
-        expected = width if _layers(facts) == {"gemma2": 46, "gemma3_text": 62}[kind] else size
+    if kind in _LARGEST_GEMMA and scalar is not None:
+        # llama.cpp divides scores by the root of the size of a head, except of the largest model of each.
+        expected = size
+        if layers_of(facts) == _LARGEST_GEMMA[kind]:
+            expected = _width(facts) // heads
         if scalar != expected:
             raise errors.ModelError(
                 f"{kind} with query_pre_attn_scalar: {scalar} is not written as GGUF: llama.cpp takes {expected}. "
@@ -290,9 +336,9 @@ def keys_of(facts: Facts, family: Family) -> tuple[Keys, dict[str, Tensor]]:
     heads, kv_heads, size = heads_of(facts)
     rotary, tensors = _rotary(facts, size)
     keys: Keys = {
-        "block_count": _layers(facts),
+        "block_count": layers_of(facts),
         "context_length": _context(facts, family),
-        "embedding_length": facts.get("hidden_size") or facts["n_embd"],
+        "embedding_length": _width(facts),
         "feed_forward_length": _inner(facts),
         "attention.head_count": heads,
         "attention.head_count_kv": kv_heads,
@@ -308,17 +354,17 @@ def keys_of(facts: Facts, family: Family) -> tuple[Keys, dict[str, Tensor]]:
     return {**keys, **family.keys(facts)}, tensors
 
 
-def _layers(facts: Facts) -> int:
+def layers_of(facts: Facts) -> int:
+    """Return the number of a model's layers."""
     return int(facts.get("num_hidden_layers") or facts["n_layer"])
 
 
 def _inner(facts: Facts) -> int:
     """Return the width of the feed-forward part, which some families leave to a default."""
-    width = int(facts.get("hidden_size") or facts["n_embd"])
     for name in ("ffn_hidden_size", "intermediate_size", "n_inner"):
         if facts.get(name):
             return int(facts[name])
-    return 4 * width
+    return 4 * _width(facts)
 
 
 def _context(facts: Facts, family: Family) -> int:
@@ -346,7 +392,8 @@ def _rotary(facts: Facts, size: int) -> tuple[Keys, dict[str, Tensor]]:
     parameters = facts.get("rope_parameters") or {}
     if not parameters:
         return {}, {}
-    # Families whose layers differ have one set of parameters for each kind of layer.
+    # Families whose layers differ have one set of parameters for each kind of layer:
+    #     {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     full: Facts = parameters.get("full_attention") or parameters
     local = parameters.get("sliding_attention")
     share = full.get("partial_rotary_factor") or facts.get("partial_rotary_factor") or 1.0
@@ -360,19 +407,17 @@ def _rotary(facts: Facts, size: int) -> tuple[Keys, dict[str, Tensor]]:
             raise _foreign_rope(local["rope_type"])
 
     kind = full.get("rope_type", "default")
-    if kind == "default":
-        return keys, {}
+    tensors: dict[str, Tensor] = {}
     if kind == "llama3":
-        return keys, {"rope_freqs.weight": _llama3_factors(full, size)}
-    if kind == "linear":
-        return {
-            **keys,
-            "rope.scaling.type": "linear",
-            "rope.scaling.factor": float(full["factor"]),
-        }, {}
-    if kind == "yarn":
-        return {**keys, **_yarn(full)}, {}
-    raise _foreign_rope(kind)
+        tensors["rope_freqs.weight"] = _llama3_factors(full, size)
+    elif kind == "linear":
+        keys["rope.scaling.type"] = "linear"
+        keys["rope.scaling.factor"] = float(full["factor"])
+    elif kind == "yarn":
+        keys |= _yarn(full)
+    elif kind != "default":
+        raise _foreign_rope(kind)
+    return keys, tensors
 
 
 def _foreign_rope(kind: str) -> errors.ModelError:
@@ -401,12 +446,17 @@ def _llama3_factors(parameters: Facts, size: int) -> Tensor:
     """
     import torch
 
-    frequencies = 1.0 / parameters["rope_theta"] ** (torch.arange(0, size, 2).double() / size)
-    waves = 2 * math.pi / frequencies
+    # Llama 3.1 (context 8192, low 1, high 4, factor 8), by the waves that a context holds:
+    #
+    #     waves in a context    0.5    1      2.5    4      100
+    #     smooth                0      0      0.5    1      1
+    #     divided by            8      8      1.78   1      1
+    exponents = torch.arange(0, size, 2).double() / size
+    frequencies = 1.0 / parameters["rope_theta"] ** exponents
     context = parameters["original_max_position_embeddings"]
+    waves = context * frequencies / (2 * math.pi)
     low = parameters["low_freq_factor"]
     high = parameters["high_freq_factor"]
-    # 0 at the longest wave that is changed wholly, 1 at the shortest that is not changed at all.
-    smooth = ((context / waves - low) / (high - low)).clamp(0, 1)
+    smooth = ((waves - low) / (high - low)).clamp(0, 1)
     factors: Tensor = 1 / ((1 - smooth) / parameters["factor"] + smooth)
     return factors.float()

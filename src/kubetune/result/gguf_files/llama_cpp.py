@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
+from kubetune.base import processes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,9 +41,8 @@ class Request:
     length: int = 0  # tokens of each continuation
     texts: list[str] = field(default_factory=list)  # which are tokenized
     template: str = ""  # the chat template
-    chats: list[list[tuple[str, str]]] = field(
-        default_factory=list
-    )  # of roles and texts, the user's last
+    # Of roles and texts, the user's last.
+    chats: list[list[tuple[str, str]]] = field(default_factory=list)
     vocabulary: int = 0  # size
     threads: int = 1
 
@@ -75,7 +74,7 @@ def _why_broken(origin: str) -> str | None:
     """Return why the package at this place does not load; None if it does."""
     # One that was built for another machine, or lacks a package, is no fault of the file that it is asked about.
     done = subprocess.run(
-        [sys.executable, "-c", "import llama_cpp"],
+        [sys.executable, "-P", "-c", "import llama_cpp"],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -98,7 +97,7 @@ def ask(request: Request) -> Answer:
         answer = Path(folder) / "answer.npz"
         question.write_text(json.dumps(asdict(request)))
         done = subprocess.run(
-            [sys.executable, "-m", "kubetune.result.gguf_files.llama_worker", question, answer],
+            processes.module("kubetune.result.gguf_files.llama_worker", question, answer),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -107,21 +106,19 @@ def ask(request: Request) -> Answer:
             check=False,
         )
         if done.returncode or not answer.is_file():
-            lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-            reason = " | ".join(lines[-3:])
             raise errors.ModelError(
-                f"llama.cpp does not load or run {Path(request.model).name} (exit code {done.returncode}: {reason})"
+                f"llama.cpp does not load or run {Path(request.model).name} "
+                f"(exit code {done.returncode}: {last_lines(done)})"
             )
+        logits = []
         with np.load(answer) as arrays:
             facts: dict[str, Any] = json.loads(arrays["answers"].tobytes())
-            logits = [
-                torch.from_numpy(arrays[f"logits_{number}"]) for number in range(len(request.rows))
-            ]
+            for number in range(len(request.rows)):
+                logits.append(torch.from_numpy(arrays[f"logits_{number}"]))
     return Answer(logits=logits, **facts)
 
 
-def spread(length: int, most: int) -> Sequence[int]:
-    """Return at most `most` positions of a row, spread evenly, the last one among them."""
-    import torch
-
-    return torch.linspace(0, length - 1, min(most, length)).long().tolist()
+def last_lines(done: subprocess.CompletedProcess[str]) -> str:
+    """Return the last three lines that a program printed, as one."""
+    lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    return " | ".join(lines[-3:])

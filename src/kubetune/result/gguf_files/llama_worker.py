@@ -15,34 +15,46 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
+from kubetune.base.processes import die_with_parent
+
 
 def main() -> None:
     """Answer the request that the first argument names, in the file that the second names."""
+    # Else it would go on for minutes after an export that was killed.
+    die_with_parent()
     request = json.loads(Path(sys.argv[1]).read_text("utf-8"))
     model = _load(request)
     arrays: dict[str, Any] = {}
     for number, row in enumerate(request["rows"]):
         arrays[f"logits_{number}"] = _logits(model, row["ids"], row["positions"])
-    answers = {
+
+    answers: dict[str, Any] = {
         "version": llama_cpp.__version__,
-        "continuations": [_continue(model, ids, request["length"]) for ids in request["prompts"]],
-        "tokens": [
-            model.tokenize(text.encode(), add_bos=False, special=True) for text in request["texts"]
-        ],
+        "continuations": [],
+        "tokens": [],
         "start": _start(model),
         "ends": _ends(model, request["vocabulary"]),
-        "chats": [_render(request["template"], chat) for chat in request["chats"]],
+        "chats": [],
     }
+    for ids in request["prompts"]:
+        answers["continuations"].append(_continue(model, ids, request["length"]))
+    for text in request["texts"]:
+        answers["tokens"].append(model.tokenize(text.encode(), add_bos=False, special=True))
+    for chat in request["chats"]:
+        answers["chats"].append(_render(request["template"], chat))
+    # All in one file: text as bytes, beside the logits.
     arrays["answers"] = np.frombuffer(json.dumps(answers).encode(), np.uint8)
     np.savez(sys.argv[2], **arrays)
 
 
 def _load(request: dict[str, Any]) -> Any:
     """Return the model, with keys and values of attention in fp32, and logits of all tokens."""
-    rows = [len(row["ids"]) for row in request["rows"]]
-    prompts = [len(ids) + request["length"] for ids in request["prompts"]]
     # The longest goes in as one batch, so that nothing depends on where a batch ends.
-    longest = max([8, *rows, *prompts])
+    longest = 8
+    for row in request["rows"]:
+        longest = max(longest, len(row["ids"]))
+    for ids in request["prompts"]:
+        longest = max(longest, len(ids) + request["length"])
     return llama_cpp.Llama(
         request["model"],
         lora_path=request["adapter"],
@@ -72,34 +84,48 @@ def _continue(model: Any, ids: list[int], length: int) -> list[int]:
     model.eval(ids)
     tokens: list[int] = []
     while len(tokens) < length:
-        tokens.append(int(model.scores[model.n_tokens - 1].argmax()))
-        model.eval(tokens[-1:])
+        likeliest = int(model.scores[model.n_tokens - 1].argmax())
+        tokens.append(likeliest)
+        model.eval([likeliest])
     return tokens
 
 
 def _start(model: Any) -> list[int]:
     """Return the tokens that are put before a text."""
+    # [1, 97] and [97] → [1]
     plain = model.tokenize(b"a", add_bos=False, special=False)
     full: list[int] = model.tokenize(b"a", add_bos=True, special=False)
-    return full[: len(full) - len(plain)]
+    added = len(full) - len(plain)
+    return full[:added]
 
 
 def _ends(model: Any, size: int) -> list[int]:
     """Return the tokens at which llama.cpp ends an answer."""
     vocabulary = llama_cpp.llama_model_get_vocab(model.model)
-    return [number for number in range(size) if llama_cpp.llama_vocab_is_eog(vocabulary, number)]
+    ends = []
+    for number in range(size):
+        if llama_cpp.llama_vocab_is_eog(vocabulary, number):
+            ends.append(number)
+    return ends
 
 
 def _render(template: str, chat: list[list[str]]) -> str | None:
     """Return the prompt of a conversation by llama.cpp's own code; None if that knows no such template."""
     messages = (llama_cpp.llama_chat_message * len(chat))()
-    for place, (role, text) in enumerate(chat):
-        messages[place] = llama_cpp.llama_chat_message(role=role.encode(), content=text.encode())
     # Room for the template's own texts, which are short.
-    size = 4096 + 4 * sum(len(text.encode()) for _, text in chat)
+    size = 4096
+    for place, (role, text) in enumerate(chat):
+        content = text.encode()
+        messages[place] = llama_cpp.llama_chat_message(role=role.encode(), content=content)
+        size += 4 * len(content)
     buffer = ctypes.create_string_buffer(size)
     written = llama_cpp.llama_chat_apply_template(
-        template.encode(), messages, len(chat), True, buffer, size
+        template.encode(),
+        messages,
+        len(chat),
+        True,
+        buffer,
+        size,
     )
     if written < 0:
         return None

@@ -10,6 +10,7 @@ from typing import Final
 from kubetune import errors
 from kubetune.base import whole_folder
 from kubetune.result.fits import PROVENANCE
+from kubetune.result.gguf_files.llama_cpp import last_lines
 from kubetune.result.publishing.ollama_modelfile import MODELFILE
 
 PROGRAM: Final = "ollama"
@@ -55,7 +56,6 @@ def create(folder: Path, name: str) -> None:
         check=False,
     )
     if done.returncode:
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise errors.EnvironmentFault(
-            f"ollama create ends with exit code {done.returncode}: {' | '.join(lines[-3:])}"
+            f"ollama create ends with exit code {done.returncode}: {last_lines(done)}"
         )

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.text.turns.template import ChatTemplate
 from kubetune.result.gguf_files.llama_cpp import Answer, Request, Row, ask
 from kubetune.result.publishing.equivalence import POSITIONS, Comparison, Sample
 
@@ -109,14 +110,15 @@ def rows_of(sample: Sample) -> list[Row]:
     rows = []
     for batch in sample.batches:
         ids = batch.input_ids.tolist()
-        kept = torch.linspace(0, len(ids) - 1, min(POSITIONS, len(ids))).long()
-        rows.append(Row(ids, kept.tolist()))
+        asked = min(POSITIONS, len(ids))
+        positions = torch.linspace(0, len(ids) - 1, asked).long()
+        rows.append(Row(ids, positions.tolist()))
     return rows
 
 
 def prompts_of(tokenizer: Tokenizer, sample: Sample, context: int) -> list[list[int]]:
     """Return the tokens that greedy answers follow: conversations, or beginnings of rows of a model without template."""
-    prompts = []
+    prompts: list[list[int]] = []
     if tokenizer.chat is not None:
         for chat in CHATS:
             text = render(tokenizer, chat)
@@ -125,7 +127,9 @@ def prompts_of(tokenizer: Tokenizer, sample: Sample, context: int) -> list[list[
     if not prompts:
         for batch in sample.batches[:PROMPTS]:
             prompts.append(batch.input_ids.tolist()[:16])
-    return [ids for ids in prompts[:PROMPTS] if len(ids) + LENGTH <= context]
+    # The answer is to fit into the context too.
+    longest = context - LENGTH
+    return [ids for ids in prompts if len(ids) <= longest]
 
 
 def render(tokenizer: Tokenizer, chat: Sequence[tuple[str, str]]) -> str | None:
@@ -135,6 +139,29 @@ def render(tokenizer: Tokenizer, chat: Sequence[tuple[str, str]]) -> str | None:
         return tokenizer.require_chat().render(messages, generation_prompt=True)
     except ValueError:
         return None
+
+
+def asked_to_think(tokenizer: Tokenizer) -> dict[str, str] | None:
+    """Return the prompt of training and that of llama.cpp's programs, where these differ by `enable_thinking`.
+
+    They set it to true, and training leaves it to the template. Of a conversation with one question, Gemma 4:
+
+        training    <|turn>user\n…<turn|>\n<|turn>model\n
+        llama.cpp   <|turn>system\n<|think|>\n<turn|>\n<|turn>user\n…<turn|>\n<|turn>model\n
+    """
+    if tokenizer.chat is None:
+        return None
+    source = tokenizer.require_chat().source
+    thinking = ChatTemplate("{%- set enable_thinking = true -%}" + source, tokenizer.special)
+    messages = [{"role": role, "content": text} for role, text in CHATS[0]]
+    try:
+        prompt = thinking.render(messages, generation_prompt=True)
+    except ValueError:
+        return None
+    trained = render(tokenizer, CHATS[0])
+    if trained is None or prompt == trained:
+        return None
+    return {"as_trained": trained, "by_llama_cpp": prompt}
 
 
 @torch.inference_mode()
@@ -148,8 +175,10 @@ def follow_greedily(model: Any, prompt: Sequence[int]) -> Tensor:
         # After the first time one token goes in, and the cache has the others.
         answer = model(input_ids=ids, past_key_values=past, use_cache=True)
         past = answer.past_key_values
-        steps.append(answer.logits[0, -1].float().log_softmax(-1).cpu())
-        ids = steps[-1].argmax().reshape(1, 1).to(device)
+        last = answer.logits[0, -1].float()
+        steps.append(last.log_softmax(-1).cpu())
+        likeliest = int(last.argmax())
+        ids = torch.tensor([[likeliest]], device=device)
     return torch.stack(steps)
 
 
@@ -187,17 +216,21 @@ def compare(
 
 def partings(reference: Sequence[Tensor], answers: Sequence[Sequence[int]]) -> list[Parting | None]:
     """Return where each greedy answer of llama.cpp leaves that of transformers; None where it does not."""
-    result: list[Parting | None] = []
-    for steps, tokens in zip(reference, answers, strict=True):
-        parting = None
-        for number, token in enumerate(tokens):
-            best = int(steps[number].argmax())
-            if token != best:
-                gap = float(steps[number, best] - steps[number, token])
-                parting = Parting(number, gap)
-                break
-        result.append(parting)
-    return result
+    return [_parting(steps, tokens) for steps, tokens in zip(reference, answers, strict=True)]
+
+
+def _parting(steps: Tensor, tokens: Sequence[int]) -> Parting | None:
+    """Return the first token of an answer that is not the likeliest of its step.
+
+    Transformers' likeliest tokens 7 9 4, llama.cpp's answer 7 9 5: they part at token 2. If log p of 4 and 5 there are
+    -0.70 and -0.71, the gap is 0.01, which says that both are as good. What follows is of different texts.
+    """
+    for number, token in enumerate(tokens):
+        likeliest = int(steps[number].argmax())
+        if token != likeliest:
+            gap = steps[number, likeliest] - steps[number, token]
+            return Parting(number, float(gap))
+    return None
 
 
 def check_plain(
@@ -211,13 +244,19 @@ def check_plain(
     answer = ask(request)
     proof.add(compare(what, reference.logits, answer.logits, allowed))
     parted = partings(reference.greedy, answer.continuations)
-    proof.notes["greedy"] = [parting and asdict(parting) for parting in parted]
+    notes: list[dict[str, Any] | None] = []
     for number, parting in enumerate(parted):
-        if parting is not None and not parting.gap <= CLOSE * allowed:
+        if parting is None:
+            notes.append(None)
+            continue
+        notes.append(asdict(parting))
+        # NaN is no small gap.
+        if not parting.gap <= CLOSE * allowed:
             proof.faults.append(
                 f"greedy answer {number + 1} parts at token {parting.token + 1}, where transformers prefers its own by "
                 f"{parting.gap:.2g}"
             )
+    proof.notes["greedy"] = notes
     return answer
 
 
@@ -262,18 +301,21 @@ def _first_difference(ids: Sequence[int], expected: Sequence[int]) -> int:
 
 def note_chats(proof: Proof, tokenizer: Tokenizer, answer: Answer) -> None:
     """Note whether llama.cpp's own code, which runs no Jinja, makes the prompts of training."""
-    chats = []
+    bos = tokenizer.special.get("bos_token") or ""
+    chats: list[dict[str, Any]] = []
     for chat, prompt in zip(CHATS, answer.chats, strict=False):
         trained = render(tokenizer, chat)
         if prompt is None:
             chats.append({"alike": None})
-        elif trained is not None:
-            bos = tokenizer.special.get("bos_token") or ""
-            alike = prompt == trained or prompt == trained.removeprefix(bos)
-            note: dict[str, Any] = {"alike": alike}
-            if not alike:
-                note |= {"by_llama_cpp": prompt, "as_trained": trained}
-            chats.append(note)
+            continue
+        # A template that refuses a system text, for example.
+        if trained is None:
+            continue
+        # llama.cpp may leave BOS to the tokenizer.
+        if prompt in (trained, trained.removeprefix(bos)):
+            chats.append({"alike": True})
+        else:
+            chats.append({"alike": False, "by_llama_cpp": prompt, "as_trained": trained})
     proof.notes["chats"] = chats
 
 

@@ -80,8 +80,7 @@ def _run_llama_cpp(plain: Path, path: Path, kind: str) -> None:
         check=False,
     )
     if done.returncode or not path.is_file():
-        lines = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
         raise errors.ModelError(
-            f"llama.cpp does not make {name} of this model (exit code {done.returncode}: {' | '.join(lines[-3:])}). "
-            "Nothing was written."
+            f"llama.cpp does not make {name} of this model (exit code {done.returncode}: "
+            f"{llama_cpp.last_lines(done)}). Nothing was written."
         )

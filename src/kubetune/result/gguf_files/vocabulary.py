@@ -8,6 +8,7 @@ of the tokenizer itself. The proof then compares ids, since equal rules are no p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,12 +64,10 @@ class Vocabulary:
     kinds: list[int]
     scores: list[float] = field(default_factory=list)
     merges: list[str] = field(default_factory=list)
-    special: dict[str, int] = field(
-        default_factory=dict
-    )  # ids of bos, eos, eot, unknown and padding
-    adds: dict[str, bool] = field(
-        default_factory=dict
-    )  # whether bos, eos or a space comes before or after a text
+    # Ids of bos, eos, eot, eom, unknown and padding.
+    special: dict[str, int] = field(default_factory=dict)
+    # Whether bos or a space comes before a text, and eos behind it.
+    adds: dict[str, bool] = field(default_factory=dict)
     template: str | None = None  # the chat template
     strips: bool = False  # spaces after special tokens belong to them, as in Phi-3
 
@@ -90,7 +89,8 @@ def read_vocabulary(folder: Path, size: int, end_ids: list[int] | None = None) -
             "would load it. Nothing was written."
         )
 
-    # Embeddings often have more rows than the tokenizer has tokens, and llama.cpp wants a token for each row.
+    # Embeddings often have more rows than the tokenizer has tokens, and llama.cpp wants a token for each row:
+    #     Qwen2.5 has 151,665 tokens and 151,936 rows, so the last are [PAD151665] … [PAD151935]
     tokens = [f"[PAD{number}]" for number in range(size)]
     kinds = [UNUSED] * size
     for token, number in vocabulary.items():
@@ -122,21 +122,21 @@ def read_vocabulary(folder: Path, size: int, end_ids: list[int] | None = None) -
 
 def _special(loaded: Any, end_ids: list[int]) -> dict[str, int]:
     """Return the ids of tokens that have a name, those among them at which an answer ends."""
-    names = {
-        "bos": "bos_token_id",
-        "eos": "eos_token_id",
-        "unknown": "unk_token_id",
-        "padding": "pad_token_id",
+    numbers = {
+        "bos": loaded.bos_token_id,
+        "eos": loaded.eos_token_id,
+        "unknown": loaded.unk_token_id,
+        "padding": loaded.pad_token_id,
     }
     special = {}
-    for key, attribute in names.items():
-        number = getattr(loaded, attribute, None)
+    for key, number in numbers.items():
         if number is not None:
             special[key] = number
     others = [number for number in end_ids if number != special.get("eos")]
     if "eos" not in special and others:
         special["eos"] = others.pop(0)
-    # llama.cpp has names for two more tokens that end an answer: of a turn, and of a message.
+    # llama.cpp has names for two more tokens that end an answer: of a turn, and of a message. Llama 3's <|end_of_text|>
+    # is eos, its <|eot_id|> eot.
     for key, number in zip(("eot", "eom"), others, strict=False):
         special[key] = number
     return special
@@ -144,17 +144,19 @@ def _special(loaded: Any, end_ids: list[int]) -> dict[str, int]:
 
 def _adds(loaded: Any) -> dict[str, bool]:
     """Return whether the tokenizer puts `bos` before a text, and `eos` behind it."""
+    # Llama 3's: "a" is 64, and with special tokens 128000 64, so it puts bos in front and no eos behind.
     plain = loaded("a", add_special_tokens=False).input_ids
     full = loaded("a").input_ids
-    start = full[: len(full) - len(plain)]
-    return {
-        "bos": loaded.bos_token_id is not None and start[:1] == [loaded.bos_token_id],
-        "eos": loaded.eos_token_id is not None and full[-1:] == [loaded.eos_token_id] != plain[-1:],
-    }
+    bos = loaded.bos_token_id
+    eos = loaded.eos_token_id
+    begins = len(full) > len(plain) and full[:1] == [bos]
+    ends = full[-1:] == [eos] and plain[-1:] != [eos]
+    return {"bos": bos is not None and begins, "eos": eos is not None and ends}
 
 
 def _steps(part: Mapping[str, Any] | None) -> list[Mapping[str, Any]]:
     """Return the steps of a normalizer or pre-tokenizer, which may be a sequence."""
+    # {"type": "Sequence", "pretokenizers": [{"type": "Split", …}, {"type": "ByteLevel", …}]}
     if part is None:
         return []
     if part["type"] == "Sequence":
@@ -181,27 +183,36 @@ def _byte_level(
         elif step["type"] == "ByteLevel" and not step["add_prefix_space"]:
             rules.append("bytes with words" if step["use_regex"] else "bytes")
         else:
-            raise _foreign_split(step)
+            raise _foreign_split()
 
+    # Qwen2.5's rules, for example, are one pattern that cuts words out, then bytes: "qwen2".
     name = _NAMES.get(tuple(rules))
+    if described["model"].get("ignore_merges") and name is not None:
+        name = _WHOLE_WORDS.get(name)
     if name is None:
-        raise _foreign_split(rules)
-    if described["model"].get("ignore_merges"):
-        if name not in _WHOLE_WORDS:
-            raise _foreign_split([*rules, "ignore_merges"])
-        name = _WHOLE_WORDS[name]
+        raise _foreign_split()
 
-    merges = []
-    for merge in described["model"]["merges"]:
-        pair = merge if isinstance(merge, list) else merge.split(" ")
-        merges.append(" ".join(pair))
+    merges = [" ".join(pair) for pair in _merges(described)]
     return Vocabulary("gpt2", name, merges=merges, adds=adds, **common)
 
 
-def _foreign_split(rules: object) -> errors.ModelError:
+def _merges(described: Mapping[str, Any]) -> list[list[str]]:
+    """Return the pairs of tokens that are joined, the first ones first."""
+    # Files of older versions have "t h" in place of ["t", "h"].
+    pairs = []
+    for merge in described["model"]["merges"]:
+        if isinstance(merge, str):
+            merge = merge.split(" ")
+        pairs.append(merge)
+    return pairs
+
+
+def _foreign_split() -> errors.ModelError:
+    known = ", ".join(sorted({*_NAMES.values(), *_WHOLE_WORDS.values()}))
     return errors.ModelError(
-        f"llama.cpp is not known to split text as this tokenizer does ({rules}), so the model would be given other "
-        "tokens than it was trained on. Nothing was written."
+        "its tokenizer cuts text into words by a rule (`pre_tokenizer` in tokenizer.json) that llama.cpp is not known "
+        f"to have, so the model would be given other tokens than it was trained on. Known are the rules of {known}. "
+        "Nothing was written; `--merge` makes the form for transformers and vLLM."
     )
 
 
@@ -220,21 +231,21 @@ def _sentencepiece(
     tokens: list[str] = common["tokens"]
     kinds: list[int] = common["kinds"]
     first: dict[str, int] = {}
-    for rank, merge in enumerate(described["model"]["merges"]):
-        pair = merge if isinstance(merge, list) else merge.split(" ")
+    for rank, pair in enumerate(_merges(described)):
         first.setdefault("".join(pair), rank)
 
     scores = []
     for number, token in enumerate(tokens):
-        if kinds[number] != NORMAL:
-            scores.append(-1000.0 if kinds[number] != UNUSED else -10000.0)
-        else:
+        kind = kinds[number]
+        if kind == NORMAL:
             scores.append(-float(first.get(token, len(first))))
-        # <0x41> stands for the byte of "A", where no token fits.
-        is_byte = len(token) == 6 and token.startswith("<0x") and token.endswith(">")
-        if is_byte and kinds[number] == NORMAL:
-            kinds[number] = BYTE
-        if kinds[number] == USER_DEFINED:
+            # <0x41> stands for the byte of "A", where no token fits.
+            if re.fullmatch("<0x..>", token):
+                kinds[number] = BYTE
+            continue
+        # None of the others comes about by merging.
+        scores.append(-10000.0 if kind == UNUSED else -1000.0)
+        if kind == USER_DEFINED:
             tokens[number] = token.replace(_SPACE, " ")
     unknown = common["special"].get("unknown")
     if unknown is not None:

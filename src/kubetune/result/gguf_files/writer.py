@@ -7,9 +7,10 @@ write_model    keys, tokenizer, then one tensor after the other: no more than on
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.base import fault_injection
-from kubetune.result.gguf_files.families import Facts, Family, family_of, keys_of
+from kubetune.result.gguf_files.families import Facts, Family, family_of, keys_of, layers_of
 from kubetune.result.gguf_files.vocabulary import Vocabulary, read_vocabulary
 
 # Types of weights that are written here, by their names on the command line.
@@ -39,9 +40,11 @@ QUANTISED: Final = {
     "q4_1": LlamaFileType.MOSTLY_Q4_1,
     "q4_0": LlamaFileType.MOSTLY_Q4_0,
 }
-# Embedding and head, which lose most by few bits, keep 8 where all else has 4 or 5.
-_OUTER: Final = ("token_embd.weight", "output.weight")
-# Small, and read as they are by llama.cpp.
+
+# llama.cpp's names of the embedding of tokens and of the head.
+EMBEDDING: Final = "token_embd.weight"
+HEAD: Final = "output.weight"
+# Small, and llama.cpp reads them in fp32 alone.
 _ALWAYS_F32: Final = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -102,11 +105,14 @@ def facts_of(folder: Path, *, any_weights: bool = False) -> dict[str, Any]:
 def _weights(folder: Path) -> list[Path]:
     """Return the files that transformers reads of a folder, which may hold the same weights in another form too."""
     index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        return [folder / name for name in sorted(names)]
     single = folder / "model.safetensors"
-    return [single] if single.is_file() else []
+    if index.is_file():
+        # {"weight_map": {"lm_head.weight": "model-00002-of-00002.safetensors", …}}
+        file_by_tensor = json.loads(index.read_text("utf-8"))["weight_map"]
+        return [folder / name for name in sorted(set(file_by_tensor.values()))]
+    if single.is_file():
+        return [single]
+    return []
 
 
 class Folder:
@@ -150,19 +156,19 @@ def write_model(
     facts = facts_of(folder)
     family = family_of(facts)
     keys, extra = keys_of(facts, family)
-    source = Folder(folder)
-    planned, wider = plan_tensors(source, facts, family, kind)
+    planned, wider = plan_tensors(Folder(folder), facts, family, kind)
     for name, tensor in extra.items():
         planned.append(Planned(name, tuple(tensor.shape), Type.F32, tensor.numpy))
-    rows = next(tensor.shape[0] for tensor in planned if tensor.name == "token_embd.weight")
-    vocabulary = read_vocabulary(folder, rows, end_ids)
+    vocabulary = read_vocabulary(folder, _named_in(planned, EMBEDDING).shape[0], end_ids)
 
+    # The library writes nothing before all keys and the sizes of all tensors are known: they are the file's head.
     writer = GGUFWriter(path, family.arch)
     writer.add_type(gguf.GGUFType.MODEL)
     if "name" in about:
-        about = {**about, "name": name_for_llama_cpp(about["name"], strips=vocabulary.strips)}
-    add_keys(writer, {f"general.{key}": value for key, value in about.items()})
-    add_keys(writer, {f"{family.arch}.{key}": value for key, value in keys.items()})
+        name = name_for_llama_cpp(about["name"], strips=vocabulary.strips)
+        about = {**about, "name": name}
+    add_keys(writer, "general", about)
+    add_keys(writer, family.arch, keys)
     writer.add_file_type({**PLAIN, **QUANTISED}[kind])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     _add_vocabulary(writer, vocabulary)
@@ -176,6 +182,7 @@ def name_for_llama_cpp(name: str, *, strips: bool) -> str:
     By "phi-3" or "phi3" in the name alone it decides to swallow spaces after special tokens, and it does not load such a
     file if the tokens of Phi-3 are missing. So the name has it exactly where the tokenizer does that (`strips`).
     """
+    # "my-Phi-3-bot" → "my-Phi 3-bot" for a tokenizer that swallows nothing, and "bot" → "bot (phi-3)" for one that does.
     named = re.search(r"phi-?3", name, re.IGNORECASE)
     if strips and not named:
         return f"{name} (phi-3)"
@@ -184,9 +191,10 @@ def name_for_llama_cpp(name: str, *, strips: bool) -> str:
     return name
 
 
-def add_keys(writer: GGUFWriter, keys: Mapping[str, Any]) -> None:
-    """Add keys with the type that their value has in Python."""
-    for key, value in keys.items():
+def add_keys(writer: GGUFWriter, group: str, keys: Mapping[str, Any]) -> None:
+    """Add keys of a group, such as `general`, with the type that their value has in Python."""
+    for name, value in keys.items():
+        key = f"{group}.{name}"
         # A bool is an int too, so it is asked for first.
         if isinstance(value, bool):
             writer.add_bool(key, value)
@@ -221,17 +229,23 @@ def _add_vocabulary(writer: GGUFWriter, vocabulary: Vocabulary) -> None:
 
 def write_tensors(writer: GGUFWriter, planned: Sequence[Planned]) -> None:
     """Write the header with all keys, then the tensors, and close the file."""
+    # 64 × 32 numbers in q8_0 are 64 × 34 bytes: each block of 32 has a scale of two bytes.
     for tensor in planned:
         shape = gguf.quant_shape_to_byte_shape(tensor.shape, tensor.type)
-        size = int(np.prod(shape))
-        # The size is one in bytes, except that of plain numbers is in numbers.
-        writer.add_tensor_info(tensor.name, shape, np.dtype(np.uint8), size, raw_dtype=tensor.type)
+        writer.add_tensor_info(
+            tensor.name,
+            shape,
+            np.dtype(np.uint8),
+            math.prod(shape),
+            raw_dtype=tensor.type,
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor in planned:
         values = np.ascontiguousarray(tensor.load(), dtype=np.float32)
-        writer.write_tensor_data(gguf.quants.quantize(values, tensor.type).view(np.uint8))
+        blocks = gguf.quants.quantize(values, tensor.type)
+        writer.write_tensor_data(blocks.view(np.uint8))
         fault_injection.reach("gguf.tensor")
     writer.close()
 
@@ -244,34 +258,41 @@ def plan_tensors(
 ) -> tuple[list[Planned], list[str]]:
     """Return the tensors of the file, and those of them that keep 16 bits. Raise ModelError for one without a name."""
     names = tensor_names(family, facts)
-    planned = []
-    wider = []
-    for name, parts in _gathered(source, tied=bool(facts.get("tie_word_embeddings"))).items():
-        for target, shape, load in _targets(name, parts, source, facts, family, names):
-            type_ = _type_of(target, shape, kind)
-            if type_ is None:
-                type_ = Type.F16
-                wider.append(target)
-            planned.append(Planned(target, shape, type_, load))
-
-    heads = [tensor for tensor in planned if tensor.name == "output.weight"]
-    if family.head == "needed" and not heads:
-        # A tied head is written a second time, where llama.cpp does not look for it in the embedding.
-        embedding = next(tensor for tensor in planned if tensor.name == "token_embd.weight")
-        planned.append(Planned("output.weight", embedding.shape, embedding.type, embedding.load))
-    if family.head == "never read" and heads:
+    is_tied = bool(facts.get("tie_word_embeddings"))
+    gathered = _gathered(source, tied=is_tied)
+    if family.head == "never read" and "lm_head.weight" in gathered:
         raise errors.ModelError(
             f"the head of this model is not its embedding, and llama.cpp reads no head of {facts['model_type']}: "
             "it would answer by the embedding. Nothing was written."
         )
+    planned = []
+    wider = []
+    for name, parts in gathered.items():
+        for target in _targets(name, parts, source, facts, family, names):
+            type_ = _type_of(target.name, target.shape, kind)
+            if type_ is None:
+                type_ = Type.F16
+                wider.append(target.name)
+            planned.append(Planned(target.name, target.shape, type_, target.load))
+
+    has_head = any(tensor.name == HEAD for tensor in planned)
+    if family.head == "needed" and not has_head:
+        # A tied head is written a second time, where llama.cpp does not look for it in the embedding.
+        planned.append(replace(_named_in(planned, EMBEDDING), name=HEAD))
     return planned, wider
+
+
+def _named_in(planned: Sequence[Planned], name: str) -> Planned:
+    """Return the tensor of a name, which every model has."""
+    return next(tensor for tensor in planned if tensor.name == name)
 
 
 def tensor_names(family: Family, facts: Facts) -> Callable[[str], str | None]:
     """Return what finds llama.cpp's name of a tensor."""
-    arch = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family.arch]
-    layers = int(facts.get("num_hidden_layers") or facts["n_layer"])
-    table = gguf.get_tensor_name_map(arch, layers)
+    # The library's number of "qwen2", for example.
+    names = gguf.MODEL_ARCH_NAMES
+    arch = next(number for number in names if names[number] == family.arch)
+    table = gguf.get_tensor_name_map(arch, layers_of(facts))
     return lambda name: table.get_name(name, try_suffixes=(".weight", ".bias"))
 
 
@@ -289,11 +310,21 @@ def _gathered(source: Folder, *, tied: bool) -> dict[str, list[str]]:
         if match is None:
             gathered[name] = {0: name}
         else:
-            gathered.setdefault(f"{match[1]}.{match[3]}.weight", {})[int(match[2])] = name
-    return {name: [parts[number] for number in sorted(parts)] for name, parts in gathered.items()}
+            whole = f"{match[1]}.{match[3]}.weight"
+            gathered.setdefault(whole, {})[int(match[2])] = name
+    ordered = {}
+    for name, parts in gathered.items():
+        ordered[name] = [parts[number] for number in sorted(parts)]
+    return ordered
 
 
-Target = tuple[str, tuple[int, ...], Callable[[], np.ndarray]]
+@dataclass(frozen=True)
+class Target:
+    """One tensor of the file, before its type is decided."""
+
+    name: str  # as llama.cpp calls it
+    shape: tuple[int, ...]
+    load: Callable[[], np.ndarray]  # fp32, of `shape`
 
 
 def _targets(
@@ -304,40 +335,42 @@ def _targets(
     family: Family,
     names: Callable[[str], str | None],
 ) -> list[Target]:
-    """Return the tensors of the file that one of the folder becomes: itself, or two of a pair of experts' weights."""
+    """Return the tensors of the file that one of the folder becomes: itself, or two of a pair of experts' weights.
+
+    Four experts, 96 wide in a model of 64:
+
+        experts.gate_up_proj            [4, 192, 64] → gate [4, 96, 64] and up [4, 96, 64]
+        experts.0.up_proj … 3.up_proj   [96, 64]     → up [4, 96, 64]
+    """
     shape = source.shape(parts[0])
-    is_expert = ".experts." in name
-    if is_expert and name != parts[0]:
+    is_stacked = name != parts[0]
+    if is_stacked:
         shape = (len(parts), *shape)
 
     def load() -> np.ndarray:
         tensors = [source.load(part) for part in parts]
-        tensor = torch.stack(tensors) if name != parts[0] else tensors[0]
+        tensor = tensors[0]
+        if is_stacked:
+            tensor = torch.stack(tensors)
         return converted(name, tensor, facts, family).numpy()
 
-    # Gate and up of all experts, one above the other.
+    # Gate and up of all experts, one above the other. Both are read twice, so that one is in memory at a time.
     if name.endswith(".experts.gate_up_proj"):
         half = shape[1] // 2
         stem = name.removesuffix("gate_up_proj")
+        gate = _named(f"{stem}gate_proj.weight", names)
+        up = _named(f"{stem}up_proj.weight", names)
+        shape = (shape[0], half, shape[2])
         return [
-            (
-                _named(f"{stem}gate_proj.weight", names),
-                (shape[0], half, shape[2]),
-                lambda: load()[:, :half],
-            ),
-            (
-                _named(f"{stem}up_proj.weight", names),
-                (shape[0], half, shape[2]),
-                lambda: load()[:, half:],
-            ),
+            Target(gate, shape, lambda: load()[:, :half]),
+            Target(up, shape, lambda: load()[:, half:]),
         ]
+    name_of_weight = name
     if name.endswith(".experts.down_proj"):
-        name_of_file = _named(f"{name}.weight", names)
-    else:
-        name_of_file = _named(name, names)
+        name_of_weight = f"{name}.weight"
     if family.transposed and _is_conv1d(name):
         shape = shape[::-1]
-    return [(name_of_file, shape, load)]
+    return [Target(_named(name_of_weight, names), shape, load)]
 
 
 def _named(name: str, names: Callable[[str], str | None]) -> str:
@@ -371,13 +404,15 @@ def converted(
 
 def _type_of(name: str, shape: tuple[int, ...], kind: str) -> Type | None:
     """Return the type of a tensor of the file; None if its rows do not fill blocks of the type."""
-    # Vectors and norms are read in fp32 alone.
     if len(shape) == 1 or name.endswith((*_ALWAYS_F32, ".bias")):
         return Type.F32
     if kind in PLAIN:
         return Type[kind.upper()]
-    if name in _OUTER:
+    # Embedding and head lose most by few bits, and keep 8 where all else has 4 or 5.
+    if name in (EMBEDDING, HEAD):
         kind = "q8_0"
     type_ = Type[kind.upper()]
     block, _ = gguf.GGML_QUANT_SIZES[type_]
-    return type_ if shape[-1] % block == 0 else None
+    if shape[-1] % block:
+        return None
+    return type_

@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from kubetune.base.logs import scrub
 from kubetune.config.load import read_config
 from kubetune.config.schema import LoraConfig
 from kubetune.config.schema.model import DTYPE_NAMES
+from kubetune.data.reading.hub import is_local
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.models import loading
 from kubetune.reporting.picture import draw
@@ -280,7 +281,9 @@ def _write_modelfile(
 
     stop = [tokenizer.backend.id_to_token(token_id) for token_id in tokenizer.eos_ids]
 
-    base = base_name(result.config.model.path) if kind == "adapter" else None
+    base = None
+    if kind == "adapter":
+        base = _base_for_ollama(result)
     is_made = gguf is not None
     if gguf is None:
         gguf = _gguf_to_make(folder, result, kind)
@@ -292,6 +295,21 @@ def _write_modelfile(
         is_made=is_made,
     )
     files.write_atomic(folder / ollama_modelfile.MODELFILE, scrub(text))
+
+
+def _base_for_ollama(result: Result) -> ollama_modelfile.Base:
+    """Return what a Modelfile says of the base of an adapter."""
+    path = result.config.model.path
+    base = ollama_modelfile.Base(base_name(path))
+    architectures = read_json(result.tokenizer.files.get("config.json")).get("architectures") or ()
+    if not is_local(path) or serving.CONVERTED_BY_OLLAMA["model"].isdisjoint(architectures):
+        return base
+    # Files of the hub's cache are links to places outside of their folder, which Ollama refuses.
+    folder = Path(path).expanduser().absolute()
+    weights = list(folder.glob("model*.safetensors"))
+    if not weights or any(file.is_symlink() for file in weights):
+        return base
+    return replace(base, folder=folder)
 
 
 def _gguf_to_make(folder: Path, result: Result, kind: Kind) -> str | None:

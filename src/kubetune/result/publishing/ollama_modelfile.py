@@ -2,16 +2,20 @@
 
 Ollama's templates are Go's and cannot run a model's Jinja. What stands between texts is read off renderings, and the
 result is kept only if it gives the renderings again; a template that is not so simple is left to be written by hand.
-Source: Ollama's Modelfile reference (FROM, ADAPTER, TEMPLATE, PARAMETER stop).
+Sources: Ollama's Modelfile reference (FROM, ADAPTER, TEMPLATE, PARAMETER stop), and what FROM takes (parser/parser.go).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 MODELFILE: Final = "Modelfile"
+
+# The base of an adapter as GGUF, which the user makes.
+BASE_GGUF: Final = "base.gguf"
 
 # Role and text.
 Turn = tuple[str, str]
@@ -135,11 +139,30 @@ def _conversations() -> list[Sequence[Turn]]:
     return conversations
 
 
+@dataclass(frozen=True)
+class Base:
+    """The model that an adapter is for."""
+
+    name: str
+    folder: Path | None = None  # where it lies, if Ollama converts the weights there itself
+
+    def lines(self) -> list[str]:
+        """Return the line FROM, and before it what is to be done first."""
+        if self.folder is not None:
+            return [f"FROM {str(self.folder).replace(str(Path.home()), '~')}"]
+        return [
+            f"# {BASE_GGUF} is to be the base, {self.name}, as GGUF. To make it from a folder of transformers:",
+            f"#     python llama.cpp/convert_hf_to_gguf.py FOLDER --outfile {BASE_GGUF}",
+            "# Or write the name that the same model has in Ollama's library.",
+            f"FROM ./{BASE_GGUF}",
+        ]
+
+
 def modelfile(
     render: Render | None,
     *,
     stop: Sequence[str],
-    base: str | None,
+    base: Base | None,
     gguf: str | None = None,
     is_made: bool = False,
 ) -> str:
@@ -154,12 +177,13 @@ def modelfile(
             f"# README.md has the command that makes {gguf}, which Ollama does not make of this model itself"
         )
 
-    weights = f"./{gguf}" if gguf else "."
+    weights = "."
+    if gguf:
+        weights = f"./{gguf}"
     if base is None:
         lines.append(f"FROM {weights}")
     else:
-        lines.append("# the base as Ollama calls it, or a folder with its weights")
-        lines.append(f"FROM {base}")
+        lines += base.lines()
         lines.append(f"ADAPTER {weights}")
 
     if render is not None:

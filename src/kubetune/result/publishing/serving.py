@@ -131,7 +131,7 @@ def commands(
         lines = {
             VLLM: f"vllm serve {name} --enable-lora --max-lora-rank {lora.r} {words}",
             GGUF: f"python llama.cpp/convert_lora_to_gguf.py . --base {name} --outfile {ADAPTER_GGUF}",
-            OLLAMA: "ollama create tuned -f Modelfile    # the base in its FROM line is to be one that Ollama has",
+            OLLAMA: "ollama create tuned -f Modelfile    # the file says what its line FROM wants",
         }
     else:
         lines = {

@@ -81,9 +81,14 @@ class Job:
         spec = self.result.spec
         return replace(spec, model=spec.model.model_copy(update={"dtype": _name(dtype)}))
 
-    def load(self, folder: Path) -> Any:
-        """Load the model of a checkpoint, or of an exported adapter, with training's code."""
+    def load(self, folder: Path, *, quantized: bool = True) -> Any:
+        """Load the model of a checkpoint, or of an exported adapter, with training's code.
+
+        `quantized`: the base has as few bits as it had in training.
+        """
         spec = self.spec_in(self.dtype)
+        if not quantized:
+            spec = replace(spec, quantization="none")
         settings = self.result.task.load_settings(spec, folder)
         with merge.quiet():
             return loading.load_trained(
