@@ -54,6 +54,8 @@ def test_the_block_of_the_readme_does_what_it_says(shown: tuple[Path, dict[str, 
     run = names["run"]
     assert run.path == folder / "outputs" / "python"
     assert names["steps"] == [1, 2, 3, 4]
+    for cell in ("<caption>python", "<th>state</th><td>done", "<td>4 of 4", "<th>eval_loss</th>"):
+        assert cell in run._repr_html_()
     assert "[TRAIN] step 4/4" in printed
     assert "'eval_loss':" in printed
     assert "'eval_is_short':" in printed

@@ -173,6 +173,8 @@ def test_two_runs_are_compared(
     )
     assert cli.main(["report"]) == 2
     assert "report of which run?" in capsys.readouterr().err
+    assert cli.main(["report", "--compare", str(run_dir)]) == 2
+    assert "is the only one" in capsys.readouterr().err
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(run_dir: Path, tmp_path: Path) -> None:

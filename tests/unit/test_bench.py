@@ -12,6 +12,7 @@ import torch
 from benchmarks import table
 from benchmarks.results import read_results
 from kubetune.cli import main
+from kubetune.cli.local import bench
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
@@ -197,6 +198,17 @@ def test_plan_says_what_was_measured(cache: Path, capsys: pytest.CaptureFixture[
     stdout = capsys.readouterr().out
     assert "training.compile: auto -> false, because it is faster (measured on 2" in stdout
     assert "model.dtype: auto -> float32, because KUBETUNE_CPU_DTYPE says so" in stdout
+
+
+def test_a_busy_machine_is_not_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("os.getloadavg", lambda: (17.0, 0.0, 0.0))
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    assert bench._is_busy()
+    assert "17.0 processes on 2 cores" in capsys.readouterr().out
+    monkeypatch.setattr("os.getloadavg", lambda: (0.4, 17.0, 17.0))
+    assert not bench._is_busy()
 
 
 @pytest.mark.slow

@@ -47,6 +47,14 @@ def test_no_verb_shows_all_in_80_columns(capsys: pytest.CaptureFixture[str]) -> 
     assert max(map(len, shown.splitlines())) <= 80
 
 
+def test_help_of_a_verb_is_asked_for_in_two_ways(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ended("help", "plan") == ended("plan", "--help") == 0
+    first, second = capsys.readouterr().out.split("usage: ")[1:]
+    assert first == second
+    assert ended("help") == 0
+    assert "usage: kubetune VERB" in capsys.readouterr().out
+
+
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended("--version") == 0
     assert capsys.readouterr().out.startswith(f"kubetune {__version__} (Python 3.")

@@ -62,6 +62,7 @@ def test_a_table_of_questions_by_other_names(capsys: pytest.CaptureFixture[str])
     assert source.columns == {"prompt": "Question", "completion": "solution"}
     assert (config.lora.r, config.training.global_batch_size, config.data.eval) == (16, 8, 0.1)
     assert config.data.max_length == 512
+    assert config.output == "outputs/my-data"
     for reason in ("`Question` is taken as the question", "about 30 of 300 rows", "300 records"):
         assert reason in text
     # What it says to do next works when pasted, and knows nothing bad about the data.
@@ -261,3 +262,11 @@ def test_a_terminal_is_asked_for_a_prompt_and_sees_that_work_is_done(
     with busy("loading [a model]"):
         pass
     assert "loading [a model]" in terminal.getvalue()
+    with busy("loading") as work:
+        work.count("evaluating rows", 2000, 1500)
+        work.tell("merging")
+    shown = terminal.getvalue()
+    assert "evaluating rows" in shown
+    assert "1,500/2,000" in shown
+    # A step stays, also where no terminal is.
+    assert capsys.readouterr().out == "… merging\n"

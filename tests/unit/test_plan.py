@@ -97,6 +97,7 @@ def test_short_rows_need_fewer_micro_batches_than_full_ones() -> None:
         "effective batch 32 samples, about 1,920 tokens; about 1 micro-batch of at most 2,048 tokens on each of "
         "1 process"
     )
+    assert plan.batch_line("grpo").startswith("effective batch 32 prompts, about")
     assert make_plan(asked, 320).accumulation == 32
 
 

@@ -61,5 +61,5 @@ def test_a_folder_can_be_rendered_again(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "jobset-support-bot.yaml").write_text("precious: true\n")
     capsys.readouterr()
     assert main(["render", str(FULL), "--kind", "jobset", "-o", str(tmp_path)]) == 2
-    assert "jobset-support-bot.yaml was not made by kubetune render" in capsys.readouterr().err
+    assert "jobset-support-bot.yaml was not made by kubetune and" in capsys.readouterr().err
     assert (tmp_path / "jobset-support-bot.yaml").read_text() == "precious: true\n"

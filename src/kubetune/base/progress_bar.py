@@ -28,9 +28,7 @@ class Progress:
     ...     bar.update(121, loss=1.93, learning_rate=1.9e-4, tokens_per_second=5200)
     """
 
-    def __init__(
-        self, total: int, start: int = 0, enabled: bool = True, *, label: str = "train"
-    ) -> None:
+    def __init__(self, total: int, start: int = 0, enabled: bool = True) -> None:
         self._bar = RichProgress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -41,7 +39,7 @@ class Progress:
             refresh_per_second=4,
             disable=not enabled,
         )
-        self._task = self._bar.add_task(label, total=total, completed=start, numbers="")
+        self._task = self._bar.add_task("train", total=total, completed=start, numbers="")
 
     def update(
         self,

@@ -98,6 +98,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code; errors are explained, never shown as a traceback."""
     scrub_tracebacks()
     argv = list(sys.argv[1:] if argv is None else argv) or ["--help"]
+    if argv[0] == "help":
+        # As git has it: `kubetune help train`.
+        argv = [*argv[1:2], "--help"]
     verb = argv[0] if argv[0] in VERBS else None
     parser = make_parser(verb)
     _require_utf8(parser, argv)

@@ -15,7 +15,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Run": {
         "train": "train on this machine",
-        "sweep": "search the settings that serve best, by many runs",
+        "sweep": "search for the best settings, by many runs",
         "watch": "show a live view of a run, here or on a cluster",
         "demo": "fine-tune a small built-in model, offline, in a minute",
         "bench": "measure this machine, and choose what is fastest on it",

@@ -30,7 +30,7 @@ from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.errors import ConfigError
 from kubetune.library import plan_text
-from kubetune.library.plans import measure_data
+from kubetune.library.plans import measure_data, require_code
 from kubetune.plan import earlier_runs, measured
 from kubetune.plan.base_model import may_lack_targets
 from kubetune.plan.cost import (
@@ -67,7 +67,6 @@ from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork, element_bytes, quantization_of
 from kubetune.rundir.starts import day_of
-from kubetune.scoring.own_functions import require_file
 from kubetune.scoring.rewards.pool import with_absolute_file
 
 # A label and a text for each line. A line with an empty label belongs to the one above it.
@@ -136,8 +135,7 @@ def forecast_run(
 
     Raise ConfigError for a run that cannot work, DataError for data that do not exist.
     """
-    if config.evaluation.metrics is not None:
-        require_file(config.evaluation.metrics)
+    require_code(config.evaluation.metrics, config.rewards)
     _require_rewards(config.rewards)
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))

@@ -49,7 +49,7 @@ def describe(
     yield "method", _method(base, plan, config.training.parallelism, config.quantization)
     processes = f"{counted(plan.nodes, 'node')} × {counted(plan.processes_per_node, 'process')}"
     yield "world", f"{plan.world_size} = {processes}"
-    label, _, text = plan.batch_line().partition(" batch ")
+    label, _, text = plan.batch_line(config.task).partition(" batch ")
     yield f"{label} batch", text
     # Of GRPO a step has many answers to each of its rows.
     if config.task != "grpo" and _is_noisy(plan):

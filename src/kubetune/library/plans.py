@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
+from kubetune.config.code_files import require_functions
 from kubetune.config.naming import default_output
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, RewardConfig
+from kubetune.config.schema.evaluation import OwnMetricsConfig
 from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, makes_data
 from kubetune.data.reading.hub import check_model_folder
 from kubetune.data.spec import DataSpec
@@ -109,6 +111,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
     setting = needs_bitsandbytes(config.quantization, config.training.optim)
     if setting:
         require(setting, "bitsandbytes", after=". Nothing was written.")
+    require_code(config.evaluation.metrics, config.rewards)
     if config.logging.report_json is not None:
         _require_writable(Path(config.logging.report_json).absolute())
 
@@ -135,6 +138,22 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
             "compute.gpus_per_node=0 and compute.processes to train on the CPU"
         )
     return config, run_plan
+
+
+def require_code(metrics: OwnMetricsConfig | None, rewards: Sequence[RewardConfig]) -> None:
+    """Raise ConfigError if a function of the user's is not in its file. The file is read, not run."""
+    if metrics is not None:
+        from kubetune.scoring.own_functions import require_file
+
+        require_functions("evaluation.metrics", require_file(metrics), metrics.functions)
+    for number, reward in enumerate(rewards):
+        if reward.function is None:
+            continue
+        from kubetune.scoring.rewards.pool import with_absolute_file
+
+        file = with_absolute_file(reward).file
+        assert file is not None
+        require_functions(f"rewards[{number}]", Path(file), [reward.function])
 
 
 def needs_bitsandbytes(quantization: str, optim: str) -> str:

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
 from typing import Any, Self
 
@@ -85,6 +86,27 @@ class Run:
     def exit_status(self) -> ExitStatus | None:
         """How the run ended: exit `code`, `reason`, last `step`. None while it runs."""
         return exit_status.read_exit_status(self.path)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows of the run: a table of its state, steps, losses and place."""
+        from kubetune.library.listing import facts
+
+        known = facts(self.path)
+        rows = {"state": known["state"], "why": known["why"], "model": known["model"]}
+        if known["step"] is not None:
+            rows["step"] = f"{known['step']:,} of {known['steps'] or '?'}"
+        if known["loss"] is not None:
+            rows["loss"] = f"{known['loss']:.4f}"
+        for name, value in (known["evaluation"] or {}).items():
+            if isinstance(value, float):
+                rows[name] = f"{value:.4g}"
+        rows["folder"] = str(self.path)
+        lines = []
+        for name, value in rows.items():
+            if value:
+                lines.append(f"<tr><th>{escape(name)}</th><td>{escape(str(value))}</td></tr>")
+        title = escape(known["name"] or self.path.name)
+        return f"<table><caption>{title}</caption>{''.join(lines)}</table>"
 
 
 RunLike = Run | StrPath

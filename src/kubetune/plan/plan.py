@@ -118,8 +118,10 @@ class Plan(BaseModel):
         except ConfigError as error:
             raise ConfigError(f"{path}: {error}") from None
 
-    def batch_line(self) -> str:
-        """Return in one line what the global batch consists of."""
+    def batch_line(self, task: str = "") -> str:
+        """Return in one line what the global batch of a run of this task consists of."""
+        # A step of GRPO draws many answers to each of so many prompts.
+        unit = "prompt" if task == "grpo" else "sample"
         samples = self.global_batch_size
         tokens = self.tokens_per_step
         # Without packing the batch is a product of three numbers.
@@ -127,11 +129,11 @@ class Plan(BaseModel):
             parts = f"{self.per_device_train_batch_size} × {self.accumulation} × {self.world_size}"
             return f"effective batch {samples} = batch × accumulation × world = {parts}"
         if self.global_batch_tokens is None:
-            size = counted(samples, "sample")
+            size = counted(samples, unit)
             if tokens:
                 size += f", about {tokens:,} tokens"
         elif tokens:
-            size = f"about {tokens:,} tokens, {counted(samples, 'sample')}"
+            size = f"about {tokens:,} tokens, {counted(samples, unit)}"
         else:
             size = f"about {self.global_batch_tokens:,} tokens"
         number = f"{'about' if tokens else 'at most'} {counted(self.accumulation, 'micro-batch')}"

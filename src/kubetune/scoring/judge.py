@@ -241,7 +241,7 @@ def rehearse(judge: Judge, learner: Learner, world: World) -> None:
     # Drawn answers take as much memory as the greedy one.
     wanted = judge.wanted.model_copy(update={"samples": None})
     judge = replace(judge, wanted=wanted)
-    _ask(judge, learner, world, longest, settings, lambda: False)
+    _ask(judge, learner, world, longest, settings, lambda: False, None)
 
 
 def answer(
@@ -249,11 +249,13 @@ def answer(
     learner: Learner,
     world: World,
     is_stopping: Callable[[], bool],
+    count: Callable[[int], None] | None = None,
 ) -> dict[int, list[str]] | None:
     """Return answers by row, the greedy one first, of all ranks on all ranks; None if a stop was asked for meanwhile.
 
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
-    get equal ones together. Where the time runs out, rows are left unasked, which is logged.
+    get equal ones together. Where the time runs out, rows are left unasked, which is logged. `count` is called with
+    the number of rows that this rank has answered.
     """
     mine = _ask(
         judge,
@@ -262,6 +264,7 @@ def answer(
         _groups(judge, learner),
         {},
         is_stopping,
+        count,
     )
     if mine is None:
         return None
@@ -285,6 +288,7 @@ def _ask(
     groups: Sequence[Sequence[Question]],
     settings: Mapping[str, Any],
     is_stopping: Callable[[], bool],
+    count: Callable[[int], None] | None,
 ) -> dict[int, list[str]] | None:
     """Return this rank's answers by row; None if a stop was asked for meanwhile."""
     # `max_seconds` counts from here, on each rank by its own clock; all decide together below.
@@ -323,6 +327,8 @@ def _ask(
                 if number < len(groups):
                     for question, texts in zip(group, replies, strict=True):
                         mine[question.row] = texts
+                if count is not None:
+                    count(len(mine))
     finally:
         fsdp.close(lm)
         learner.model.train()

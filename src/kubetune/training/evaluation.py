@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -93,8 +94,12 @@ def collect(
     stop: StopRequest | None = None,
     *,
     only_largest: bool = False,
+    count: Callable[[int], None] | None = None,
 ) -> list[Any] | None:
-    """Return what the task computed from each of this rank's batches of `rows`; None if a stop came meanwhile."""
+    """Return what the task computed from each of this rank's batches of `rows`; None if a stop came meanwhile.
+
+    `count` is called after each batch with the number of rows that this rank has evaluated.
+    """
     # Each forward of a sharded model takes all ranks.
     even = fsdp.is_sharded(learner.model)
     shares = evaluation_batches(
@@ -114,6 +119,7 @@ def collect(
     share = shares[world.rank]
     longest = max(len(batches) for batches in shares)
     parts = []
+    done = 0  # rows
     reader = picture_reader(rows)
     learner.model.eval()
     try:
@@ -126,6 +132,9 @@ def collect(
             if index < len(share):
                 batch = batch_of(rows, share[index], reader).to(world.device)
                 parts.append(task.evaluate(learner, batch))
+                done += len(share[index])
+                if count is not None:
+                    count(done)
     finally:
         # Also after an error, which preflight may catch.
         fsdp.close(unwrap(learner.model))

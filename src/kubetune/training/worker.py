@@ -205,7 +205,7 @@ def _train(
     plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
     num_tokens = planned_tokens(plan, data)
     config = choices.decide(config, plan, run_dir, world, num_tokens, width_of(data))
-    log_start(plan, world, data)
+    log_start(plan, world, data, config.task)
     if world.is_main:
         work = RankWork.of(config, plan)
         gpu = gpu_name(world)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base import cpu, files
 from kubetune.base.gpus import gpu_use, visible_gpus
-from kubetune.base.humanize import size, visible
+from kubetune.base.humanize import counted, size, visible
 
 if TYPE_CHECKING:
     from kubetune.plugins.diagnostics.bench.cases import Case
@@ -51,7 +51,11 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.rundir.machine import slug
 
     device = "cuda" if visible_gpus(os.environ) else "cpu"
-    cases = _cases(device, args.shape)
+    shape = args.shape
+    # Other work on a GPU is not known here; that on the processors is.
+    if device == "cpu" and shape is None and _is_busy():
+        shape = "tiny"
+    cases = _cases(device, shape)
     machine = _machine(device)
     started = datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -74,13 +78,28 @@ def run(args: argparse.Namespace) -> int:
     for line in disagreements:
         print(f"differs: {line}")
     # What a tiny model is fastest with does not hold for others.
-    keeps = not disagreements and args.shape != "tiny"
+    keeps = not disagreements and shape != "tiny"
     _conclude(choices, machine["gpu"], keeps=keeps)
     print(visible(f"written: {output}"))
     has_run = any("tokens_per_second" in result for result in results.values())
     if disagreements or not has_run:
         return errors.ENVIRONMENT
     return errors.OK
+
+
+def _is_busy() -> bool:
+    """True if other processes keep the processors busy; says so, and what follows from it."""
+    load = os.getloadavg()[0]
+    cores = len(os.sched_getaffinity(0))
+    if load < 1.5 * cores:
+        return False
+    print(
+        f"this machine is busy: {load:.1f} processes on {counted(cores, 'core')} in the last minute. Speeds would mean "
+        "nothing, so only a tiny model is tried, and nothing is kept; for real numbers call it again when the machine "
+        "is idle, or choose a size with --shape 42M",
+        flush=True,
+    )
+    return True
 
 
 def _measure(

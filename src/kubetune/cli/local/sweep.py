@@ -1,4 +1,4 @@
-"""`kubetune sweep`: find the settings that serve best, by many runs here or on a cluster."""
+"""`kubetune sweep`: search for the best settings, by many runs here or on a cluster."""
 
 from __future__ import annotations
 

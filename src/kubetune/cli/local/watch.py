@@ -50,7 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_namespace(parser)
     parser.add_argument(
-        "--once", action="store_true", help="show it once and leave, as happens without a terminal"
+        "--once",
+        action="store_true",
+        help="show it once and exit; without a terminal this is the default",
     )
     add_json(parser, "what is known now as JSON")
 

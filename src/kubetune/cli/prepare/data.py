@@ -7,11 +7,13 @@ import math
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import counted, shell_word, unused_keys, visible
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare import data_convert
 from kubetune.cli.program import program
@@ -133,7 +135,6 @@ def _check(args: argparse.Namespace) -> Answer:
     cache = None
     if config.data.cache:
         cache = Path(config.data.cache).expanduser()
-    tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
 
     # The gallery collects rows for the page.
     gallery = None
@@ -143,9 +144,19 @@ def _check(args: argparse.Namespace) -> Answer:
     most_problems: int | None = SHOWN
     if args.json:
         most_problems = None
-    report = check(config, tokenizer, args.samples, keep=most_problems, gallery=gallery)
-    if gallery is not None:
-        _write_page(args.html, config, report, gallery, tokenizer)
+    with busy("loading the tokenizer") as work:
+        tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
+        report = check(
+            config,
+            tokenizer,
+            args.samples,
+            keep=most_problems,
+            gallery=gallery,
+            count=partial(work.count, "checking records", None),
+        )
+        if gallery is not None:
+            work.count("writing the page", None, 0)
+            _write_page(args.html, config, report, gallery, tokenizer)
 
     def show() -> None:
         _show(report, console)
@@ -230,7 +241,8 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
     most_problems: int | None = SHOWN
     if args.json:
         most_problems = None
-    shapes = check_shapes(source, keep=most_problems)
+    with busy("reading records"):
+        shapes = check_shapes(source, keep=most_problems)
     problems = shapes.problems
     kinds = shapes.kinds
     # Image files in a folder are data if records name images.
@@ -443,19 +455,11 @@ def _show_histogram(bars: Any, console: Console) -> None:
 @prints_json
 def _prepare(args: argparse.Namespace) -> Answer:
     """Prepare the data of a run in the cache."""
-    from rich.console import Console
-    from rich.status import Status
-
     from kubetune.data.prepared.prepare import prepare
 
     config = _load(args)
-    # On stderr, so that --json alone stands on stdout.
-    with Status("preparing", console=Console(stderr=True)) as status:
-
-        def show_progress(done: int) -> None:
-            status.update(f"prepared {done:,} records")
-
-        prepared = prepare(config, progress=show_progress)
+    with busy("loading the tokenizer") as work:
+        prepared = prepare(config, progress=partial(work.count, "preparing records", None))
 
     def show() -> None:
         for split, stats in prepared.stats.items():

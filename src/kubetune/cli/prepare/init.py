@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import shell_word, visible
+from kubetune.cli.busy import busy
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -57,7 +58,7 @@ training:
 tracking:
   tensorboard: false
   # mlflow: {uri: ./mlruns, experiment: kubetune}
-# output: outputs/my-run        # default: outputs/MODEL/METHOD-lenN-TIME
+output: outputs/my-run          # the run directory: the same command continues the run in it
 
 compute:
   nodes: 1
@@ -101,10 +102,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="ID", help="hub id or folder of the model")
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="write it there instead of printing it"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the run file here; left out: print it",
     )
     parser.add_argument(
-        "--task", choices=TASKS, help="kind of run; left out: what DATA look like, or causal_lm"
+        "--task", choices=TASKS, help="kind of run; left out: what suits DATA, or causal_lm"
     )
     parser.add_argument(
         "--columns",
@@ -113,7 +118,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="columns of other names, such as prompt=question completion=solution",
     )
     parser.add_argument(
-        "--schema", action="store_true", help="the JSON Schema of run files for editors instead"
+        "--schema",
+        action="store_true",
+        help="print the JSON Schema of run files instead, for editors",
     )
 
 
@@ -157,8 +164,10 @@ def _for_data(args: argparse.Namespace) -> tuple[str, str]:
     from kubetune.supervisor.command_line import columns_of
 
     source = SourceConfig(path=args.data, columns=columns_of(args.columns or ()))
-    proposal = propose(source, args.task)
-    text = run_file(proposal, args.model, model_facts(args.model, proposal.task.value, os.environ))
+    with busy(f"looking at {visible(args.data)}"):
+        proposal = propose(source, args.task)
+        facts = model_facts(args.model, proposal.task.value, os.environ)
+    text = run_file(proposal, args.model, facts)
     # What is written can be run: a mistake here is found before anything is written.
     load_config(FileText(args.output or Path("run.yaml"), text))
     return text, f" ({proposal.task.value}: {proposal.task.reason})"

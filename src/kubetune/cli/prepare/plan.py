@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kubetune.base.humanize import shell_word, visible
 from kubetune.base.provenance import dotted
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.program import program
 from kubetune.cli.tables import print_fact, print_table
@@ -46,7 +47,8 @@ def run(args: argparse.Namespace) -> Answer:
     if args.origins:
         return _origins(args, config)
     _require_model_here(config.model.path, config.kubernetes)
-    forecast = forecast_run(config, os.environ)
+    with busy("reading the model's sizes and the data"):
+        forecast = forecast_run(config, os.environ)
 
     def show() -> None:
         for label, text in forecast.describe():

@@ -91,7 +91,8 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
     """Return the text of a run file for a proposal. `model`: None where the user names none."""
     task = proposal.task.value
     lines = _Lines()
-    lines.add(0, "name", _name(proposal.path))
+    name = _name(proposal.path)
+    lines.add(0, "name", name)
     lines.add(0, "task", task, proposal.task.reason)
     _add_model(lines, proposal, model, facts)
     if proposal.loss is not None:
@@ -104,6 +105,7 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
 
     _add_data(lines, proposal, facts)
     _add_training(lines, proposal)
+    lines.add(0, "output", f"outputs/{name}", "the run directory: the same command continues in it")
     head = [
         f"# Made by `kubetune init` from the first records of {' '.join(proposal.path.split())}. "
         "Each choice has its reason beside it.",

@@ -9,14 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import visible
 from kubetune.base.provenance import Tree, dotted
+from kubetune.config.code_files import modules_beside
 from kubetune.config.load import read_tree
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, RewardConfig
+from kubetune.config.schema.evaluation import OwnMetricsConfig
 from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.lint.finding import Finding, advice
@@ -28,7 +30,9 @@ from kubetune.k8s.manifests.spec import Manifest, plan_without_data
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
 SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"
-HEADER = "# Made by kubetune render; change the run file and render again.\n"
+# The beginning of each file that `render` and `serve` write, by which they know their own.
+MARK = "# Made by kubetune "
+HEADER = f"{MARK}render; change the run file and render again.\n"
 SECRETS_HEADER = (
     "# The Secrets that the pods refer to, not part of the kustomization. Fill in the values in a copy that stays out\n"
     "# of git, and apply that once.\n"
@@ -75,6 +79,7 @@ def rendered(
     changed = _effects(config, files)
     findings = lint(config, plan, objects, files)
     findings += _patches_without_effect(changed)
+    findings += _imported_beside(config.evaluation.metrics, config.rewards, files)
     report(findings, run_file(args), strict=strict)
     return config, files, objects, changed
 
@@ -97,6 +102,27 @@ def _patches_without_effect(effects_of_patches: Sequence[Sequence[str]]) -> Iter
             yield advice(key, "changes nothing: all it asks for is so already; leave it out")
 
 
+def _imported_beside(
+    metrics: OwnMetricsConfig | None, rewards: Sequence[RewardConfig], files: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Yield what the Python files that travel import from their folders, which do not travel."""
+    code = {}
+    if metrics is not None:
+        code["evaluation.metrics.file"] = metrics.file
+    for number, reward in enumerate(rewards):
+        if reward.is_code and reward.file is not None:
+            code[f"rewards.{number}.file"] = reward.file
+    for key, file in code.items():
+        modules = modules_beside(Path(file))
+        if modules and file in files:
+            names = " and ".join(module.name for module in modules)
+            yield advice(
+                key,
+                f"{Path(file).name} imports {names} from its folder, but travels alone; put all into one file, or put "
+                "the folder on a volume and name the file there",
+            )
+
+
 def run(args: argparse.Namespace) -> int:
     """Render, lint, and write only what has no errors. Raise ConfigError with all of them."""
     config, files, objects, effects_of_patches = rendered(args, strict=args.strict)
@@ -105,7 +131,7 @@ def run(args: argparse.Namespace) -> int:
     if args.to == "-":
         sys.stdout.write(HEADER + dump(objects))
     else:
-        names = write_folder(Path(args.to), objects, secrets)
+        names = write_folder(Path(args.to), objects, secrets, HEADER)
         print(
             f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}"
         )
@@ -164,17 +190,17 @@ def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> N
 
 
 def write_folder(
-    folder: Path, objects: Sequence[Manifest], secrets: Sequence[Manifest]
+    folder: Path, objects: Sequence[Manifest], secrets: Sequence[Manifest], header: str
 ) -> list[str]:
     """Write one file per object, kustomization.yaml with its configuration, secrets.template.yaml; returns their names.
 
-    Files of an earlier render that are no longer needed are removed. Raise ConfigError, before anything is written,
-    when a file in the way was not made by render.
+    `header`: the first line of each, which begins with MARK. Files of an earlier call that are no longer needed are
+    removed. Raise ConfigError, before anything is written, if a file in the way has no such line.
     """
     texts = {}
     for manifest in objects:
         name = f"{manifest['kind'].lower()}-{manifest['metadata']['name']}.yaml"
-        texts[name] = HEADER + dump([manifest])
+        texts[name] = header + dump([manifest])
 
     # The files in the order in which the objects are to be applied.
     kustomization: Manifest = {
@@ -183,24 +209,24 @@ def write_folder(
         "resources": list(texts),
         "configurations": [CONFIGURATION],
     }
-    texts[CONFIGURATION] = HEADER + dump([configuration(objects)])
-    texts["kustomization.yaml"] = HEADER + dump([kustomization])
+    texts[CONFIGURATION] = header + dump([configuration(objects)])
+    texts["kustomization.yaml"] = header + dump([kustomization])
     if secrets:
-        texts["secrets.template.yaml"] = HEADER + SECRETS_HEADER + dump(secrets)
+        texts["secrets.template.yaml"] = header + SECRETS_HEADER + dump(secrets)
 
-    # Files with our first line are ours to replace or remove. Others are somebody's work.
+    # Files that begin with the mark are ours to replace or remove. Others are somebody's work.
     rendered_before = set()
     foreign = set()
     # A folder that does not exist holds none.
     for path in folder.glob("*.yaml"):
-        if path.read_bytes().startswith(HEADER.encode()):
+        if path.read_bytes().startswith(MARK.encode()):
             rendered_before.add(path.name)
         else:
             foreign.add(path.name)
     in_the_way = sorted(foreign & texts.keys())
     if in_the_way:
         raise ConfigError(
-            f"{folder}: {', '.join(in_the_way)} was not made by kubetune render and would be lost; choose another "
+            f"{folder}: {', '.join(in_the_way)} was not made by kubetune and would be lost; choose another "
             "folder. Nothing was written."
         )
 

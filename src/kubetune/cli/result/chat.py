@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base.humanize import shell_word, shown_on
+from kubetune.base.humanize import shell_word, shown_on, visible
+from kubetune.cli.busy import busy
 from kubetune.cli.result.generate import add_sampling, is_classifier, sampling_of
 from kubetune.data.reading.formats import IMAGE_TAG
 
@@ -115,16 +116,20 @@ def run(args: argparse.Namespace) -> int:
     with suppress(ImportError):
         # The import alone gives `input` arrow keys and a history.
         import readline  # noqa: F401
-    from kubetune.result.inference.generate import load_run
+    with busy(f"loading the model of {visible(str(args.run_dir))}") as work:
+        from kubetune.result.inference.generate import load_run
 
-    # The base is the same model with its adapters off; another run is loaded beside it.
-    loaded = load_run(args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code)
-    beside = None
-    if args.compare:
-        beside = SecondModel("base", loaded.as_base)
-    if args.beside:
-        second = load_run(args.beside, "best")
-        beside = SecondModel(str(args.beside), lambda: nullcontext(second), second)
+        # The base is the same model with its adapters off; another run is loaded beside it.
+        loaded = load_run(
+            args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code
+        )
+        beside = None
+        if args.compare:
+            beside = SecondModel("base", loaded.as_base)
+        if args.beside:
+            work.count(f"loading the model of {visible(str(args.beside))}", None, 0)
+            second = load_run(args.beside, "best")
+            beside = SecondModel(str(args.beside), lambda: nullcontext(second), second)
 
     conversation = Conversation(args.system)
     for image in args.image:

@@ -87,7 +87,7 @@ def _evaluate(args: argparse.Namespace) -> Answer:
     # The imports make many objects that stay: looking for garbage among them is lost time.
     from kubetune.base import collector
 
-    with busy(f"evaluating {visible(str(args.run_dir))}"):
+    with busy(f"loading the model of {visible(str(args.run_dir))}") as work:
         with collector.paused():
             from kubetune.result.inference.evaluate import evaluate_run
         evaluation = evaluate_run(
@@ -97,6 +97,7 @@ def _evaluate(args: argparse.Namespace) -> Answer:
             args.predictions,
             model=args.model,
             trust_code=args.trust_code,
+            progress=work.count,
         )
     # Remarks go to standard error, so that --json stays JSON.
     for line in evaluation.remarks:

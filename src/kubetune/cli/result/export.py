@@ -68,13 +68,13 @@ def add_result(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="PATH|ID",
-        help="the model that the run was made from, where it lies elsewhere here: a folder or a hub id. It must be the "
-        "same, file by file",
+        help="the base model, if it is in another place on this machine than in training: a folder or a hub id with "
+        "the same files",
     )
     parser.add_argument(
         "--trust-code",
         metavar="DIGEST",
-        help="allow code that the run brings to run on this machine, from now on: the digest that its refusal names",
+        help="allow the code in this run's folder to run on this machine from now on; the refusal names the digest",
     )
 
 
@@ -83,9 +83,8 @@ def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
     # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     cpu.give_back()
-    with stoppable():
-        with busy(f"loading what exports {visible(str(args.run_dir))}"):
-            from kubetune.result.publishing.export import export_run
+    with stoppable(), busy(f"loading what exports {visible(str(args.run_dir))}") as work:
+        from kubetune.result.publishing.export import export_run
 
         export = export_run(
             args.run_dir,
@@ -99,7 +98,7 @@ def run(args: argparse.Namespace) -> Answer:
             trust_code=args.trust_code,
             gguf=args.gguf,
             quantize=args.quantize,
-            tell=tell,
+            tell=work.tell,
         )
     return Answer({"path": str(export.path)} | export.facts, lambda: show(export))
 
@@ -108,8 +107,3 @@ def show(export: Export) -> None:
     """Print the facts of an export."""
     for label, text in describe(export.path, export.facts):
         print(f"{label:<12} {text}")
-
-
-def tell(text: str) -> None:
-    """Print what is being done now."""
-    print(f"… {text}", flush=True)

@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _write(args.output, rows, len(questions))
         return errors.OK
-    for row in rows:
+    for row in _awaited(rows):
         print(_line(row, as_json=args.json, compare=args.compare), flush=True)
     return errors.OK
 
@@ -148,16 +148,24 @@ def _line(row: dict[str, Any], *, as_json: bool, compare: bool) -> str:
     return shown_on(sys.stdout, text)
 
 
+def _awaited(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """Yield the rows. While the model writes the answer of one, a terminal shows that."""
+    while True:
+        # Nothing is shown while the caller prints, which would be mixed with it.
+        with busy("answering"):
+            row = next(rows, None)
+        if row is None:
+            return
+        yield row
+
+
 def _write(output: Path, rows: Iterable[dict[str, Any]], count: int) -> None:
     """Write the answers to a file, which appears when it is whole."""
-    from kubetune.base.progress_bar import Progress, is_wanted
-
     # A file shows no answers while they come, so a bar says how far it is.
-    bar = Progress(count, enabled=is_wanted(0), label="answers")
-    with stoppable(), written_whole(output) as file, bar:
+    with stoppable(), written_whole(output) as file, busy("answering") as work:
         for number, row in enumerate(rows, 1):
             file.write((json.dumps(row, ensure_ascii=False) + "\n").encode())
-            bar.update(number)
+            work.count("answering", count, number)
 
 
 @dataclass(frozen=True)

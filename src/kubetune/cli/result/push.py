@@ -13,9 +13,9 @@ from kubetune.base.humanize import size, visible
 from kubetune.base.logs import scrub
 from kubetune.base.registry.address import Address
 from kubetune.base.signals import stoppable
-from kubetune.cli.busy import busy
+from kubetune.cli.busy import busy, tell
 from kubetune.cli.json_answers import Answer, add_json, prints_json
-from kubetune.cli.result.export import add_export_options, tell
+from kubetune.cli.result.export import add_export_options
 from kubetune.cli.result.export import show as show_export
 from kubetune.config.load import read_config
 from kubetune.result.publishing.push_target import (
@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> Answer:
         with stoppable():
             require_way(target)
             folder, facts = _exported(args, target)
+            # The hub's library draws bars of its own.
             tell(f"uploading {folder} to {target.place}")
             if target.image is None:
                 place, show = _to_hub(folder, target, title, facts)
@@ -125,7 +126,8 @@ def _to_registry(
     """Send an export to a registry. Return where it is, and what prints that."""
     from kubetune.result.publishing.oci_image import push
 
-    pushed = push(folder, address, title, as_modelpack=as_modelpack, tell=tell)
+    with busy("reading the export") as work:
+        pushed = push(folder, address, title, as_modelpack=as_modelpack, tell=work.tell)
 
     def show() -> None:
         print(
@@ -140,25 +142,25 @@ def _to_registry(
 
 def _exported(args: argparse.Namespace, target: Target) -> tuple[Path, dict[str, Any]]:
     """Return the export to send, which is made now unless it exists, with its kind and step."""
-    with busy(f"loading what exports {visible(str(args.run_dir))}"):
+    with busy(f"loading what exports {visible(str(args.run_dir))}") as work:
         from kubetune.result.publishing.export import export_run, find_export
 
-    # An export of the same checkpoint in the same form is sent as it is.
-    export = find_export(
-        args.run_dir, args.checkpoint, merged=target.merge, dtype=args.dtype, model=args.model
-    )
-    if export is None:
-        export = export_run(
-            args.run_dir,
-            args.checkpoint,
-            merged=target.merge,
-            dtype=args.dtype,
-            device=args.device,
-            model=args.model,
-            trust_code=args.trust_code,
-            tell=tell,
+        # An export of the same checkpoint in the same form is sent as it is.
+        export = find_export(
+            args.run_dir, args.checkpoint, merged=target.merge, dtype=args.dtype, model=args.model
         )
-        show_export(export)
-    else:
-        tell(f"{export.path} is exported already")
+        if export is None:
+            export = export_run(
+                args.run_dir,
+                args.checkpoint,
+                merged=target.merge,
+                dtype=args.dtype,
+                device=args.device,
+                model=args.model,
+                trust_code=args.trust_code,
+                tell=work.tell,
+            )
+            show_export(export)
+        else:
+            tell(f"{export.path} is exported already")
     return export.path, {"kind": export.kind, "step": export.facts["checkpoint"]["step"]}

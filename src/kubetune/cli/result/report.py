@@ -6,6 +6,7 @@ import argparse
 import os.path
 from pathlib import Path
 
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.errors import ConfigError
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="RUN_DIR",
-        help="runs to lay over it, or over each other",
+        help="runs to show in the same charts, with the settings that differ",
     )
     parser.add_argument(
         "-o",
@@ -50,16 +51,22 @@ def run(args: argparse.Namespace) -> Answer:
         raise ConfigError(
             "report of which run? expected RUN_DIR, or --compare with several. Nothing was written."
         )
+    if args.compare and len(runs) == 1:
+        raise ConfigError(
+            f"--compare lays runs over each other, and {runs[0]} is the only one; name another one, or leave out "
+            "--compare for a page on it alone. Nothing was written."
+        )
     # os.path.isfile, as Path.is_file raises for a folder that may not be read; write_report explains that.
-    if len(runs) == 1 and os.path.isfile(runs[0] / SWEEP):
-        from kubetune.library.sweep.page import write_page
+    with busy("writing the page"):
+        if len(runs) == 1 and os.path.isfile(runs[0] / SWEEP):
+            from kubetune.library.sweep.page import write_page
 
-        output = write_page(runs[0], args.output)
-    else:
-        default = runs[0] / "report.html"
-        if len(runs) > 1:
-            default = Path("comparison.html")
-        output = write_report(runs, args.output or default)
+            output = write_page(runs[0], args.output)
+        else:
+            default = runs[0] / "report.html"
+            if len(runs) > 1:
+                default = Path("comparison.html")
+            output = write_report(runs, args.output or default)
 
     # The page is one file, which people send to each other.
     size = output.stat().st_size

@@ -19,7 +19,7 @@ from typing import Any
 from kubetune.base.files import require_plain
 from kubetune.base.humanize import shell_word
 from kubetune.base.registry.address import SCHEME, cached_digest, parse
-from kubetune.cli.remote.render import HEADER, write_folder
+from kubetune.cli.remote.render import MARK, write_folder
 from kubetune.config import consent
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.load import read_config
@@ -51,6 +51,7 @@ from kubetune.rundir.metrics import IDENTITY
 # Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to the one it was told.
 DEFAULT_RANK = 64
 CACHE_SIZE = "200Gi"
+_HEADER = f"{MARK}serve; change its options and call it again.\n"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,7 +100,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-code",
         metavar="DIGEST",
-        help="allow code that a run brings, from now on: the digest that its refusal names",
+        help="allow the code in a run's folder from now on; the refusal names the digest",
     )
     parser.add_argument(
         "--rank",
@@ -212,9 +213,9 @@ def run(args: argparse.Namespace) -> int:
 
     # Manifests go to standard output, everything for people to standard error.
     if args.to == "-":
-        sys.stdout.write(HEADER + dump(objects))
+        sys.stdout.write(_HEADER + dump(objects))
     else:
-        names = write_folder(Path(args.to), objects, [])
+        names = write_folder(Path(args.to), objects, [], _HEADER)
         print(
             f"kubetune: wrote {len(names)} files to {args.to}; apply: kubectl apply --server-side -k {args.to}"
         )

@@ -377,10 +377,11 @@ class TopologyConfig(Section):
     )
     preferred: LabelKey | None = Field(
         None,
-        description="Level in one domain of which the pods are if there is room; else the next higher level that has room.",
+        description="Level of the topology: all pods share one domain of it if there is room, else one of a higher level.",
     )
     slice: LabelKey | None = Field(
-        None, description="Level in one domain of which each slice of `slice_nodes` pods must be."
+        None,
+        description="Level of the topology: each slice of `slice_nodes` pods must share one domain of it.",
     )
     slice_nodes: int | None = Field(None, ge=1, description="Pods of one slice, with `slice`.")
 

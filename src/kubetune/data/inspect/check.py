@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import groupby
@@ -104,10 +104,12 @@ def check(
     *,
     keep: int | None = SHOWN,
     gallery: Gallery | None = None,
+    count: Callable[[int], None] | None = None,
 ) -> Report:
     """Encode all data as `prepare` would and return what would come of it.
 
     `samples` rows are rendered for show; `keep` problems are kept, None for all. A `gallery` picks rows for a page.
+    `count` is called with the number of records done.
     """
     # Only a page shows what other limits of length would leave of the rows.
     limits = LIMITS if gallery is not None else ()
@@ -120,8 +122,12 @@ def check(
 
     references = References(config.evaluation.generate, tokenizer)
     first_rows: list[list[list[int]]] = []  # of training, the ids of each row's sequences
+    done = 0  # records
     for result in data_pass.results():
         report.count(result)
+        done += result.tally.records
+        if count is not None:
+            count(done)
         if gallery is not None:
             gallery.add(result, report.labels)
 

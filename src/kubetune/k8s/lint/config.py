@@ -314,9 +314,9 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
     if config.evaluation.metrics is not None:
         files["evaluation.metrics.file"] = config.evaluation.metrics.file
     for index, reward in enumerate(config.rewards):
-        files[f"rewards[{index}].file"] = reward.file
-        paths[f"rewards[{index}].reward_model"] = reward.reward_model
-        paths[f"rewards[{index}].teacher"] = reward.teacher
+        files[f"rewards.{index}.file"] = reward.file
+        paths[f"rewards.{index}.reward_model"] = reward.reward_model
+        paths[f"rewards.{index}.teacher"] = reward.teacher
     if config.evaluation.benchmarks is not None:
         files["evaluation.benchmarks.tasks_folder"] = config.evaluation.benchmarks.tasks_folder
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -32,6 +33,9 @@ from kubetune.scoring.judge import answer, judge_of, remarks_on_answers
 from kubetune.scoring.own_functions import Function
 from kubetune.training.evaluation import collect, evaluate, measured
 from kubetune.training.start import reference
+
+# Called with what is done, of how many rows, and the number of rows done.
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -126,13 +130,14 @@ def evaluate_run(
     model: str | None = None,
     functions: Mapping[str, Function] = MappingProxyType({}),
     trust_code: str | None = None,
+    progress: Progress = lambda what, total, done: None,
 ) -> Evaluation:
     """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
     run. `model`: its base, where that lies elsewhere here. `functions`: they judge answers, besides those of the
-    config. `trust_code`: digest of code of the run that the user allows. Raise ConfigError if there is nothing to
-    evaluate on.
+    config. `trust_code`: digest of code of the run that the user allows. `progress` is called after each batch. Raise
+    ConfigError if there is nothing to evaluate on.
     """
     result = open_result(run_dir, which, model, trust_code)
     consent.require(consent.effects_of(result.trained, [consent.METRICS]), run_dir, trust_code)
@@ -165,7 +170,9 @@ def evaluate_run(
     config = config.model_copy(update=changed)
 
     is_other = data is not None
-    evaluation, predicted = _evaluate(result, config, labels, functions, is_other=is_other)
+    evaluation, predicted = _evaluate(
+        result, config, labels, functions, progress, is_other=is_other
+    )
     if predicted is not None:
         file = predictions or run_dir / PREDICTIONS
         text = ""
@@ -183,6 +190,7 @@ def _evaluate(
     config: Config,
     labels: Labels | None,
     functions: Mapping[str, Function],
+    progress: Progress,
     *,
     is_other: bool,
 ) -> tuple[Evaluation, Iterator[dict[str, Any]] | None]:
@@ -204,7 +212,8 @@ def _evaluate(
     plan = make_plan(config, world_size=1)
     if config.needs_reference:
         reference.ask_base(spec, learner, rows, plan, world)
-    parts = collect(task, learner, rows, plan, world)
+    count = partial(progress, "evaluating rows", len(rows))
+    parts = collect(task, learner, rows, plan, world, count=count)
     assert parts is not None
     metrics = measured(task, learner, rows, parts, world)
     if forget is not None:
@@ -216,7 +225,8 @@ def _evaluate(
     sources = DataSpec.of(config).splits["train" if is_other else "eval"]
     judge = judge_of(config.evaluation, result.tokenizer, sources, rows, world, functions)
     if judge is not None:
-        answers = answer(judge, learner, world, lambda: False)
+        count = partial(progress, "answering", len(judge.asked))
+        answers = answer(judge, learner, world, lambda: False, count)
         scores, _ = judge.score(answers or {})
         metrics |= scores
         remarks += (*judge.remarks, *remarks_on_answers(learner.lm))

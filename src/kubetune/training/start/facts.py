@@ -33,7 +33,7 @@ def gpu_name(world: World) -> str | None:
     return torch.cuda.get_device_name(world.device)
 
 
-def log_start(plan: Plan, world: World, data: Prepared) -> None:
+def log_start(plan: Plan, world: World, data: Prepared, task: str) -> None:
     """Log what every log should begin with: ranks, data and batches."""
     # What torchrun or a cluster has set: the first thing to look at when ranks do not find each other.
     variables = [f"{name}={value}" for name, value in process_group.environment().items()]
@@ -53,7 +53,7 @@ def log_start(plan: Plan, world: World, data: Prepared) -> None:
         else:
             logs.DATA.warning("%s", finding.line)
 
-    logs.DATA.info("%s", plan.batch_line())
+    logs.DATA.info("%s", plan.batch_line(task))
 
 
 def log_model(learner: Any, optimizer: FlatAdamW) -> None:

@@ -1,0 +1,83 @@
+"""Python files of the user's before a run: functions that they lack, and files that would not travel with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kubetune import cli, errors
+from kubetune.config.code_files import modules_beside, require_functions
+from tests.golden.manifests import FOLDER
+
+CODE = """\
+from math import sqrt as root
+from helpers import clean
+import package.part
+import json
+
+raise SystemExit("this file must not be run")
+
+def short(prompts, completions, **columns): ...
+class Polite: ...
+alias = short
+try:
+    import fast as quick
+except ImportError:
+    def quick(): ...
+"""
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    path = tmp_path / "rewards.py"
+    path.write_text(CODE)
+    return path
+
+
+def test_what_a_file_defines_is_read_and_not_run(code: Path) -> None:
+    require_functions("rewards[0]", code, ["short", "Polite", "alias", "root", "quick"])
+    with pytest.raises(errors.ConfigError, match="defines no shrt; did you mean short") as caught:
+        require_functions("rewards[0]", code, ["shrt"])
+    assert "short, Polite" in str(caught.value)
+    code.write_text(f"{CODE}\nglobals()['shrt'] = short\n")
+    require_functions("rewards[0]", code, ["shrt"])
+    code.write_text(f"from helpers import *\n{CODE}")
+    require_functions("rewards[0]", code, ["anything"])
+    code.write_text("def short(:\n")
+    with pytest.raises(errors.ConfigError, match=r"rewards\.py:1: invalid syntax"):
+        require_functions("rewards[0]", code, ["short"])
+
+
+def test_modules_beside_a_file(code: Path) -> None:
+    assert modules_beside(code) == []
+    helpers = code.with_name("helpers.py")
+    helpers.touch()
+    package = code.with_name("package")
+    package.mkdir()
+    assert modules_beside(code) == [helpers]
+    (package / "part.py").touch()
+    assert modules_beside(code) == [helpers, package]
+    assert modules_beside(code.with_name("absent.py")) == []
+
+
+def test_a_plan_names_a_function_that_is_not_there(
+    code: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (code.parent / "train.jsonl").write_text('{"prompt": "1 + 1?", "solution": "2"}\n')
+    words = ["--model", "absent", "--data", str(code.parent / "train.jsonl"), "task=grpo"]
+    reward = f"rewards=[{{file: {code}, function: shrt}}]"
+    assert cli.main(["plan", *words, reward]) == errors.USER
+    assert "rewards[0]: " in capsys.readouterr().err
+    metrics = f"evaluation.metrics={{file: {code}, functions: [short, polite]}}"
+    assert cli.main(["plan", *words, "rewards=[exact_match]", metrics]) == errors.USER
+    assert "did you mean Polite?" in capsys.readouterr().err
+
+
+def test_render_says_what_does_not_travel(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code.with_name("helpers.py").touch()
+    words = ["evaluation.generate={}", "data.eval=0.1"]
+    metrics = f"evaluation.metrics={{file: {code}, functions: [short]}}"
+    assert cli.main(["render", str(FOLDER / "minimal.yaml"), *words, metrics]) == 0
+    message = "evaluation.metrics.file: advice: rewards.py imports helpers.py from its folder"
+    assert message in capsys.readouterr().err
