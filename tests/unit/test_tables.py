@@ -40,9 +40,15 @@ def test_a_sentence_at_the_end_of_a_short_row_stays_whole() -> None:
     assert list(table(HEAD, [("a", "b" * 90)], 40))[1] == f"a    {'b' * 90}"
 
 
+def test_a_path_breaks_behind_a_slash() -> None:
+    path = "/data/customers/2026-11/support-answers.csv"
+    folded = [line.rstrip() for line in table(("PATH", "N"), [(path, 1)], 24)]
+    assert folded == ["PATH               N", "/data/customers/   1", "2026-11/support-", "answers.csv"]
+
+
 def test_only_a_terminal_has_a_width() -> None:
     """COLUMNS is set in many shells, and means nothing for what is read by a program."""
-    environ = {**os.environ, "COLUMNS": "40"}
+    environ = {**os.environ, "COLUMNS": "40", "NO_COLOR": "1"}
     piped = subprocess.run(
         [sys.executable, "-c", PRINTED], env=environ, capture_output=True, text=True, check=True
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import sys
 import textwrap
@@ -14,6 +16,15 @@ from kubetune.base.logs import scrub
 # Characters of a cell that continues below itself, at least.
 NARROWEST = 8
 GAP = "  "
+
+# Codes of a terminal's colours.
+BOLD = 1
+RED = 31
+GREEN = 32
+YELLOW = 33
+BLUE = 34
+PURPLE = 35
+_SEVERITIES = {"error": RED, "warning": YELLOW}
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
@@ -107,18 +118,40 @@ def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
     return [column.width for column in columns]
 
 
-def print_fact(label: str, text: str, width: int) -> None:
-    """Print a fact behind its label of `width` columns; on a terminal it continues below itself."""
+def print_fact(label: str, text: str, width: int, colour: int = BOLD) -> None:
+    """Print a fact behind its label of `width` columns; on a terminal it continues below itself.
+
+    `colour`: of the label. Text that begins with `warning:` or `error:` has the colour of that.
+    """
     lines = [text]
     if sys.stdout.isatty():
         columns = shutil.get_terminal_size().columns - width - 1
         lines = _fold(text, max(columns, NARROWEST), breaks=False)
+    of_text = _SEVERITIES.get(text.partition(":")[0])
     for name, line in zip_longest([label], lines, fillvalue=""):
-        print(visible(scrub(f"{name:<{width}} {line}")))
+        first = visible(scrub(f"{name:<{width}}"))
+        second = visible(scrub(line))
+        if of_text is not None:
+            second = coloured(second, of_text)
+        print(f"{coloured(first, colour)} {second}")
+
+
+def coloured(text: str, colour: int) -> str:
+    """Return a text in a colour of the terminal; as it is if standard output is none, or NO_COLOR is set."""
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR") or not text.strip():
+        return text
+    return f"\x1b[{colour}m{text}\x1b[0m"
+
+
+class _Wrapper(textwrap.TextWrapper):
+    """Breaks lines at spaces, and within paths behind a slash."""
+
+    # textwrap's name of what divides a text where hyphens do not. It leaves out the empty parts.
+    wordsep_simple_re = re.compile(r"(\s+)|(?<=/)(?=[^/\s])")
 
 
 def _fold(text: str, width: int, *, breaks: bool = True) -> list[str]:
     """Return a text in lines, at least one. Without `breaks`, a word that is too long stays whole, to be copied."""
     if len(text) <= width:
         return [text]
-    return textwrap.wrap(text, width, break_on_hyphens=False, break_long_words=breaks)
+    return _Wrapper(width, break_on_hyphens=False, break_long_words=breaks).wrap(text)

@@ -1,4 +1,4 @@
-"""`kubetune doctor`: print what this installation has and lacks in one table, and how to fix what is wrong.
+"""`kubetune doctor`: check this installation, and say how to fix what is wrong.
 
 It changes nothing. Each check is a function that yields findings. To add one, write the function and name it in CHECKS.
 """
@@ -26,16 +26,18 @@ from urllib.parse import urlsplit
 from kubetune import errors
 from kubetune.base.files import user_cache
 from kubetune.base.gpus import GPU_QUERY, gpu_use
-from kubetune.base.humanize import size, visible
+from kubetune.base.humanize import size
 from kubetune.base.logs import scrub
+from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import add_namespace
-from kubetune.cli.tables import print_table
+from kubetune.cli.tables import GREEN, RED, YELLOW, print_fact
 from kubetune.library.connection import open_cluster
 from kubetune.plan.model_shapes import hub_home
 
 Level = Literal["ok", "note", "wrong"]
 MARKS: dict[Level, str] = {"ok": "ok", "note": "--", "wrong": "!!"}
+_COLOURS: dict[Level, int] = {"ok": GREEN, "note": YELLOW, "wrong": RED}
 
 # How long each check waits for an answer.
 _HUB_SECONDS = 5.0
@@ -93,8 +95,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Run all checks and print their findings; the exit code is 3 where something is wrong."""
     findings: list[Finding] = []
-    for check in CHECKS:
-        findings += check(args)
+    with busy("looking at devices, disk, hub, cluster and libraries"):
+        for check in CHECKS:
+            findings += check(args)
     is_wrong = any(finding.level == "wrong" for finding in findings)
     return Answer(
         [asdict(finding) for finding in findings],
@@ -104,14 +107,13 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _show(findings: Sequence[Finding]) -> None:
-    """Print a table of all findings, and below it how to change them."""
-    rows = []
+    """Print all findings, each with how to change it."""
+    width = max(len(finding.what) for finding in findings) + 4
     for finding in findings:
-        rows.append((MARKS[finding.level], finding.what, visible(finding.result)))
-    print_table(("", "WHAT", "RESULT"), rows)
-    for finding in findings:
+        label = f"{MARKS[finding.level]}  {finding.what}"
+        print_fact(label, finding.result, width, _COLOURS[finding.level])
         if finding.remedy:
-            print(f"{MARKS[finding.level]} {finding.what}: {visible(finding.remedy)}")
+            print_fact("", f"→ {finding.remedy}", width)
 
 
 def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
@@ -124,6 +126,7 @@ def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
     extras = kubetune.metadata.get_all("Provides-Extra") or ()
     # By extra: the libraries of it that are not installed.
     missing: dict[str, list[str]] = {}
+    right = []  # libraries that every run needs, with their versions
     for requirement in map(Requirement, kubetune.requires or ()):
         # A requirement of an extra has a marker such as `extra == "mlflow"`.
         extra = next((name for name in extras if f'"{name}"' in str(requirement.marker)), "")
@@ -140,9 +143,10 @@ def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
                 "wrong", requirement.name, f"{version}, needs {requirement.specifier}", remedy
             )
         elif version and not extra:
-            yield Finding("ok", requirement.name, version)
+            right.append(f"{requirement.name} {version}")
         elif not extra:
             yield Finding("wrong", requirement.name, "missing", remedy)
+    yield Finding("ok", "libraries", ", ".join(right))
     complete = [extra for extra, libraries in missing.items() if not libraries]
     incomplete = [extra for extra, libraries in missing.items() if libraries]
     yield Finding("ok", "extras", ", ".join(complete) or "none")
@@ -377,9 +381,9 @@ def _wanted(args: argparse.Namespace) -> tuple[str | None, str]:
 
 
 CHECKS: tuple[Callable[[argparse.Namespace], Iterator[Finding]], ...] = (
-    _libraries,
     _devices,
     _disk,
     _hub,
     _cluster,
+    _libraries,
 )

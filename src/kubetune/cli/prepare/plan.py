@@ -14,7 +14,7 @@ from kubetune.base.provenance import dotted
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.program import program
-from kubetune.cli.tables import print_fact, print_table
+from kubetune.cli.tables import YELLOW, print_fact, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> Answer:
             print_fact(label, text, 17)
         setting = needs_bitsandbytes(config.quantization, config.training.optim)
         if setting and config.kubernetes is None and not is_installed("bitsandbytes"):
-            print_fact("warning", sentence(setting, "bitsandbytes"), 17)
+            print_fact("warning", sentence(setting, "bitsandbytes"), 17, YELLOW)
         if args.inputs and run_file(args) is not None:
             verb = "train" if config.kubernetes is None else "submit"
             words = " ".join(shell_word(word) for word in args.inputs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import sys
@@ -14,7 +13,7 @@ from typing import Any
 from kubetune.base.humanize import ago, visible
 from kubetune.base.logs import scrub
 from kubetune.cli.json_answers import Answer, add_json, prints_json
-from kubetune.cli.tables import GAP, print_table, table
+from kubetune.cli.tables import BLUE, GAP, GREEN, PURPLE, RED, YELLOW, coloured, print_table, table
 from kubetune.errors import ConfigError
 from kubetune.library.listing import facts, find_runs, in_order, is_like
 
@@ -22,15 +21,15 @@ _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "START
 
 # Columns in the order in which they are left out of a narrow terminal.
 _LEAST_FIRST = ("METHOD", "WHY", "EVALUATION", "MODEL")
-# Codes of a terminal's colours, by state.
+# By state.
 _COLOURS = {
-    "done": 32,
-    "running": 34,
-    "starting": 34,
-    "waiting": 33,
-    "stopped": 35,
-    "failed": 31,
-    "damaged": 31,
+    "done": GREEN,
+    "running": BLUE,
+    "starting": BLUE,
+    "waiting": YELLOW,
+    "stopped": PURPLE,
+    "failed": RED,
+    "damaged": RED,
 }
 
 
@@ -125,13 +124,11 @@ def _width(rows: Sequence[Mapping[str, str]], name: str) -> int:
 
 
 def _coloured(line: str) -> str:
-    """Return a line of the table with its state in colour, unless NO_COLOR is set."""
-    if os.environ.get("NO_COLOR"):
-        return line
+    """Return a line of the table with its state in colour."""
     # The state is the second column: behind a gap, and before another or the end.
     return re.sub(
         rf"(?<={GAP})({'|'.join(_COLOURS)})(?={GAP}|$)",
-        lambda match: f"\x1b[{_COLOURS[match[1]]}m{match[1]}\x1b[0m",
+        lambda match: coloured(match[1], _COLOURS[match[1]]),
         line,
         count=1,
     )
