@@ -8,10 +8,14 @@ from __future__ import annotations
 import argparse
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import shell_word, visible
 from kubetune.cli.remote.run_on_cluster import add_run, find, told_on_interrupt
 from kubetune.errors import OK, ConfigError
+
+if TYPE_CHECKING:
+    from kubetune.rundir.exit_status import ExitStatus
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -77,9 +81,12 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     # It raises ConfigError for a folder that is no run directory.
     read_config(run_dir)
     processes = holders(run_dir)
+    ended = read_exit_status(run_dir)
+    if not processes and ended is not None:
+        raise ConfigError(f"{run_dir} has ended already: {_how(ended)}")
     if not processes:
         raise ConfigError(
-            f"{run_dir}, a folder here, does not run on this machine, or has ended; stop it where it was started. "
+            f"{run_dir}, a folder here, does not run on this machine; stop it where it was started. "
             "A run on a cluster is named with -n NAMESPACE"
         )
     for process in processes:
@@ -92,8 +99,14 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     ):
         psutil.wait_procs(processes)
     ended = read_exit_status(run_dir)
-    ending = ""
-    if ended:
-        ending = f": {ended.state}, {ended.reason}"
+    ended = read_exit_status(run_dir)
+    ending = "" if ended is None else f": {_how(ended)}"
     print(visible(f"kubetune: {run_dir} has ended{ending}"))
     return OK
+
+
+def _how(ended: ExitStatus) -> str:
+    """Return how a run ended. The reason of a stop says itself that it is one."""
+    if ended.reason.startswith(ended.state):
+        return ended.reason
+    return f"{ended.state}, {ended.reason}"
