@@ -11,7 +11,7 @@ from typing import Any
 
 from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
-from kubetune.base.humanize import duration, size
+from kubetune.base.humanize import counted, duration, size
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import (
@@ -88,6 +88,21 @@ class PlanForecast:
     def trainable(self) -> Trainable:
         """Which parameters learn."""
         return Trainable(self.config.lora, self.config.sight)
+
+    def headline(self) -> str:
+        """Return the three things that most people look for: `34 steps · 457 MiB a process · 2 min`."""
+        steps = "steps unknown"
+        if self.plan.num_steps:
+            steps = counted(self.plan.num_steps, "step")
+        memory = "memory unknown"
+        if self.costs.memory is not None:
+            memory = f"{size(self.costs.memory.peak_bytes)} a {_holder(self.plan.device)}"
+            if self.costs.memory.fits is False:
+                memory += ", which does not fit"
+        time = "time unknown"
+        if self.costs.bill is not None and self.costs.bill.hours is not None:
+            time = f"about {duration(self.costs.bill.hours * 3600)}"
+        return f"{steps} · {memory} · {time}"
 
     def describe(self) -> LabelledLines:
         """Yield everything as labelled lines."""
@@ -472,6 +487,11 @@ def _trained_lines(trainable: Trainable, base: str, weights: Weights | None) -> 
         yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
 
 
+def _holder(device: str) -> str:
+    """Return the word for what has the memory."""
+    return "GPU" if device == "cuda" else "process"
+
+
 def _memory_lines(dtype: str, device: str, costs: Costs) -> LabelledLines:
     """Yield the peak memory of a device, part by part, and what would make the run fit.
 
@@ -484,8 +504,7 @@ def _memory_lines(dtype: str, device: str, costs: Costs) -> LabelledLines:
         yield "memory", f"unknown: {reason}"
         return
 
-    holder = "GPU" if device == "cuda" else "process"
-    peak = f"about {size(memory.peak_bytes)} at the peak of each {holder}"
+    peak = f"about {size(memory.peak_bytes)} at the peak of each {_holder(device)}"
     if memory.device_bytes is not None:
         word = "fits into" if memory.fits else "does NOT fit into"
         peak += f": {word} {size(memory.device_bytes)}, 8 % of it left to the allocator"

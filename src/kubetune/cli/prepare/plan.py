@@ -14,7 +14,7 @@ from kubetune.base.provenance import dotted
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.program import program
-from kubetune.cli.tables import YELLOW, print_fact, print_table
+from kubetune.cli.tables import BOLD, YELLOW, coloured, print_fact, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
@@ -51,6 +51,7 @@ def run(args: argparse.Namespace) -> Answer:
         forecast = forecast_run(config, os.environ)
 
     def show() -> None:
+        print(coloured(forecast.headline(), BOLD))
         for label, text in forecast.describe():
             print_fact(label, text, 17)
         setting = needs_bitsandbytes(config.quantization, config.training.optim)
