@@ -11,7 +11,7 @@ from typing import Any
 
 from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
-from kubetune.base.humanize import counted, duration, size
+from kubetune.base.humanize import duration, size
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import (
@@ -91,9 +91,10 @@ class PlanForecast:
 
     def headline(self) -> str:
         """Return the three things that most people look for: `34 steps · 457 MiB a process · 2 min`."""
+        # As `describe` has it: `at most 34 (1 epoch)`.
         steps = "steps unknown"
         if self.plan.num_steps:
-            steps = counted(self.plan.num_steps, "step")
+            steps = dict(self.describe())["steps"].partition(" (")[0] + " steps"
         memory = "memory unknown"
         if self.costs.memory is not None:
             memory = f"{size(self.costs.memory.peak_bytes)} a {_holder(self.plan.device)}"
