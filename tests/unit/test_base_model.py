@@ -353,9 +353,9 @@ def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
         in text
     )
     assert (
-        "set data.overlong to truncate (or, of plain texts, to split), mend the data, or raise"
+        "set data.overlong to truncate (or, of plain texts, to split), fix the data, or raise"
         in text
     )
-    assert "Raise data.max_length, mend the data, or raise" in advice(
+    assert "Raise data.max_length, fix the data, or raise" in advice(
         overlong=0, no_label=6, longest=90
     )

@@ -442,7 +442,7 @@ def test_a_fault_of_the_surroundings_is_no_result_of_a_trial(
     place = Full(search)
     with pytest.raises(errors.EnvironmentFault, match="run 001: /out: No space left") as ended:
         driver_of(tmp_path, search, place, total=4, storage=storage).drive()
-    assert str(ended.value).endswith("mend it, and the same command goes on")
+    assert str(ended.value).endswith("fix it, and the same command goes on")
     assert place.begun.count("001") == starts
     assert [trial.state for trial in read_record(tmp_path).trials] == ["done", "open"]
     # It did not come to the study either, whose sampler would keep away from such values.

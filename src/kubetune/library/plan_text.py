@@ -207,7 +207,7 @@ def _rows(data: DataConfig, plan: Plan, lengths: Lengths | None, *, made_by_pod:
         text += f", {'at most ' if eval_bounded else accuracy}{plan.eval_rows:,} for evaluation"
 
     if train_bounded or (eval_bounded and plan.eval_rows):
-        return f"{text}: of data that are not here no more than #N; `kubetune data prepare` counts them"
+        return f"{text}: data that are not on this machine count as at most #N rows; `kubetune data prepare` counts them"
     if data.overlong == "split" and lengths is None:
         return (
             f"at least {text}: texts of more than {data.max_length:,} tokens are split into several"

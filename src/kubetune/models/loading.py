@@ -333,7 +333,7 @@ def _require_shapes(
         more = f"; and {len(wrong) - 5:,} more" if len(wrong) > 5 else ""
         raise errors.ModelError(
             f"model {model.path}: its weights have other shapes than its config.json asks for: {shown}{more}. Fetch "
-            "both from the same place again, or mend config.json"
+            "both from the same place again, or fix config.json"
         )
 
 
@@ -403,7 +403,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
 
         raise errors.ModelError(
             f"model {model.path}: transformers cannot make a model of its config.json and weights "
-            f"({type(error).__name__}: {words}); fetch it again, or mend config.json"
+            f"({type(error).__name__}: {words}); fetch it again, or fix config.json"
         ) from error
 
 

@@ -13,7 +13,7 @@ from kubetune.cli.busy import busy
 from kubetune.errors import ConfigError
 
 STARTER = """\
-# One run of kubetune. `kubetune plan run.yaml` shows what it comes to, `kubetune train run.yaml` runs it.
+# One run of kubetune. `kubetune plan run.yaml` shows what it will take, `kubetune train run.yaml` runs it.
 # Every key with its range and default: docs/config.md. On the command line: training.learning_rate=1e-4
 
 name: my-run                    # lower case letters, digits and dashes

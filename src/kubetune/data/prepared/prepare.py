@@ -146,7 +146,7 @@ def _set_aside(folder: Path, damage: str) -> None:
     with explained_writes(aside):
         os.rename(folder, aside)
     logs.DATA.warning(
-        "the prepared data %s %s: they are prepared again from their sources. What was damaged lies in %s and may "
+        "the prepared data %s %s: they are prepared again from their sources. What was damaged is in %s and may "
         "be deleted. Bits that change by themselves point to a failing disk or memory",
         folder,
         damage,

@@ -135,7 +135,7 @@ def _causes(limit: int, stats: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Return why records are left out, and what can be done, the gentlest first."""
     causes = []
     # Each cause puts its remedy before these.
-    remedies = ["mend the data", "raise data.max_lost_share"]
+    remedies = ["fix the data", "raise data.max_lost_share"]
     is_cut = stats["longest"] > limit
     if stats["overlong"]:
         longest = f"the longest has {stats['longest']:,} tokens"
@@ -150,5 +150,5 @@ def _causes(limit: int, stats: dict[str, Any]) -> tuple[list[str], list[str]]:
         remedies.insert(0, "raise data.max_length")
     # Nothing was left out: there are no rows since no record could be read.
     if not causes:
-        return ["none is a record that could be read"], ["mend the data"]
+        return ["none is a record that could be read"], ["fix the data"]
     return causes, remedies

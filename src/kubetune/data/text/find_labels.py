@@ -320,7 +320,7 @@ def _names(
         raise DataError(
             f"data.train holds labels that are numbers ({listed(sorted(map(str, set(numbers))))}) and labels that are "
             f"names ({listed(words)}); nothing says whether a number is a class of its own or counts the others. List "
-            f"all classes in `classification.labels`, in whose order numbers count, or mend the data. {_NOTHING_WRITTEN}"
+            f"all classes in `classification.labels`, in whose order numbers count, or fix the data. {_NOTHING_WRITTEN}"
         )
 
     if len(names) < 2:

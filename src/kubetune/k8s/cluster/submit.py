@@ -469,7 +469,7 @@ def resume(cluster: Cluster, spec: RunSpec) -> None:
     state, _ = pods.state_of(workload, [])
     if state == "failed":
         raise ConfigError(
-            f"{spec.name} has failed; mend the cause and submit it again, it goes on where it was"
+            f"{spec.name} has failed; fix the cause and submit it again, it goes on where it was"
         )
     if state == "done":
         raise ConfigError(f"{spec.name} is not stopped: it is done")

@@ -271,7 +271,7 @@ def _variables(spec: RunSpec) -> Iterator[Finding]:
         elif holds_secret:
             yield error(
                 key,
-                "a secret value in an environment variable stands readable in every manifest; put it into a Secret "
+                "a secret value in an environment variable is readable in every manifest; put it into a Secret "
                 f"and write kubernetes.secrets.{name}: {{secret: NAME}} instead",
             )
         elif seems_random(text):

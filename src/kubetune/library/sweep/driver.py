@@ -173,7 +173,7 @@ class Driver:
         if self._fault:
             raise errors.EnvironmentFault(
                 f"{self._fault}\nOther trials would meet the same whatever their values, so the "
-                "sweep stopped; mend it, and the same command goes on"
+                "sweep stopped; fix it, and the same command goes on"
             )
         failed = [run for run in self.record.runs if run.state == "failed"]
         has_best = bool(self.record.ranked(greater=self.search.greater))

@@ -190,7 +190,7 @@ def explained(folder: Path) -> Iterator[None]:
         cause = error.__cause__ or error
         why = getattr(cause, "orig", None) or cause
         raise EnvironmentFault(
-            f"{folder / FILE}, where Optuna keeps the study: {why}; mend this, or put the file "
+            f"{folder / FILE}, where Optuna keeps the study: {why}; fix this, or put the file "
             "back from a copy, and the same command goes on"
         ) from error
 

@@ -158,7 +158,7 @@ def _text(path: Path, draft: Draft) -> str:
         comment(
             [
                 f"Made by `kubetune import {shell_word(path.name)}` from a config of {draft.tool.name}.",
-                "`kubetune plan` shows what it comes to, `kubetune data check` what would be trained.",
+                "`kubetune plan` shows what it will take, `kubetune data check` what would be trained.",
             ]
         ),
         run_file(_short(draft.settings), draft.comments),

@@ -104,7 +104,7 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
     """Log it if EOS stands in for a pad token."""
     if world.is_main and not tokenizer.names_padding:
         logs.MODEL.info(
-            "no pad token is named, so EOS stands in for one where batches are filled up: in generation, and in what "
+            "no pad token is named, so EOS is used where batches are filled up: in generation, and in what "
             "is saved or exported; training fills up nothing, so EOS is trained like any other token"
         )
 
