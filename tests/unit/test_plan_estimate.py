@@ -263,7 +263,9 @@ def test_rows_of_sets_that_are_not_here_are_bounds_or_unknown(
 ) -> None:
     monkeypatch.chdir(folder)
     lines = plan_of(capsys, folder, "data.train=[org/one#1000, org/two#1000]")
-    assert lines["rows"].startswith("at most 2,000: of data that are not here no more than #N")
+    assert lines["rows"].startswith(
+        "at most 2,000: data that are not on this machine count as at most #N rows"
+    )
     assert lines["steps"] == "at most 2,000 (1 epoch)"
     assert lines["steps per epoch"] == "at most 2,000"
     assert lines["checkpoints"].startswith("every epoch")
