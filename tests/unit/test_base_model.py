@@ -345,7 +345,7 @@ def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
 
     text = advice(overlong=0, no_label=6, longest=40)
     assert "6 with nothing to train on (no answer). data.max_lost_share allows 10%." in text
-    assert text.endswith("Mend the data, or raise data.max_lost_share. Nothing was written.")
+    assert text.endswith("Fix the data, or raise data.max_lost_share. Nothing was written.")
     assert "max_length" not in text
     text = advice(overlong=6, no_label=0, longest=90)
     assert (

@@ -39,7 +39,7 @@ def modules_beside(path: Path) -> list[Path]:
         tree = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []
-    beside = {}
+    beside: dict[Path, None] = {}  # an ordered set
     for node in ast.walk(tree):
         modules = []
         if isinstance(node, ast.Import):

@@ -158,6 +158,12 @@ def _check(args: argparse.Namespace) -> Answer:
             work.count("writing the page", None, 0)
             _write_page(args.html, config, report, gallery, tokenizer)
 
+    return _checked(args, report, console)
+
+
+def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answer:
+    """Return what a check says: for people, for programs, and as an error if something is wrong."""
+
     def show() -> None:
         _show(report, console)
         if args.html:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import shell_word, visible
-from kubetune.cli.busy import busy
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -157,6 +156,7 @@ def run(args: argparse.Namespace) -> int:
 def _for_data(args: argparse.Namespace) -> tuple[str, str]:
     """Return the run file for data that are looked at, and in a few words what it is for."""
     from kubetune.base.yaml_reader import FileText
+    from kubetune.cli.busy import busy
     from kubetune.cli.prepare.run_file import model_facts, run_file
     from kubetune.config.load import load_config
     from kubetune.config.schema import SourceConfig

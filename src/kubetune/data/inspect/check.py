@@ -40,6 +40,10 @@ SHARING_ROWS: Final = 512
 Sample = list[tuple[str, bool]]
 
 
+# Called with a number of records.
+Count = Callable[[int], None]
+
+
 @dataclass
 class Report:
     """Result of a check."""
@@ -104,7 +108,7 @@ def check(
     *,
     keep: int | None = SHOWN,
     gallery: Gallery | None = None,
-    count: Callable[[int], None] | None = None,
+    count: Count = lambda done: None,
 ) -> Report:
     """Encode all data as `prepare` would and return what would come of it.
 
@@ -122,12 +126,8 @@ def check(
 
     references = References(config.evaluation.generate, tokenizer)
     first_rows: list[list[list[int]]] = []  # of training, the ids of each row's sequences
-    done = 0  # records
-    for result in data_pass.results():
+    for result in _counted(data_pass.results(), count):
         report.count(result)
-        done += result.tally.records
-        if count is not None:
-            count(done)
         if gallery is not None:
             gallery.add(result, report.labels)
 
@@ -158,6 +158,15 @@ def check(
     if report.ok:
         report.findings = (*references.findings(), *report.findings)
     return report
+
+
+def _counted(results: Iterator[Result], count: Count) -> Iterator[Result]:
+    """Yield the results, and call `count` with the number of records that they hold so far."""
+    done = 0
+    for result in results:
+        done += result.tally.records
+        count(done)
+        yield result
 
 
 def _show(

@@ -24,12 +24,13 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World
+from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.result.fits import require_evaluation_data
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
-from kubetune.scoring.judge import answer, judge_of, remarks_on_answers
+from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
 from kubetune.scoring.own_functions import Function
 from kubetune.training.evaluation import collect, evaluate, measured
 from kubetune.training.start import reference
@@ -159,12 +160,7 @@ def evaluate_run(
     if predictions is not None:
         _check_predictions(predictions, data, config.task, run_dir, has_labels=has_labels)
     if data is not None:
-        # Other data take the place of those to train on, which are then the only ones.
-        sources = other_sources(config.data, config.model.path, data)
-        changed["data"] = config.data.model_copy(update={"train": sources, "eval": None})
-        if labels is not None:
-            # Other data may lack some of the classes.
-            changed["classification"] = labels.section()
+        changed |= _of_other_data(config.data, config.model.path, data, labels)
     else:
         require_evaluation_data(config.data, run_dir)
     config = config.model_copy(update=changed)
@@ -183,6 +179,19 @@ def evaluate_run(
 
     _write(run_dir, evaluation, which, data)
     return evaluation
+
+
+def _of_other_data(
+    of_run: DataConfig, model_path: str, data: str, labels: Labels | None
+) -> dict[str, Any]:
+    """Return the sections of the config that `--data` changes."""
+    # Other data take the place of those to train on, which are then the only ones.
+    sources = other_sources(of_run, model_path, data)
+    changed: dict[str, Any] = {"data": of_run.model_copy(update={"train": sources, "eval": None})}
+    if labels is not None:
+        # Other data may lack some of the classes.
+        changed["classification"] = labels.section()
+    return changed
 
 
 def _evaluate(
@@ -221,14 +230,10 @@ def _evaluate(
         assert of_forget is not None
         metrics[FORGET_LOSS] = of_forget["eval_loss"]
 
-    # Nobody asks this evaluation to stop, so that there are answers.
     sources = DataSpec.of(config).splits["train" if is_other else "eval"]
     judge = judge_of(config.evaluation, result.tokenizer, sources, rows, world, functions)
     if judge is not None:
-        count = partial(progress, "answering", len(judge.asked))
-        answers = answer(judge, learner, world, lambda: False, count)
-        scores, _ = judge.score(answers or {})
-        metrics |= scores
+        metrics |= _scores(judge, learner, world, progress)
         remarks += (*judge.remarks, *remarks_on_answers(learner.lm))
 
     confusion = task.confusion(learner, parts)
@@ -236,13 +241,17 @@ def _evaluate(
     if confusion and labels:
         # Names are shown beside the matrix, and mean nothing without one.
         names = labels.names
-    evaluation = Evaluation(
-        metrics,
-        confusion=confusion,
-        names=names,
-        remarks=remarks,
-    )
+    evaluation = Evaluation(metrics, confusion=confusion, names=names, remarks=remarks)
     return evaluation, task.predictions(learner, parts, rows)
+
+
+def _scores(judge: Judge, learner: Learner, world: World, progress: Progress) -> dict[str, float]:
+    """Return the metrics of the answers that the model gives."""
+    count = partial(progress, "answering", len(judge.asked))
+    # Nobody asks this evaluation to stop, so that there are answers.
+    answers = answer(judge, learner, world, lambda: False, count)
+    scores, _ = judge.score(answers or {})
+    return scores
 
 
 def _check_predictions(
