@@ -69,8 +69,11 @@ def test_a_plan_names_a_function_that_is_not_there(
     reward = f"rewards=[{{file: {code}, function: shrt}}]"
     assert cli.main(["plan", *words, reward]) == errors.USER
     assert "rewards[0]: " in capsys.readouterr().err
-    metrics = f"evaluation.metrics={{file: {code}, functions: [short, polite]}}"
-    assert cli.main(["plan", *words, "rewards=[exact_match]", metrics]) == errors.USER
+    metrics = (
+        f"evaluation={{generate: {{}}, metrics: {{file: {code}, functions: [short, polite]}}}}"
+    )
+    words += ["rewards=[exact_match]", "data.eval=0.5"]
+    assert cli.main(["plan", *words, metrics]) == errors.USER
     assert "did you mean Polite?" in capsys.readouterr().err
 
 
