@@ -202,6 +202,7 @@ def test_the_state_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.Mon
     os.utime(folder / TRIALS, (written, written))
     assert state_now()[0] == "stopped"
     assert "the same command continues it" in state_now()[1]
+    assert "1 waiting (dotted" in sweep_facts(folder).summary, "nothing runs any more"
     done = Record([trial for trial in MIXED if trial.state != "open"], total=5)
     write_record(folder, done)
     assert state_now() == ("done", "")

@@ -21,6 +21,7 @@ from kubetune.library.sweep.record import (
     Search,
     Trial,
     TrialRun,
+    at_rest,
     mean,
     read_record,
     read_search,
@@ -69,6 +70,9 @@ def sweep_facts(folder: Path, address: Address = lambda run_dir: "") -> SweepFac
     search = read_search(folder)
     record = read_record(folder)
     state, reason = standing(folder, record, search)
+    # A driver that was killed left runs as running. On a cluster they do go on without it.
+    if state != "running" and search.namespace is None:
+        record = at_rest(record)
 
     # The best trial comes first, then those that are not done.
     ranked = record.ranked(greater=search.greater)

@@ -32,7 +32,7 @@ _LINE = 15  # of text, from one to the next
 _TOP = 66  # of all axes
 _BOTTOM = 322
 _NOWHERE = 352.0  # where lines without a result end
-_HEIGHT = 372
+_HEIGHT = 337.0
 
 _MANY = 60  # trials, from which on lines are thin
 
@@ -91,7 +91,9 @@ def draw(sweep: SweepFacts) -> Markup:
         drawn.append(_line(trial, axes, sweep))
     for axis in axes[:-1]:
         drawn.append(axis.draw())
+    height = _HEIGHT
     if any(trial.result is None for trial in sweep.trials):
+        height = _NOWHERE + _LINE
         drawn.append(_label(results.x, _NOWHERE, "no result"))
     y_of_best = _end(sweep.best, axes)
     drawn.append(results.draw(taken=y_of_best))
@@ -106,7 +108,7 @@ def draw(sweep: SweepFacts) -> Markup:
         look += " many"
     title = f"{sweep.name}: trials over {', '.join(axis.key for axis in axes)}"
     return Markup(
-        f'<svg class="{look}" viewBox="0 0 {width:.0f} {_HEIGHT}" role="img" '
+        f'<svg class="{look}" viewBox="0 0 {width:.0f} {height:.0f}" role="img" '
         f'aria-labelledby="parallel-title parallel-about"><title id="parallel-title">'
         f'{escape(title)}</title><desc id="parallel-about">{escape(sweep.summary)} The table of '
         f"trials says the same.</desc>{''.join(drawn)}</svg>"
