@@ -25,7 +25,7 @@ from tests.run.test_ui_clicked import Server, fill, wait
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-COLOURS = 64  # of a picture, which keeps its file small
+COLOURS = 128  # of a picture, which keeps its file small
 RANKS = {"kubectl-bot": 16, "kubectl-bot-r4": 4}  # of the adapters, by run
 
 
@@ -122,6 +122,7 @@ def take_pages(page: Page, address: str, folder: Path) -> None:
     wait(page, "document.querySelector('[data-list=data] .preview table')")
     page.keyboard.press("Enter")
     wait(page, "document.querySelector('#summary.good')")
+    page.evaluate("scrollTo({top: 0, behavior: 'instant'})")
     take(page, folder, Picture("ui-new"))
 
 

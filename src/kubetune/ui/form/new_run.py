@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.files import known, write_atomic
-from kubetune.base.humanize import counted, duration, size
+from kubetune.base.humanize import counted, duration, place, size
 from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
 from kubetune.config.schema import Config
@@ -177,7 +177,7 @@ def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any
         elif label == "positions":
             texts["warning"].append(text)
         else:
-            facts.append((label, text))
+            facts.append((label, place(text)))
 
     bad: Sequence[str] = ()
     if forecast.lengths is not None:
