@@ -10,13 +10,15 @@ from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention
 from kubetune.tasks.causal_lm import TASK
 from tests.architectures import (
+    ONE_BY_ONE,
+    PADDING_FREE,
     build_model,
     random_rows,
     reference_gradients,
     relative_error,
     take_gradients,
 )
-from tests.families import FAMILIES, IMAGES, PAGE, SEEING, line, seeing_line, table, untried
+from tests.families import FAMILIES, IMAGES, OURS, PAGE, SEEING, line, seeing_line, table, untried
 from tests.small_configs import OTHERS, UNTRIED, settings
 
 QUICK = ("gpt2", "lfm2", "doge")
@@ -49,9 +51,10 @@ def test_the_page_says_how_a_family_that_sees_runs(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*PADDING_FREE, *ONE_BY_ONE, *OTHERS])
 def test_one_packed_batch_gives_the_gradients_of_plain_transformers(name: str) -> None:
-    model = build_model(name, settings(name), lora=False)
+    """Or a batch of each sequence, where the page says so."""
+    model = build_model(name, OURS[name] if name in OURS else settings(name), lora=False)
     rows = random_rows((37, 5, 300, 21, 140, 64))
     model.eval()  # some routers draw at random while they train
     expected = reference_gradients(model, rows)

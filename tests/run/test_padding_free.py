@@ -28,8 +28,6 @@ from kubetune.models.padding_free import Route, choose_attention, self_check
 from kubetune.tasks.causal_lm import TASK
 from tests.architectures import (
     COMMON,
-    ONE_BY_ONE,
-    PADDING_FREE,
     PROMISED,
     SMALL_EXPERTS,
     build_model,
@@ -75,26 +73,6 @@ def test_gradients_equal_one_by_one(name, lora):
     model = build_model(name, PROMISED[name], lora=lora)
     rows = random_rows()
     require_exact_padding_free(model, rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", PADDING_FREE)
-def test_more_architectures_run_flat(name):
-    model = build_model(name, PADDING_FREE[name])
-    rows = random_rows()
-    require_exact_padding_free(model, rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ONE_BY_ONE)
-def test_what_cannot_run_flat_is_refused_and_runs_one_by_one(name):
-    model = build_model(name, ONE_BY_ONE[name])
-    rows = random_rows()
-    loss, gradients = reference_gradients(model, rows)
-    packed_loss, ours, route = padding_free_gradients(model, rows)
-    assert not route.padding_free
-    assert packed_loss == pytest.approx(loss, abs=EXACT)
-    assert relative_error(ours, gradients) <= EXACT
 
 
 @pytest.mark.parametrize(
