@@ -32,6 +32,7 @@ from kubetune.ui.server import application, server_settings
 from kubetune.ui.site import Site, templates
 from tests import browser
 from tests.run.test_report_long import write_run
+from tests.unit.test_sweep_page import MIXED, write_sweep
 
 TOKEN = "a-token-of-this-test"
 HOSTILE = '"><script>alert(1)</script>'
@@ -453,6 +454,32 @@ def test_the_best_value_of_a_column_is_marked_unless_tasks_differ(tmp_path: Path
         text = client.get("/compare?dir=a&dir=b").text
         assert "Not comparable" in text
         assert 'class="best"' not in text
+
+
+def test_a_sweep_is_listed_and_leads_to_its_runs_and_back(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "searched", MIXED)
+    (tmp_path / "searched" / "trials").mkdir()
+    for number in (0, 1):
+        write_run(tmp_path / "searched" / "trials" / f"{number:03d}", 60)
+    write_run(tmp_path / "alone", 60)
+    with client_of(tmp_path) as visitor:
+        visitor.get("/", params={"token": TOKEN})
+        listed = visitor.get("/").text
+        assert listed.count('<a href="/sweep?dir=searched">') == 3, "in its row, and of two trials"
+        assert 'data-sweep="searched"' in listed
+        page = visitor.get("/sweep?dir=searched").text
+        # Of six trials only two have a run directory.
+        assert page.count('<a href="/run?dir=') == 2
+        assert "/compare?dir=searched%2Ftrials%2F001&amp;dir=searched%2Ftrials%2F000" in page
+        assert f"kubetune report {tmp_path / 'searched'}" in page
+        assert 'data-news="/news/sweep?dir=searched"' in page, "its record was written just now"
+        assert "/sweep?dir=searched" in visitor.get("/run?dir=searched/trials/001").text
+        assert "/sweep?dir=" not in visitor.get("/run?dir=alone").text
+        (tmp_path / "searched" / "trials.json").write_text("{")
+        assert "trials.json is damaged" in visitor.get("/").text
+        answer = visitor.get("/sweep?dir=searched")
+        assert answer.status_code == 400
+        assert "trials.json is damaged" in answer.text
 
 
 def test_a_run_that_changes_is_read_anew(client: TestClient, folder: Path) -> None:
