@@ -15,9 +15,8 @@ import pytest
 from rich.console import Console
 
 from kubetune.base import logs
-from kubetune.cli.local.watch import next_steps
-from kubetune.cli.local.watch_screen import RunView, draw, full_screen
-from kubetune.cli.program import program
+from kubetune.cli.local.watch_screen import RunView, draw
+from kubetune.cli.program import next_steps, program
 from kubetune.cli.remote.logs import _Counter, printer
 
 EVIL = "\x1b]0;mine\x07\x1b[2Jx\x9b31m[red]"
@@ -44,9 +43,9 @@ def test_watch_shows_them_without_obeying() -> None:
            "temperature_celsius": 1, "power_watts": 1}  # fmt: skip
     status: dict[str, Any] = {"log": [EVIL], "ranks": [rank], "gpus": [gpu]}
     console = Console(file=io.StringIO(), width=200, force_terminal=False)
-    run_view = RunView(EVIL, "failed", EVIL, status, where=EVIL, lost=EVIL)
+    run_view = RunView(EVIL, "failed", EVIL, EVIL, status)
     console.print(draw(run_view, console))
-    console.print(full_screen(run_view, console))
+    console.print(draw(run_view, console, EVIL))
     shown = cast(io.StringIO, console.file).getvalue()
     for char in ("\x1b", "\x07", "\x9b"):
         assert char not in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from kubetune.base.humanize import shell_word
@@ -23,6 +24,20 @@ def program() -> str:
     if beside.exists():
         return shell_word(_shortest(beside))
     return f"{shell_word(_shortest(Path(sys.executable)))} -m kubetune"
+
+
+def next_steps(run_dir: Path, task: str) -> str:
+    """Return the commands that make sense after a run that ended well."""
+    verb = "chat"
+    if task in ("sequence_classification", "reward_model"):
+        verb = "generate"
+    return next_commands((verb, "report", "export"), run_dir)
+
+
+def next_commands(verbs: Sequence[str], run_name: object) -> str:
+    """Return command lines about one run, folder or file, in one line."""
+    commands = [f"{program()} {verb} {shell_word(run_name)}" for verb in verbs]
+    return f"Next: {' · '.join(commands)}"
 
 
 def _shortest(path: Path) -> str:

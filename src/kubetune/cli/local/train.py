@@ -64,8 +64,8 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
     with Relay() as relay:
         # Imports take seconds, in which the relay must already hear SIGTERM.
         from kubetune.base.yaml_reader import read_file
-        from kubetune.cli.local.watch import next_steps
         from kubetune.cli.prepare.plan import show_notes
+        from kubetune.cli.program import next_steps
         from kubetune.cli.tables import print_fact
         from kubetune.config.load import load_config
         from kubetune.library.plan_text import describe

@@ -5,16 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.base.humanize import shell_word, visible
+from kubetune.base.humanize import visible
 from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import Answer, add_json, prints_json
-from kubetune.cli.program import program
+from kubetune.cli.program import next_commands, next_steps
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
@@ -25,20 +25,9 @@ if TYPE_CHECKING:
     from kubetune.cli.local.watch_screen import RunView
 
 # Between two looks. Each look at a run on a cluster is some requests to its API server.
-LOCAL_SECONDS = 1.0
-CLUSTER_SECONDS = 3.0
+SECONDS = 2.0
 
-LEFT = "The run goes on. The same command shows it again."
-
-# Verbs that make sense after a run on a cluster has ended, by its state.
-NEXT_ON_CLUSTER = {
-    "done": ("cp", "delete"),
-    "stopped": ("resume", "cp"),
-    "failed": ("logs", "resume"),
-}
-
-# Reads the state of the run. Raises KubetuneError where nobody answers.
-Look = Callable[[], "RunView"]
+HINT = "Ctrl-C leaves; the run goes on"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,25 +53,27 @@ def run(args: argparse.Namespace) -> Answer:
 
     from kubetune.cli.local.watch_screen import draw
 
-    # Without a terminal, or with --once, the screen is printed once.
     console = Console(highlight=False)
     is_live = sys.stdout.isatty() and not (args.once or args.json or console.is_dumb_terminal)
     run_dir = None
     if args.namespace is None:
         run_dir = _local_run_dir(args.run_name)
-    if run_dir is not None and is_live:
-        _wait_for(run_dir)
-    look, seconds = _looker(args, run_dir)
+    if run_dir is not None:
+        _require(run_dir, can_wait=is_live)
+        look = partial(look_here, run_dir)
+    else:
+        look = _on_cluster(args)
+
     run_view = look()
     if is_live:
-        run_view = follow(run_view, look, seconds, console)
+        run_view = follow(run_view, look, console)
 
     def show() -> None:
         console.print(draw(run_view, console))
         if run_view.is_over and run_view.state != "absent":
             print(visible(_next(run_view, run_dir)))
         elif is_live:
-            print(LEFT)
+            print("The run goes on. The same command shows it again.")
 
     facts = {"name": run_view.name, "state": run_view.state, "why": run_view.why}
     return Answer(facts | run_view.status, show)
@@ -93,9 +84,7 @@ def _local_run_dir(name: str) -> Path | None:
     # A word without a slash that is no folder is the name of a run on a cluster.
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        if path.is_dir() or "/" in name:
-            return path
-        return None
+        return path if path.is_dir() or "/" in name else None
     if not path.is_file():
         return None
     from kubetune.config.load import load_config
@@ -106,65 +95,52 @@ def _local_run_dir(name: str) -> Path | None:
     return Path(config.output)
 
 
-def _wait_for(run_dir: Path) -> None:
-    """Wait for a run directory that another command is about to make."""
-    if run_dir.exists():
+def _require(run_dir: Path, *, can_wait: bool) -> None:
+    """Wait for a run directory that another command is about to make, or raise ConfigError."""
+    if run_dir.is_dir():
         return
+    if not can_wait or run_dir.exists():
+        raise ConfigError(
+            f"{run_dir}: no such run directory; expected one, or the name of a run on a cluster"
+        )
     print(f"{run_dir}: no such run directory yet; waiting for it. Ctrl-C leaves.", flush=True)
     while not (run_dir / RESOLVED).is_file():
-        time.sleep(LOCAL_SECONDS / 4)
+        time.sleep(SECONDS / 8)
 
 
-def follow(run_view: RunView, look: Look, seconds: float, console: Console) -> RunView:
+def _on_cluster(args: argparse.Namespace) -> Callable[[], RunView]:
+    """Return what looks at the run of a cluster."""
+    from kubetune.cli.remote.run_on_cluster import find
+
+    if args.namespace is None:
+        # The name may be that of a folder, mistyped.
+        print(f"there is no folder {args.run_name} here, so a cluster is asked", file=sys.stderr)
+    cluster, spec = find(args)
+    return partial(look_there, cluster, spec)
+
+
+def follow(run_view: RunView, look: Callable[[], RunView], console: Console) -> RunView:
     """Draw the run until it ends or the reader presses Ctrl-C. Return the last view.
 
-    While nobody answers, the last view stays on the screen. rich draws it every second in a thread, so that the
-    screen tells how long an answer takes.
+    While nobody answers, the last view stays on the screen, and why.
     """
     from rich.live import Live
 
-    from kubetune.cli.local.watch_screen import full_screen
+    from kubetune.cli.local.watch_screen import draw
 
-    live = Live(
-        get_renderable=lambda: full_screen(run_view, console),
-        console=console,
-        screen=True,
-        refresh_per_second=1,
-    )
-    with suppress(KeyboardInterrupt), stoppable():
-        try:
-            # Not `with live`: a signal while it draws for the first time must give the terminal back too.
-            live.start(refresh=True)
-            while not run_view.is_over:
-                time.sleep(seconds)
-                try:
-                    run_view = look()
-                except KubetuneError as error:
-                    run_view = replace(run_view, lost=str(error).splitlines()[0])
-                live.refresh()
-        finally:
-            live.stop()
+    # SIGTERM gives the terminal back too. Nothing is drawn before `live` is entered, which it could interrupt.
+    live = Live(console=console, screen=True, auto_refresh=False)
+    with suppress(KeyboardInterrupt), stoppable(), live:
+        live.update(draw(run_view, console, HINT), refresh=True)
+        while not run_view.is_over:
+            time.sleep(SECONDS)
+            hint = HINT
+            try:
+                run_view = look()
+            except KubetuneError as error:
+                hint = f"no answer, trying again: {str(error).splitlines()[0]}"
+            live.update(draw(run_view, console, hint), refresh=True)
     return run_view
-
-
-def _looker(args: argparse.Namespace, run_dir: Path | None) -> tuple[Look, float]:
-    """Return what reads the state of the run, and the seconds between two looks."""
-    if run_dir is not None:
-        if not run_dir.is_dir():
-            raise ConfigError(
-                f"{run_dir}: no such run directory; expected one, or the name of a run on a cluster"
-            )
-        return lambda: look_here(run_dir), LOCAL_SECONDS
-    from kubetune.cli.remote.run_on_cluster import find
-
-    try:
-        cluster, spec = find(args)
-    except EnvironmentFault as error:
-        why = "a namespace was given"
-        if args.namespace is None:
-            why = f"there is no folder {args.run_name} here"
-        raise EnvironmentFault(f"{why}, so a cluster was asked: {error}") from None
-    return lambda: look_there(cluster, spec), CLUSTER_SECONDS
 
 
 def look_here(run_dir: Path) -> RunView:
@@ -175,10 +151,9 @@ def look_here(run_dir: Path) -> RunView:
 
     name = read_config(run_dir).name or run_dir.absolute().name
     status = read_status(run_dir)
-    exit_status = status["progress"]["exit_status"]
-    state, why = state_of(exit_status, status["ranks"], status["progress"]["launched"])
-    is_over = exit_status is not None
-    return RunView(name, state, why, status, is_over=is_over, where="on this machine")
+    progress = status["progress"]
+    state, why = state_of(progress["exit_status"], status["ranks"], progress["launched"])
+    return RunView(name, state, why, "on this machine", status)
 
 
 def look_there(cluster: Any, spec: Any) -> RunView:
@@ -187,52 +162,32 @@ def look_there(cluster: Any, spec: Any) -> RunView:
     from kubetune.cli.remote.status import facts
     from kubetune.k8s.cluster.cluster_runs import ask, observe, running
 
-    # What Kubernetes knows of the run, then what the run knows of itself.
     observed = observe(cluster, spec)
     run_facts = facts(observed)
-    targets = running(cluster, spec)
+    pods = running(cluster, spec)
     # Without a pod to ask, this is known from logs and from the notes at the run's objects.
     status: dict[str, Any] = {"progress": run_facts}
-    if targets and not observed.silence:
+    why = run_facts["why"]
+    if observed.silence:
+        why = why or f"its pods cannot be asked: {observed.silence.splitlines()[0]}"
+    elif pods:
         # The pod may have gone since it was listed.
         with suppress(EnvironmentFault):
-            [status] = ask(cluster, targets[0], "status", spec.run_dir)
-        if len(targets) > 1:
-            # Those of one node would look like all; `kubetune gpus` asks every pod.
-            status.pop("gpus", None)
+            [status] = ask(cluster, pods[0], "status", spec.run_dir)
+    if len(pods) > 1:
+        # Those of one node would look like all; `kubetune gpus` asks every pod.
+        status.pop("gpus", None)
 
-    # A run that goes on but cannot be asked.
-    why = run_facts["why"]
-    if not why and observed.silence:
-        why = f"its pods cannot be asked: {observed.silence.splitlines()[0]}"
-    running_pods = [pod for pod in run_facts["pods"] if pod["phase"] == "Running"]
-    pods = f"{len(running_pods)} of {run_facts['nodes']} pods running"
-    is_over = observed.state in ("done", "failed", "stopped", "absent")
-    where = f"{run_facts['namespace']}, {pods}"
-    return RunView(spec.name, observed.state, why, status, is_over=is_over, where=where)
+    where = f"{run_facts['namespace']}, {len(pods)} of {run_facts['nodes']} pods running"
+    return RunView(spec.name, observed.state, why, where, status)
 
 
 def _next(run_view: RunView, run_dir: Path | None) -> str:
     """Return the commands that make sense after a run has ended."""
     if run_dir is None:
-        return _commands(NEXT_ON_CLUSTER[run_view.state], run_view.name)
+        return next_commands(("logs", "cp", "resume"), run_view.name)
     if run_view.state == "done":
         from kubetune.config.load import read_config
 
         return next_steps(run_dir, read_config(run_dir).task)
-    report = f"{program()} report {shell_word(run_dir)}"
-    return f"Next: the command that started it continues from the newest checkpoint · {report}"
-
-
-def next_steps(run_dir: Path, task: str) -> str:
-    """Return the commands that make sense after a run that ended well."""
-    verb = "chat"
-    if task in ("sequence_classification", "reward_model"):
-        verb = "generate"
-    return _commands((verb, "report", "export"), run_dir)
-
-
-def _commands(verbs: Sequence[str], run_name: object) -> str:
-    """Return command lines for a run, in one line."""
-    commands = [f"{program()} {verb} {shell_word(run_name)}" for verb in verbs]
-    return f"Next: {' · '.join(commands)}"
+    return f"{next_commands(('report',), run_dir)}; the command that started it continues it"

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from kubetune.base.files import write_atomic
-from kubetune.base.humanize import shell_word, visible
+from kubetune.base.humanize import visible
 from kubetune.errors import ConfigError
 
 STARTER = """\
@@ -145,11 +145,10 @@ def run(args: argparse.Namespace) -> int:
     write_atomic(args.output, text)
     print(visible(f"wrote {args.output}{purpose}"))
     if not args.schema:
-        from kubetune.cli.program import program
+        from kubetune.cli.program import next_commands
 
-        file = shell_word(args.output)
         verb = "data check" if args.data is None else "plan"
-        print(f"Next: {program()} {verb} {file} · {program()} train {file}")
+        print(next_commands((verb, "train"), args.output))
     return 0
 
 
