@@ -1,17 +1,16 @@
-"""The smoke test's settings and its processes: whether ranks, links, devices and volumes are fit for a run.
+"""Start the ranks of the smoke test, and wait for them: are ranks, links, devices and volumes fit for a run?
 
-    kubetune smoke --processes 2              here
-    kubetune smoke --nodes 4 --processes 8    in a pod of each node; rank and master as for a run
-    torchrun --nproc-per-node 8 … -m kubetune.plugins.diagnostics.smoke
-                                              as one rank among those that torchrun started
+    kubetune smoke --processes 2                     here
+    kubetune smoke --nodes 4 --processes 8           in a pod of each node; rank and master as for a run
+    torchrun --nproc-per-node 8 … -m kubetune smoke  as one rank among those that torchrun started
 
-What a rank does is rank.py's; this file imports no torch.
+What a rank does is in checks.py; this file imports no torch.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import math
 import os
 import signal
 import socket
@@ -19,14 +18,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 
 from kubetune import errors
-from kubetune.base import logs, processes
+from kubetune.base import processes
 from kubetune.base.gpus import visible_gpus
-from kubetune.plugins.diagnostics.smoke.settings import Settings, add_arguments
-from kubetune.supervisor.command_line import parse
+from kubetune.plugins.diagnostics.smoke.settings import Settings
 from kubetune.supervisor.place import Place, find_place
 
 _LOOK_SECONDS = 0.1
@@ -50,17 +48,17 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         # Else NCCL ends the process when a collective times out, and nobody says which rank was missing.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
-        from kubetune.plugins.diagnostics.smoke.rank import run_rank
+        from kubetune.plugins.diagnostics.smoke.checks import run_rank
 
         return run_rank(settings)
-    nodes = args.nodes or _nodes(environ)
     count = args.processes or visible_gpus(environ) or 1
+    nodes = args.nodes or _nodes(environ)
     place = find_place(nodes, count, environ, origin="the number of nodes")
     return launch(settings, place, environ)
 
 
 def _nodes(environ: Mapping[str, str]) -> int:
-    """Return the number of nodes by torchrun's variable, whose form may be "2:4"."""
+    """Return the number of nodes by torchrun's variable, which pods of a run have. Its form may be "2:4"."""
     text = environ.get("PET_NNODES", "1").partition(":")[0]
     if not text.isdecimal() or int(text) < 1:
         raise errors.ConfigError(f"PET_NNODES is {text!r}; expected a number of nodes, from 1 on")
@@ -74,7 +72,9 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
     """
     port = place.master_port
     if place.nodes == 1:
-        port = _free_port()
+        # Other runs of this machine may use the usual one.
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
     common = {
         "OMP_NUM_THREADS": str(max(1, processes.usable_cores() // place.processes)),
         **environ,
@@ -83,7 +83,7 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
         "WORLD_SIZE": str(place.nodes * place.processes),
         "LOCAL_WORLD_SIZE": str(place.processes),
     }
-    command = processes.module("kubetune.plugins.diagnostics.smoke", *settings.flags())
+    command = processes.module("kubetune", "smoke", *settings.flags())
     children = {}
     for local_rank, rank in enumerate(place.ranks):
         variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
@@ -95,78 +95,44 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
             preexec_fn=processes.die_with_parent,
         )
     try:
-        codes = _wait(children, settings.timeout)
+        _wait(children, settings.timeout)
     finally:
         for child in children.values():
             child.kill()
             child.wait()
-    for rank, code in codes.items():
-        if code < 0:
-            name = signal.Signals(-code).name
+
+    # The smallest code says most: a bug's, then the user's, then the environment's, such as of killed ranks.
+    code = errors.OK
+    for rank, child in children.items():
+        if child.returncode < 0:
+            name = signal.Signals(-child.returncode).name
             print(f"kubetune: rank {rank} was killed by {name}", file=sys.stderr)
-    return _worst(codes.values())
+        if child.returncode != 0:
+            failure = max(child.returncode, 0) or errors.ENVIRONMENT
+            code = min(code or failure, failure)
+    return code
 
 
-def _worst(codes: Iterable[int]) -> int:
-    """Return the exit code that says most: a bug's, then the user's, then the environment's, such as of killed ranks."""
-    positive = {code if code >= 0 else errors.ENVIRONMENT for code in codes}
-    for code in (errors.BUG, errors.USER, errors.ENVIRONMENT):
-        if code in positive:
-            return code
-    return max(positive)
-
-
-def _wait(
-    children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float
-) -> dict[int, int]:
-    """Wait for all ranks and return their exit codes, by rank.
-
-    One that hangs is killed when another has failed and the rest has had time to notice.
-    """
-    codes: dict[int, int] = {}
-    deadline = float("inf")
-    while len(codes) < len(children):
-        for rank, child in children.items():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                codes[rank] = child.wait(_LOOK_SECONDS)
+def _wait(children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float) -> None:
+    """Wait for all ranks. One that hangs is killed when another has failed and the rest has had time to notice."""
+    waiting = dict(children)
+    deadline = math.inf
+    while waiting:
+        time.sleep(_LOOK_SECONDS)
+        waiting = {rank: child for rank, child in waiting.items() if child.poll() is None}
         now = time.monotonic()
-        if any(codes.values()):
+        if any(child.returncode for child in children.values()):
             # The others notice within their timeout, and rank 0, which names the lost ones, may wait as long again.
             patience = 2 * timeout_seconds + 10
-            if 0 in codes:
+            if 0 in children and 0 not in waiting:
                 patience = _LAST_WORD_SECONDS
             deadline = min(deadline, now + patience)
         if now > deadline:
-            for rank in sorted(children.keys() - codes.keys()):
+            for rank, child in waiting.items():
                 print(
                     f"kubetune: rank {rank} hangs, and is ended because another one has failed",
                     file=sys.stderr,
                 )
-                children[rank].kill()
-                codes[rank] = children[rank].wait()
-    return codes
-
-
-def _free_port() -> int:
-    """Return a port that nothing listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `python -m kubetune.plugins.diagnostics.smoke` and return the exit code."""
-    logs.scrub_tracebacks()
-    parser = argparse.ArgumentParser(
-        prog="kubetune.plugins.diagnostics.smoke",
-        description="A tiny run that tests where it runs.",
-    )
-    add_arguments(parser)
-    try:
-        return run(parse(parser, sys.argv[1:] if argv is None else argv))
-    except errors.KubetuneError as error:
-        print(f"kubetune: {error}", file=sys.stderr)
-        return error.exit_code
-    # A terminal sends it to all ranks.
-    except KeyboardInterrupt:
-        return 130
+                child.kill()
+                child.wait()
+            return

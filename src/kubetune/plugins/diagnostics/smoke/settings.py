@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,12 @@ _DAY_SECONDS = 86400
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `Settings`, and of how many processes to start."""
     training = parser.add_argument_group("training: a small network on linearly separable data")
-    _add(training, "--epochs", _count)
-    _add(training, "--batch", _count, "per process, ")
-    _add(training, "--samples", _count)
-    _add(training, "--features", _count)
-    _add(training, "--classes", _count)
-    _add(training, "--lr", _amount)
-    _add(training, "--seed", int)
+    shown = "default %(default)s"
+    for name in ("epochs", "batch", "samples", "features", "classes"):
+        default = getattr(Settings, name)
+        training.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=shown)
+    training.add_argument("--lr", type=_amount, default=Settings.lr, metavar="N", help=shown)
+    training.add_argument("--seed", type=int, default=Settings.seed, metavar="N", help=shown)
 
     checks = parser.add_argument_group("checks")
     checks.add_argument(
@@ -59,9 +56,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="test write speed and free space here; repeatable",
     )
-    slow = "a rank or link that takes this many times as long as the others is named, "
-    _add(checks, "--slow-factor", _amount, slow)
-    _add(checks, "--timeout", _amount, "seconds to wait for a rank that is missing, ")
+    checks.add_argument(
+        "--slow-factor",
+        type=_amount,
+        default=Settings.slow_factor,
+        metavar="N",
+        help=f"a rank or link that takes this many times as long as the others is named, {shown}",
+    )
+    checks.add_argument(
+        "--timeout",
+        type=_amount,
+        default=Settings.timeout,
+        metavar="N",
+        help=f"seconds to wait for a rank that is missing, {shown}",
+    )
 
     where = parser.add_argument_group("processes", "under torchrun these are torchrun's")
     processes = "on each node; default: one for each GPU, or 1"
@@ -71,19 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--json",
         action="store_true",
         help="print the report as JSON; log lines go to standard error",
-    )
-
-
-def _add(
-    group: Any,  # argparse._ArgumentGroup, which is private
-    flag: str,
-    kind: Callable[[str], float],
-    what: str = "",
-) -> None:
-    """Add a flag with a number, whose default is that of the setting of its name."""
-    default = getattr(Settings, flag.removeprefix("--").replace("-", "_"))
-    group.add_argument(
-        flag, type=kind, default=default, metavar="N", help=f"{what}default %(default)s"
     )
 
 
