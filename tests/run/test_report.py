@@ -20,7 +20,7 @@ from kubetune.reporting import write_report
 from kubetune.reporting.differences import differences
 from kubetune.reporting.page import page_of
 from kubetune.reporting.reading import read_run
-from kubetune.reporting.series import shorten, smooth
+from kubetune.reporting.series import shorten
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import versions
 from kubetune.training import worker
@@ -450,5 +450,3 @@ def test_buckets_keep_means_and_extremes() -> None:
     assert series.steps == [2, 4, 6, 7]
     assert series.values == [1.5, 6.0, None, 3.0]
     assert (series.low, series.high) == ([1.0, 6.0, None, 3.0], [2.0, 6.0, None, 3.0])
-    assert smooth([4.0, None, 4.0, 4.0], 10) == pytest.approx([4.0] * 4)
-    assert smooth([1.0, 3.0], 1) == pytest.approx([1.0, 3.0])

@@ -100,8 +100,8 @@ def test_a_run_records_and_shows_the_loss_of_each_source(inputs: Path, tmp_path:
     )
     for run, axis in ((record, "loss a token"), (classifier, "loss a sample")):
         charts = {chart.name: chart for chart in charts_of([run])}
-        assert {charts[name].axis for name in ("loss", "sources-1")} == {axis}
-        assert [line.label for line in charts["sources-1"].lines] == [
+        assert {charts[name].axis for name in ("loss", "sources")} == {axis}
+        assert [line.label for line in charts["sources"].lines] == [
             "first/held-out.jsonl",
             "second/held-out.jsonl",
         ]

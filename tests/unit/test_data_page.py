@@ -19,7 +19,7 @@ from kubetune.data.prepared.histogram import bars
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.text.encode import Encoded
 from kubetune.data.vision.image_processor import ImageRef
-from kubetune.reporting.histogram import fold
+from kubetune.reporting.histogram import drawn_bars
 from tests.tiny import train_tokenizer
 
 ENGLISH = "Could you please tell me how the weather will be tomorrow morning in the city?"
@@ -322,9 +322,7 @@ def test_bars_are_of_one_round_width_and_end_at_the_limit() -> None:
     assert bars([]) == []
 
 
-def test_empty_bars_are_folded_but_not_across_the_limit() -> None:
-    buckets = [[1, 10, 3], *([low, low + 9, 0] for low in range(11, 91, 10)), [91, 100, 1]]
-    assert fold(buckets) == [[1, 10, 3], [11, 90, 0], [91, 100, 1]]
-    assert fold(buckets, 50) == [[1, 10, 3], [11, 50, 0], [51, 90, 0], [91, 100, 1]]
-    assert fold([[1, 2, 0], [3, 4, 0], [5, 6, 2]]) == [[1, 2, 0], [3, 4, 0], [5, 6, 2]]
-    assert fold([]) == []
+def test_empty_bars_are_left_out_and_those_above_the_limit_marked() -> None:
+    bars_of_rows = [[1, 10, 3], [11, 50, 0], [51, 90, 0], [91, 100, 1]]
+    assert drawn_bars(bars_of_rows, 50) == [(1, 10, 3, 1.0, False), (91, 100, 1, 1 / 3, True)]
+    assert drawn_bars([]) == []

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kubetune.reporting.series import Number, Series, merge, smooth
+from kubetune.reporting.series import Number, Series, merge
 
 _TABLE_ROWS = 10
 
@@ -31,17 +31,6 @@ class Line:
     def has_band(self) -> bool:
         """True if the lowest and highest values are drawn behind the mean."""
         return self.band and self.series.low is not None and self.series.high is not None
-
-    def shown(self) -> Sequence[Number]:
-        """Return the values as they are drawn at first."""
-        if self.kind == "smooth":
-            return smooth(self.series.values, span_of(self.series))
-        return self.series.values
-
-
-def span_of(series: Series) -> float:
-    """Return how many values a smoothed line looks back."""
-    return max(1.0, len(series.steps) / 80)
 
 
 @dataclass(frozen=True)
@@ -125,7 +114,7 @@ class Chart:
         for line in self.lines:
             heading.append(line.label)
             all_steps.update(line.series.steps)
-            columns.append(dict(zip(line.series.steps, line.shown(), strict=True)))
+            columns.append(dict(zip(line.series.steps, line.series.values, strict=True)))
 
         rows: list[list[Any]] = []
         for step in _spread(sorted(all_steps)):

@@ -5,13 +5,13 @@ It takes the results of a check and of a survey as plain data, and writes one HT
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kubetune.base.files import write_atomic
 from kubetune.base.logs import scrub
-from kubetune.reporting.histogram import DrawnBar, drawn_bars, fold
+from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.rendering import render
 
 # Names of the languages that a survey tells apart, by their code of ISO 639-1.
@@ -67,18 +67,13 @@ def _split(
     split = {
         "name": name,
         "stats": stats,
-        "bars": _bars(lengths, facts["settings"]["max_length"]),
+        "bars": drawn_bars(lengths, facts["settings"]["max_length"]),
         "profile": profile,
     }
     if profile is not None:
-        split["shares"] = _bars(profile["shares"])
-        split["image_tokens"] = _bars(profile["image_tokens"])
+        split["shares"] = drawn_bars(profile["shares"])
+        split["image_tokens"] = drawn_bars(profile["image_tokens"])
     return split
-
-
-def _bars(histogram: Sequence[Sequence[int]], limit: int | None = None) -> list[DrawnBar]:
-    """Return a histogram as bars. Those above `limit` are marked."""
-    return drawn_bars(fold(histogram, limit), limit)
 
 
 def _survey(survey: Mapping[str, Any]) -> dict[str, Any]:
@@ -95,6 +90,6 @@ def _survey(survey: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **survey,
         "languages": languages,
-        "turn_bars": _bars(survey["turn_bars"]),
-        "longer_sides": _bars(sizes["longer_sides"] if sizes else []),
+        "turn_bars": drawn_bars(survey["turn_bars"]),
+        "longer_sides": drawn_bars(sizes["longer_sides"] if sizes else []),
     }

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 from types import NoneType
 
-from kubetune.reporting.chart import Chart
+from kubetune.reporting.chart import Chart, Line
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.run_charts import Runs, column, line_of, loss_axis, points_of
 from kubetune.reporting.series import Series
-
-# Lines that one chart can hold and still be read. More go to further charts.
-_MOST_LINES = 8
-
-# A lone run's scores are drawn from so many evaluations on; its table has fewer of them at a glance.
-_LEAST_EVALUATIONS = 3
 
 # Index of a run, with its series of one metric.
 SeriesOfRuns = list[tuple[int, Series]]
 
 
 def evaluation_charts(runs: Runs) -> list[Chart]:
-    """Return the losses of sources, and the other metrics: shares together, each other one alone."""
+    """Return the losses of sources in one chart, shares in one, and each other metric alone."""
     # What was measured, by the key in metrics.jsonl. Not every run need have each metric.
     metrics: dict[str, SeriesOfRuns] = {}
     for index, run in enumerate(runs):
@@ -29,40 +23,29 @@ def evaluation_charts(runs: Runs) -> list[Chart]:
             if series is not None:
                 metrics.setdefault(key, []).append((index, series))
 
-    # The same by the name that the page shows: `eval_exact_match` is "exact match".
+    # The same by chart, and by the name that the page shows: `eval_exact_match` is "exact match".
     sources: dict[str, SeriesOfRuns] = {}
-    shares: dict[str, SeriesOfRuns] = {}
-    others: dict[str, SeriesOfRuns] = {}
+    scores: dict[str, SeriesOfRuns] = {}
+    charts = []
     for key, parts in metrics.items():
+        name = key.removeprefix("eval_").replace("_", " ")
         if key.startswith(OF_SOURCE):
             sources[key.removeprefix(OF_SOURCE)] = parts
-            continue
-        name = key.removeprefix("eval_").replace("_", " ")
-        if _are_shares(parts):
-            shares[name] = parts
+        elif _are_shares(parts):
+            scores[name] = parts
         else:
-            others[name] = parts
-
-    title = "Evaluation loss by source"
-    charts = _charts_of(
-        runs,
-        sources,
-        "sources",
-        title,
-        "fixed",
-        loss_axis(runs),
-    )
-    if len(runs) == 1 and len(runs[0].evaluations) < _LEAST_EVALUATIONS:
-        return charts
-    charts += _charts_of(
-        runs,
-        shares,
-        "scores",
-        "Evaluation scores",
-        "percent",
-    )
-    for name, parts in others.items():
-        charts += _charts_of(runs, {name: parts}, f"score-{name}", "", "fixed")
+            chart = Chart(
+                f"score-{name}", f"Evaluation: {name}", "fixed", _lines(runs, {name: parts})
+            )
+            charts.append(chart)
+    if scores:
+        axis = ", ".join(scores)
+        lines = _lines(runs, scores)
+        charts.insert(0, Chart("scores", "Evaluation scores", "percent", lines, axis=axis))
+    if sources:
+        axis = loss_axis(runs)
+        lines = _lines(runs, sources)
+        charts.insert(0, Chart("sources", "Evaluation loss by source", "fixed", lines, axis=axis))
     return charts
 
 
@@ -86,36 +69,10 @@ def _are_shares(parts: SeriesOfRuns) -> bool:
     return True
 
 
-def _charts_of(
-    runs: Runs,
-    metrics: dict[str, SeriesOfRuns],
-    chart_name: str,
-    title: str,
-    unit: str,
-    axis: str = "",
-) -> list[Chart]:
-    """Return the metrics as points, in as many charts as are needed for all to be read.
-
-    Example: ten metrics of a lone run make charts of 8 and 2 lines; of two runs, charts of 4, 4 and 2
-    metrics with two lines each. A metric that is alone in the end gives its chart its name.
-    """
-    names = list(metrics)
-    metrics_of_a_chart = max(1, _MOST_LINES // len(runs))
-    is_split = len(names) > metrics_of_a_chart
-    charts = []
-    for part, begin in enumerate(range(0, len(names), metrics_of_a_chart), 1):
-        names_of_chart = names[begin : begin + metrics_of_a_chart]
-
-        # A metric has the same dashes in the lines of all runs.
-        lines = []
-        for number, name in enumerate(names_of_chart):
-            for index, series in metrics[name]:
-                lines.append(line_of(runs, index, name, series, number, kind="points"))
-
-        shown_title = f"{title}, part {part}" if is_split else title
-        if chart_name != "sources" and len(names_of_chart) == 1:
-            shown_title = f"Evaluation: {names_of_chart[0]}"
-        shown_axis = axis or ", ".join(names_of_chart[:3])
-        charts.append(Chart(f"{chart_name}-{part}", shown_title, unit, lines, axis=shown_axis))
-
-    return charts
+def _lines(runs: Runs, metrics: dict[str, SeriesOfRuns]) -> list[Line]:
+    """Return the points of a chart. A metric has the same dashes in the lines of all runs."""
+    lines = []
+    for number, (name, parts) in enumerate(metrics.items()):
+        for index, series in parts:
+            lines.append(line_of(runs, index, name, series, number, kind="points"))
+    return lines

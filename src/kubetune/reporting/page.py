@@ -192,7 +192,7 @@ def _summary(chart: Chart, write: Writer) -> str:
 def _line_summary(line: Line, write: Writer) -> str:
     """Return a line's first, last and lowest value in words, or "" if it has none."""
     points = []
-    for step, value in zip(line.series.steps, line.shown(), strict=True):
+    for step, value in zip(line.series.steps, line.series.values, strict=True):
         if value is not None:
             points.append((step, value))
     if not points:

@@ -207,25 +207,9 @@ def curve_charts(runs: Runs) -> list[Chart]:
     charts = []
     for curves in _curves_of(runs):
         lines: list[Line] = []
-        for number, key in enumerate(curves.keys):
-            # reward_chosen → "reward chosen"; a lone line is called as its chart.
-            label = _label(key)
-            if len(curves.keys) == 1:
-                label = curves.label or curves.title.lower()
+        for number in range(len(curves.keys)):
             for index in range(len(runs)):
-                if curves.smoothed:
-                    # Raw values of several lines would hide each other.
-                    shows_raw = len(runs) == 1 and len(curves.keys) == 1
-                    lines += _smoothed_lines(
-                        runs,
-                        index,
-                        key,
-                        label,
-                        number,
-                        shows_raw,
-                    )
-                else:
-                    lines += _plain_lines(runs, index, key, label)
+                lines += _lines_of(runs, index, curves, number)
 
         # No run of this page has the numbers of this chart.
         if not lines:
@@ -272,44 +256,34 @@ def _label(key: str) -> str:
     return key.removesuffix("_seconds").replace("_", " ")
 
 
-def _plain_lines(
-    runs: Runs,
-    index: int,
-    key: str,
-    label: str,
-) -> list[Line]:
-    """Return the line of a run, with its band where no other run's would cover it; none without numbers."""
+def _lines_of(runs: Runs, index: int, curves: Curves, number: int) -> list[Line]:
+    """Return the lines that one run adds to a chart for the key of this number; none without numbers.
+
+    A smoothed key has a line of the training, and points of the evaluations.
+    """
+    key = curves.keys[number]
     series = runs[index].numbers.curves.get(key)
     if series is None:
         return []
-    return [line_of(runs, index, label, series, band=len(runs) == 1)]
 
+    # reward_chosen → "reward chosen"; a lone line is called as its chart.
+    label = _label(key)
+    is_lone = len(curves.keys) == 1
+    if is_lone:
+        label = curves.label or curves.title.lower()
+    # The band of one run would cover the line of another.
+    if not curves.smoothed:
+        return [line_of(runs, index, label, series, band=len(runs) == 1)]
 
-def _smoothed_lines(
-    runs: Runs,
-    index: int,
-    key: str,
-    label: str,
-    number: int,
-    shows_raw: bool,
-) -> list[Line]:
-    """Return the smoothed line of a run's training, and its evaluations as points.
-
-    `number`: index of the key in its chart. With `shows_raw`, what was smoothed is drawn behind the line.
-    """
-    run = runs[index]
-    series = run.numbers.curves.get(key)
-    if series is None:
-        return []
     lines = []
-    # Training and evaluations look different, so each key takes two looks.
-    metric = 2 * number
-    if shows_raw:
+    # Behind the smoothed line, unless raw values of several lines would hide each other.
+    if is_lone and len(runs) == 1:
         lines.append(Line(label, series, kind="raw"))
         label = "smoothed"
+    # Training and evaluations look different, so each key takes two looks.
+    metric = 2 * number
     lines.append(line_of(runs, index, label, series, metric, kind="smooth", band=False))
-
-    evaluated = column(run.evaluations, f"eval_{key}", points_of(len(runs)))
+    evaluated = column(runs[index].evaluations, f"eval_{key}", points_of(len(runs)))
     if evaluated is not None:
         label = f"evaluation {_label(key)}"
         lines.append(line_of(runs, index, label, evaluated, metric + 1, kind="points"))

@@ -14,7 +14,7 @@ from kubetune.base.humanize import counted, duration, number, size
 from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
-from kubetune.reporting.histogram import drawn_bars, fold
+from kubetune.reporting.histogram import drawn_bars
 from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.rollouts import SECTION, shown_rollouts
 from kubetune.reporting.verdict import verdict
@@ -180,8 +180,8 @@ def _splits(run: RunRecord) -> list[dict[str, Any]]:
     # Nothing, before the data were prepared.
     splits = []
     for name, stats in (run.data.get("splits") or {}).items():
-        lengths = fold(stats.get("lengths") or [])
-        splits.append({"name": name, "stats": stats, "bars": drawn_bars(lengths)})
+        bars = drawn_bars(stats.get("lengths") or [])
+        splits.append({"name": name, "stats": stats, "bars": bars})
     return splits
 
 

@@ -112,15 +112,8 @@ class _Bucket:
         self.count += len(steps)
         # math.fsum rounds once, so that a mean does not depend on how a column was cut into buckets.
         finite = [value for value in values if value is not None]
-        if len(finite) == 1:
-            self._add_finite(1, finite[0], finite[0], finite[0])  # an int stays an int
-        elif finite:
-            self._add_finite(
-                len(finite),
-                math.fsum(finite),
-                min(finite),
-                max(finite),
-            )
+        if finite:
+            self._add_finite(len(finite), math.fsum(finite), min(finite), max(finite))
 
     def join(self, later: _Bucket) -> None:
         """Add another bucket's values, which come after those of this one."""
@@ -150,31 +143,7 @@ class _Bucket:
         """The mean of the finite values, or None if there are none."""
         if self.finite == 0:
             return None
-        if self.finite == 1:
-            return self.total  # an int stays an int
         return self.total / self.finite
-
-
-def smooth(values: Sequence[Number], span: float) -> list[Number]:
-    """Return the exponential moving average. `span`: how many values it looks back.
-
-    The weights sum to one from the first value on:
-
-        average = Σ kept^age · value / Σ kept^age,  where kept = 1 - 1 / span
-    """
-    kept = 1 - 1 / max(1.0, span)  # weight of the average before, one value later
-    new = 1 - kept or 1  # weight of a value
-    # The sum starts at 0, which is no value: dividing by the weights so far takes it out again.
-    total = 0.0
-    weight = 0.0
-    result: list[Number] = []
-    for value in values:
-        if value is not None:
-            total = kept * total + new * value
-            weight = kept * weight + new
-        result.append(total / weight if weight else None)
-
-    return result
 
 
 def merge(parts: Sequence[Series], columns: Sequence[Sequence[Number]]) -> list[list[Number]]:
