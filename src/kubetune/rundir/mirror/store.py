@@ -6,7 +6,6 @@ without end.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,15 +37,13 @@ class PatientStore:
 
     def _ask(self, name: str, seconds: float, *arguments: Any, **settings: Any) -> Any:
         """Call a method of the file system. Raise TimeoutError after so many seconds."""
+        from fsspec.asyn import FSTimeoutError, sync
+
         # The coroutine `_get_file`, since it can be cancelled; the method `get_file` cannot.
-        coroutine = getattr(self._file_system, f"_{name}")(*arguments, **settings)
-        request = asyncio.run_coroutine_threadsafe(coroutine, self._file_system.loop)
+        method = getattr(self._file_system, f"_{name}")
+        loop = self._file_system.loop
         try:
-            return request.result(seconds)
-        except TimeoutError as error:
-            if not request.done():
-                message = f"no whole answer about {arguments[0]} in {seconds:,.0f} s"
-                raise TimeoutError(message) from error
-            raise
-        finally:
-            request.cancel()
+            return sync(loop, method, *arguments, timeout=seconds, **settings)
+        except FSTimeoutError as error:
+            message = f"no whole answer about {arguments[0]} in {seconds:,.0f} s"
+            raise TimeoutError(message) from error
