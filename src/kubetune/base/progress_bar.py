@@ -6,7 +6,6 @@ Log lines appear above the bar. Without a terminal, `[TRAIN]` lines show the sam
 from __future__ import annotations
 
 import sys
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
@@ -63,10 +62,5 @@ class Progress:
         self._bar.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._bar.stop()

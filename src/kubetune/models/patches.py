@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
-from types import TracebackType
 from typing import Any
 
 from packaging.requirements import Requirement
@@ -107,12 +106,7 @@ class Replaced(AbstractContextManager[None]):
         self.original = vars(self.owner)[self.name]
         setattr(self.owner, self.name, self.new)
 
-    def __exit__(
-        self,
-        kind: type | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         setattr(self.owner, self.name, self.original)
 
 

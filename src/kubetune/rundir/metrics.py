@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kubetune.base import jsonl
@@ -82,12 +81,7 @@ class MetricsLog:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from kubetune import errors, extras
@@ -126,21 +125,16 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
         # The reason of a failure belongs to the run. A preempted run goes on later, so it has not failed.
         if isinstance(error, errors.KubetuneError) and not isinstance(error, errors.Preempted):
             self.tell("ended", str(error))
 
         status = "FINISHED"
-        if kind is not None:
+        if error is not None:
             status = "FAILED"
-            if issubclass(kind, errors.Preempted):
-                status = "KILLED"
+        if isinstance(error, errors.Preempted):
+            status = "KILLED"
         self.close(status)
 
 

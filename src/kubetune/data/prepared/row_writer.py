@@ -31,7 +31,6 @@ import os
 from array import array
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -171,12 +170,7 @@ class RowWriter:
     def __enter__(self) -> RowWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        _: BaseException | None,
-        __: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         # Every file is closed, also where an error came.
         for file in self._files.values():
             with file:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 from kubetune.k8s.api.api_errors import ApiError, Refused, Unreachable
@@ -56,12 +55,7 @@ class Informer:
         threading.Thread(target=self._run, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         # The thread ends with the watch that is open now.
         self._over.set()
 

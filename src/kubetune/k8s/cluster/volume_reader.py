@@ -8,7 +8,6 @@ from __future__ import annotations
 import io
 import secrets
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 from kubetune.errors import EnvironmentFault
@@ -46,12 +45,7 @@ class VolumeReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._delete_reader()
 
     def target(self) -> Target:
