@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kubetune.batching.extra_inputs import moved_tensors
+
+if TYPE_CHECKING:
+    from kubetune.data.prepared.rows import TrainedIds
 
 
 @dataclass(frozen=True)
@@ -28,3 +33,13 @@ class DrawnAnswers:
         """Return a copy on a device."""
         moved: dict[str, Any] = moved_tensors(self, device)
         return replace(self, **moved)
+
+
+def answer_sequence(prompt: Sequence[int], answer: Sequence[int]) -> TrainedIds:
+    """Return the ids of a prompt with its answer, and which of them are trained: the answer's.
+
+    prompt 7 8, answer 5 6 9    [7, 8, 5, 6, 9]    [False, False, True, True, True]
+    """
+    ids = np.array([*prompt, *answer], np.uint32)
+    is_trained = np.arange(len(ids)) >= len(prompt)
+    return ids, is_trained

@@ -17,7 +17,7 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.program import next_commands, next_steps
 from kubetune.cli.remote.run_on_cluster import add_namespace
 from kubetune.config.naming import RESOLVED
-from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
+from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError, first_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -138,7 +138,7 @@ def follow(run_view: RunView, look: Callable[[], RunView], console: Console) -> 
             try:
                 run_view = look()
             except KubetuneError as error:
-                hint = f"no answer, trying again: {str(error).splitlines()[0]}"
+                hint = f"no answer, trying again: {first_line(error)}"
             live.update(draw(run_view, console, hint), refresh=True)
     return run_view
 

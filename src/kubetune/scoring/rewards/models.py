@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.batch import Batch, collate
+from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.config.schema import GrpoConfig, RewardConfig
 from kubetune.data.prepared.micro_batches import pack
 from kubetune.data.reading.formats import Chat, Example, Pair
@@ -166,12 +167,7 @@ class TeacherJudge:
     def judge(self, request: Request) -> Judgement:
         """Return the mean log-probability of each answer's tokens, of which each answer has at least one."""
         heartbeat.beat("reward")
-        rows: list[TrainedIds] = []
-        for answer_ids in request.ids:
-            ids = np.array([*request.prompt_ids, *answer_ids], np.uint32)
-            is_of_answer = np.arange(len(ids)) >= len(request.prompt_ids)
-            rows.append((ids, is_of_answer))
-
+        rows = [answer_sequence(request.prompt_ids, answer_ids) for answer_ids in request.ids]
         means: list[float | None] = [None] * len(rows)
         for batch in _batches_of(rows, self.learner):
             logps = log_probabilities(self.learner, batch)

@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from kubetune.batching.batch import Batch, collate
-from kubetune.batching.drawn_answers import DrawnAnswers
+from kubetune.batching.drawn_answers import DrawnAnswers, answer_sequence
 from kubetune.batching.feed import empty_batch
 from kubetune.batching.prefix_sharing import collate_shared
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from kubetune.data.prepared.rows import TrainedIds
     from kubetune.training.rollouts.records import Answer
 
 
@@ -34,18 +30,6 @@ class AnswerRow:
         """Return the number of tokens of prompt and answer."""
         return len(self.prompt) + len(self.answer.ids)
 
-    @property
-    def ids(self) -> NDArray[np.uint32]:
-        """Return the ids of prompt and answer."""
-        return np.array([*self.prompt, *self.answer.ids], np.uint32)
-
-    @property
-    def sequence(self) -> TrainedIds:
-        """Return ids, and which of them are trained: the answer's."""
-        ids = self.ids
-        is_trained = np.arange(len(ids)) >= len(self.prompt)
-        return ids, is_trained
-
 
 def batch_of(
     rows: Sequence[AnswerRow], computed_labels: int, divisor: int, *, share_prefixes: bool
@@ -54,7 +38,7 @@ def batch_of(
 
     `computed_labels`: tokens of all computed answers of the step. `divisor`: what the step's loss is divided by.
     """
-    sequences = [row.sequence for row in rows]
+    sequences = [answer_sequence(row.prompt, row.answer.ids) for row in rows]
     samples = [row.sample for row in rows]
     if not rows:
         batch = empty_batch(1, None)

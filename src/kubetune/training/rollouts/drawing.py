@@ -27,6 +27,7 @@ import torch
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.batch import collate
+from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.models import fsdp
@@ -77,7 +78,13 @@ class Drawer:
     # What parts of the last drawing took on this rank, as timings.jsonl has it.
     seconds: dict[str, float] = field(default_factory=dict)
 
-    def groups(self, step: int, slots: Sequence[Slot], *, is_late: bool) -> list[Group] | None:
+    def groups(
+        self,
+        step: int,
+        slots: Sequence[Slot],
+        *,
+        is_late: bool,
+    ) -> list[Group] | None:
         """Return the answers of all slots, in their order; None if a stop was asked for meanwhile.
 
         `step`: the weights are those after so many steps. `is_late`: the weights that drew the answers are gone, so
@@ -86,6 +93,7 @@ class Drawer:
         self.seconds = {"generate_seconds": 0.0, "reward_seconds": 0.0}
         file = RolloutFile(self.run_dir, step, self.made_by)
         groups = dict(on_main(file.groups, self.world))
+
         missing = []
         for unit in self._units(slots):
             # A unit is drawn whole or not at all: fewer rows in a batch would give other bits.
@@ -93,6 +101,7 @@ class Drawer:
                 missing.append(unit)
         if missing and is_late:
             raise self.gone(file.path)
+
         try:
             if missing:
                 drawn = self._in_turns(step, missing, file)
@@ -108,7 +117,10 @@ class Drawer:
         return answered
 
     def _in_turns(
-        self, step: int, units: Sequence[Sequence[Slot]], file: RolloutFile
+        self,
+        step: int,
+        units: Sequence[Sequence[Slot]],
+        file: RolloutFile,
     ) -> dict[int, Group] | None:
         """Return the groups of some units by their slots; None if a stop was asked for. Rank 0 appends them to the file."""
         groups: dict[int, Group] = {}
@@ -119,17 +131,24 @@ class Drawer:
                 if process_group.agree(self.is_stopping(), self.world):
                     return None
                 # In the last round some ranks may have nothing to draw.
-                turn = _Turn()
+                turn = Turn()
                 if first + self.world.rank < len(units):
                     turn = self._turn(step, units[first + self.world.rank])
-                turns = process_group.gather(turn, self.world)
-                of_all = []
-                for of_rank in turns:
-                    of_all.extend(of_rank.groups)
-                on_main(partial(file.append, of_all), self.world)
-                raise_first([of_rank.failure for of_rank in turns])
-                groups |= {group.slot: group for group in of_all}
+                groups |= self._gathered(turn, file)
         return groups
+
+    def _gathered(self, turn: Turn, file: RolloutFile) -> dict[int, Group]:
+        """Return the groups that all ranks have, by their slots. Rank 0 appends them to the file.
+
+        Raise on every rank what any rank met, after what was drawn is in the file.
+        """
+        turns = process_group.gather(turn, self.world)
+        of_all: list[Group] = []
+        for of_rank in turns:
+            of_all.extend(of_rank.groups)
+        on_main(partial(file.append, of_all), self.world)
+        raise_first([of_rank.failure for of_rank in turns])
+        return {group.slot: group for group in of_all}
 
     @property
     def _asks_model(self) -> bool:
@@ -168,26 +187,30 @@ class Drawer:
 
         A model whose state would run over padding gets prompts of equal length together.
         """
+        # Slots 0 to 4 with prompts of 3, 9, 3, 5 and 9 tokens, two of them a unit:
+        #
+        #     padding-free      [1 4] [3 0] [2]
+        #     equal lengths     [1 4] [3] [0 2]
         most = max(1, self.settings.generation_batch_size // self.settings.num_generations)
+        longest_first = sorted(slots, key=lambda slot: (-len(slot.ids), slot.number))
         units: list[list[Slot]] = []
-        for slot in sorted(slots, key=lambda slot: (-len(slot.ids), slot.number)):
-            last = units[-1] if units else []
-            is_equal = bool(last) and len(last[0].ids) == len(slot.ids)
-            fits = 0 < len(last) < most and (is_equal or self.learner.route.padding_free)
-            if fits:
-                last.append(slot)
-            else:
-                units.append([slot])
+        for slot in longest_first:
+            if units and len(units[-1]) < most:
+                first = units[-1][0]
+                if self.learner.route.padding_free or len(first.ids) == len(slot.ids):
+                    units[-1].append(slot)
+                    continue
+            units.append([slot])
         return units
 
-    def _turn(self, step: int, unit: Sequence[Slot]) -> _Turn:
+    def _turn(self, step: int, unit: Sequence[Slot]) -> Turn:
         """Return the groups of a unit, or the error that this rank met."""
         try:
-            return _Turn(self._drawn(step, unit))
+            return Turn(self._drawn(step, unit))
         except errors.LostPeer:
             raise  # there is no whole set of ranks left to tell
         except errors.KubetuneError as error:
-            return _Turn(failure=error)
+            return Turn(failure=error)
 
     def _drawn(self, step: int, unit: Sequence[Slot]) -> list[Group]:
         """Draw the answers of a unit, and have them rewarded."""
@@ -219,6 +242,7 @@ class Drawer:
             for answer in range(number):
                 place = (self.seed, step, slot.number, answer)
                 numbers.append(uniforms(settings.max_completion_length, *place))
+
         lm = self.learner.lm
         # Packed attention knows no cache.
         with own_attention(lm):
@@ -234,20 +258,16 @@ class Drawer:
 
     def _earlier(self, slot: Slot, answers: Sequence[DrawnTokens]) -> _Earlier:
         """Return log-probabilities of a group's tokens that are asked for before training: see `_Earlier`."""
-        needs_old = self.settings.window > 1
         if not self._asks_model:
             return _Earlier()
-        sequences = []
-        for answer in answers:
-            ids = np.array([*slot.ids, *answer.ids], np.uint32)
-            trained = np.arange(len(ids)) >= len(slot.ids)
-            sequences.append((ids, trained))
+
+        sequences = [answer_sequence(slot.ids, answer.ids) for answer in answers]
         batch = collate(sequences, [slot.row] * len(answers)).to(self.world.device)
         lengths = [len(answer.ids) for answer in answers]
         old = None
-        reference = None
-        if needs_old:
+        if self.settings.window > 1:
             old = _cut(log_probabilities(self.learner, batch), lengths)
+        reference = None
         if self.reference is not None:
             # Either the same model with its adapter off, or a second one.
             is_same = self.reference is self.learner
@@ -256,13 +276,18 @@ class Drawer:
         return _Earlier(old, reference)
 
     def _rewarded(
-        self, step: int, slot: Slot, drawn: Sequence[DrawnTokens], earlier: _Earlier
+        self,
+        step: int,
+        slot: Slot,
+        drawn: Sequence[DrawnTokens],
+        earlier: _Earlier,
     ) -> Group:
         """Have the answers to a prompt rewarded, and return all that is known of them."""
         began = time.perf_counter()
         texts = [self.tokenizer.decode(answer.ids) for answer in drawn]
         request = self.prompts[slot.row].request(slot.ids, texts, drawn, step, self.max_steps)
         judgements = self.rewards.judge(request)
+
         answers = []
         for number, answer in enumerate(drawn):
             rewards = {}
@@ -301,8 +326,8 @@ class Drawer:
 
 
 @dataclass(frozen=True)
-class _Turn:
-    """What a rank has of the unit that it was to draw: its groups, or an error."""
+class Turn:
+    """What a rank has of the answers that it was to draw: whole groups, and the error that it met."""
 
     groups: list[Group] = field(default_factory=list)
     failure: errors.KubetuneError | None = None
@@ -312,9 +337,8 @@ class _Turn:
 class _Earlier:
     """Log-probabilities of a group's tokens, a list for each answer; None where the loss does not ask for them."""
 
-    old: list[list[float]] | None = (
-        None  # as training has them, under the weights that drew the answers
-    )
+    # as training has them, under the weights that drew the answers
+    old: list[list[float]] | None = None
     reference: list[list[float]] | None = None  # under the model before training
 
 
@@ -327,5 +351,8 @@ def _logged(judgements: Sequence[Judgement]) -> dict[str, float]:
 
 
 def _cut(logps: torch.Tensor, lengths: Sequence[int]) -> list[list[float]]:
-    """Return numbers of tokens, a list for each answer."""
+    """Return numbers of tokens, a list for each answer.
+
+    1 2 3 4 5 of answers with 2 and 3 tokens    [[1, 2], [3, 4, 5]]
+    """
     return [part.tolist() for part in logps.split(list(lengths))]

@@ -46,15 +46,24 @@ class DrawnTokens:
 
 def restricted(log_probabilities: Tensor, settings: GrpoConfig) -> Tensor:
     """Return probabilities `[rows, vocabulary]` of the tokens that may be drawn, not normalised; 0 of the others."""
+    # Each of the three limits for the same four tokens:
+    #
+    #     all           0.5   0.2   0.2   0.1
+    #     top_k 2       0.5   0.2   0.2   0        as likely as the second one
+    #     min_p 0.3     0.5   0.2   0.2   0        at least 0.3 × 0.5
+    #     top_p 0.6     0.5   0.2   0     0        before them come 0, 0.5, 0.7 and 0.9
     probabilities = log_probabilities.exp()
+
     if settings.top_k:
         number = min(settings.top_k, probabilities.shape[1])
         least = probabilities.topk(number).values[:, -1:]
         # Tokens as likely as the last one of them stay too.
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+
     if settings.min_p is not None:
         least = probabilities.amax(1, keepdim=True) * settings.min_p
         probabilities = probabilities.masked_fill(probabilities < least, 0.0)
+
     if settings.top_p < 1.0:
         falling, order = probabilities.sort(dim=1, descending=True, stable=True)
         total = falling.sum(1, keepdim=True)
@@ -71,20 +80,33 @@ class _Decoder:
     """The rows of a batch that are still being drawn: their cache, and their last tokens' logits."""
 
     def __init__(
-        self, lm: Any, prompts: Sequence[Sequence[int]], answers: int, pad_id: int
+        self,
+        lm: Any,
+        prompts: Sequence[Sequence[int]],
+        answers: int,
+        pad_id: int,
     ) -> None:
         """Run the prompts, each once, and repeat what they left in the cache for each of their answers."""
         self._lm = lm
         device = next(lm.parameters()).device
+
+        # Padding comes first, so that all rows end with a token that the next one follows:
+        #
+        #     prompts 7 8 and 4 5 6    ids  . 7 8    mask  0 1 1    positions  0 0 1
+        #                                   4 5 6          1 1 1               0 1 2
         longest = max(map(len, prompts))
         ids = torch.full((len(prompts), longest), pad_id)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
-            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
-            mask[row, longest - len(prompt) :] = 1
-        # Without padding no mask is needed, and attention is faster.
-        self._mask = None if bool(mask.all()) else mask.to(device)
+            begin = longest - len(prompt)
+            ids[row, begin:] = torch.tensor(prompt)
+            mask[row, begin:] = 1
         positions = (mask.cumsum(1) - 1).clamp(min=0).to(device)
+        # Without padding no mask is needed, and attention is faster.
+        self._mask = None
+        if not bool(mask.all()):
+            self._mask = mask.to(device)
+
         # Only the last token's logits are needed: those of all tokens would be [prompts, longest, vocabulary].
         out = lm(
             input_ids=ids.to(device),
@@ -94,6 +116,7 @@ class _Decoder:
             logits_to_keep=1,
         )
         self._cache = out.past_key_values
+
         # 0 0 0 1 1 1: as beam search repeats rows, which caches of all kinds of layers know.
         repeated = torch.arange(len(prompts), device=device).repeat_interleave(answers)
         self._cache.reorder_cache(repeated)
@@ -106,7 +129,8 @@ class _Decoder:
         """Go on with one more token of each row."""
         self._positions = self._positions + 1
         if self._mask is not None:
-            self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], 1)
+            seen = torch.ones_like(self._mask[:, :1])
+            self._mask = torch.cat([self._mask, seen], 1)
         out = self._lm(
             input_ids=tokens[:, None],
             attention_mask=self._mask,
@@ -135,7 +159,12 @@ class _Answers:
         self.is_done = np.zeros(number, bool)  # of each row of the batch
         self._eos_ids = eos_ids
 
-    def append(self, tokens: list[int], logps: list[float], entropies: list[float]) -> None:
+    def append(
+        self,
+        tokens: list[int],
+        logps: list[float],
+        entropies: list[float],
+    ) -> None:
         """Add a token to each answer that has not ended."""
         for row, token in enumerate(tokens):
             if self.is_done[row]:
@@ -153,6 +182,7 @@ class _Answers:
 
         Copying the cache costs as much as some steps, so rows leave by halves.
         """
+        # Rows 0 1 2 3, of which 1 and 2 are done: 0 and 3 go on, as rows 0 and 1.
         if 2 * self.is_done.sum() < len(self.rows):
             return None
         left = np.flatnonzero(~self.is_done)
@@ -178,15 +208,20 @@ def draw(
     decoder = _Decoder(lm, prompts, settings.num_generations, pad_id)
     device = decoder.logits.device
     answers = _Answers(len(numbers), eos_ids)
+
     for place in range(settings.max_completion_length):
         heartbeat.beat("generation")
         # A token for each row, from all that it may be.
-        logps = torch.log_softmax(decoder.logits.float() / settings.temperature, 1)
+        logits = decoder.logits.float() / settings.temperature
+        logps = torch.log_softmax(logits, 1)
         here = torch.from_numpy(numbers[answers.rows, place]).to(device)
-        tokens = choose(restricted(logps, settings), here)
+        allowed = restricted(logps, settings)
+        tokens = choose(allowed, here)
+
         of_tokens = logps.gather(1, tokens[:, None])[:, 0]
         # A logit of -inf has probability 0, and 0 × -inf would be NaN.
-        entropies = -(logps.exp() * logps.clamp(min=-1e4)).sum(1)
+        finite = logps.clamp(min=-1e4)
+        entropies = -(logps.exp() * finite).sum(1)
         answers.append(tokens.tolist(), of_tokens.tolist(), entropies.tolist())
         if answers.is_done.all() or place == settings.max_completion_length - 1:
             break

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from kubetune.batching.batch import collate
-from kubetune.errors import ModelError
+from kubetune.batching.drawn_answers import answer_sequence
+from kubetune.errors import ModelError, first_line
 from kubetune.models import fsdp
 from kubetune.models.padding_free import FOREIGN_ERRORS, own_attention
 from kubetune.scoring.counted_draws import uniforms
@@ -41,14 +42,18 @@ def require_sampling(learner: Learner, prompts: Sequence[list[int]], pad_id: int
             # Slices of a sharded model have another dtype than what is computed with.
             is_narrow = next(learner.lm.parameters()).dtype != torch.float32
     except FOREIGN_ERRORS as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = first_line(error)
         raise ModelError(
             f"{kind} cannot draw answers with the cache that its code has, which `task: grpo` needs ({reason}); take a "
             "model of another family"
         ) from error
     finally:
         learner.model.train()
-    if not difference <= (NARROW_TOLERANCE if is_narrow else TOLERANCE):
+    tolerance = TOLERANCE
+    if is_narrow:
+        tolerance = NARROW_TOLERANCE
+    # Not ">": a difference that is not a number is too large as well.
+    if not difference <= tolerance:
         raise ModelError(
             f"{kind} says otherwise of its answers in training than when it drew them: log-probabilities differ by "
             f"{difference:.2g}, so `task: grpo` would learn from wrong ratios; take a model of another family, or set "
@@ -64,15 +69,17 @@ def _difference(learner: Learner, prompts: Sequence[list[int]], pad_id: int) -> 
     for place in range(len(prompts)):
         for answer in range(2):
             numbers.append(uniforms(TOKENS, "self-check", place, answer))
+
     with own_attention(learner.lm):
         # No token ends an answer, so that rows of all prompts are compared.
         drawn = draw(learner.lm, prompts, np.stack(numbers), short, (), pad_id)
+
+    # The same tokens as one packed batch, as training would see them.
     sequences = []
     sampled: list[float] = []
     for number, answer_tokens in enumerate(drawn):
-        prompt = prompts[number // 2]
-        ids = np.array([*prompt, *answer_tokens.ids], np.uint32)
-        sequences.append((ids, np.arange(len(ids)) >= len(prompt)))
+        # Answers 0 and 1 are of the first prompt, 2 and 3 of the second.
+        sequences.append(answer_sequence(prompts[number // 2], answer_tokens.ids))
         sampled += answer_tokens.logps
     batch = collate(sequences).to(next(learner.lm.parameters()).device)
     of_training = log_probabilities(learner, batch).cpu()

@@ -27,7 +27,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
 from kubetune.models import fsdp
 from kubetune.rundir import checkpoints, heartbeat
-from kubetune.training.rollouts.drawing import Drawer, Slot
+from kubetune.training.rollouts.drawing import Drawer, Slot, Turn
 from kubetune.training.rollouts.records import Group, RolloutFile
 from kubetune.training.rollouts.sampler import DrawnTokens
 from kubetune.training.rollouts.servers.adapters import Adapter, AdapterFiles
@@ -165,23 +165,15 @@ class ServedDrawer(Drawer):
                 requests.cancel()
                 return None
             # A rank that raised here alone would leave the others waiting for it.
-            mine, failure = self._arrived(step, requests)
-            of_all: list[Group] = []
-            failures = []
-            for of_rank, failure_of_rank in process_group.gather((mine, failure), self.world):
-                of_all.extend(of_rank)
-                if failure_of_rank is not None:
-                    failures.append(failure_of_rank)
-            on_main(partial(file.append, of_all), self.world)
-            if failures:
+            turn = self._arrived(step, requests)
+            try:
+                groups |= self._gathered(turn, file)
+            except errors.KubetuneError:
                 requests.cancel()
-                raise failures[0]
-            groups |= {group.slot: group for group in of_all}
+                raise
         return groups
 
-    def _arrived(
-        self, step: int, requests: Requests
-    ) -> tuple[list[Group], errors.KubetuneError | None]:
+    def _arrived(self, step: int, requests: Requests) -> Turn:
         """Return the rewarded groups of this rank that came just now, and what went wrong."""
         mine: list[Group] = []
         try:
@@ -192,8 +184,8 @@ class ServedDrawer(Drawer):
                 self._warn_of_gaps(answers)
                 mine.append(self._group(step, slot, answers))
         except errors.KubetuneError as error:
-            return mine, error
-        return mine, None
+            return Turn(mine, error)
+        return Turn(mine)
 
     def _group(self, step: int, slot: Slot, answers: Sequence[DrawnTokens]) -> Group:
         """Return the answers to a prompt, rewarded, with the log-probabilities that training asks for before."""
