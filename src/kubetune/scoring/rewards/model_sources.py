@@ -89,7 +89,9 @@ def _of_run(run_dir: Path) -> ModelSource:
     folder = checkpoints.choose(run_dir)
     cache = cache_folder()
     damage = checkpoints.verify(
-        folder, but="optimizer*", digest=lambda path: identity.content_of(path, cache)[0].sha256
+        folder,
+        but="optimizer*",
+        digest=lambda path: identity.content_of(path, cache)[0].sha256,
     )
     if damage:
         raise errors.EnvironmentFault(f"rewards: {folder} {damage}")

@@ -136,7 +136,10 @@ def _classifier(spec: ModelSpec, tokenizer: Tokenizer, device: torch.device) -> 
             )
 
     model: Any = loading.load_pretrained(
-        AutoModelForSequenceClassification, spec, device, draw=refuse_new
+        AutoModelForSequenceClassification,
+        spec,
+        device,
+        draw=refuse_new,
     )
     if model.config.num_labels != 1:
         raise errors.ModelError(
@@ -179,7 +182,10 @@ class TeacherJudge:
 
 
 def _teacher(
-    source: ModelSource, tokenizer: Tokenizer, device: torch.device, longest: int
+    source: ModelSource,
+    tokenizer: Tokenizer,
+    device: torch.device,
+    longest: int,
 ) -> TeacherJudge:
     source.require_task(*LANGUAGE_TASKS)
     of_teacher = load_tokenizer(source.spec.model)

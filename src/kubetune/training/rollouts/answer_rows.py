@@ -14,6 +14,7 @@ from kubetune.batching.feed import empty_batch
 from kubetune.batching.prefix_sharing import collate_shared
 
 if TYPE_CHECKING:
+    from kubetune.data.prepared.rows import TrainedIds
     from kubetune.training.rollouts.records import Answer
 
 
@@ -30,15 +31,24 @@ class AnswerRow:
         """Return the number of tokens of prompt and answer."""
         return len(self.prompt) + len(self.answer.ids)
 
+    @property
+    def sequence(self) -> TrainedIds:
+        """Return the ids of prompt and answer, and which of them are trained."""
+        return answer_sequence(self.prompt, self.answer.ids)
+
 
 def batch_of(
-    rows: Sequence[AnswerRow], computed_labels: int, divisor: int, *, share_prefixes: bool
+    rows: Sequence[AnswerRow],
+    computed_labels: int,
+    divisor: int,
+    *,
+    share_prefixes: bool,
 ) -> Batch:
     """Return rows as one batch; without any, one that goes through the whole model and adds nothing.
 
     `computed_labels`: tokens of all computed answers of the step. `divisor`: what the step's loss is divided by.
     """
-    sequences = [answer_sequence(row.prompt, row.answer.ids) for row in rows]
+    sequences = [row.sequence for row in rows]
     samples = [row.sample for row in rows]
     if not rows:
         batch = empty_batch(1, None)

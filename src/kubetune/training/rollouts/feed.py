@@ -151,7 +151,9 @@ class RolloutFeed:
         # `scale_rewards: batch` compares with all answers that were drawn together, as TRL does.
         rated = []
         for group, of_answers in zip(
-            groups, advantages(self._settings, rewards).tolist(), strict=True
+            groups,
+            advantages(self._settings, rewards).tolist(),
+            strict=True,
         ):
             rated.append(_RatedGroup(group, of_answers))
 
@@ -220,7 +222,10 @@ class RolloutFeed:
         places = np.arange(len(rows))
         if self.share_prefixes and self._token_budget is not None:
             of_ranks, tokens = split_by_prefix(
-                places, lambda place: [rows[place].ids], self._world.size, self._token_budget
+                places,
+                lambda place: [rows[place].sequence[0]],
+                self._world.size,
+                self._token_budget,
             )
         else:
             lengths = np.array([len(row) for row in rows], np.int64)
@@ -270,5 +275,8 @@ class RolloutFeed:
         number = min(number, answers_of_rank)
         labels = length * number
         return batch_of(
-            [row] * number, labels, divisor(settings, number, labels), share_prefixes=False
+            [row] * number,
+            labels,
+            divisor(settings, number, labels),
+            share_prefixes=False,
         )

@@ -29,7 +29,9 @@ def reward_table(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> to
             line = []
             for reward in rewards:
                 number = answer.rewards[reward.title]
-                line.append(math.nan if number is None else number)
+                if number is None:
+                    number = math.nan
+                line.append(number)
             lines.append(line)
     return torch.tensor(lines)
 
@@ -57,6 +59,7 @@ def measures_of(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> dic
             num_cut += answer.is_cut
             entropy += answer.entropy * len(answer.ids)
 
+    # NaN stands for an answer that no function could judge: it is in no mean.
     sums = weighted_rewards(groups, rewards)
     measures = {
         "reward": float(sums.nanmean()),
@@ -71,8 +74,13 @@ def measures_of(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> dic
 
     table = reward_table(groups, rewards)
     # The first reward says whether an answer is right: one right answer solves its prompt.
-    best = table[:, 0].view(len(groups), -1).nan_to_num(nan=-math.inf).amax(1)
-    measures["solved"] = float((best >= 1).float().mean())
+    #
+    #     of the example above    1 1 | 0 0    best 1, 0    solved 0.5
+    firsts = table[:, 0].view(len(groups), -1)
+    best = firsts.nan_to_num(nan=-math.inf).amax(1)
+    is_solved = best >= 1
+    measures["solved"] = float(is_solved.float().mean())
+
     for column, reward in enumerate(rewards):
         values = table[:, column]
         measures[f"reward/{reward.title}"] = float(values.nanmean())

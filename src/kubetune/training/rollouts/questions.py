@@ -38,7 +38,14 @@ class RewardedPrompt:
         """Return what the rewards are asked of the answers to this prompt."""
         ids = [answer.ids for answer in drawn]
         return Request(
-            self.prompt, self.record, self.references, texts, ids, prompt_ids, step, max_steps
+            self.prompt,
+            self.record,
+            self.references,
+            texts,
+            ids,
+            prompt_ids,
+            step,
+            max_steps,
         )
 
 
@@ -53,12 +60,16 @@ def rewarded_prompts(
     for row, record in records_of(sources, rows, list(wanted)).items():
         source = sources[int(rows.source[row])]
         prompts[row] = _prompt_of(record, source, rewards)
+
     for number, reward in enumerate(rewards):
-        compares = not (reward.is_code or reward.is_model) and reward.name in COMPARING
+        is_built_in = not (reward.is_code or reward.is_model)
+        compares = is_built_in and reward.name in COMPARING
         references = [prompt.references[number] for prompt in prompts.values()]
         # A record without an answer is only left unjudged; a column of a wrong name leaves all of them so.
         if compares and references and not any(references):
-            where = f"a column {reward.column}" if reward.column else "an answer"
+            where = "an answer"
+            if reward.column:
+                where = f"a column {reward.column}"
             raise DataError(
                 f"{sources[0].path}: reward {reward.title} compares with the right answer, and no record has {where}; "
                 "expected `completion`, `solution`, `ground_truth`, `answer` or `target`, or `column` in the reward"
@@ -67,13 +78,17 @@ def rewarded_prompts(
 
 
 def _prompt_of(
-    record: dict[str, Any], source: SourceConfig, rewards: Sequence[RewardConfig]
+    record: dict[str, Any],
+    source: SourceConfig,
+    rewards: Sequence[RewardConfig],
 ) -> RewardedPrompt:
     example = convert(record, source.format, source.columns, kind="prompt")
     # Functions get the columns by the names that the file has, and by those that `columns` gives them.
     record = dict(record)
     for name, column in source.columns.items():
         record[name] = record.get(column)
+
+    # A conversation ends with the right answer, as a pair does.
     prompt: Any = ""
     answer = NO_ANSWER
     if isinstance(example, Chat):
@@ -82,7 +97,11 @@ def _prompt_of(
     elif isinstance(example, Pair):
         prompt = example.prompt
         answer = example.completion
-    of_record = None if answer == NO_ANSWER else answer
+
+    of_record = answer
+    if answer == NO_ANSWER:
+        of_record = None
+    # The right answer is the record's, or for a reward with a column of its own what stands there.
     references = []
     for reward in rewards:
         if reward.column is None:

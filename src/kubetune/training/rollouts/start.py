@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,8 +77,8 @@ def make_rollout_feed(
     by_row = rewarded_prompts(sources, data.train, rows, config.rewards)
     rewards = _reward_pool(config, world, data.tokenizer)
     learner.undo.callback(rewards.close)
-    if any(reward.is_code for reward in config.rewards):
-        _name_open_bounds(rewards)
+
+    # What draws: this model, or servers with its adapter.
     drawer = Drawer(
         run_dir=run_dir,
         learner=learner,
@@ -89,12 +90,13 @@ def make_rollout_feed(
         prompts=by_row,
         seed=config.training.seed,
         world=world,
-        made_by=_digest(config, plan, data, [judge.digest for judge in rewards.models.values()]),
+        made_by=_digest(config, plan, data, rewards),
         max_steps=plan.num_steps,
         is_stopping=is_stopping,
     )
     if config.grpo.servers is not None:
         drawer = served_by(drawer, config.grpo.servers)
+
     feed = RolloutFeed(
         prompts,
         data.train,
@@ -146,6 +148,8 @@ def _reward_pool(config: Config, world: World, tokenizer: Tokenizer) -> RewardPo
         pool = RewardPool(config.rewards, config.grpo, judges)
     except errors.KubetuneError as error:
         failure = error
+
+    # A rank that raised here alone would leave the others waiting for it.
     try:
         raise_first(process_group.gather(failure, world))
     except errors.KubetuneError:
@@ -153,17 +157,24 @@ def _reward_pool(config: Config, world: World, tokenizer: Tokenizer) -> RewardPo
             pool.close()
         raise
     assert pool is not None, "without one this rank has a failure"
+    if any(reward.is_code for reward in config.rewards):
+        _name_open_bounds(pool)
     return pool
 
 
 def _two_prompts(data: Prepared, padding_free: bool) -> list[list[int]]:
     """Return the shortest and the longest prompt; one alone for a model whose state would run over padding."""
     lengths = data.train.lengths
+    rows = [int(lengths.argmin())]
+    if padding_free:
+        rows.append(int(lengths.argmax()))
     prompts = []
-    for row in (int(lengths.argmin()), int(lengths.argmax())):
+    for row in rows:
         ids, trained = data.train.row(row)
-        prompts.append(ids[: int(trained.argmax())].tolist())
-    return prompts if padding_free else prompts[:1]
+        # A prompt ends where the first trained token stands.
+        length = int(trained.argmax())
+        prompts.append(ids[:length].tolist())
+    return prompts
 
 
 def _reference(config: Config, world: World, learner: Learner) -> Learner | None:
@@ -196,7 +207,9 @@ def _require_answers(data: Prepared) -> None:
 
 def _rows_of_run(prompts: Feed, plan: Plan, config: Config, number: int) -> list[int]:
     """Return the rows that any step of the run asks, in order."""
-    data_steps = -(-plan.num_steps // config.grpo.num_iterations) + config.grpo.steps_per_generation
+    # 10 steps whose prompts serve twice each take 5 steps of the data, and the last window is drawn whole.
+    data_steps = math.ceil(plan.num_steps / config.grpo.num_iterations)
+    data_steps += config.grpo.steps_per_generation
     rows: set[int] = set()
     for data_step in range(data_steps):
         rows.update(prompts.samples(data_step).tolist())
@@ -209,22 +222,26 @@ def _may_share(config: Config, learner: Learner, world: World) -> bool:
     """True if answers to the same prompt share it in a batch. All ranks share or none."""
     if not config.data.packing or config.data.share_prefixes is False:
         return False
-    reasons = list(filter(None, process_group.gather(prefix_sharing.why_not(learner), world)))
-    if reasons:
-        logs.DATA.info("prompts are computed for each of their answers: %s", reasons[0])
-        return False
+    for reason in process_group.gather(prefix_sharing.why_not(learner), world):
+        if reason:
+            logs.DATA.info("prompts are computed for each of their answers: %s", reason)
+            return False
     logs.DATA.info("prompts are computed once for all of their answers")
     return True
 
 
-def _digest(config: Config, plan: Plan, data: Prepared, models: list[str]) -> str:
+def _digest(config: Config, plan: Plan, data: Prepared, rewards: RewardPool) -> str:
     """Return the digest of what decides the answers and their rewards, besides the weights."""
+    code = []
+    for reward in config.rewards:
+        if reward.file:
+            code.append(files.sha256_file(Path(reward.file).expanduser()))
     facts: dict[str, Any] = {
         "settings": config.grpo.model_dump(include=DECIDING),
         "has_reference": config.grpo.beta > 0,
         "rewards": [reward.model_dump(exclude={"weight"}) for reward in config.rewards],
-        "code": [files.sha256_file(Path(r.file).expanduser()) for r in config.rewards if r.file],
-        "models": models,
+        "code": code,
+        "models": [judge.digest for judge in rewards.models.values()],
         "seed": config.training.seed,
         "batch": plan.global_batch_size,
         "data": data.fingerprint,

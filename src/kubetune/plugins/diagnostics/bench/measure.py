@@ -35,7 +35,10 @@ Row = dict[str, Any]
 
 
 def measure(
-    cases: Iterable[Case], folder: Path, device: str, seconds: float
+    cases: Iterable[Case],
+    folder: Path,
+    device: str,
+    seconds: float,
 ) -> Iterator[tuple[Case, Row]]:
     """Yield each case with its row: `tokens_per_second` and more, or `failed` and why. Use `seconds` at most."""
     deadline = time.monotonic() + seconds

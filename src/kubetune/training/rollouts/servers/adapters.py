@@ -182,7 +182,10 @@ def _each(servers: Sequence[Server], function: Callable[[Server], None]) -> list
 
 
 def _loaded(
-    server: Server, adapter: Adapter, deadline: float, given_up: threading.Event
+    server: Server,
+    adapter: Adapter,
+    deadline: float,
+    given_up: threading.Event,
 ) -> str | None:
     """Load an adapter on a server, and ask again until the deadline. Return why it did not; None if it did."""
     reason = "the run was stopped"

@@ -88,7 +88,11 @@ class Server:
             raise ServerTrouble(f"answered no list of models ({error!r})") from None
 
     def _asked(
-        self, method: str, path: str, request: dict[str, Any] | None, deadline: float
+        self,
+        method: str,
+        path: str,
+        request: dict[str, Any] | None,
+        deadline: float,
     ) -> bytes:
         """Return the body of a good answer."""
         # A connection for each call: a kept one may be to a server that has gone since.

@@ -24,7 +24,11 @@ def seed_of(seed: int, step: int, slot: int) -> int:
 
 
 def request_for(
-    prompt: Sequence[int], adapter: str, seed: int, settings: GrpoConfig, eos_ids: Sequence[int]
+    prompt: Sequence[int],
+    adapter: str,
+    seed: int,
+    settings: GrpoConfig,
+    eos_ids: Sequence[int],
 ) -> dict[str, Any]:
     """Return the body of a request for all answers to a prompt.
 
@@ -84,7 +88,10 @@ def answers_in(
 
 
 def _answer_in(
-    choice: dict[str, Any], settings: GrpoConfig, eos_ids: Sequence[int], vocabulary: int
+    choice: dict[str, Any],
+    settings: GrpoConfig,
+    eos_ids: Sequence[int],
+    vocabulary: int,
 ) -> DrawnTokens:
     """Return one answer. Raises ServerTrouble where its numbers do not fit each other, or the request."""
     ids = choice.get("token_ids")

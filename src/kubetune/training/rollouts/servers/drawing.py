@@ -14,9 +14,10 @@ for the rest with the seeds that a prompt has at any time, by the adapter file o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -60,6 +61,8 @@ class ServedDrawer(Drawer):
         missing = [slot for slot in slots if slot.number not in groups]
         if missing and is_late:
             raise self.gone(file.path)
+
+        # First this window's prompts are sent, then those of the next.
         began = time.perf_counter()
         requests = self._requests(step, missing)
         if requests is None:
@@ -71,8 +74,11 @@ class ServedDrawer(Drawer):
             return None
         # Servers draw already, while the run still loads what the next window is drawn by.
         self.seconds["sync_seconds"] = time.perf_counter() - began
-        # Answers come to the ranks at different times.
-        weights = fsdp.whole(self.learner.lm) if self._asks_model and missing else nullcontext()
+
+        # Answers come to the ranks at different times, so of a sharded model each needs all weights meanwhile.
+        weights: AbstractContextManager[None] = nullcontext()
+        if self._asks_model and missing:
+            weights = fsdp.whole(self.learner.lm)
         try:
             with weights:
                 came = self._collected(step, requests, len(missing), file)
@@ -81,6 +87,7 @@ class ServedDrawer(Drawer):
         if came is None:
             self._cancel()
             return None
+
         groups |= came
         on_main(partial(self._drop, step), self.world)
         answered = [groups[slot.number] for slot in slots]
@@ -134,6 +141,7 @@ class ServedDrawer(Drawer):
         return True
 
     def _share(self, slots: Sequence[Slot]) -> Sequence[Slot]:
+        # Ranks take prompts in turns: rank 1 of 2 asks for those at 1, 3, 5 …
         return slots[self.world.rank :: self.world.size]
 
     def _loaded(self, step: int, *, writes: bool) -> Adapter | None:
@@ -144,15 +152,24 @@ class ServedDrawer(Drawer):
         heartbeat.beat("sync")
 
         def load() -> Adapter | None:
-            adapter = self.adapters.write(step) if writes else self.adapters.find(step)
+            if writes:
+                adapter = self.adapters.write(step)
+            else:
+                adapter = self.adapters.find(step)
             if adapter is None:
                 raise self.gone(self.run_dir / "adapters")
-            return adapter if self.adapters.load(adapter) else None
+            if not self.adapters.load(adapter):
+                return None
+            return adapter
 
         return on_main(load, self.world)
 
     def _collected(
-        self, step: int, requests: Requests, number: int, file: RolloutFile
+        self,
+        step: int,
+        requests: Requests,
+        number: int,
+        file: RolloutFile,
     ) -> dict[int, Group] | None:
         """Return the groups of a window as they come, `number` on all ranks together; None if a stop was asked for.
 
@@ -199,7 +216,9 @@ class ServedDrawer(Drawer):
 
     def _warn_of_gaps(self, answers: Sequence[DrawnTokens]) -> None:
         """Log once that a server has no log-probability of some tokens, which are then not corrected."""
-        gaps = sum(logp != logp for answer in answers for logp in answer.logps)
+        gaps = 0
+        for answer in answers:
+            gaps += sum(map(math.isnan, answer.logps))
         if gaps and not self._warned_of_gaps:
             self._warned_of_gaps = True
             logs.DATA.warning(

@@ -76,8 +76,12 @@ class Requests:
         """
         came: list[tuple[Slot, list[DrawnTokens]]] = []
         while not self.is_done:
+            # Only the first answer is waited for.
+            timeout = 0.0
+            if not came:
+                timeout = seconds
             try:
-                item = self._arrived.get(timeout=seconds if not came else 0)
+                item = self._arrived.get(timeout=timeout)
             except queue.Empty:
                 self._require_threads_in_time()
                 break
@@ -131,12 +135,18 @@ class Requests:
         pause = _FIRST_PAUSE_SECONDS
         attempts = 0
         reason = ""
+
+        # With pauses of 0.25, 0.5, 1, 2, 4, 5, 5 … seconds.
         while True:
             attempts += 1
             try:
                 reply = server.complete(request, deadline)
                 return answers_in(
-                    reply, slot.ids, asking.settings, asking.eos_ids, asking.vocabulary
+                    reply,
+                    slot.ids,
+                    asking.settings,
+                    asking.eos_ids,
+                    asking.vocabulary,
                 )
             except Refused as error:
                 raise self._fault(slot, server, attempts, str(error)) from None
@@ -148,6 +158,7 @@ class Requests:
                 reason = str(error)
             except TimeoutError as error:
                 reason = reason or str(error)
+
             self._complain(server, reason)
             if self._cancelled.is_set() or time.monotonic() + pause >= deadline:
                 raise self._fault(slot, server, attempts, reason)
@@ -169,7 +180,11 @@ class Requests:
             logs.DATA.warning("server %s is asked again, as it %s", server.url, reason)
 
     def _fault(
-        self, slot: Slot, server: Server, attempts: int, reason: str
+        self,
+        slot: Slot,
+        server: Server,
+        attempts: int,
+        reason: str,
     ) -> errors.EnvironmentFault:
         times = "once" if attempts == 1 else f"{attempts} times"
         return errors.EnvironmentFault(

@@ -37,8 +37,10 @@ def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
             "grpo.servers.urls: missing, and kubernetes.samplers are pods of a cluster; expected addresses"
         )
     addresses = [Server(url.rstrip("/")) for url in urls]
+
     # Two runs on the same servers do not touch each other's adapters.
-    run = hashlib.sha256(f"{drawer.run_dir.absolute()}\0{drawer.made_by}".encode()).hexdigest()
+    whose = f"{drawer.run_dir.absolute()}\0{drawer.made_by}"
+    run = hashlib.sha256(whose.encode()).hexdigest()
     asking = Asking(
         servers=addresses,
         settings=drawer.settings,
@@ -57,6 +59,8 @@ def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
         is_stopping=drawer.is_stopping,
     )
     logs.DATA.info("answers are drawn by %s", ", ".join(server.url for server in addresses))
+
+    # All that the model's own drawer has, and the servers.
     settings: dict[str, Any] = {}
     for field in fields(Drawer):
         settings[field.name] = getattr(drawer, field.name)
