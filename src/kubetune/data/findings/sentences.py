@@ -67,60 +67,17 @@ class SplitCounts:
                 pairs.append((index, record))
         return self.places(pairs[:MOST_PLACES])
 
-    def error(
+    def finding(
         self,
+        severity: Severity,
         id: str,
         sentence: str,
         number: int = 0,
-        advice: str = "",
-    ) -> Finding:
-        """Return a finding that keeps training from beginning."""
-        return Finding(
-            id,
-            "error",
-            self.split,
-            sentence,
-            number,
-            advice=advice,
-        )
-
-    def warning(
-        self,
-        id: str,
-        sentence: str,
-        number: int,
         places: tuple[str, ...] = (),
         advice: str = "",
     ) -> Finding:
-        """Return a finding that a person should act on."""
-        return Finding(
-            id,
-            "warning",
-            self.split,
-            sentence,
-            number,
-            places,
-            advice,
-        )
-
-    def note(
-        self,
-        id: str,
-        sentence: str,
-        number: int,
-        places: tuple[str, ...] = (),
-        advice: str = "",
-    ) -> Finding:
-        """Return a finding that a person should know."""
-        return Finding(
-            id,
-            "note",
-            self.split,
-            sentence,
-            number,
-            places,
-            advice,
-        )
+        """Return a finding about this split."""
+        return Finding(id, severity, self.split, sentence, number, places, advice)
 
 
 def find(
@@ -216,7 +173,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
     if number:
         sentence = f"{counted(number, 'record')} of {counts.name} cannot be used"
         advice = "`kubetune data check` names their lines"
-        yield counts.error("bad_records", sentence, number, advice)
+        yield counts.finding("error", "bad_records", sentence, number, advice=advice)
         # Once these are mended, enough rows may be left.
         return
 
@@ -224,7 +181,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
         require_rows(counts.data, counts.split, dict(counts.stats))
     except DataError as error:
         sentence = str(error).removesuffix(" Nothing was written.").rstrip(".")
-        yield counts.error("too_few_rows", sentence)
+        yield counts.finding("error", "too_few_rows", sentence)
 
 
 def _in_train(counts: SplitCounts) -> Iterator[Finding]:
@@ -237,7 +194,8 @@ def _in_train(counts: SplitCounts) -> Iterator[Finding]:
     if counts.split == "forget":
         meaning = "what it forgets does not show"
     are = "is" if number == 1 else "are"
-    yield counts.warning(
+    yield counts.finding(
+        "warning",
         "in_train",
         f"{counts.rows(number)} {are} in train too: {meaning}",
         number,
@@ -282,7 +240,8 @@ def _lost(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counts.records(number)} {fate.format(limit=limit)}"
-            yield counts.warning(
+            yield counts.finding(
+                "warning",
                 what,
                 sentence,
                 number,
@@ -329,7 +288,8 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counts.records(number)} {meaning}"
-            yield counts.warning(
+            yield counts.finding(
+                "warning",
                 what,
                 sentence,
                 number,
@@ -341,7 +301,8 @@ def _changed(counts: SplitCounts) -> Iterator[Finding]:
         number = counts.stats[what]
         if number:
             sentence = f"{counted(number, unit)} of {counts.name} {meaning}"
-            yield counts.warning(
+            yield counts.finding(
+                "warning",
                 what,
                 sentence,
                 number,
@@ -361,7 +322,8 @@ def _labels_without_rows(counts: SplitCounts) -> Iterator[Finding]:
     meaning = "such labels are not measured; means over the labels leave out those that are not predicted either"
     if counts.name == "train":
         meaning = "such labels are never learned"
-    yield counts.warning(
+    yield counts.finding(
+        "warning",
         "labels_without_rows",
         f"{counted(len(missing), 'label')} without rows in {counts.name}: {names}; {meaning}",
         len(missing),
@@ -380,7 +342,8 @@ def _one_verdict(counts: SplitCounts) -> Iterator[Finding]:
     verdict = "good" if good else "bad"
     missing = "bad" if good else "good"
     answers = counted(good + bad, "answer")
-    yield counts.warning(
+    yield counts.finding(
+        "warning",
         "one_verdict",
         f"all {answers} of {counts.name} are judged {verdict}: the model learns no difference",
         good + bad,
@@ -393,7 +356,8 @@ def _reversed_pairs(counts: SplitCounts) -> Iterator[Finding]:
     number = counts.stats["reversed"]
     if number:
         contradict = "contradicts" if number == 1 else "contradict"
-        yield counts.warning(
+        yield counts.finding(
+            "warning",
             "reversed_pairs",
             f"{counts.rows(number, 'pair')} {contradict} another pair: the answer chosen in one is rejected in the "
             "other",
@@ -409,7 +373,7 @@ def _repeats(counts: SplitCounts) -> Iterator[Finding]:
         repeat = "repeats" if number == 1 else "repeat"
         sentence = f"{counts.rows(number)} {repeat} another"
         places = counts.places(counts.stats["duplicate_places"])
-        yield counts.warning("repeats", sentence, number, places)
+        yield counts.finding("warning", "repeats", sentence, number, places)
 
 
 def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
@@ -422,7 +386,7 @@ def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
         sentence = (
             f"only {share:.1%} of the tokens of {counts.name} are trained; the rest is only read"
         )
-        yield counts.warning("little_trained", sentence, trained)
+        yield counts.finding("warning", "little_trained", sentence, trained)
 
 
 def _samples(counts: SplitCounts) -> Iterator[Finding]:
@@ -437,7 +401,7 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
         asked = locate(source).sample
         if asked is not None and asked > available:
             sentence = f"{counts.name}: {path} asks for {asked:,} records, and there are only {available:,}"
-            yield counts.warning("sample_beyond_end", sentence, asked - available)
+            yield counts.finding("warning", "sample_beyond_end", sentence, asked - available)
         last = available if asked is None else min(asked, available)
         if source.range is not None and source.range[1] > last:
             begin, end = source.range
@@ -445,7 +409,7 @@ def _samples(counts: SplitCounts) -> Iterator[Finding]:
                 f"{counts.name}: range [{begin}, {end}) of {path} asks for {end - begin:,} records and gets "
                 f"{last - begin:,}, since there are only {last:,}"
             )
-            yield counts.warning("range_beyond_end", sentence, end - last)
+            yield counts.finding("warning", "range_beyond_end", sentence, end - last)
 
 
 def _mix(counts: SplitCounts) -> Iterator[Finding]:
@@ -459,14 +423,15 @@ def _mix(counts: SplitCounts) -> Iterator[Finding]:
         sentence = (
             f"{counts.rows(evaluated)} evaluated, in the mix that the weights of their sources make"
         )
-        yield counts.note("evaluated_mix", sentence, evaluated)
+        yield counts.finding("note", "evaluated_mix", sentence, evaluated)
 
 
 def _split_texts(counts: SplitCounts) -> Iterator[Finding]:
     number = counts.stats["split"]
     if number:
         sentence = f"{counts.records(number)} split into {counted(counts.stats['pieces'], 'row')}"
-        yield counts.note(
+        yield counts.finding(
+            "note",
             "split",
             sentence,
             number,
@@ -487,24 +452,24 @@ def _answers(counts: SplitCounts) -> Iterator[Finding]:
             f"{counts.name}: chosen answers have {chosen:,.1f} tokens, rejected ones {rejected:,.1f}, on average; "
             f"in {longer:.0%} of the pairs the chosen one is longer"
         )
-        yield counts.note("answers", sentence, rows)
+        yield counts.finding("note", "answers", sentence, rows)
     elif answers.get("good") and answers.get("bad"):
         sentence = f"{counts.name}: {answers['good']:,} good answers and {answers['bad']:,} bad"
-        yield counts.note("answers", sentence, rows)
+        yield counts.finding("note", "answers", sentence, rows)
 
 
 def _taken_columns(counts: SplitCounts) -> Iterator[Finding]:
     for taken, number in sorted(counts.stats["taken"].items()):
         sentence = f"{counts.name}: {taken}, in {counted(number, 'record')}"
         advice = "`data.train.columns` and `data.train.format` can say otherwise"
-        yield counts.note("taken_columns", sentence, number, advice=advice)
+        yield counts.finding("note", "taken_columns", sentence, number, advice=advice)
 
 
 def _blank_lines(counts: SplitCounts) -> Iterator[Finding]:
     number = counts.stats["blank_lines"]
     if number:
         sentence = f"{counts.name}: {counted(number, 'blank line')} among the records, skipped"
-        yield counts.note("blank_lines", sentence, number)
+        yield counts.finding("note", "blank_lines", sentence, number)
 
 
 def _unused(counts: SplitCounts) -> Iterator[Finding]:
@@ -517,13 +482,15 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
             if len(sources) > 1:
                 where += f", {place(source['path'])}"
             number = sum(source["unused_keys"].values())
-            yield counts.note("unused_keys", f"{where}: {line}", number)
+            yield counts.finding("note", "unused_keys", f"{where}: {line}", number)
 
     # Only folders have such files, and older counts lack the key.
     files = counts.stats.get("files_not_read", {})
     line = unused_keys(files, "files not read")
     if line:
-        yield counts.note("files_not_read", f"{counts.name}: {line}", sum(files.values()))
+        yield counts.finding(
+            "note", "files_not_read", f"{counts.name}: {line}", sum(files.values())
+        )
 
 
 FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (
