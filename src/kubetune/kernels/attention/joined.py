@@ -26,7 +26,7 @@ from contextlib import suppress
 from functools import cache, lru_cache
 from importlib import import_module
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -156,35 +156,13 @@ def is_available(device: str) -> bool:
     return False
 
 
-class Kernel(Protocol):
-    """Attention of a part: q `[queries, heads, dim]`, k and v `[keys, kv_heads, dim]`, log-sum-exps `[heads, queries]`."""
-
-    def forward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        part: Part,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the output, like q, and the log-sum-exps, fp32."""
-
-    def backward(
-        self,
-        grad: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        part: Part,
-        scale: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of q, k and v. `out` and `lse` are of all parts together, `grad` is that of `out`."""
-
-
 class OnCPU:
-    """torch's flash kernel for CPUs, a stretch at a time; keys are repeated for the heads that share them."""
+    """torch's flash kernel for CPUs, a stretch at a time; keys are repeated for the heads that share them.
+
+    Attention of a part: q `[queries, heads, dim]`, k and v `[keys, kv_heads, dim]`, log-sum-exps `[heads, queries]`.
+    `forward` returns the output, like q, and the log-sum-exps, fp32. `backward` returns the gradients of q, k and v;
+    its `out` and `lse` are of all parts together, and `grad` is that of `out`.
+    """
 
     def forward(
         self,
@@ -249,7 +227,7 @@ class OnCPU:
 
 
 class OnGPU:
-    """torch's varlen kernel."""
+    """torch's varlen kernel, with the same two methods."""
 
     def forward(
         self,
@@ -349,7 +327,7 @@ class _Joined(Function):
         v: Tensor,
         all_parts: tuple[Part, ...],
         scale: float,
-        kernel: Kernel,
+        kernel: OnCPU | OnGPU,
     ) -> Tensor:
         q = q.contiguous()
         k = k.contiguous()
