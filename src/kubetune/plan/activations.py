@@ -15,6 +15,7 @@ attention, whose probabilities are never kept.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,7 +58,10 @@ def operations(parameters: int, tokens: float) -> float:
 
 
 def is_worth_compiling(
-    parameters: int, tokens: float, device: str, least: float | None = None
+    parameters: int,
+    tokens: float,
+    device: str,
+    least: float | None = None,
 ) -> bool:
     """Decide `training.compile: auto` for so many parameters and tokens, where a compiler is installed.
 
@@ -80,24 +84,35 @@ def expects_compiling(work: RankWork, parameters: int) -> bool:
 
 
 def activations(
-    work: RankWork, weights: Weights, shape: Shape, *, room: int | None, logits: int, compiled: bool
+    work: RankWork,
+    weights: Weights,
+    shape: Shape,
+    *,
+    room: int | None,
+    logits: int,
+    compiled: bool,
 ) -> Activations:
     """Return what autograd keeps, with as few layers recomputed as fit into `room` bytes.
 
     The gradients of the layer that the backward is in come when the `logits` are gone: only what they need
     beyond these bytes counts.
     """
-    tokens = work.row_tokens if goes_alone(work, weights) else work.batch_tokens
+    tokens = work.batch_tokens
+    if goes_alone(work, weights):
+        tokens = work.row_tokens
     # What all layers keep until the backward, as if none ran again.
     kept = _kept_bytes(work, weights, shape, tokens, compiled)
     attention = _attention_bytes(work, weights, shape, tokens)
     one_layer = (kept + attention) // shape.layers
+
     # Gradients of gate, up, SiLU's output and the product, and of what the layer hands on.
     gradients = tokens * work.element * (4 * shape.intermediate + 3 * shape.hidden)
     input_bytes = tokens * shape.hidden * work.element
     saved = kept // shape.layers - input_bytes
     # Without a known device nothing is missing, so no layer recomputes.
-    missing = 0 if room is None else kept + one_layer - room
+    missing = 0
+    if room is not None:
+        missing = kept + one_layer - room
     recomputed = _recomputed_layers(work, shape.layers, missing, saved)
     if not recomputed:
         parts = {"activations": kept, "attention": attention}
@@ -118,11 +133,15 @@ def activations(
 
 def _recomputed_layers(work: RankWork, layers: int, missing: int, saved: int) -> int:
     """Return the number of layers that recompute. `missing`: bytes; `saved`: bytes that each layer gives back."""
+    if work.recompute is False:
+        return 0
     if work.recompute != "auto":
-        return layers if work.recompute else 0
+        return layers
     if work.device == "cpu" or missing <= 0:
         return 0
-    return min(layers, -(-missing // max(1, saved)))
+    # With 5 GiB missing and 2.3 GiB of each layer it takes 3 layers.
+    needed = math.ceil(missing / max(1, saved))
+    return min(layers, needed)
 
 
 def _kept_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int, compiled: bool) -> int:
@@ -131,6 +150,8 @@ def _kept_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int, com
         kept = tokens * activation_bytes_per_token(shape, work.element)
     else:
         kept = tokens * shape.layers * _kept_by_plain_layer(work, weights, shape)
+
+    # Of a token in a layer, besides.
     values = 0
     if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
         # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
@@ -152,22 +173,25 @@ def _kept_by_plain_layer(work: RankWork, weights: Weights, shape: Shape) -> int:
         norm_element += element
     if any(LAYER_NORM.search(name) for name in weights.shapes):
         norm_element = element  # one kernel, which keeps its input
+
     norms = set()
     for name in weights.shapes:
         if match := NORM_OF_A_LAYER.search(name):
             norms.add(match[1])
-    kept = max(2, len(norms)) * shape.hidden * norm_element + 2 * shape.hidden * element
+    kept = max(2, len(norms)) * shape.hidden * norm_element
+    kept += 2 * shape.hidden * element
     if any("q_norm" in name for name in weights.shapes):
         kept += (shape.attention + shape.keys) * norm_element
     wide = _copies_of_wide(weights) * shape.intermediate
     kept += (2 * shape.attention + 2 * shape.keys + wide) * element
+
     experts = int(weights.text_config.get("num_experts_per_tok") or 1)
-    if any(True for _ in stacks(weights)):
+    if list(stacks(weights)):
         # Each expert has a copy of the token, sorted by expert, and its output before and after sorting.
         kept += 3 * experts * shape.hidden * element
     if work.lora:
-        modules = sum(1 for _ in adapted_linears(work.trainable, weights))
-        modules += experts * sum(1 for _ in adapted_stacks(work.lora, weights))
+        modules = len(list(adapted_linears(work.trainable, weights)))
+        modules += experts * len(list(adapted_stacks(work.lora, weights)))
         kept += work.lora.r * modules * element // shape.layers
     return kept
 
@@ -179,7 +203,9 @@ def goes_alone(work: RankWork, weights: Weights) -> bool:
     """
     tower = weights.config.get("vision_config")
     is_grid = isinstance(tower, Mapping) and "temporal_patch_size" in tower
-    return work.attention in ("eager", "sdpa") or (work.sees and not is_grid)
+    if work.sees and not is_grid:
+        return True
+    return work.attention in ("eager", "sdpa")
 
 
 def _is_masked(weights: Weights) -> bool:
@@ -192,9 +218,13 @@ def _attention_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int
     """Return the bytes of masks, or of probabilities where attention is not a fused kernel."""
     if not goes_alone(work, weights):
         return 0
+    # A token looks at all of its sequence: 2 sequences of 4 tokens have 8 × 4 pairs.
     pairs = tokens * min(work.sequence_tokens, tokens)
     if work.attention != "eager":
-        return shape.layers * pairs * work.element if _is_masked(weights) else 0
+        if not _is_masked(weights):
+            return 0
+        return shape.layers * pairs * work.element
+
     text = weights.text_config
     heads = int(text.get("num_attention_heads") or text.get("n_head") or 1)
     copies = 1
@@ -212,5 +242,7 @@ def _copies_of_wide(weights: Weights) -> int:
     act = ""
     for key in ("activation_function", "activation", "hidden_activation", "hidden_act"):
         act = str(weights.text_config.get(key) or act)
-    gated = any(GATED.search(name) for name in weights.shapes)
-    return KEPT_OF_ACTIVATION.get(act, 1) + (3 if gated else 1)
+    copies = KEPT_OF_ACTIVATION.get(act, 1)
+    if any(GATED.search(name) for name in weights.shapes):
+        return copies + 3
+    return copies + 1

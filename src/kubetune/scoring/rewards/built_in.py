@@ -55,15 +55,12 @@ def reward_of(reward: RewardConfig) -> Reward:
         return partial(_of_tokens, partial(length, settings=settings))
     if name in ("repetition", "get_repetition_penalty_reward"):
         size = int(settings.get("ngram_size", 3))
-        return partial(
-            _of_tokens,
-            partial(repetition, size=size, most=float(settings.get("max_penalty", -1.0))),
-        )
+        most = float(settings.get("max_penalty", -1.0))
+        return partial(_of_tokens, partial(repetition, size=size, most=most))
 
     longest = int(settings["max_completion_len"])
-    return partial(
-        _of_tokens, partial(overlong, longest=longest, margin=int(settings["soft_punish_cache"]))
-    )
+    margin = int(settings["soft_punish_cache"])
+    return partial(_of_tokens, partial(overlong, longest=longest, margin=margin))
 
 
 def _measure(name: str, settings: Settings) -> metrics.Measure:
@@ -75,7 +72,9 @@ def _measure(name: str, settings: Settings) -> metrics.Measure:
     )
     measure = metrics.measures_of(wanted, f"rewards: {name}")[name]
     # The measures of sacrebleu go to 100.
-    most = 100.0 if name in metrics.OF_ALL_ROWS else 1.0
+    most = 1.0
+    if name in metrics.OF_ALL_ROWS:
+        most = 100.0
     return lambda answer, reference: measure(answer, reference) / most
 
 
@@ -130,7 +129,9 @@ def repetition(ids: Sequence[int], size: int, most: float) -> float:
     # Of 1 2 1 2 1 there are the pairs 12 21 12 21: 2 of 4 came before.
     different = {tuple(ids[place : place + size]) for place in range(number)}
     share = 1 - len(different) / number
-    return share * most if share else 0.0
+    if not share:
+        return 0.0  # not -0.0
+    return share * most
 
 
 def overlong(ids: Sequence[int], longest: int, margin: int) -> float:

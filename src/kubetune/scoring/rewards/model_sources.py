@@ -64,9 +64,12 @@ def source_of(reward: RewardConfig, *, local_files_only: bool) -> ModelSource:
     """Return the model that a reward names. Raise ConfigError, ModelError or EnvironmentFault where it cannot be used."""
     path = reward.reward_model or reward.teacher
     assert path is not None, "the config has checked that the reward is by a model"
+    # A run directory, which has its config.
     place = Path(path).expanduser()
     if (place / RESOLVED).is_file():
         return _of_run(place)
+
+    # A folder or a name on the hub.
     model = ModelConfig(path=path, revision=reward.revision, local_files_only=local_files_only)
     spec = ModelSpec(model)
     paths = find_files(model, path, ("config.json",))
@@ -86,6 +89,8 @@ def _of_run(run_dir: Path) -> ModelSource:
         raise errors.ConfigError(
             f"rewards: {run_dir}: its model brings Python code, which no reward runs; take another model"
         )
+
+    # Checked against its manifest, but for the optimizer's files, which no reward reads.
     folder = checkpoints.choose(run_dir)
     cache = cache_folder()
     damage = checkpoints.verify(
@@ -95,6 +100,7 @@ def _of_run(run_dir: Path) -> ModelSource:
     )
     if damage:
         raise errors.EnvironmentFault(f"rewards: {folder} {damage}")
+
     model = identity.pinned(config.model, run_dir)
     chosen = quantization.as_trained(run_dir, config.quantization, config.lora)
     spec = replace(ModelSpec.of(config), model=model, quantization=chosen)
@@ -108,7 +114,8 @@ def _digest_of(path: str, folder: Path) -> str:
     if not is_local(path):
         return folder.name
     digest = hashlib.sha256()
-    for file in sorted([*folder.glob("*.safetensors"), *folder.glob("*.json")]):
+    weights_and_settings = [*folder.glob("*.safetensors"), *folder.glob("*.json")]
+    for file in sorted(weights_and_settings):
         content, _ = identity.content_of(file, cache_folder())
         digest.update(f"{file.name} {content.sha256}\n".encode())
     return digest.hexdigest()

@@ -91,6 +91,7 @@ class RewardModelJudge:
         rows: list[TrainedIds] = []
         places = []  # of the answer that each row is of
         refusal = ""
+        # A conversation that the chat template refuses has no row, and its answer no score.
         for place, encoded in enumerate(self.encoder.encode_batch(examples)):
             if isinstance(encoded, str):
                 refusal = encoded
@@ -112,6 +113,7 @@ def _reward_model(source: ModelSource, device: torch.device) -> RewardModelJudge
     tokenizer = load_tokenizer(source.spec.model)
     adds_special_tokens = True
     limit = tokenizer.max_length
+    # One that others publish, or the result of a run, whose settings say how it was trained.
     if source.config is None:
         learner = _classifier(source.spec, tokenizer, device)
     else:
@@ -171,6 +173,7 @@ class TeacherJudge:
         """Return the mean log-probability of each answer's tokens, of which each answer has at least one."""
         heartbeat.beat("reward")
         rows = [answer_sequence(request.prompt_ids, answer_ids) for answer_ids in request.ids]
+        # Of 2 answers with 2 and 3 tokens: logps -1 -3 | -2 -2 -5, means -2 and -3.
         means: list[float | None] = [None] * len(rows)
         for batch in _batches_of(rows, self.learner):
             logps = log_probabilities(self.learner, batch)
@@ -224,7 +227,10 @@ def _batches_of(rows: Sequence[TrainedIds], learner: Learner) -> list[Batch]:
     if not rows:
         return []
     device = next(learner.model.parameters()).device
-    budget = TOKENS_AT_ONCE if learner.route.padding_free else 1
+    # One token is less than any row has, so that each row is a batch.
+    budget = 1
+    if learner.route.padding_free:
+        budget = TOKENS_AT_ONCE
     lengths = np.array([len(ids) for ids, _ in rows])
     batches = []
     for numbers in pack(np.arange(len(rows)), lengths, budget):
