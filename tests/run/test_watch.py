@@ -371,7 +371,7 @@ def test_the_screen_fills_a_terminal(width: int, height: int, ranks: int) -> Non
         "10:15:01 [ERROR] rank 3 lost its peers",
     ):
         assert words in text, words
-    assert lines[-1] == "2026-11-20 10:16:00 [STEP] saving"
+    assert [line for line in lines if line][-1] == "2026-11-20 10:16:00 [STEP] saving"
 
 
 @pytest.mark.parametrize(("width", "height"), [(20, 3), (40, 10), (5, 1)])
@@ -400,10 +400,10 @@ def test_answers_of_a_run_by_reward_are_counted() -> None:
     run_view = RunView("r", "running", "", "", status)
     lines = [line.rstrip() for line in shown(run_view, 80).splitlines()]
     assert lines[1:] == [
-        "step     loss=0.1 reward=0.5",
+        "step     loss=0.1 reward=0.5 kl=0.01",
         "answers  reward/exact_match=0.25 solved=0.75 zero_variance=0.25",
-        "         completion_length=96.5 truncated=0.125 entropy=1.5 kl=0.01",
-        "         clip_low=0.01 clip_high=0.02 sampling_difference=1e-07",
+        "         completion_length=96.5 truncated=0.125 entropy=1.5 clip_low=0.01",
+        "         clip_high=0.02 sampling_difference=1e-07",
         "speed    seconds=9 s generate_seconds=5 s reward_seconds=0.5 s train_seconds=3.5",
         "         s",
     ]

@@ -30,7 +30,7 @@ from kubetune.library.sweep.record import (
     write_search,
 )
 from kubetune.reporting.sweeps.parallel import draw
-from kubetune.reporting.sweeps.scales import Choices, Numbers
+from kubetune.reporting.sweeps.scales import Choices, Numbers, round_numbers
 from tests.run.test_report_long import write_run
 
 WORDS = ("training.learning_rate=log(1e-5,1e-1)", "lora.r=8,16,32")
@@ -249,3 +249,8 @@ def test_one_result_far_off_leaves_the_others_apart() -> None:
     below_zero = Numbers.of_results([-1.0, 40.0])
     assert below_zero is not None
     assert not below_zero.log
+
+
+def test_numbers_beside_an_axis_are_round() -> None:
+    assert round_numbers(1, 7, whole=True) == [2, 4, 6]
+    assert round_numbers(0.512, 0.533) == [0.515, 0.52, 0.525, 0.53]

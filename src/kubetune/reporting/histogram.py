@@ -11,8 +11,8 @@ class DrawnBar(NamedTuple):
 
     low: int  # lowest and highest value
     high: int
-    count: int
-    part: float  # of the highest count
+    rows: int  # how many there are
+    part: float  # of the highest of these numbers
     is_beyond: bool  # above the limit
 
 

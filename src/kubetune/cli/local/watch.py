@@ -58,6 +58,7 @@ def run(args: argparse.Namespace) -> Answer:
     run_dir = None
     if args.namespace is None:
         run_dir = _local_run_dir(args.run_name)
+    look: Callable[[], RunView]
     if run_dir is not None:
         _require(run_dir, can_wait=is_live)
         look = partial(look_here, run_dir)

@@ -27,7 +27,7 @@ COLOURS = {"running": "green", "done": "green", "failed": "red"}
 
 # What is shown of the newest lines of metrics.jsonl and timings.jsonl. `kubetune ui` shows everything.
 OF_STEP = ("loss", "reward", "grad_norm", "learning_rate", *PREFERENCE_MEASURES)
-OF_ANSWERS = (*DRAWN_MEASURES[1:], *GRPO_MEASURES)
+OF_ANSWERS = [name for name in (*DRAWN_MEASURES, *GRPO_MEASURES) if name not in OF_STEP]
 OF_SPEED = ("tokens_per_second", "peak_memory_bytes", "seconds", *SECONDS_OF_PARTS)
 
 Facts = Mapping[str, Any]

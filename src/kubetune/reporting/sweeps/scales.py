@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Self
 
 from kubetune.base.humanize import number
-from kubetune.reporting.picture import round_numbers
 
 # Labels beside an axis. More would lie on top of each other.
 _MOST_LABELS = 12
@@ -140,3 +139,32 @@ class Choices:
 
 
 Scale = Numbers | Choices
+
+
+def round_numbers(
+    low: float,
+    high: float,
+    *,
+    whole: bool = False,
+) -> list[float]:
+    """Return three to seven numbers between two that are easy to read, for the ticks of an axis.
+
+    With `whole` they have no fractions, and may be only two.
+
+        0.13 to 0.98    tenths are the size; a distance of 0.5 or 0.2 gives 1 or 4 ticks
+        ticks           0.2, 0.4, 0.6, 0.8
+    """
+    # From the widest distance to the narrowest: the first with enough ticks is taken.
+    size = 10.0 ** math.floor(math.log10(high - low))
+    for factor in (5, 2, 1, 0.5, 0.2):
+        distance = size * factor
+        if whole:
+            distance = max(distance, 1.0)
+        # The smallest and the largest multiple of the distance that lie on the axis.
+        first = math.ceil(low / distance - 1e-9)
+        last = math.floor(high / distance + 1e-9)
+        if last - first >= 2:
+            break
+
+    # Rounded, since 3 * 0.1 is 0.30000000000000004.
+    return [float(f"{number * distance:.10g}") for number in range(first, last + 1)]

@@ -98,11 +98,11 @@ def _prompt_of(
         prompt = example.prompt
         answer = example.completion
 
-    of_record = answer
+    of_record: str | None = answer
     if answer == NO_ANSWER:
         of_record = None
     # The right answer is the record's, or for a reward with a column of its own what stands there.
-    references = []
+    references: list[str | None] = []
     for reward in rewards:
         if reward.column is None:
             references.append(of_record)

@@ -55,7 +55,8 @@ def all_reduce_seconds(size: int, world: World) -> float:
     numbers = torch.zeros(size // 4, device=world.device)
     mine = _median_seconds(lambda: process_group.sum_(numbers, world), world)
     # An all-reduce has ended when it has on the slowest rank.
-    return max(process_group.gather(mine, world))
+    slowest: float = max(process_group.gather(mine, world))
+    return slowest
 
 
 def link_seconds(pair: tuple[int, int], world: World) -> float:
@@ -64,7 +65,8 @@ def link_seconds(pair: tuple[int, int], world: World) -> float:
     if world.rank in pair:
         message = torch.zeros(LINK_BYTES // 4, device=world.device)
         mine = _median_seconds(lambda: _send_and_return(message, pair, world), world) / 2
-    return max(process_group.gather(mine, world))
+    seconds: float = max(process_group.gather(mine, world))
+    return seconds
 
 
 def _send_and_return(message: Tensor, pair: tuple[int, int], world: World) -> None:
@@ -106,6 +108,8 @@ def measure_volume(folder: Path, rank: int) -> dict[str, Any]:
     }
     target = files.temporary_sibling(folder / "kubetune-smoke")
     try:
+        if not folder.is_dir():
+            raise OSError(errno.ENOTDIR, "is no folder")
         volume["free_bytes"] = files.free_bytes(folder)
         volume["write_mib_per_second"] = VOLUME_MIB / _write_and_read(target)
     except OSError as error:

@@ -42,9 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `Settings`, and of how many processes to start."""
     training = parser.add_argument_group("training: a small network on linearly separable data")
     shown = "default %(default)s"
-    for name in ("epochs", "batch", "samples", "features", "classes"):
-        default = getattr(Settings, name)
-        training.add_argument(f"--{name}", type=_count, default=default, metavar="N", help=shown)
+    for flag in ("--epochs", "--batch", "--samples", "--features", "--classes"):
+        default = getattr(Settings, flag.removeprefix("--"))
+        per_process = "per process, " if flag == "--batch" else ""
+        training.add_argument(
+            flag, type=_count, default=default, metavar="N", help=f"{per_process}{shown}"
+        )
     training.add_argument("--lr", type=_amount, default=Settings.lr, metavar="N", help=shown)
     training.add_argument("--seed", type=int, default=Settings.seed, metavar="N", help=shown)
 

@@ -152,6 +152,7 @@ class ServedDrawer(Drawer):
         heartbeat.beat("sync")
 
         def load() -> Adapter | None:
+            adapter: Adapter | None = None
             if writes:
                 adapter = self.adapters.write(step)
             else:
