@@ -273,29 +273,13 @@ def test_a_mixture_learns_the_same_however_its_steps_are_split(
 
 
 @slow
-def test_a_killed_mixture_goes_on_bit_for_bit(inputs, tmp_path):
-    settings = {"max_steps": 6, "eval_steps": 3, "save_steps": 3, "router_aux_loss_coef": 0.1}
-    config = toy.make_config(inputs, settings, model=str(inputs / "mixture"), **ADAPTERS)
-    whole = toy.digests(toy.finished(tmp_path / "whole", config))
-    run_dir = toy.make_run(tmp_path / "run", config)
-    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:5"}) == [-signal.SIGKILL]
-    assert toy.train(run_dir) == [0]
-    assert toy.digests(run_dir) == whole
-
-
-@slow
 @pytest.mark.parametrize("sections", [{"lora": None}, ADAPTERS], ids=["full", "adapters"])
-def test_a_mixture_goes_on_bit_for_bit(inputs, tmp_path, sections):
+def test_a_killed_mixture_goes_on_bit_for_bit(inputs, tmp_path, sections):
     settings = {"max_steps": 6, "eval_steps": 3, "save_steps": 3, "router_aux_loss_coef": 0.1}
     config = toy.make_config(inputs, settings, model=str(inputs / "mixture"), **sections)
     whole = toy.digests(toy.finished(tmp_path / "whole", config))
-    paused = config.model_copy(
-        update={"training": config.training.model_copy(update={"pause_at_step": 3})}
-    )
-    run_dir = toy.make_run(tmp_path / "run", paused)
-    toy.train(run_dir)
-    assert metrics.read_metrics(run_dir)[-1]["step"] == 3
-    toy.make_run(run_dir, config)
+    run_dir = toy.make_run(tmp_path / "run", config)
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:5"}) == [-signal.SIGKILL]
     assert toy.train(run_dir) == [0]
     assert toy.digests(run_dir) == whole
 
