@@ -38,7 +38,6 @@ def run_dir(toy_inputs: Path, tmp_path: Path) -> Path:
     [
         (BEFORE_RANKS, "signal 9", -signal.SIGKILL, ""),
         (BEFORE_RANKS, "error 28", errors.ENVIRONMENT, "No space left on device"),
-        (BEFORE_RANKS, "error 5", errors.ENVIRONMENT, "Input/output error"),
         (
             OF_THE_ONLY_RANK,
             "signal 9",

@@ -334,47 +334,6 @@ def test_copies_go_on_as_slices_and_back(
     assert toy.losses(run_dir) == pytest.approx(toy.losses(whole), abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("sections", "point", "nth", "safe"),
-    [
-        pytest.param(FULL, "commit.part", 2, 3, id="full, slices written", marks=slow),
-        pytest.param(
-            {"lora": {"r": 4, "dropout": 0.1}}, "micro-batch", 9, 6, id="lora", marks=slow
-        ),
-        pytest.param(FULL, "micro-batch", 9, 6, id="full", marks=slow),
-    ],
-)
-def test_a_killed_rank_loses_nothing(
-    inputs: Path, tmp_path: Path, sections: dict[str, Any], point: str, nth: int, safe: int
-) -> None:
-    config = make_config(inputs, "fsdp", **sections)
-    whole = toy.digests(toy.finished(tmp_path / "whole", config, 2))
-    run_dir = toy.make_run(tmp_path / "run", config, 2)
-    assert toy.train(run_dir, 2, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}:1"}) == [
-        errors.LOST_PEER,
-        -signal.SIGKILL,
-    ]
-    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, safe)
-    assert toy.train(run_dir, 2) == [0, 0]
-    assert toy.digests(run_dir) == whole
-
-
-@slow
-def test_a_rank_without_space_ends_all_with_what_to_do(inputs: Path, tmp_path: Path) -> None:
-    run_dir = toy.make_run(tmp_path / "run", make_config(inputs, "fsdp", **FULL), 2)
-    codes = toy.train(run_dir, 2, {"KUBETUNE_FAULT": "error 28:commit.part:2:1"})
-    assert codes == [errors.ENVIRONMENT] * 2
-    assert "free some space" in toy.log_of(run_dir)
-    assert checkpoints.find(run_dir) == checkpoints.folder_of(run_dir, 3)
-    assert not list(run_dir.glob("checkpoints/.*.tmp"))
-    names = {path.suffix for path in checkpoints.folder_of(run_dir, 3).iterdir()}
-    assert names <= {
-        ".safetensors",
-        ".json",
-        ".jinja",
-    }  # nothing that could run code when it is read
-
-
 def peaks(world: World, config: Config, small: Config) -> tuple[int, int, int, int]:
     """Return the bytes by which a rank's memory rose at most: while loading, after every weight was looked at, with
     the optimizer; and the bytes of weights it holds then."""

@@ -439,22 +439,3 @@ def test_other_things_in_the_place_of_prepared_data_are_set_aside(
             else:
                 first.path.symlink_to("nowhere")
         assert ids_of(prepare(settings)) == expected
-
-
-def test_a_full_disk_is_explained(model: Path, tmp_path: Path) -> None:
-    file = write(tmp_path / "a.jsonl", [record(n) for n in range(2000)])
-    script = (
-        "import resource, signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))\n"
-        "from kubetune.errors import EnvironmentFault\n"
-        f"try:{START.replace(chr(10), chr(10) + '    ')}\nexcept EnvironmentFault as error: print('fault', error)"
-    )
-    command = [
-        sys.executable,
-        "-c",
-        script,
-        config(model, tmp_path / "cache", str(file)).model_dump_json(),
-    ]
-    process = subprocess.run(command, capture_output=True, text=True)
-    assert process.stdout.startswith("fault cannot write "), process.stderr
-    assert not [path for path in (tmp_path / "cache" / "prepared").iterdir() if path.is_dir()]

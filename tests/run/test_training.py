@@ -354,26 +354,17 @@ def epoch_lines(run_dir: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("world_size", "number", "sections"),
+    ("world_size", "number"),
     [
-        pytest.param(
-            1, signal.SIGTERM, {"lora": {"r": 4, "dropout": 0.1}}, id="lora", marks=pytest.mark.slow
-        ),
-        pytest.param(1, signal.SIGINT, FULL, id="full, Ctrl-C"),
-        pytest.param(
-            2,
-            signal.SIGTERM,
-            {"lora": {"r": 4, "dropout": 0.1}},
-            id="lora, two ranks",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(2, signal.SIGTERM, FULL, id="full, two ranks", marks=pytest.mark.slow),
+        pytest.param(1, signal.SIGINT, id="Ctrl-C"),
+        pytest.param(2, signal.SIGTERM, id="two ranks", marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_run_ends_bit_for_bit_as_one_that_was_not(
-    inputs: Path, tmp_path: Path, world_size: int, number: int, sections: dict[str, Any]
+    inputs: Path, tmp_path: Path, world_size: int, number: int
 ) -> None:
-    config = toy.make_config(inputs, **sections)
+    """Of full fine-tuning; LoRA is stopped in tests/crash/test_stop.py."""
+    config = toy.make_config(inputs, **FULL)
     whole = toy.finished(tmp_path / "whole", config, world_size)
     cut = tmp_path / "cut"
     assert stopped(cut, config, world_size, number, rank=world_size - 1) == 6
