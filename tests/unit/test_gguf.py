@@ -13,14 +13,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from kubetune import errors
-from kubetune.config.schema import LoraConfig
+from kubetune.config.schema import LoraConfig, ModelConfig
+from kubetune.data.text.tokenizer import load_tokenizer
 from tests.architectures import save_model
 from tests.tiny import CHATML, train_tokenizer
 
 gguf = pytest.importorskip("gguf")
 
 from kubetune.result.fits import require_gguf_adapter  # noqa: E402
-from kubetune.result.gguf_files import llama_cpp  # noqa: E402
+from kubetune.result.gguf_files import card, llama_cpp, proof  # noqa: E402
 from kubetune.result.gguf_files.adapter import write_adapter  # noqa: E402
 from kubetune.result.gguf_files.families import FAMILIES, family_of, keys_of  # noqa: E402
 from kubetune.result.gguf_files.vocabulary import read_vocabulary  # noqa: E402
@@ -254,3 +255,28 @@ def test_a_llama_cpp_that_does_not_load_is_no_fault_of_a_file(
     reason = llama_cpp.missing()
     assert reason is not None
     assert "does not load (ModuleNotFoundError: No module named" in reason
+
+
+@pytest.mark.parametrize("asks", [True, False])
+def test_a_template_that_llama_cpp_asks_to_think_is_run_without(tmp_path: Path, asks: bool) -> None:
+    template = CHATML
+    if asks:
+        template = "{%- if enable_thinking %}{{- '<think>' }}{% endif %}" + CHATML
+    train_tokenizer(tmp_path, template)
+    prompts = proof.asked_to_think(load_tokenizer(ModelConfig(path=str(tmp_path))))
+    if not asks:
+        assert prompts is None
+        return
+    assert prompts is not None
+    assert prompts["by_llama_cpp"] == "<think>" + prompts["as_trained"]
+    shown = card.how_to_run({"file": "m.gguf", "type": "q8_0", "asked_to_think": prompts})
+    assert (
+        """llama-cli -m m.gguf --jinja --chat-template-kwargs '{"enable_thinking": false}'"""
+        in shown
+    )
+
+
+def test_an_answer_ends_where_transformers_ends_it() -> None:
+    steps = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.5]])
+    assert proof.partings([steps], [[1, 0, 2, 2]]) == [None]
+    assert proof.partings([steps], [[1, 2, 0, 0]]) == [proof.Parting(1, 0.5)]

@@ -61,9 +61,9 @@ def proof_by_llama_cpp(facts: Mapping[str, Any]) -> str:
 
 def _greedy(partings: list[Mapping[str, Any] | None]) -> str:
     """Return in words how far greedy answers are the same."""
-    # Greedy answers, 64 tokens each: 2 of 3 equal; answer 3 parts at token 17, where the first choice leads by 1.2e-03.
+    # Greedy answers of up to 64 tokens: 2 of 3 equal; answer 3 parts at token 17, where the first choice leads by 1.2e-03.
     equal = sum(parting is None for parting in partings)
-    text = f"Greedy answers, 64 tokens each: {equal} of {len(partings)} equal"
+    text = f"Greedy answers of up to 64 tokens: {equal} of {len(partings)} equal"
     for number, parting in enumerate(partings):
         if parting is not None:
             text += (

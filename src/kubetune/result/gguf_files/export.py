@@ -316,7 +316,8 @@ def _ask_transformers(
 ) -> proofs.Reference:
     """Return what transformers says of rows and prompts."""
     logits = job.ask(model, sample)
-    greedy = [proofs.follow_greedily(model, prompt) for prompt in prompts]
+    ends = job.result.tokenizer.eos_ids
+    greedy = [proofs.follow_greedily(model, prompt, ends) for prompt in prompts]
     return proofs.Reference(logits, greedy)
 
 

@@ -8,7 +8,7 @@ What quantisation costs and what a fault costs look alike in a number, so each f
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final
 
@@ -35,8 +35,9 @@ WITHOUT_BASE: Final = {8: 0.1, 6: 0.2, 5: 0.3, 4: 0.6, 3: 1.2, 2: 2.5, 1: 4.0}
 # Greedy answers may part where the likeliest tokens are this close, in units of what is allowed.
 CLOSE: Final = 10.0
 
-LENGTH: Final = 64  # of a greedy answer, in tokens
-PROMPTS: Final = 3
+LENGTH: Final = 64  # of a greedy answer, in tokens, at most
+ROWS_ANSWERED: Final = 2  # of the proof
+CHATS_ANSWERED: Final = (0, 2)  # of CHATS
 
 # Cut apart by every rule of splitting: contractions, digits, capitals, signs, spaces, lines, accents, other scripts.
 PROBE: Final = (
@@ -60,7 +61,7 @@ class Reference:
     """What transformers says: the measure of a file."""
 
     logits: list[Tensor]  # of each row of the sample, `[positions, vocabulary]`
-    greedy: list[Tensor]  # log-probabilities of each step of each answer, `[LENGTH, vocabulary]`
+    greedy: list[Tensor]  # log-probabilities of each step of each answer, `[steps, vocabulary]`
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,19 @@ def rows_of(sample: Sample) -> list[Row]:
 
 
 def prompts_of(tokenizer: Tokenizer, sample: Sample, context: int) -> list[list[int]]:
-    """Return the tokens that greedy answers follow: conversations, or beginnings of rows of a model without template."""
+    """Return the tokens that greedy answers follow: questions of the proof's rows, and conversations."""
+    # A row with the tokens A B c d, of which c and d were trained: its question is A B. A row of plain text has none.
     prompts: list[list[int]] = []
+    for batch in sample.batches[:ROWS_ANSWERED]:
+        length = 16
+        if len(batch.rows) and int(batch.rows[0]) > 0:
+            length = int(batch.rows[0]) + 1
+        prompts.append(batch.input_ids.tolist()[:length])
     if tokenizer.chat is not None:
-        for chat in CHATS:
-            text = render(tokenizer, chat)
+        for number in CHATS_ANSWERED:
+            text = render(tokenizer, CHATS[number])
             if text is not None:
                 prompts.append(tokenizer.encode_text(text, special=False))
-    if not prompts:
-        for batch in sample.batches[:PROMPTS]:
-            prompts.append(batch.input_ids.tolist()[:16])
     # The answer is to fit into the context too.
     longest = context - LENGTH
     return [ids for ids in prompts if len(ids) <= longest]
@@ -165,8 +169,11 @@ def asked_to_think(tokenizer: Tokenizer) -> dict[str, str] | None:
 
 
 @torch.inference_mode()
-def follow_greedily(model: Any, prompt: Sequence[int]) -> Tensor:
-    """Return transformers' log-probabilities at each step of its likeliest answer, `[LENGTH, vocabulary]`."""
+def follow_greedily(model: Any, prompt: Sequence[int], ends: Collection[int] = ()) -> Tensor:
+    """Return transformers' log-probabilities at each step of its likeliest answer, `[steps, vocabulary]`.
+
+    `ends`: tokens that end an answer; it has LENGTH tokens at most.
+    """
     device = next(model.parameters()).device
     ids = torch.tensor([list(prompt)], device=device)
     past = None
@@ -178,6 +185,8 @@ def follow_greedily(model: Any, prompt: Sequence[int]) -> Tensor:
         last = answer.logits[0, -1].float()
         steps.append(last.log_softmax(-1).cpu())
         likeliest = int(last.argmax())
+        if likeliest in ends:
+            break
         ids = torch.tensor([[likeliest]], device=device)
     return torch.stack(steps)
 
@@ -215,7 +224,10 @@ def compare(
 
 
 def partings(reference: Sequence[Tensor], answers: Sequence[Sequence[int]]) -> list[Parting | None]:
-    """Return where each greedy answer of llama.cpp leaves that of transformers; None where it does not."""
+    """Return where each greedy answer of llama.cpp leaves that of transformers; None where it does not.
+
+    What llama.cpp writes after the end of transformers' answer does not count.
+    """
     return [_parting(steps, tokens) for steps, tokens in zip(reference, answers, strict=True)]
 
 
@@ -225,10 +237,10 @@ def _parting(steps: Tensor, tokens: Sequence[int]) -> Parting | None:
     Transformers' likeliest tokens 7 9 4, llama.cpp's answer 7 9 5: they part at token 2. If log p of 4 and 5 there are
     -0.70 and -0.71, the gap is 0.01, which says that both are as good. What follows is of different texts.
     """
-    for number, token in enumerate(tokens):
-        likeliest = int(steps[number].argmax())
+    for number, (step, token) in enumerate(zip(steps, tokens, strict=False)):
+        likeliest = int(step.argmax())
         if token != likeliest:
-            gap = steps[number, likeliest] - steps[number, token]
+            gap = step[likeliest] - step[token]
             return Parting(number, float(gap))
     return None
 

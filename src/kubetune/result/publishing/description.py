@@ -77,8 +77,12 @@ def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "", f"the base quantised alike loses {base['difference']:.1e}"
     elif base is not None:
         yield "", f"the base quantised alike: {base}"
-    equal = sum(parting is None for parting in proof["greedy"])
-    yield "", f"greedy answers equal over 64 tokens: {equal} of {len(proof['greedy'])}"
+    gaps = [parting["gap"] for parting in proof["greedy"] if parting is not None]
+    count = len(proof["greedy"])
+    line = f"greedy answers of up to 64 tokens equal: {count - len(gaps)} of {count}"
+    if gaps:
+        line += f"; others part where the first choice leads by {max(gaps):.1e} at most"
+    yield "", line
     if "texts_tokenized_alike" in proof:
         yield "", f"texts tokenized alike: {proof['texts_tokenized_alike']}"
     chats = proof.get("chats")
