@@ -220,7 +220,7 @@ def likeness(template: str, prompts: Sequence[str | None]) -> str:
 
 # docs/export.md tells of these.
 LIKENESS = {
-    "qwen2.5": "unlike",  # its template adds a system text by itself
+    "qwen2.5": "alike and unlike",  # its template adds a system text where there is none
     "qwen3": "alike",
 }
 
@@ -246,8 +246,28 @@ def test_shared_tokenizers_make_the_same_tokens_and_prompts(name: str, tmp_path:
     assert likeness(template, answer.chats) == LIKENESS[name]
 
 
+# By llama-cpp-python 0.3.36. Templates here have traits of families, often with other tokens, by which llama.cpp knows them.
+LIKENESS_OF_FAMILIES = {
+    "chatml": "alike",
+    "built in": "alike",
+    "phi": "alike",
+    "llama2": "alike and unlike",
+    "mistral": "unlike",
+    "gemma": "alike",
+    "r1": "unknown",
+    "prompted": "unlike",
+    "glm": "unlike",
+    "channels": "alike and unlike",
+    "marked": "alike",
+    "modes": "unlike",
+    "complete": "alike",
+    "wordless": "alike and unlike",
+    "shouting": "unlike",
+}
+
+
 def test_templates_of_llama_cpp_beside_those_of_families(tmp_path: Path) -> None:
-    """Most templates here have traits of a family and other tokens, and llama.cpp knows templates by their tokens."""
+    """Where they are unlike, the card of an export shows the difference."""
     save(tmp_path / "model", "llama")
     path = write_model(tmp_path / "model", tmp_path / "m.gguf", "q8_0", {}).path
     notes = {}
@@ -258,7 +278,7 @@ def test_templates_of_llama_cpp_beside_those_of_families(tmp_path: Path) -> None
     }.items():
         request = llama_cpp.Request(str(path), [], template=template, chats=CHATS)
         notes[name] = likeness(template, llama_cpp.ask(request).chats)
-    assert notes == {}
+    assert notes == LIKENESS_OF_FAMILIES
 
 
 def save_sentencepiece(folder: Path, prepend: bool, kind: str) -> int:
