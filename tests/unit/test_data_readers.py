@@ -365,7 +365,7 @@ def test_what_is_no_text_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     records, problems = read(file)
     assert [record.value["text"] for record in records] == ["good", "last"]
     assert [problem.partition(";")[0] for problem in problems.first] == [
-        f"{file}:3: is not UTF-8: byte 0xff at column 5.",
+        f"{file}:3: is not UTF-8: byte 0xff at column 5",
         f"{file}:5: holds a NUL byte at column 5",
         f"{file}:7: is longer than 20 bytes up to the next blank line.",
     ]

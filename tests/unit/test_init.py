@@ -251,6 +251,9 @@ def test_a_terminal_is_asked_for_a_prompt_and_sees_that_work_is_done(
         generate._typed_lines(args)
 
     # A pipe is read as before, and a log shows no bar.
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    with pytest.raises(errors.ConfigError, match="standard input is empty"):
+        generate._typed_lines(args)
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
     assert [line for _, line in generate._typed_lines(args)] == ["a", "b"]
     capsys.readouterr()

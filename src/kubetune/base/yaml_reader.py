@@ -150,6 +150,11 @@ class _Reader:
             line = 0
             if mark:
                 line = mark.line + 1
+            if "'\\t'" in what:
+                what += "; indent with spaces, not with tabs"
+            begins = error.context_mark
+            if mark and begins and begins.line != mark.line:
+                what += f" (in the list or section that begins in line {begins.line + 1})"
             origin = Origin(self.source, line)
             raise _BrokenError(origin, f"not valid YAML: {what}") from None
         except YAMLError:

@@ -15,6 +15,8 @@ from kubetune.config import json_schema
 from kubetune.config.aliases import ALIASES
 
 _LONGEST_VALUE = 60
+# What to type for keys that a run without a file needs.
+_FLAGS = {"model": "--model FOLDER|ID", "data.train": "--data FILE"}
 
 
 def explain(errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
@@ -69,6 +71,9 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
     if "missing" in kinds:
         path, node = _needed(path)
         expected = f"expected {_expected(path)}: {_first_sentence(node)}"
+        flag = _FLAGS.get(dotted(path))
+        if flag is not None and str(origin) == "command line":
+            expected = f"give {flag}, or name a run file"
         return [Problem(origin, f"{dotted(path)}: missing; {expected}")]
     if "extra_forbidden" in kinds:
         # A key such as `api_key` gets advice on secrets, and not a similar key.

@@ -28,6 +28,7 @@ from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data, taken_by
 from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
+from kubetune.data.reading.hub import require_base_folder
 from kubetune.errors import ConfigError
 from kubetune.library import plan_text
 from kubetune.library.plans import measure_data, require_code
@@ -151,6 +152,9 @@ def forecast_run(
 
     Raise ConfigError for a run that cannot work, DataError for data that do not exist.
     """
+    folder = Path(config.model.path).expanduser()
+    if config.kubernetes is None and folder.exists():
+        require_base_folder(folder)
     require_code(config.evaluation.metrics, config.rewards)
     _require_rewards(config.rewards)
     # Lengths and findings both need the tokenizer; it is loaded once.

@@ -238,6 +238,13 @@ def run_file(args: argparse.Namespace) -> Path | None:
         )
     if not files:
         return None
+    from kubetune.config.data_files import is_read
+
+    # JSON is YAML too, so a run file may be one.
+    if is_read(files[0]) and not files[0].endswith(".json"):
+        raise ConfigError(
+            f"{files[0]} is data; expected a run file. `kubetune init {files[0]} -o run.yaml` makes one for it"
+        )
     return Path(files[0])
 
 

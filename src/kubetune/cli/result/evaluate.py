@@ -15,6 +15,7 @@ from kubetune.base.signals import stoppable
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_result
+from kubetune.config.load import read_config
 
 if TYPE_CHECKING:
     from kubetune.result.inference.evaluate import Evaluation
@@ -84,6 +85,8 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _evaluate(args: argparse.Namespace) -> Answer:
     """Measure a checkpoint on the run's evaluation data, or on other data."""
+    # A wrong folder is told before the imports, which take seconds.
+    read_config(args.run_dir)
     # The imports make many objects that stay: looking for garbage among them is lost time.
     from kubetune.base import collector
 

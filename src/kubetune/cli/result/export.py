@@ -33,8 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--gguf",
         metavar="TYPE",
-        help="one GGUF file for llama.cpp and Ollama, with adapters merged: bf16, f16, f32, q8_0, q5_1, q5_0, q4_1, "
-        "q4_0, a K-quant such as q4_k_m, or `adapter` for the adapter alone",
+        nargs="?",
+        const="q8_0",
+        help="one GGUF file for llama.cpp and Ollama, with adapters merged: q8_0 (if left out), bf16, f16, f32, q5_1, "
+        "q5_0, q4_1, q4_0, a K-quant such as q4_k_m, or `adapter` for the adapter alone",
     )
     parser.add_argument(
         "--quantize",

@@ -30,9 +30,12 @@ if TYPE_CHECKING:
 def estimate_rows(data: DataConfig, *, made_by_pod: bool = False) -> tuple[int | None, int | None]:
     """Return the rows of a training epoch and of an evaluation; None for data that are not files of this machine.
 
-    Raises DataError when a source exists nowhere, and no pod is to make it.
+    Raises DataError when a source exists nowhere, and no pod is to make it, or when there is no record to train on.
     """
     records = [taken_by(source, made_by_pod=made_by_pod) for source in data.train]
+    if all(count == 0 for count in records):
+        paths = ", ".join(source.path for source in data.train)
+        raise DataError(f"data.train: {paths} holds no records. Nothing was written.")
     weights = [source.weight for source in data.train]
     # Evaluation data of its own, none at all, or a share that is held out of training's.
     if isinstance(data.eval, tuple):

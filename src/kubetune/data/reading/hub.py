@@ -210,21 +210,15 @@ def check_model_folder(model: ModelConfig) -> None:
     if not is_local(model.path):
         return
     folder = Path(model.path).expanduser()
-    if not folder.is_dir():
+    if not folder.exists():
         raise ModelError(f"model {folder}: there is no such folder")
+    require_base_folder(folder)
     if not (folder / "config.json").is_file():
         raise ModelError(
             f"model {folder}: has no config.json; expected a folder in Hugging Face form"
         )
 
     _require_plain(folder)
-    # transformers would load the model that an adapter names, from wherever that is.
-    if (folder / "adapter_config.json").exists():
-        raise ModelError(
-            f"model {folder}: holds adapter_config.json, an adapter, which would have another model or weights loaded; "
-            "give the folder of a whole model, such as `kubetune export --merge` writes. Nothing was loaded."
-        )
-
     files = model_shapes.files_of(folder)
     if model.trust_remote_code:
         _require_read_code(folder, str(model.revision))
@@ -239,6 +233,21 @@ def check_model_folder(model: ModelConfig) -> None:
         )
 
     raise ModelError(f"model {folder}: has no *.safetensors file")
+
+
+def require_base_folder(folder: Path) -> None:
+    """Raise ModelError for a file, an adapter, or weights of 0 bytes in place of a model."""
+    if not folder.is_dir():
+        raise ModelError(f"model {folder}: is a file; expected the folder of a model")
+    # transformers would load the model that an adapter names, from wherever that is.
+    if (folder / "adapter_config.json").exists():
+        raise ModelError(
+            f"model {folder}: holds adapter_config.json, an adapter, which would have another model or weights loaded; "
+            "give the folder of a whole model, such as `kubetune export --merge` writes. Nothing was loaded."
+        )
+    for weights in sorted(folder.glob("*.safetensors")):
+        if weights.is_file() and weights.stat().st_size == 0:
+            raise ModelError(f"model {folder}: {weights.name} has 0 bytes; download it again")
 
 
 def _require_plain(folder: Path) -> None:

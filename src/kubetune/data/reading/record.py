@@ -47,7 +47,10 @@ def require_length(line: bytes, expected: str = "") -> None:
 
 def not_utf8(line: bytes, error: UnicodeDecodeError) -> ValueError:
     """Return the error that names the first byte of a line that is not UTF-8."""
-    return ValueError(f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}")
+    return ValueError(
+        f"is not UTF-8: byte 0x{line[error.start]:02x} at column {error.start + 1}; convert the file, such as by "
+        "`iconv -f CP1252 -t UTF-8 FILE > NEW`"
+    )
 
 
 def decode(line: bytes) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from kubetune.base.humanize import counted
 from kubetune.config.schema import SourceConfig
 from kubetune.data.prepared.order import Ids, hash_ids, shuffled
 from kubetune.data.reading.sources import count_rows, locate
@@ -102,7 +103,7 @@ def hold_out(
     total = sum(sizes)
     if total < 2:
         raise DataError(
-            f"data.eval: {share} holds out a share of data.train, which has {total} record; expected 2"
+            f"data.eval: {share} holds out a share of data.train, which has {counted(total, 'record')}; expected 2"
         )
 
     number = min(max(1, round(share * total)), total - 1)

@@ -5,6 +5,7 @@ Reading one file is readers.py's work, taking a sample selection.py's; what a re
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import os
@@ -26,6 +27,7 @@ from kubetune.base.files import (
     require_plain_entry,
     sha256_file,
 )
+from kubetune.base.humanize import nearest
 from kubetune.config.data_files import (
     OTHER_RECORDS,
     ending_of,
@@ -105,9 +107,18 @@ def locate(source: SourceConfig) -> Located:
         )
     if is_hub_id(path):
         return Located(path, (), sample)
-    raise DataError(
-        f"{path} does not exist; expected a file of {readable_endings()}, a folder of them, or a hub data set"
-    )
+    raise DataError(f"{path} does not exist{_hint(place)}")
+
+
+def _hint(place: Path) -> str:
+    """Return what was probably meant by a path that leads nowhere, or else what is expected there."""
+    names = []
+    with contextlib.suppress(OSError):
+        names = os.listdir(place.parent)
+    close = nearest(place.name, names, likeness=0.7)
+    if close:
+        return f"; did you mean {place.parent / close}?"
+    return f"; expected a file of {readable_endings()}, a folder of them, or a hub data set"
 
 
 def _files_of(place: Path, path: str) -> tuple[Path, ...]:

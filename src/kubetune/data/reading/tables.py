@@ -138,6 +138,12 @@ def _header_mistake(header: list[str]) -> str:
     """Return what is wrong with the names of the columns; empty if nothing is."""
     if not any(header):
         return "is blank; expected a header with the names of the columns"
+    if len(header) == 1 and ";" in header[0]:
+        # As spreadsheets write it in countries where the comma is in numbers.
+        return (
+            'has one column, and `;` in its name; expected commas between columns. To convert: python3 -c "import csv, '
+            "sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, delimiter=';'))\" < FILE > NEW"
+        )
     counts = Counter(header)
     twice = ", ".join(f"`{name}`" for name, count in counts.items() if count > 1)
     if twice:

@@ -346,8 +346,10 @@ def _require(targets: Sequence[str], names: Sequence[str]) -> None:
             lost.append(target)
     if lost:
         last_parts = sorted({name.rpartition(".")[2] for name in names})
+        close = nearest(lost[0], last_parts)
+        hint = f"did you mean {close}? It" if close else "it"
         raise errors.ConfigError(
-            f"lora.target_modules: this model has no module named {', '.join(lost)}; it has {', '.join(last_parts)}"
+            f"lora.target_modules: this model has no module named {', '.join(lost)}; {hint} has {', '.join(last_parts)}"
         )
 
 
