@@ -140,13 +140,6 @@ def _accumulation(value: Any, draft: Draft) -> Outcome:
     return dropped(f"a shell expression: {text}; set training.global_batch_size")
 
 
-def _packing_length(value: Any, draft: Draft) -> Outcome:
-    """Drop another length of packed rows than `max_length`, to which they are packed here."""
-    if not draft.get("packing") or value == draft.get("max_length"):
-        return unneeded("rows are packed to max_length, if at all")
-    return dropped("rows are packed to data.max_length; scale the accumulation by the quotient")
-
-
 def _share(value: Any, draft: Draft) -> Outcome:
     """Take the share that is held out, if anything is evaluated; ms-swift trains on all rows otherwise."""
     key = "save_strategy" if draft.get("eval_strategy") is None else "eval_strategy"
@@ -251,7 +244,6 @@ TOOL = Tool(
             Row("truncation_strategy", "data.overlong", {"delete": "drop", "right": "truncate", "split": "split"},
                 near("truncate", "a row's end is cut")),
             Row("split_dataset_ratio", "data.eval", other=_share),
-            Row("packing_length", other=_packing_length),
             # A row that cannot be used stops the run here, with its line; there it is left out.
             Row("strict", "data.max_lost_share", {True: 0.0}, dropped("a row that cannot be used stops the run here")),
             # Adapters and bits of the base.
@@ -276,6 +268,7 @@ TOOL = Tool(
         dropped={
             "dataset_shuffle train_dataloader_shuffle": (SHUFFLED, True),
             "quant_method": ("the base is quantised by bitsandbytes", "bnb"),
+            "packing_length": "rows are packed to data.max_length; scale the accumulation by the quotient",
             "columns": "name them at the source: data.train[…].columns, ours first",
             "interleave_prob": NO_WEIGHT,
             "system": SYSTEM,
