@@ -279,6 +279,11 @@ def test_arguments_in_arrays_of_a_script_are_read(tmp_path: Path) -> None:
             "gae, its default",
         ),
         ("a.sh", "trl rloo --model_name_or_path a/b --dataset_name org/sums\n", "runs `rloo`"),
+        (
+            "a.sh",
+            f"{SWIFT}--reward_funcs accuracy --freeze_vit false\n",
+            "GRPO asks about texts alone",
+        ),
     ],
 )
 def test_what_is_not_there_is_refused_by_name(

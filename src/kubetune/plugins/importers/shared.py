@@ -338,6 +338,8 @@ def say_it_sees(draft: Draft, key: str) -> None:
     why = f"{key} is a setting of models that see"
     if task == "reward_model":
         draft.refuse(key, "is a setting of models that see, and a reward model scores texts alone")
+    if task == "grpo":
+        draft.refuse(key, "is a setting of models that see, and GRPO asks about texts alone")
     if task == "preference":
         draft.assume("preference.images", True, why)
     elif task != "vision_language":
