@@ -155,6 +155,33 @@ def test_files_at_hand_are_searched_and_looked_at_while_one_chooses(
         server.end()
 
 
+def test_runs_are_grouped_and_columns_chosen_and_a_browser_keeps_that(
+    tmp_path: Path, tab: Page
+) -> None:
+    for name in ("a", "b", "c"):
+        write_run(tmp_path / name, 60)
+    server = Server(tmp_path)
+    headings = "[...document.querySelectorAll('.heading')].filter((row) => !row.hidden).map((row) => row.textContent)"
+    try:
+        server.enter(tab)
+        tab.select_option("#group", "method")
+        assert len(tab.evaluate(headings)) == 1
+        assert tab.evaluate(headings)[0].endswith("· 3 runs")
+        tab.click(".menu summary")
+        tab.uncheck("#columns label:has-text('model') input")
+        assert not tab.is_visible("td[data-label=model]")
+        assert_axe_finds_nothing(tab)
+        tab.reload()
+        wait(tab, f"{headings}.length === 1")
+        assert not tab.is_visible("td[data-label=model]")
+        assert tab.is_visible("td[data-label=loss]")
+        tab.fill("[name=text]", "no run is like this")
+        assert tab.evaluate(headings) == []
+    finally:
+        tab.evaluate("localStorage.clear()")
+        server.end()
+
+
 def test_control_c_says_nothing_while_a_page_is_open(tmp_path: Path) -> None:
     command = processes.module("kubetune", "ui", str(tmp_path), "--port", "0")
     with subprocess.Popen(
