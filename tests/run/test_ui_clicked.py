@@ -164,6 +164,7 @@ def test_runs_are_grouped_and_columns_chosen_and_a_browser_keeps_that(
     headings = "[...document.querySelectorAll('.heading')].filter((row) => !row.hidden).map((row) => row.textContent)"
     try:
         server.enter(tab)
+        go(tab, server, "/")
         tab.select_option("#group", "method")
         assert len(tab.evaluate(headings)) == 1
         assert tab.evaluate(headings)[0].endswith("· 3 runs")
