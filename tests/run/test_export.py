@@ -598,9 +598,12 @@ def test_what_cannot_be_quantised(
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-def test_weights_in_fp8(lora_run: Path, inputs: Path, tmp_path: Path) -> None:
+def test_weights_in_fp8(
+    lora_run: Path, inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pytest.importorskip("compressed_tensors")
     exported = export(lora_run, tmp_path / "out", quantize="fp8", dtype="bfloat16")
+    assert "ompressing model" not in capsys.readouterr().err, "compressed-tensors draws bars"
     notes = exported.facts["quantised"]
     assert notes["layers"] == 14
     assert exported.files["model.safetensors"] < 0.8 * notes["bytes_before"]

@@ -465,6 +465,7 @@ def test_servers_that_cannot_be_asked_are_refused(inputs: Path, section: Any, me
         (None, "no new weights of a whole model"),
         ({"use_dora": True}, "lora.use_dora"),
         ({"modules_to_save": ["lm_head"]}, "lora.modules_to_save"),
+        ({"r": 600}, "a rank of at most 512"),
     ],
 )
 def test_what_servers_cannot_load_is_refused(lora: Any, message: str) -> None:

@@ -5,14 +5,22 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import jinja2
 import pytest
+import tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from kubetune import errors
 from kubetune.cli import main
+from kubetune.config.schema import ModelConfig
+from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.turns.template import CHATML, ChatTemplate
+from kubetune.result.publishing.export import _write_modelfile
 from kubetune.result.publishing.ollama_modelfile import Base, Turn, modelfile, pieces_of
+from tests.tiny import train_tokenizer
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 HEADERS = (
@@ -76,20 +84,63 @@ def test_prompts_are_those_of_the_chat_template(source: str) -> None:
 
 def test_the_base_of_an_adapter_is_a_folder_or_a_file_that_is_to_be_made() -> None:
     here = Base("/models/llama", Path("/models/llama"))
-    assert "\nFROM /models/llama\nADAPTER .\n" in modelfile(None, stop=[], base=here)
+    text = modelfile(None, stop=[], base=here, gguf="a.gguf")
+    assert "\nFROM /models/llama\nADAPTER ./a.gguf\n" in text
     text = modelfile(None, stop=[], base=Base("org/base"), gguf="a.gguf")
     assert "\nFROM ./base.gguf\nADAPTER ./a.gguf\n" in text
     assert "# base.gguf is to be the base, org/base, as GGUF" in text
 
 
+# What Ollama's parser would leave out, and a brace that would be read with the action behind it.
+NO_BREAK_SPACE = CHATML.replace("<|im_end|>", "<|im_end|>\u00a0")
+
+
 @pytest.mark.parametrize(
-    "source", [INST, "{{ 'x' }}", "{{ messages[0].content }}{{ messages[0].content }}"]
+    "source",
+    [
+        INST,
+        "{{ 'x' }}",
+        "{{ messages[0].content }}{{ messages[0].content }}",
+        NO_BREAK_SPACE,
+        "{% for m in messages %}{{ '<' + m.role + '>' + m.content + '{' }}{% endfor %}",
+    ],
 )
 def test_a_template_that_is_not_so_simple_is_left_out_with_a_word(source: str) -> None:
     assert pieces_of(Renderer(source)) is None
     text = modelfile(Renderer(source), stop=[], base=None)
     assert 'TEMPLATE """' not in text
     assert "# TEMPLATE: the model's chat template has no form" in text
+    assert "# Ollama 0.30 and newer runs it as it is" in text
+
+
+def test_ends_of_answers_are_quoted_as_ollama_reads_them() -> None:
+    text = modelfile(None, stop=['<"end" it>', "\n", "<\u200bend>"], base=None)
+    # Read by Ollama's parser (0.30): three quotes may hold single ones, and line ends stand as they are.
+    assert 'PARAMETER stop """<"end" it>"""\nPARAMETER stop "\n"\n' in text
+    assert "# PARAMETER stop: a Modelfile cannot hold '<\\u200bend>'" in text
+
+
+@pytest.mark.parametrize("adds_bos", [False, True])
+def test_bos_is_left_to_ollama_only_where_the_tokenizer_adds_it(
+    adds_bos: bool, tmp_path: Path
+) -> None:
+    """As with SmolLM2, whose BOS is `<|im_start|>`: a prompt without its first one is another prompt."""
+    folder = train_tokenizer(tmp_path)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["bos_token"] = "<|im_start|>"
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if adds_bos:
+        backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        backend.post_processor = TemplateProcessing(
+            "<|im_start|> $0", special_tokens=[("<|im_start|>", 1)]
+        )
+        backend.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text("{}")
+    result: Any = SimpleNamespace(tokenizer=load_tokenizer(ModelConfig(path=str(folder))))
+    _write_modelfile(folder, result, "merged")
+    text = (folder / "Modelfile").read_text()
+    begins = "user" if adds_bos else "<|im_start|>user"
+    assert '{{ if eq .Role "user" }}' + begins + "\n{{ .Content }}" in text
 
 
 @pytest.mark.skipif(not TOKENIZERS.is_dir(), reason="the published tokenizers are not here")

@@ -37,7 +37,9 @@ NO_KEYS = {
     "tracking.json",
 }
 # Options of programs that pages speak of besides.
-OF_OTHERS = {"--create-namespace", "--isolation", "--lora-adapters", "--model-id", "--summary"}
+OF_OTHERS = {
+    "--create-namespace", "--hf-path", "--isolation", "--lora-adapters", "--mlx-path", "--model-id", "--prompt", "--summary",
+}  # fmt: skip
 KEY = re.compile(rf"`((?:{'|'.join(Config.model_fields)})(?:\.[a-z0-9_]+)+)\b")
 
 

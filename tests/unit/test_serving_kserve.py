@@ -59,6 +59,15 @@ def test_whole_weights_are_an_inference_service(capsys: pytest.CaptureFixture[st
     assert "KServe 0.20" in notes
 
 
+def test_another_image_must_take_the_options_of_the_usual(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    image = "registry.example/kserve/huggingfaceserver:v0.20-gpu"
+    obj, notes = rendered(capsys, INFERENCE, "acme/bot", f"--image={image}")
+    assert obj["spec"]["predictor"]["model"]["image"] == image
+    assert f"{image} stands in for KServe's Hugging Face server" in notes
+
+
 def test_an_inference_service_fetches_adapters_from_the_hub(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -122,6 +131,8 @@ def test_an_image_of_push_is_mounted(kind: str, capsys: pytest.CaptureFixture[st
         ([LLM, "acme/bot", "--base=oci://registry.example/Bot"], "is no address of an image"),
         ([LLM, f"a={IMAGE}", BASE], "and no images"),
         ([INFERENCE, "a=s3://bucket/a", BASE], "fetches adapters from the hub alone"),
+        ([INFERENCE, "acme/bot", f"--image={manifests.IMAGE}"], "is vLLM's own server"),
+        ([INFERENCE, "acme/bot", "--image=vllm-openai-cpu@sha256:1a"], "is vLLM's own server"),
         ([LLM, "acme/bot", "--max-replicas=3"], "is scaled by other means"),
         ([LLM, "/models/bot"], "no address that KServe takes"),
         ([LLM, "acme/bot", "--storage-class=fast"], "--storage-class: means nothing"),

@@ -26,6 +26,7 @@ from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS, RESOLVED
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.config.schema.cluster import KubernetesConfig
+from kubetune.config.vllm import LORA_RANKS
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.objects import check_objects
@@ -37,7 +38,6 @@ from kubetune.plugins.serving import kserve
 from kubetune.plugins.serving.manifests import (
     IMAGE,
     IMAGES,
-    LORA_RANKS,
     WAITING,
     Adapter,
     ServedImage,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 from pydantic import BeforeValidator, Field, model_validator
 
 from kubetune.config.schema.base import AsTuple, Section, renamed, section_of
+from kubetune.config.vllm import LORA_RANKS
 
 if TYPE_CHECKING:
     from kubetune.config.schema.cluster import KubernetesConfig
@@ -654,6 +655,10 @@ def _problems_of_servers(run: _Run) -> list[str]:
                 problems.append(
                     f"lora.{key}: vLLM takes no such adapter; leave it out, or leave grpo.servers out"
                 )
+        if run.lora.r > LORA_RANKS[-1]:
+            problems.append(
+                f"lora.r is {run.lora.r}; vLLM takes adapters of a rank of at most {LORA_RANKS[-1]}"
+            )
     if servers.timeout_seconds >= run.training.timeout_seconds:
         problems.append(
             f"grpo.servers.timeout_seconds is {servers.timeout_seconds:g}; expected less than training.timeout_seconds, "

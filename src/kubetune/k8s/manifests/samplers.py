@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from kubetune import errors
 from kubetune.config.schema.cluster import SamplersConfig
+from kubetune.config.vllm import lora_rank
 from kubetune.k8s.manifests.environment import RUN_NAME, environment, field, value
 from kubetune.k8s.manifests.kinds.services import headless_service
 from kubetune.k8s.manifests.pod import container, pod_basics, pod_metadata
@@ -29,9 +30,6 @@ SAMPLER_PORT = 8000
 
 # The variable by which the trainer learns the addresses of the servers.
 ADDRESSES = "KUBETUNE_SAMPLERS"
-
-# What vLLM's `--max-lora-rank` takes; an adapter's own rank is rounded up to one of them.
-_LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 
 # The most that a Job may take. Kubernetes counts every pod that `stop` ends as a failed one.
 _MOST_STARTS = 2**31 - 1
@@ -167,11 +165,10 @@ def command(spec: RunSpec, samplers: SamplersConfig) -> list[str]:
     config = spec.config
     model = config.model
     assert config.lora is not None, "the config's validators see to it"
-    rank = next(rank for rank in _LORA_RANKS if rank >= config.lora.r)
     longest = config.data.max_length + config.grpo.max_completion_length
     path = spec.mounted_base or model.path
     words = ["vllm", "serve", path, "--host=0.0.0.0", f"--port={SAMPLER_PORT}"]
-    words += ["--enable-lora", f"--max-lora-rank={rank}", "--max-loras=2"]
+    words += ["--enable-lora", f"--max-lora-rank={lora_rank(config.lora.r)}", "--max-loras=2"]
     words.append(f"--max-model-len={longest}")
     if model.revision:
         words.append(f"--revision={model.revision}")

@@ -13,6 +13,7 @@ It gives a base and its adapters to an LLMInferenceService, and one address to a
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 from kubetune.base.registry.address import SCHEME, parse
@@ -22,7 +23,7 @@ from kubetune.k8s.manifests.environment import secret_value
 from kubetune.k8s.manifests.pod import pod_basics
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
 from kubetune.k8s.run_names import OUTPUTS
-from kubetune.plugins.serving.manifests import LORA_RANKS, SERVER, Serving
+from kubetune.plugins.serving.manifests import SERVER, Serving
 
 INFERENCE: Final = "InferenceService"
 LLM: Final = "LLMInferenceService"
@@ -30,6 +31,8 @@ KINDS: Final = (INFERENCE, LLM)
 # Addresses that KServe takes as they are. An image is a base alone.
 NATIVE_IMAGE: Final = "oci+native://"
 ADDRESSES: Final = ("hf://", "s3://", "pvc://")
+# The last part of the name of vLLM's images, before a tag or a digest: vllm/vllm-openai, vllm/vllm-openai-cpu.
+_VLLM_IMAGE: Final = re.compile(r"(^|/)vllm-openai[\w-]*([:@]|$)")
 # What a pod of KServe's has of the run file: the image brings its user and its security context.
 _PLACEMENT: Final = (
     "imagePullSecrets",
@@ -53,7 +56,15 @@ def serve(spec: RunSpec, serving: Serving, kind: str) -> list[Manifest]:
 
 
 def _inference_service(spec: RunSpec, serving: Serving) -> Manifest:
-    """Return an InferenceService with KServe's Hugging Face server, which is vLLM."""
+    """Return an InferenceService with KServe's Hugging Face server, which is vLLM with options of its own.
+
+    Raise ConfigError for vLLM's own image: its program knows no `--model_name`, so no pod would ever start.
+    """
+    if serving.image and _VLLM_IMAGE.search(serving.image):
+        raise ConfigError(
+            f"--image: {serving.image} is vLLM's own server, and an {INFERENCE} gives it the options of KServe's Hugging "
+            f"Face server; leave --image out, or use --kserve {LLM}. Nothing was written."
+        )
     words = [f"--model_name={serving.names[0]}", *_words(serving)]
     if serving.gpus > 1:
         words.append(f"--tensor-parallel-size={serving.gpus}")
@@ -87,7 +98,7 @@ def _adapters_of_hub(serving: Serving) -> list[str]:
                 "Nothing was written."
             )
     words = ["--enable-lora", f"--max-loras={len(serving.adapters)}"]
-    words.append(f"--max-lora-rank={_rank(serving)}")
+    words.append(f"--max-lora-rank={serving.lora_rank}")
     words.append("--lora-modules")
     for adapter in serving.adapters:
         words.append(f"{adapter.name}={adapter.path}")
@@ -117,7 +128,7 @@ def _llm_inference_service(spec: RunSpec, serving: Serving) -> Manifest:
             adapters.append({"name": adapter.name, "uri": address_of(spec, adapter.path)})
         model["lora"] = {
             "adapters": adapters,
-            "maxRank": _rank(serving),
+            "maxRank": serving.lora_rank,
             "maxAdapters": len(adapters),
         }
     server: Manifest = {
@@ -175,12 +186,6 @@ def _words(serving: Serving) -> list[str]:
     return words
 
 
-def _rank(serving: Serving) -> int:
-    """Return the rank that vLLM takes for the highest of the adapters."""
-    highest = max(adapter.rank for adapter in serving.adapters)
-    return next(rank for rank in LORA_RANKS if rank >= highest)
-
-
 def _image(serving: Serving) -> Manifest:
     """Return the server's image, where the user names one; KServe has its own."""
     if serving.image is None:
@@ -232,6 +237,10 @@ def notes(spec: RunSpec, serving: Serving, kind: str) -> list[str]:
     needs = "0.20 or newer"
     if kind == LLM:
         needs += " with its LLMInferenceService controller, a Gateway, and the inference extension"
+    if kind == INFERENCE and serving.image:
+        texts.append(
+            f"{serving.image} stands in for KServe's Hugging Face server, whose options it must take, such as --model_name"
+        )
     texts.append(
         f"the cluster needs KServe {needs}; kubectl get {kind.lower()} {spec.name} says when it is ready"
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 from kubetune.base.registry.address import STORE, Address
 from kubetune.config.schema.cluster import KubernetesConfig
+from kubetune.config.vllm import lora_rank
 from kubetune.k8s.manifests.environment import secret_value, value
 from kubetune.k8s.manifests.pod import container, cpu_resources, pod_basics, pod_metadata
 from kubetune.k8s.manifests.spec import Manifest, RunSpec, non_empty
@@ -30,8 +31,6 @@ SERVER = "server"
 IMAGES = "/models"
 PORT = 8000
 IMAGE = "vllm/vllm-openai:v0.33.0"
-# What vLLM's `--max-lora-rank` takes; an adapter's own rank is rounded up to one of them.
-LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 WAITING = "vllm:num_requests_waiting"
 # A model of 70 B parameters takes the better part of an hour to download the first time.
 START_SECONDS = 3600
@@ -90,6 +89,11 @@ class Serving:
     def most_replicas(self) -> int:
         """Return how many pods there may be at once."""
         return max(self.replicas, self.max_replicas or 0)
+
+    @property
+    def lora_rank(self) -> int:
+        """Return the rank that vLLM takes for the highest of the adapters."""
+        return lora_rank(max(adapter.rank for adapter in self.adapters))
 
     @property
     def uses_outputs(self) -> bool:
@@ -166,11 +170,9 @@ def command(serving: Serving) -> list[str]:
     if serving.trust_remote_code:
         words.append("--trust-remote-code")
     if serving.adapters:
-        highest = max(adapter.rank for adapter in serving.adapters)
-        rank = next(rank for rank in LORA_RANKS if rank >= highest)
         words.append("--enable-lora")
         words.append(f"--max-loras={len(serving.adapters)}")
-        words.append(f"--max-lora-rank={rank}")
+        words.append(f"--max-lora-rank={serving.lora_rank}")
         words += lora_words(
             (adapter.name, adapter.path, adapter.base) for adapter in serving.adapters
         )

@@ -268,16 +268,17 @@ def _write_modelfile(
     gguf: str | None = None,
 ) -> None:
     """Write the Modelfile that Ollama wants beside weights. `gguf`: the file that lies there already."""
-    # Ollama puts BOS in front by itself.
     tokenizer = result.tokenizer
+    # Ollama puts BOS before a prompt if the tokenizer puts it before a text. With others the template writes it: SmolLM2's
+    # BOS is `<|im_start|>`, which its tokenizer does not add.
     bos = ""
-    if tokenizer.bos_id is not None:
+    if tokenizer.bos_id is not None and tokenizer.bos_id in tokenizer.prefix:
         bos = tokenizer.backend.id_to_token(tokenizer.bos_id) or ""
 
     def render(turns: Sequence[tuple[str, str]]) -> str:
         messages = [{"role": role, "content": text} for role, text in turns]
         prompt = tokenizer.require_chat().render(messages, generation_prompt=True)
-        return prompt.removeprefix(bos)  # Ollama puts it there itself
+        return prompt.removeprefix(bos)
 
     stop = [tokenizer.backend.id_to_token(token_id) for token_id in tokenizer.eos_ids]
 
@@ -286,7 +287,7 @@ def _write_modelfile(
         base = _base_for_ollama(result)
     is_made = gguf is not None
     if gguf is None:
-        gguf = _gguf_to_make(folder, result, kind)
+        gguf = _gguf_to_make(folder, kind)
     text = ollama_modelfile.modelfile(
         render if tokenizer.chat else None,
         stop=list(filter(None, stop)),
@@ -302,7 +303,7 @@ def _base_for_ollama(result: Result) -> ollama_modelfile.Base:
     path = result.config.model.path
     base = ollama_modelfile.Base(base_name(path))
     architectures = read_json(result.tokenizer.files.get("config.json")).get("architectures") or ()
-    if not is_local(path) or serving.CONVERTED_BY_OLLAMA["model"].isdisjoint(architectures):
+    if not is_local(path) or serving.CONVERTED_BY_OLLAMA.isdisjoint(architectures):
         return base
     # Files of the hub's cache are links to places outside of their folder, which Ollama refuses.
     folder = Path(path).expanduser().absolute()
@@ -312,20 +313,15 @@ def _base_for_ollama(result: Result) -> ollama_modelfile.Base:
     return replace(base, folder=folder)
 
 
-def _gguf_to_make(folder: Path, result: Result, kind: Kind) -> str | None:
+def _gguf_to_make(folder: Path, kind: Kind) -> str | None:
     """Return the GGUF file that Ollama wants of this export; None if it converts the weights itself."""
-    # It converts few architectures. Of the others it takes a file that llama.cpp makes.
     if kind == "adapter":
-        config_file = result.tokenizer.files.get("config.json")
-        converted = serving.CONVERTED_BY_OLLAMA["adapter"]
-        gguf = serving.ADAPTER_GGUF
-    else:
-        config_file = folder / "config.json"
-        converted = serving.CONVERTED_BY_OLLAMA["model"]
-        gguf = serving.MODEL_GGUF
-
-    architectures = read_json(config_file).get("architectures") or ()
-    return gguf if converted.isdisjoint(architectures) else None
+        return serving.ADAPTER_GGUF
+    # It converts few architectures. Of the others it takes a file that llama.cpp makes.
+    architectures = read_json(folder / "config.json").get("architectures") or ()
+    if serving.CONVERTED_BY_OLLAMA.isdisjoint(architectures):
+        return serving.MODEL_GGUF
+    return None
 
 
 def _place(result: Result, form: str, out: files.StrPath | None) -> Path:

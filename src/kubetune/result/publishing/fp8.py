@@ -18,6 +18,7 @@ from kubetune import errors
 from kubetune.base import fault_injection
 from kubetune.data.reading import hub
 from kubetune.models.padding_free import TOLERANCE
+from kubetune.models.patches import Replaced
 from kubetune.result.publishing import equivalence
 from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.writers import Job, ask_reloaded
@@ -32,6 +33,25 @@ def write(
     job: Job, staging: Path, folder: Path, sample: Sample
 ) -> tuple[dict[str, Any], list[Comparison]]:
     """Write the export in `staging` to `folder` with weights in FP8. Return what is known of it, and the proof."""
+    with _without_progress_bars():
+        return _write(job, staging, folder, sample)
+
+
+def _without_progress_bars() -> Replaced:
+    """Return the context in which tqdm draws nothing. compressed-tensors has no switch for its bars."""
+    from tqdm import tqdm
+
+    original = tqdm.__init__
+
+    def hidden(bar: Any, *arguments: Any, **settings: Any) -> None:
+        original(bar, *arguments, **{**settings, "disable": True})
+
+    return Replaced(tqdm, "__init__", hidden)
+
+
+def _write(
+    job: Job, staging: Path, folder: Path, sample: Sample
+) -> tuple[dict[str, Any], list[Comparison]]:
     job.tell("rounding the weights to FP8")
     model = _load(job, staging)
     plain = job.ask(model, sample)

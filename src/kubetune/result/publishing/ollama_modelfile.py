@@ -2,7 +2,7 @@
 
 Ollama's templates are Go's and cannot run a model's Jinja. What stands between texts is read off renderings, and the
 result is kept only if it gives the renderings again; a template that is not so simple is left to be written by hand.
-Sources: Ollama's Modelfile reference (FROM, ADAPTER, TEMPLATE, PARAMETER stop), and what FROM takes (parser/parser.go).
+Source: Ollama's parser/parser.go and template/template.go (0.30), which were run on what is written here.
 """
 
 from __future__ import annotations
@@ -88,11 +88,20 @@ def pieces_of(render: Render) -> Pieces | None:
     except ValueError:
         return None
 
-    # These would end the TEMPLATE of a Modelfile, or begin an action of Go's.
     for text in (pieces.lead, *pieces.system, pieces.user, *pieces.answer):
-        if "{{" in text or '"""' in text:
+        # A brace at the end of a piece and the action behind it would be read as "{{" and "{".
+        if "{{" in text or text.endswith("{") or not _is_writable(text):
             return None
     return pieces
+
+
+def _is_writable(text: str) -> bool:
+    """True if a Modelfile can hold a text between triple quotes.
+
+    Ollama's parser leaves out what Go does not call printable, such as a no-break space, and prints nothing.
+    """
+    visible = text.translate({ord(space): None for space in "\t\r\n"})
+    return visible.isprintable() and '"""' not in text
 
 
 def _read_off(render: Render) -> Pieces:
@@ -166,7 +175,7 @@ def modelfile(
     gguf: str | None = None,
     is_made: bool = False,
 ) -> str:
-    """Return the text of a Modelfile. `base`: the model that the folder's adapter is for; None for whole weights.
+    """Return the text of a Modelfile. `base`: the model that the adapter in `gguf` is for; None for whole weights.
 
     `render`: None where the model has no chat template; `stop`: the tokens that end an answer; `gguf`: the file that
     Ollama takes in place of weights or an adapter that it does not convert. `is_made`: it lies there already.
@@ -194,10 +203,19 @@ def modelfile(
             lines.append(
                 "# TEMPLATE: the model's chat template has no form in Ollama's language that gives equal prompts"
             )
+            # An adapter's base is a model of Ollama's, with a template of its own.
+            if base is None:
+                lines.append(
+                    "# Ollama 0.30 and newer runs it as it is; older ones know no template"
+                )
 
     for token in stop:
-        # A Modelfile has no way to write a quote inside quotes.
-        if '"' not in token:
-            lines.append(f'PARAMETER stop "{token}"')
+        if _is_writable(token):
+            quotes = '"""' if '"' in token else '"'
+            lines.append(f"PARAMETER stop {quotes}{token}{quotes}")
+        else:
+            lines.append(
+                f"# PARAMETER stop: a Modelfile cannot hold {token!a}, at which answers end"
+            )
 
     return "\n".join(lines) + "\n"

@@ -3,7 +3,7 @@
 vLLM refuses adapters with DoRA or with modules trained whole (its lora/peft_helper.py), and of few mixtures it takes
 adapters on stacked experts. llama.cpp's convert_lora_to_gguf.py ends at a tensor that is neither LoRA's A nor its B; it
 and Ollama scale adapters by alpha/r, whatever adapter_config.json says of rsLoRA. Ollama converts few architectures by
-itself (its convert/convert.go), and takes GGUF of all. vLLM was tried, the others' sources were read.
+itself (its convert/convert.go), and takes GGUF of all. vLLM was tried, and llama.cpp; Ollama's sources were read.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from kubetune.config.schema import LoraConfig
+from kubetune.config.vllm import LORA_RANKS, lora_rank
 from kubetune.tasks import task_of
 
 VLLM = "vLLM"
@@ -24,14 +25,12 @@ OLLAMA = "Ollama"
 MODEL_GGUF = "model-q8_0.gguf"
 ADAPTER_GGUF = "adapter.gguf"
 
-# Architectures whose weights, or whose adapters, Ollama itself makes GGUF of.
+# Architectures whose weights Ollama itself makes GGUF of. Adapters it takes as GGUF alone: since 0.12.11 its parser looks
+# for no other file of weights in a folder than `model*.safetensors`, and PEFT's is called `adapter_model.safetensors`.
 CONVERTED_BY_OLLAMA: Final = {
-    "model": {
-        "LlamaForCausalLM", "MixtralForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
-        "Phi3ForCausalLM", "Qwen2ForCausalLM", "Olmo3ForCausalLM", "CohereForCausalLM", "GptOssForCausalLM",
-        "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "Lfm2ForCausalLM",
-    },
-    "adapter": {"LlamaForCausalLM", "MistralForCausalLM", "Gemma2ForCausalLM"},
+    "LlamaForCausalLM", "MixtralForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
+    "Phi3ForCausalLM", "Qwen2ForCausalLM", "Olmo3ForCausalLM", "CohereForCausalLM", "GptOssForCausalLM",
+    "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "Lfm2ForCausalLM",
 }  # fmt: skip
 
 # Kinds of mixtures (`model_type`) whose adapters on stacked experts vLLM 0.32 holds exactly as PEFT does, if it is
@@ -76,8 +75,8 @@ def served_by(
     able = {VLLM, GGUF, OLLAMA}
     if lora and (lora.use_rslora or base.get("experts_of")):
         able = {VLLM}
-    if lora and not is_known_to_vllm(base):
-        able.remove(VLLM)
+    if lora and not (is_known_to_vllm(base) and lora.r <= LORA_RANKS[-1]):
+        able.discard(VLLM)
     return tuple(name for name in (VLLM, GGUF, OLLAMA) if name in able)
 
 
@@ -128,8 +127,9 @@ def commands(
         }
     elif lora:
         words = shlex.join(lora_words([("tuned", ".", base)]))
+        rank = lora_rank(min(lora.r, LORA_RANKS[-1]))
         lines = {
-            VLLM: f"vllm serve {name} --enable-lora --max-lora-rank {lora.r} {words}",
+            VLLM: f"vllm serve {name} --enable-lora --max-lora-rank {rank} {words}",
             GGUF: f"python llama.cpp/convert_lora_to_gguf.py . --base {name} --outfile {ADAPTER_GGUF}",
             OLLAMA: "ollama create tuned -f Modelfile    # the file says what its line FROM wants",
         }
@@ -170,6 +170,8 @@ def _reasons(lora: LoraConfig, base: Mapping[str, Any]) -> list[str]:
     experts_of = base.get("experts_of")
     if experts_of:
         reasons.append(f"llama.cpp and Ollama load no adapters on the experts of {experts_of}.")
+    if lora.r > LORA_RANKS[-1]:
+        reasons.append(f"vLLM loads adapters of a rank of at most {LORA_RANKS[-1]}.")
     if not is_known_to_vllm(base):
         kind = experts_of or base["text_of"]
         reasons.append(
