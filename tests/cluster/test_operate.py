@@ -219,7 +219,7 @@ def test_status_shows_progress_from_the_run_directory(
     watched = desk.quick("watch", "fit").stdout
     where = f"{desk.cluster.namespace}, 2 of 2 pods running"
     assert f"fit  running  step 5/20 (25%)  ETA 30s  {where}" in watched
-    assert re.search(r"checkpoint +step 4", watched)
+    assert re.search(r"checkpoint +step=4", watched)
     assert "two" in watched
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -242,12 +241,14 @@ def test_a_fault_that_passes_changes_nothing(
     inputs: Path, servers: list[FakeServer], whole: dict[str, Path], tmp_path: Path, fault: str
 ) -> None:
     servers[0].set_fault(fault)
-    timer = threading.Timer(4, servers[0].set_fault, [""])
-    timer.start()
-    run_dir = toy.finished(tmp_path / "run", served_config(inputs, servers))
-    timer.join()
+    run_dir = toy.make_run(tmp_path / "run", served_config(inputs, servers))
+    log = run_dir / "logs" / "rank-0.log"
+    complaint = f"server {servers[0].url} is asked again"
+    with started(worker.main, 1, [str(run_dir)]) as [process]:
+        wait_until(lambda: log.exists() and complaint in log.read_text())
+        servers[0].set_fault("")
+        assert wait_all([process]) == [0], toy.log_of(run_dir)
     assert toy.digests(run_dir) == toy.digests(whole["lag-0"])
-    assert f"server {servers[0].url} is asked again" in toy.log_of(run_dir)
 
 
 @pytest.mark.parametrize(
