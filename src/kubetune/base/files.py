@@ -341,7 +341,7 @@ def written_whole(
     """Yield a file that gets its name when the block ends, and vanishes if the block raises.
 
     Readers see the old content or the new, never a part, also after a crash at any moment. Missing parent folders are
-    made, except for `within`: a run directory that a user has deleted must not come back. Raises EnvironmentFault if
+    made, except for `within`: a run directory that a user has deleted must not come back. Raise EnvironmentFault if
     the disk is full, the folder is not writable, `within` is missing, or the path is a device, a pipe or a stream.
     """
     path = Path(path)
@@ -404,7 +404,7 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
     """Open a file that the user named. Links are followed; pipes, devices and sockets are refused at once.
 
     The shell's `<(command)` and `/dev/stdin` are pipes that the user has made for this process, so they are read.
-    Raises IrregularFileError, or OSError as `open` does.
+    Raise IrregularFileError, or OSError as `open` does.
     """
     if os.fspath(path).startswith(_OF_THIS_PROCESS):
         return open(path, "rb")
@@ -417,7 +417,7 @@ def open_inside(
 ) -> BufferedReader:
     """Open a file in a folder that somebody else may have made. `folder` defaults to the file's own folder.
 
-    Raises IrregularFileError for a pipe, a socket, a device, and a link that leads out of `folder`. Raises OSError as
+    Raise IrregularFileError for a pipe, a socket, a device, and a link that leads out of `folder`. Raise OSError as
     `open` does.
     """
     # A plain file right in its folder needs no look at the links above it, which is the usual case.
@@ -450,7 +450,7 @@ def is_file_inside(
 def require_inside(
     path: str | os.PathLike[str], folder: str | os.PathLike[str] | None = None
 ) -> str:
-    """Return the path with links resolved. Raises IrregularFileError if that is outside of `folder`."""
+    """Return the path with links resolved. Raise IrregularFileError if that is outside of `folder`."""
     if folder is None:
         folder = Path(path).parent
     folder = Path(folder)
@@ -534,7 +534,7 @@ def _require_regular(path: Path, mode: int) -> None:
 
 
 def read_object(path: StrPath, folder: StrPath | None = None) -> dict[str, Any]:
-    """Return the JSON object in a file that kubetune wrote. Raises EnvironmentFault if it is damaged or no file.
+    """Return the JSON object in a file that kubetune wrote. Raise EnvironmentFault if it is damaged or no file.
 
     `folder`: the folder that it must be in, by default its own.
     """
@@ -653,7 +653,7 @@ os.register_at_fork(after_in_child=_drop_locks)
 def join_inside(folder: StrPath, relative: str) -> Path:
     """Return `folder / relative`, resolved, for a path that comes from data.
 
-    Raises ValueError that says why, if the path is absolute, has a NUL, or leads out of the folder (also by a link).
+    Raise ValueError that says why, if the path is absolute, has a NUL, or leads out of the folder (also by a link).
     """
     if "\0" in relative:
         raise ValueError(f"path {relative!r} holds a NUL byte")

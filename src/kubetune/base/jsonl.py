@@ -50,7 +50,7 @@ class Appender(FileIO):
             self._is_torn = bool(size) and os.pread(self.fileno(), 1, size - 1) != b"\n"
 
     def append(self, values: Mapping[str, Any]) -> None:
-        """Append one line. Raises EnvironmentFault if the disk is full, which leaves no part of it, or the file is gone.
+        """Append one line. Raise EnvironmentFault if the disk is full, which leaves no part of it, or the file is gone.
 
         JSON has no NaN or infinity: they become null. Floats are written by repr, so reading gives back the same bits.
         """
@@ -253,7 +253,7 @@ def _parse_all(lines: list[bytes]) -> list[Line | None]:
 def last_lines(path: Path, most_bytes: int, folder: Path | None = None) -> list[bytes]:
     """Return the last whole lines of a file, at most `most_bytes` together. Empty if the file is missing.
 
-    `folder`: the folder that the file must be in, by default its own. Raises as `open_inside` does.
+    `folder`: the folder that the file must be in, by default its own. Raise as `open_inside` does.
     """
     try:
         with open_inside(path, folder) as file:

@@ -124,7 +124,7 @@ def _read(file: Path) -> tuple[Holder | None, str] | None:
 
 
 def _wait_for_end(file: Path, *, wait: bool) -> None:
-    """Return when the lock may be free. Raises EnvironmentFault if the holder lives, unless `wait`."""
+    """Return when the lock may be free. Raise EnvironmentFault if the holder lives, unless `wait`."""
     content = _read(file)
     since = time.monotonic()  # when the content last changed
     has_warned = False

@@ -166,7 +166,7 @@ def kill_children(kept: Collection[int] = ()) -> None:
 
 
 def try_threads() -> None:
-    """Start as many threads at once as torch and its libraries will, and end them. Raises RuntimeError if it cannot.
+    """Start as many threads at once as torch and its libraries will, and end them. Raise RuntimeError if it cannot.
 
     torch's C++ code aborts the process without a message if it cannot start a thread. Python raises an error.
     """

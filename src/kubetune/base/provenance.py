@@ -137,7 +137,7 @@ class Tree:
             return None
 
     def get(self, path: KeyPath) -> Any:
-        """Return the value at `path`. Raises LookupError or TypeError if there is none."""
+        """Return the value at `path`. Raise LookupError or TypeError if there is none."""
         node: Any = self.data
         for part in path:
             node = node[part]

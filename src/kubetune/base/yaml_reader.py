@@ -49,7 +49,7 @@ class FileText(NamedTuple):
 def read_entries(source: Path | FileText) -> tuple[list[Entry], list[Problem]]:
     """Return every setting of a YAML file, and what is wrong with it as YAML.
 
-    Raises ConfigError if nothing can be read: the file is missing, is no text, or has broken syntax.
+    Raise ConfigError if nothing can be read: the file is missing, is no text, or has broken syntax.
     """
     file = source
     if not isinstance(file, FileText):
@@ -61,7 +61,7 @@ def read_entries(source: Path | FileText) -> tuple[list[Entry], list[Problem]]:
 
 
 def read_file(path: Path) -> FileText:
-    """Return a YAML file with its text. Raises ConfigError if the file is missing or is no text."""
+    """Return a YAML file with its text. Raise ConfigError if the file is missing or is no text."""
     try:
         with open_regular(path) as file:
             # One byte more than allowed, so that a larger file is noticed and not read whole.
@@ -88,7 +88,7 @@ def read_file(path: Path) -> FileText:
 
 
 def parse_value(text: str) -> Any:
-    """Return one YAML value, as in `key=value`. Raises ValueError that says what is wrong."""
+    """Return one YAML value, as in `key=value`. Raise ValueError that says what is wrong."""
     reader = _Reader("")
     try:
         # An empty text is null, as in `key=`.

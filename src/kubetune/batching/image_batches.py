@@ -48,7 +48,7 @@ class PictureReader:
     def read(self, images: Sequence[ImageRef | bytes]) -> list[Picture | Upright]:
         """Return the images, which are references or bytes, in order.
 
-        Raises DataError for an image that has changed since the data were prepared.
+        Raise DataError for an image that has changed since the data were prepared.
         """
         # An image that occurs twice is read once.
         futures = {}
@@ -87,7 +87,7 @@ def collate_pictured(
 ) -> Batch:
     """Lay sequences and the images of each end to end. A sequence may have no image.
 
-    `pictures` has an entry for each row of data: for one sequence, or for both sequences of a pair. Raises DataError if
+    `pictures` has an entry for each row of data: for one sequence, or for both sequences of a pair. Raise DataError if
     a row's tokens for images are not as many as the features that the vision tower will make.
     """
     batch = collate(rows, samples)

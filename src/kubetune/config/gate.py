@@ -25,7 +25,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Return the condition that a run file writes. Raises ValueError."""
+        """Return the condition that a run file writes. Raise ValueError."""
         match = _WRITTEN.fullmatch(text.strip())
         # A share needs a sign: `<= 2%` could mean the value 0.02 or a change of 2 %.
         if match is None or (match[4] and not match[2]):

@@ -85,7 +85,7 @@ def load_config(
     A relative path in the file means a file beside it if there is one, else one in the current directory. Paths that
     exist come back absolute, so that workers that start elsewhere find them.
 
-    Raises ConfigError with every problem. Checks between sections run only when each key is right by itself.
+    Raise ConfigError with every problem. Checks between sections run only when each key is right by itself.
     """
     # Read and merge everything first, then check: so that all mistakes are shown at once, each with its line.
     tree, problems = read_tree(
@@ -326,7 +326,7 @@ def dotted_values(data: Any) -> Iterator[tuple[str, Any]]:
 
 
 def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved config") -> Config:
-    """Return the Config of `resolved` data, or of the JSON file that holds it. Raises ConfigError.
+    """Return the Config of `resolved` data, or of the JSON file that holds it. Raise ConfigError.
 
     `where` names the source of data for messages.
     """
@@ -353,9 +353,9 @@ def load_resolved(source: Mapping[str, Any] | Path, where: str = "resolved confi
 
 
 def read_config(run_dir: Path) -> Config:
-    """Return the config of a run. Raises ConfigError if the folder is no run directory.
+    """Return the config of a run. Raise ConfigError if the folder is no run directory.
 
-    Raises EnvironmentFault if a folder in it is a link that leads out of the run directory.
+    Raise EnvironmentFault if a folder in it is a link that leads out of the run directory.
     """
     if not run_dir.is_dir():
         # pathlib has made s3:/bucket of s3://bucket.
@@ -422,7 +422,7 @@ def _from_mapping(
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON has it: paths as text, tuples as lists. Raises TypeError for anything else."""
+    """Return a value as JSON has it: paths as text, tuples as lists. Raise TypeError for anything else."""
     # Python users pass paths and tuples, which a file does not have.
     if isinstance(value, os.PathLike):
         return os.fspath(value)

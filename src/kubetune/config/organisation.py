@@ -23,7 +23,7 @@ _OF_ONE_RUN: Final[tuple[KeyPath, ...]] = (
 
 
 def defaults_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file of defaults. None if there is none. Raises ConfigError if KUBETUNE_DEFAULTS names a missing one."""
+    """Return the file of defaults. None if there is none. Raise ConfigError if KUBETUNE_DEFAULTS names a missing one."""
     named = environ.get(VARIABLE)
     if named == "":
         return None

@@ -66,7 +66,7 @@ class DataSpec:
     def image_processor(self, tokenizer: Tokenizer) -> ImageProcessor | None:
         """Load the image processor of the model; None where rows have no images.
 
-        Raises ModelError as `load_image_processor` does.
+        Raise ModelError as `load_image_processor` does.
         """
         if self.vision is None:
             return None

@@ -101,7 +101,7 @@ class Rendezvous:
         return []
 
     def call_roll(self) -> None:
-        """Wait until all ranks have come. Raises Absent on every rank that has come, and names those that have not."""
+        """Wait until all ranks have come. Raise Absent on every rank that has come, and names those that have not."""
         self.store.set(f"here/{self.rank}", socket.gethostname())
         if self.rank == 0:
             missing = self._missing("here", self.timeout_seconds)
@@ -137,7 +137,7 @@ class Rendezvous:
 def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
     """Open the board that torchrun's variables describe, and wait until all ranks have come.
 
-    Raises ConfigError if a variable is missing or no number, Absent if a rank does not come, and EnvironmentFault if rank
+    Raise ConfigError if a variable is missing or no number, Absent if a rank does not come, and EnvironmentFault if rank
     0 cannot listen.
     """
     size = _number(environ, "WORLD_SIZE", 1)
@@ -179,7 +179,7 @@ def open_store(
 ) -> TCPStore:
     """Return the store at an address. With `serves` this process keeps it.
 
-    Raises Absent if nobody answers in time, and EnvironmentFault if this process should keep it and cannot.
+    Raise Absent if nobody answers in time, and EnvironmentFault if this process should keep it and cannot.
     """
     outcome: list[TCPStore | dist.DistError] = []
 

@@ -85,7 +85,7 @@ def settings(
 ) -> Any:
     """Return transformers' settings for bitsandbytes, or None for a base that is not quantised.
 
-    Raises ConfigError when bitsandbytes is missing or cannot run, and when nothing but the base would be trained.
+    Raise ConfigError when bitsandbytes is missing or cannot run, and when nothing but the base would be trained.
     """
     # `auto` that was not decided has nothing to quantise.
     if quantization in ("none", "auto"):

@@ -147,7 +147,7 @@ def _header(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def _shape(sizes: Any, file: Path) -> tuple[int, ...]:
-    """Return the shape that a header states. Raises ValueError for one that no file of weights can hold."""
+    """Return the shape that a header states. Raise ValueError for one that no file of weights can hold."""
     are_sizes = isinstance(sizes, list) and all(type(size) is int and size >= 0 for size in sizes)
     if not are_sizes or len(sizes) > _MOST_DIMENSIONS or math.prod(sizes) > _MOST_VALUES:
         raise ValueError(f"{file} has a weight of the shape {str(sizes)[:80]}")
@@ -157,7 +157,7 @@ def _shape(sizes: Any, file: Path) -> tuple[int, ...]:
 def files_of(folder: Path) -> list[str]:
     """Return the names of the files that a model's weights are read from, and of their index.
 
-    Raises ModelError for an index that names anything but safetensors files beside it: a path may lead out of the folder,
+    Raise ModelError for an index that names anything but safetensors files beside it: a path may lead out of the folder,
     and another format may be a pickle, which can run code.
     """
     # All indices are checked, since config.json may name another one than the usual.
@@ -172,7 +172,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def _names_of(index: Path) -> list[str]:
-    """Return the files that an index names. Raises ModelError unless all are safetensors files beside it."""
+    """Return the files that an index names. Raise ModelError unless all are safetensors files beside it."""
     try:
         names = set(json.loads(read_inside(index))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:

@@ -68,7 +68,7 @@ class Plan(BaseModel):
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:
-        """Return the plan that `to_json` wrote. Raises ConfigError."""
+        """Return the plan that `to_json` wrote. Raise ConfigError."""
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
@@ -112,7 +112,7 @@ class Plan(BaseModel):
 
     @classmethod
     def read(cls, path: Path) -> Plan:
-        """Return the plan in a file. Raises ConfigError for anything else, and FileNotFoundError."""
+        """Return the plan in a file. Raise ConfigError for anything else, and FileNotFoundError."""
         try:
             return cls.from_json(read_inside(path))
         except ConfigError as error:
@@ -158,7 +158,7 @@ def make_plan(
     """Return the plan of a run over `rows` training samples with `tokens` an epoch, on nodes with `gpus` visible GPUs.
 
     `compute.gpus_per_node` takes precedence over `gpus`. A rank that runs already passes its `world_size` and `device`,
-    which take precedence over both. Raises ConfigError that names the possible splits.
+    which take precedence over both. Raise ConfigError that names the possible splits.
     """
     training = config.training
     nodes, processes, on_gpu = _world(config.compute, gpus, world_size)

@@ -57,7 +57,7 @@ def folder_of(run_dir: Path, step: int) -> Path:
 def commit(run_dir: Path, state: State, write: Callable[[Path], None]) -> Path:
     """Write one checkpoint and return its folder: `write(folder)` makes the files, then it is sealed and named.
 
-    A whole checkpoint of the same step is replaced, a damaged one is set aside. Raises EnvironmentFault when the disk
+    A whole checkpoint of the same step is replaced, a damaged one is set aside. Raise EnvironmentFault when the disk
     is full; whatever was there before stays good.
     """
     final = folder_of(run_dir, state.step)
@@ -184,7 +184,7 @@ def set_aside(folder: Path) -> Path:
 def find(run_dir: Path) -> Path | None:
     """Return the newest checkpoint whose every byte is right; set damaged newer ones aside.
 
-    Raises ConfigError when there are checkpoints and none is whole: starting over silently would lose the work. They
+    Raise ConfigError when there are checkpoints and none is whole: starting over silently would lose the work. They
     stay where they are then, so that the next start says the same.
     """
     # From the newest to the oldest, until one is whole.
@@ -211,7 +211,7 @@ def find(run_dir: Path) -> Path | None:
 def choose(run_dir: Path, which: str = "best") -> Path:
     """Return the folder of the checkpoint `best`, `last` or a step.
 
-    A run without evaluation has no best, so `best` is its last. Raises ConfigError that names the checkpoints of the
+    A run without evaluation has no best, so `best` is its last. Raise ConfigError that names the checkpoints of the
     run when this is none of them.
     """
     root = run_dir / "checkpoints"
@@ -236,7 +236,7 @@ def choose(run_dir: Path, which: str = "best") -> Path:
 def load_state(folder: Path) -> State:
     """Return the state that a checkpoint holds.
 
-    Raises ConfigError for keys of another version, EnvironmentFault for damage.
+    Raise ConfigError for keys of another version, EnvironmentFault for damage.
     """
     facts = files.read_object(folder / STATE)
     unknown = sorted(facts.keys() - State.__dataclass_fields__.keys())

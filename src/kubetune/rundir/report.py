@@ -84,7 +84,7 @@ def require_place_of_report(path: Path) -> None:
 def read_report(run_dir: Path) -> dict[str, Any]:
     """Return the contents of report.json.
 
-    Raises FileNotFoundError, or EnvironmentFault for a damaged report and for one of another version.
+    Raise FileNotFoundError, or EnvironmentFault for a damaged report and for one of another version.
     """
     path = run_dir / REPORT
     report = read_object(path)

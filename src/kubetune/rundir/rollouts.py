@@ -37,7 +37,7 @@ def steps_of(run_dir: Path) -> list[int]:
 def places_of_rows(run_dir: Path, step: int) -> Mapping[int, tuple[int, int]]:
     """Return where the line of each row lies in the file of a step: its first byte, and its length.
 
-    A row that was answered anew has its newest line. Raises OSError and IrregularFileError.
+    A row that was answered anew has its newest line. Raise OSError and IrregularFileError.
     """
     path = file_of(run_dir, step)
     facts = path.stat()

@@ -157,7 +157,7 @@ def check_installed(tracking: TrackingConfig) -> None:
 def open_tracker(
     config: Config, run_dir: Path, resume_step: int = 0, *, write_page: WritePage | None = None
 ) -> Tracker:
-    """Return the trackers that `config.tracking` asks for, going on after `resume_step`. Raises as `check_installed` does.
+    """Return the trackers that `config.tracking` asks for, going on after `resume_step`. Raise as `check_installed` does.
 
     `write_page` writes the run's report to a file, for trackers that keep files.
     """
@@ -231,7 +231,7 @@ class _TensorBoard(Sink):
             self._writer._get_file_writer().add_summary(summary)
 
     def send(self, numbers: Sequence[Numbers]) -> None:
-        """Write numbers. Raises what the disk refuses."""
+        """Write numbers. Raise what the disk refuses."""
         for step, moment, values in numbers:
             for name, value in values.items():
                 self._writer.add_scalar(curve(name), value, step, moment)

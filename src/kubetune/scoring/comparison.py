@@ -72,7 +72,7 @@ def require_answers(run_dir: Path, step: int) -> None:
 
 
 def read_answers(run_dir: Path, step: int) -> list[Answered]:
-    """Return the questions and answers of the evaluation after `step` steps. Raises ConfigError if none were kept."""
+    """Return the questions and answers of the evaluation after `step` steps. Raise ConfigError if none were kept."""
     require_answers(run_dir, step)
 
     # Questions are kept once, in a file of their own; each line of answers names its question by its row.
@@ -107,7 +107,7 @@ def _pairs(
 def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> list[Measured]:
     """Compare every measure that both have, over the questions that both were asked.
 
-    Raises ConfigError where they share no question, or no measure.
+    Raise ConfigError where they share no question, or no measure.
     """
     pairs = _pairs(before, after)
     if not pairs:

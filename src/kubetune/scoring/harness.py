@@ -52,7 +52,7 @@ class Benchmark:
 def task_manager(wanted: BenchmarksConfig) -> Any:
     """Return the harness's list of tasks.
 
-    Raises ConfigError if the harness is not installed or does not know a task that is wanted.
+    Raise ConfigError if the harness is not installed or does not know a task that is wanted.
     """
     folder = Path(wanted.tasks_folder).expanduser() if wanted.tasks_folder else None
     if folder is not None and not folder.is_dir():

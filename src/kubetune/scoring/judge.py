@@ -145,7 +145,7 @@ def judge_of(
 
     `sources`: those that the rows were made of. `functions`: besides the config's.
 
-    Raises ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
+    Raise ConfigError on every rank for packages, files and functions that are missing, and data that ask nothing.
     """
     wanted = evaluation.generate
     if wanted is None:
@@ -191,7 +191,7 @@ def _remarks_on_references(
 ) -> list[str]:
     """Return a line for each measure that finds nothing to compare with in some references, after logging it.
 
-    Raises ConfigError where it finds nothing in any.
+    Raise ConfigError where it finds nothing in any.
     """
     remarks: list[str] = []
     texts = {question.row: tokenizer.decode(question.answer).strip() for question in asked}

@@ -30,7 +30,7 @@ def keep(
 ) -> None:
     """Leave `number` rows of the evaluation data in the run directory, unless they are there.
 
-    Raises DataError where an image of them has changed, EnvironmentFault for a full disk or a damaged file.
+    Raise DataError where an image of them has changed, EnvironmentFault for a full disk or a damaged file.
     """
     if rows is None or not number:
         return

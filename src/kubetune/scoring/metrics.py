@@ -151,7 +151,7 @@ def _sentence(metric: Any) -> Measure:
 def measures_of(
     wanted: GenerateConfig, key: str = "evaluation.generate.metric"
 ) -> dict[str, Measure]:
-    """Return the built-in measures that a config asks for, by name. Raises MissingExtra that names the key."""
+    """Return the built-in measures that a config asks for, by name. Raise MissingExtra that names the key."""
     packages = {PACKAGES[name] for name in wanted.metric if name in PACKAGES}
     require(key, *sorted(packages))
 

@@ -27,7 +27,7 @@ _ARGUMENTS = ("prompt", "answer", "reference", "record")
 
 
 def named(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
-    """Return functions of this process by their names. Raises ConfigError for what is no function or has no name."""
+    """Return functions of this process by their names. Raise ConfigError for what is no function or has no name."""
     problems = []
     by_name: dict[str, Function] = {}
     for function in functions:
@@ -53,7 +53,7 @@ def named(functions: Sequence[Callable[..., Any]]) -> dict[str, Function]:
 
 
 def require_file(wanted: OwnMetricsConfig) -> Path:
-    """Return the file with the functions. Raises ConfigError unless it is a file."""
+    """Return the file with the functions. Raise ConfigError unless it is a file."""
     path = Path(wanted.file).expanduser()
     if not path.is_file():
         raise errors.ConfigError(
@@ -63,7 +63,7 @@ def require_file(wanted: OwnMetricsConfig) -> Path:
 
 
 def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
-    """Return the functions by name. Raises ConfigError where the file or a function is missing or cannot be run."""
+    """Return the functions by name. Raise ConfigError where the file or a function is missing or cannot be run."""
     path = require_file(wanted)
     module = _run(path)
     problems = []

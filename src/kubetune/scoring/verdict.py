@@ -39,7 +39,7 @@ def conclude(
     run_dir: Path,
     step: int,
 ) -> None:
-    """Write the verdict on the checkpoint of a step. Raises GateFailed where that misses the gate.
+    """Write the verdict on the checkpoint of a step. Raise GateFailed where that misses the gate.
 
     Benchmarks are still to come: conditions on them do not hold yet, and fail nothing.
     """
@@ -133,7 +133,7 @@ def judge_benchmarks(
 ) -> None:
     """Decide the conditions of the gate on benchmarks, whose `lines` are as `harness.compared` has them.
 
-    Raises GateFailed.
+    Raise GateFailed.
     """
     facts = metrics.read_verdict(run_dir, step)
     gate = facts.get("gate")
@@ -170,7 +170,7 @@ def _decide(
     checks: Sequence[Mapping[str, Any]],
     final: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write the verdict. Raises GateFailed where one of the `final` checks does not hold."""
+    """Write the verdict. Raise GateFailed where one of the `final` checks does not hold."""
     passed = all(check["holds"] for check in checks)
     gate = {"passed": passed, "checks": checks} if checks else None
     # Written before it fails, so that pages can say why.

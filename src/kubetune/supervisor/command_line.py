@@ -230,7 +230,7 @@ def _suggestion(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
 
 
 def run_file(args: argparse.Namespace) -> Path | None:
-    """Return the run file of the command line, or None. Raises ConfigError if there are two."""
+    """Return the run file of the command line, or None. Raise ConfigError if there are two."""
     files = [word for word in args.inputs if not _OVERRIDE.match(word)]
     if len(files) > 1:
         raise ConfigError(
@@ -249,7 +249,7 @@ def run_file(args: argparse.Namespace) -> Path | None:
 
 
 def config_from_args(args: argparse.Namespace, environ: Mapping[str, str]) -> Config:
-    """Return the config that a command line describes. Raises ConfigError with every problem."""
+    """Return the config that a command line describes. Raise ConfigError with every problem."""
     from kubetune.config.load import load_config
 
     path, settings = sources_of(args, environ)
@@ -261,7 +261,7 @@ def sources_of(
 ) -> tuple[Path | None, dict[str, Any]]:
     """Return the run file of a command line, and the other arguments of `load_config`.
 
-    Raises ConfigError if the command line and the environment describe no run.
+    Raise ConfigError if the command line and the environment describe no run.
     """
     from kubetune.config.environment import VARIABLES
     from kubetune.config.starting_values import values_without_a_file
@@ -314,7 +314,7 @@ def _with_columns(paths: Sequence[str] | None, words: Sequence[str]) -> list[dic
 
 
 def columns_of(words: Sequence[str]) -> dict[str, str]:
-    """Return the columns that words such as `prompt=question` name. Raises ConfigError for other words."""
+    """Return the columns that words such as `prompt=question` name. Raise ConfigError for other words."""
     columns = {}
     for word in words:
         expected, equals, name = word.partition("=")

@@ -150,7 +150,7 @@ class Checkpointer:
         return self._writing.result() is not None
 
     def finish(self) -> None:
-        """Wait for the checkpoint in the background, if there is one. Raises the error that it ended with."""
+        """Wait for the checkpoint in the background, if there is one. Raise the error that it ended with."""
         if self._writing is None:
             return
         heartbeat.beat("save")
@@ -313,7 +313,7 @@ class Checkpointer:
                 process_group.broadcast(None, self.world, self._group)
 
     def _write_part(self, folder: Path, tensors: Tensors) -> None:
-        """Write this rank's shards. Raises on every rank an error that any rank had."""
+        """Write this rank's shards. Raise on every rank an error that any rank had."""
         # Kept until all ranks have met: one that raised alone would leave the others waiting.
         failure: errors.KubetuneError | None = None
         path = folder / shards.part_name(self.world.rank, self.world.size)

@@ -70,7 +70,7 @@ def steps_above_threshold(
 ) -> int:
     """Return how many steps in a row, up to this one, had a loss above `training.loss_watchdog_threshold`.
 
-    Raises Diverged, on every rank and before weights move, if these are too many.
+    Raise Diverged, on every rank and before weights move, if these are too many.
     """
     # All ranks know the same loss, so all count alike.
     threshold = training.loss_watchdog_threshold

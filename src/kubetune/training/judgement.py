@@ -35,7 +35,7 @@ def open_judge(
 ) -> Judge | None:
     """Return the judge of a run's answers, None if no answers are asked for. `sources`: of the evaluation data.
 
-    Raises ConfigError if the judge cannot be made, or if a benchmark does not exist.
+    Raise ConfigError if the judge cannot be made, or if a benchmark does not exist.
     """
     benchmarks = evaluation.benchmarks
     if benchmarks is not None:
@@ -150,7 +150,7 @@ def conclude(
 ) -> None:
     """Write the verdict on a run: the best checkpoint against the base model, and the gate.
 
-    Raises GateFailed, on every rank, if the best checkpoint misses what `evaluation.gate` asks for.
+    Raise GateFailed, on every rank, if the best checkpoint misses what `evaluation.gate` asks for.
     """
     if wanted.names or wanted.gate:
         # A run that evaluated nothing has no best step: its last weights are judged.

@@ -46,7 +46,7 @@ class StopRequest:
         signal.signal(signal.SIGINT, handler)
 
     def defer(self) -> None:
-        """Only set `requested` from now on, for the loop to look at. Raises Preempted if a request came before."""
+        """Only set `requested` from now on, for the loop to look at. Raise Preempted if a request came before."""
         self._deferred = True
         if self._installed:
             self._set(self._on_signal)  # after `leave_to_kernel` it was not in place

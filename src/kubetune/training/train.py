@@ -61,7 +61,7 @@ def train(
     """Train a run to its end. All ranks call it.
 
     `base`, on rank 0: the check of the files that the run is made from. Return the last state and, on rank 0, a remark
-    on the run, mostly empty. Raises Preempted after a stop with a committed checkpoint, Diverged before a bad update,
+    on the run, mostly empty. Raise Preempted after a stop with a committed checkpoint, Diverged before a bad update,
     LostPeer if other ranks are gone.
     """
     # Losses of peers and shortages of memory may come up anywhere: a sharded model talks with other ranks in each layer.

@@ -99,7 +99,7 @@ def _status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
 
 
 def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
-    """Keep other processes from writing to the run directory, if no agent does. Raises EnvironmentFault, naming one."""
+    """Keep other processes from writing to the run directory, if no agent does. Raise EnvironmentFault, naming one."""
     if rank != 0 or processes.AGENT_PID in os.environ:
         return nullcontext()
     return place.hold(run_dir, node=0)

@@ -32,7 +32,7 @@ ABSOLUTE_PATH = r"^/[^:\x00]*$"
 
 
 def quantity_bytes(text: str) -> int:
-    """Return the bytes of a quantity such as `1.5Gi`. Raises ValueError for anything else."""
+    """Return the bytes of a quantity such as `1.5Gi`. Raise ValueError for anything else."""
     digits = text.rstrip("kKMGTi")
     unit = text[len(digits) :]
     factor = UNITS[unit] if unit else 1

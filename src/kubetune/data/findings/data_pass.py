@@ -40,7 +40,7 @@ class DataPass:
     ) -> None:
         """`limits`: values of data.max_length by which rows are profiled; none: they are not profiled.
 
-        Raises DataError where labels of a classifier make no problem.
+        Raise DataError where labels of a classifier make no problem.
         """
         self.problems = problems or Problems()
         self.sources = spec.splits

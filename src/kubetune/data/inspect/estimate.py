@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def estimate_rows(data: DataConfig, *, made_by_pod: bool = False) -> tuple[int | None, int | None]:
     """Return the rows of a training epoch and of an evaluation; None for data that are not files of this machine.
 
-    Raises DataError when a source exists nowhere, and no pod is to make it, or when there is no record to train on.
+    Raise DataError when a source exists nowhere, and no pod is to make it, or when there is no record to train on.
     """
     records = [taken_by(source, made_by_pod=made_by_pod) for source in data.train]
     if all(count == 0 for count in records):
@@ -158,7 +158,7 @@ def estimate_lengths(
 
     `load`: of the tokenizer, which is asked for only where it is on this machine.
 
-    Raises ModelError or DataError when they are, but of no use, ConfigError for tokens that the model does not know.
+    Raise ModelError or DataError when they are, but of no use, ConfigError for tokens that the model does not know.
     """
     # Sources of the hub, and those that a pod will make, have no rows to look at yet.
     sources = []

@@ -46,7 +46,7 @@ def sample_rows(
 ) -> Lengths | None:
     """Return the token counts of the first rows of sources, None where they have no records.
 
-    Raises DataError where no record is good, or one is of a kind that no such run takes; ConfigError for tokens that
+    Raise DataError where no record is good, or one is of a kind that no such run takes; ConfigError for tokens that
     the model does not know.
     """
     problems = Problems()
@@ -142,7 +142,7 @@ def _encode_first(
     worker: Worker,
     problems: Problems,
 ) -> list[Result]:
-    """Encode the first records, of all sources alike. Raises DataError for those of a kind that no such run takes."""
+    """Encode the first records, of all sources alike. Raise DataError for those of a kind that no such run takes."""
     results = []
     unfit = Problems()
     per_source = -(-most_records // len(sources))  # rounded up

@@ -30,7 +30,7 @@ TOKENIZER_FILES = ("*token*", "*.json", "*.jinja")
 
 
 def fetch(model: ModelConfig) -> None:
-    """Download the model, and the tokenizer if it is another model's. Raises ModelError, EnvironmentFault."""
+    """Download the model, and the tokenizer if it is another model's. Raise ModelError, EnvironmentFault."""
     if is_image(model.path):
         image_folder(model, model.path)
     elif not is_local(model.path):

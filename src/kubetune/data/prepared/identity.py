@@ -222,7 +222,7 @@ class Check:
                 raise errors.ConfigError(self._difference(name, known, part, differing))
 
     def record(self) -> None:
-        """Write identity.json, unless the same is there. Raises EnvironmentFault for a full disk."""
+        """Write identity.json, unless the same is there. Raise EnvironmentFault for a full disk."""
         if self._known == self.now():
             return
         parts = {name: _as_json(part) for name, part in self.now().items()}
@@ -383,7 +383,7 @@ def _kept_at(real: Path, cache: Path) -> Path:
 
 @contextmanager
 def checked(check: Check) -> Iterator[None]:
-    """Compare when the block that loads the base has ended. Raises ConfigError as `require_same` does."""
+    """Compare when the block that loads the base has ended. Raise ConfigError as `require_same` does."""
     try:
         yield
     except errors.KubetuneError:
@@ -403,7 +403,7 @@ def _as_json(part: Part) -> dict[str, Any]:
 
 
 def _model_folder(model: ModelConfig) -> tuple[Path, str | None]:
-    """Return a model's folder on this machine, and the hub's commit if it comes from there. Raises as `find_files`."""
+    """Return a model's folder on this machine, and the hub's commit if it comes from there. Raise as `find_files`."""
     if is_local(model.path):
         return Path(model.path).expanduser(), None
     paths = find_files(model, model.path, ("config.json",))

@@ -101,7 +101,7 @@ def row(
 def keep(run_dir: Path, data: Prepared) -> None:
     """Write the rows that proofs of the run's exports will need, unless they are there.
 
-    Raises DataError if one of their images has changed, EnvironmentFault for a full disk.
+    Raise DataError if one of their images has changed, EnvironmentFault for a full disk.
     """
     if not (run_dir / PROOF).exists():
         write(run_dir, PROOF, proof_rows(data))
@@ -161,7 +161,7 @@ def _arrays(rows: Sequence[KeptRow], images: Sequence[bytes]) -> dict[str, NDArr
 def read(run_dir: Path, name: str) -> KeptRows | None:
     """Return the rows that a run keeps in a file of this name; None if there is no such file.
 
-    Raises EnvironmentFault if the file is damaged.
+    Raise EnvironmentFault if the file is damaged.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -182,7 +182,7 @@ def read(run_dir: Path, name: str) -> KeptRows | None:
 
 
 def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
-    """Return the rows of a file: `_arrays` backwards. Raises ValueError or LookupError if it is damaged."""
+    """Return the rows of a file: `_arrays` backwards. Raise ValueError or LookupError if it is damaged."""
     lengths = arrays["lengths"]
     ids = _split(arrays.get("ids"), lengths)
     trained = _split(arrays.get("trained"), lengths)
@@ -212,7 +212,7 @@ def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
 
 
 def _split(values: NDArray[Any] | None, lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
-    """Cut an array into parts of these lengths. Raises ValueError if they do not add up to all of it."""
+    """Cut an array into parts of these lengths. Raise ValueError if they do not add up to all of it."""
     if values is None:  # an empty array has no entry in the file
         values = np.empty(0, np.uint8)
     expected = int(lengths.sum())

@@ -280,7 +280,7 @@ class Worker:
         batch: Batch,
         tally: Tally,
     ) -> Example:
-        """Return the example of a record. Raises ValueError if it is none, Unusable for a pair without a difference."""
+        """Return the example of a record. Raise ValueError if it is none, Unusable for a pair without a difference."""
         reading = read(
             record.value,
             source.format,
@@ -576,7 +576,7 @@ def located(
 ) -> Example:
     """Return the example with absolute paths of its images; in a data file they are relative to its folder.
 
-    Images that the record itself holds are written into the cache. Raises UnusableImage as `image_file` does.
+    Images that the record itself holds are written into the cache. Raise UnusableImage as `image_file` does.
     """
     return with_images(
         example, lambda image: os.path.abspath(image_file(data_file, image, cache_folder(cache)))
@@ -589,7 +589,7 @@ def encode_batches(
     problems: Problems,
     num_proc: int | None = None,
 ) -> Generator[Result]:
-    """Yield the results of all batches, in order. Raises EnvironmentFault if a process was killed."""
+    """Yield the results of all batches, in order. Raise EnvironmentFault if a process was killed."""
     # Read ahead, to see whether there is enough work for several processes.
     first = list(islice(batches, FEW_BATCHES + 1))
     processes = num_proc or len(os.sched_getaffinity(0))

@@ -71,7 +71,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     """Return the prepared data of a run, which this tokenises unless the cache has them.
 
     `progress` is called with the number of records done. Any number of processes may call this at once: one works,
-    the others wait for it. Raises DataError if records are bad or too many would be left out; then nothing is kept.
+    the others wait for it. Raise DataError if records are bad or too many would be left out; then nothing is kept.
     """
     spec = DataSpec.of(config)
     cache = cache_folder(spec.data.cache)

@@ -72,7 +72,7 @@ def record(
 ) -> None:
     """Write into the run directory what its result needs from the data: data.json, and the rows that are kept.
 
-    Raises EnvironmentFault for a full disk.
+    Raise EnvironmentFault for a full disk.
     """
     content = json.dumps(describe(prepared, spec), indent=1)
     files.write_atomic(run_dir / DATA, content, within=run_dir)

@@ -26,7 +26,7 @@ def map_in_processes(
 ) -> Generator[Result]:
     """Yield the results of `function` for all items, in their order.
 
-    Raises EnvironmentFault with the text `if_killed` if a process was killed. Closing the generator ends the processes.
+    Raise EnvironmentFault with the text `if_killed` if a process was killed. Closing the generator ends the processes.
     """
     # Forked processes share the memory of what the function holds, such as a tokenizer.
     fork = multiprocessing.get_context("fork")

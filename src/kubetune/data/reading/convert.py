@@ -43,7 +43,7 @@ def convert_source(
     """Write all records of a source to a JSONL file, whole or not at all.
 
     `to` is a key of SHAPERS. Returns how many were `read`, `written` and `skipped` (no answer to learn), and how often
-    each key was not used. Raises DataError with every record that is bad or cannot take the shape, ConfigError where the
+    each key was not used. Raise DataError with every record that is bad or cannot take the shape, ConfigError where the
     source holds the output.
     """
     problems = Problems()

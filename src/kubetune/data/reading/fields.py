@@ -89,7 +89,7 @@ class Fields(Mapping[str, Any]):
 
 
 def required(value: Mapping[str, Any], key: str) -> Any:
-    """Return the value of a key. Raises ValueError where there is none."""
+    """Return the value of a key. Raise ValueError where there is none."""
     if value.get(key) is None:
         state = "null" if key in value else "missing"
         raise ValueError(f"`{key}` is {state}; {keys(value)}")
@@ -97,7 +97,7 @@ def required(value: Mapping[str, Any], key: str) -> Any:
 
 
 def listed(value: Mapping[str, Any], key: str) -> list[Any]:
-    """Return the messages under a key, which tables hold as JSON. Raises ValueError where there are none."""
+    """Return the messages under a key, which tables hold as JSON. Raise ValueError where there are none."""
     items = required(value, key)
     if isinstance(items, str):
         items = parsed(items, key)
@@ -114,7 +114,7 @@ def text_of(
     *,
     may_be_empty: bool = False,
 ) -> str:
-    """Return a text that can be tokenised. Raises ValueError for what is none."""
+    """Return a text that can be tokenised. Raise ValueError for what is none."""
     if not isinstance(value, str):
         raise ValueError(f"{where} is {show(value)}; expected a text")
     if not may_be_empty and not value.strip():
@@ -136,7 +136,7 @@ def text_of(
 
 
 def parsed(text: str, where: str) -> Any:
-    """Return a text read as JSON. Raises ValueError where it is none."""
+    """Return a text read as JSON. Raise ValueError where it is none."""
     try:
         return parse(text)
     except RecursionError:

@@ -172,7 +172,7 @@ def read(
     """Return the normal form of a record, and which of its keys decide nothing or were taken as something.
 
     `shape` is a key of SHAPES or `auto`; `columns` maps the names expected to the names in the file; `kind` is what
-    the task learns from. Raises ValueError that says what was found and what was expected, also for keys
+    the task learns from. Raise ValueError that says what was found and what was expected, also for keys
     that would make another thing of the record than its texts say: preferences, media, settings of a template.
     """
     columns = columns or {}
@@ -313,7 +313,7 @@ def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
 
 
 def detect(value: Value, *, kind: RecordKind = "text") -> str:
-    """Return the shape of a record by the keys it has. Raises ValueError when it has none."""
+    """Return the shape of a record by the keys it has. Raise ValueError when it has none."""
     if kind == "labelled":
         return "labelled"
     # Tables give every row all their columns, so keys that are null decide only where no others do.
@@ -526,7 +526,7 @@ def label_key(value: Value, *, is_pair: bool) -> str:
 
 
 def texts_of(value: Value) -> tuple[str, str | None]:
-    """Return the text, or two, of a record to be classified. Raises ValueError where there is none."""
+    """Return the text, or two, of a record to be classified. Raise ValueError where there is none."""
     for first, second in _PAIRS:
         if first in value and second in value:
             return text_of(value[first], first), text_of(value[second], second)

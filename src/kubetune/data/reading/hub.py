@@ -88,7 +88,7 @@ def find_files(
 ) -> dict[str, Path]:
     """Return those of `names` that the model at `path` has, each with where it lies on disk.
 
-    Asks the hub for what is not in the cache, unless `model.local_files_only`. Raises ModelError when there is no
+    Asks the hub for what is not in the cache, unless `model.local_files_only`. Raise ModelError when there is no
     such model, it is gated, or it cannot be had offline; EnvironmentFault when the hub cannot be reached.
     """
     if is_image(path):
@@ -130,7 +130,7 @@ def find_files(
 def list_files(model: ModelConfig, path: str) -> list[str]:
     """Return the paths of the files of the model at `path`; of a local folder, two levels deep.
 
-    Raises as `find_files` does, also where the hub is not to be asked.
+    Raise as `find_files` does, also where the hub is not to be asked.
     """
     if is_image(path):
         path = str(image_folder(model, path))
@@ -204,7 +204,7 @@ def unresolved_host() -> str:
 def check_model_folder(model: ModelConfig) -> None:
     """Check a local folder before anything starts; transformers' own message would send the user to the hub.
 
-    Raises ModelError when it is missing or no model, when it holds an adapter, links that lead out of it, weights only
+    Raise ModelError when it is missing or no model, when it holds an adapter, links that lead out of it, weights only
     as pickles, or other code than the config pins.
     """
     if not is_local(model.path):

@@ -62,7 +62,7 @@ def image_of_row(data_file: str, path: str) -> Path:
 def image_file(data_file: str, image: str, cache: Path) -> Path:
     """Return the file of an image that a row of `data_file` names, or holds as an address of data.
 
-    An image that the row holds becomes a file in the `cache`. Raises UnusableImage where it is no such address.
+    An image that the row holds becomes a file in the `cache`. Raise UnusableImage where it is no such address.
     """
     if not image.startswith(ADDRESS):
         return image_of_row(data_file, image)
@@ -120,7 +120,7 @@ class ImageFolders:
     root: Path
 
     def find(self, path: str) -> Path:
-        """Return the file of a path. Raises UnusableImage: `image_outside`, `image_missing`, `image_ambiguous`."""
+        """Return the file of a path. Raise UnusableImage: `image_outside`, `image_missing`, `image_ambiguous`."""
         parts = path.split("/")
         try:
             candidates = self._exact(parts)
@@ -170,7 +170,7 @@ def _place(file: Path) -> str:
 
 
 def verify_image(file: Path) -> ImageFacts:
-    """Check that an image file can be used, by decoding it. Raises UnusableImage with the reason.
+    """Check that an image file can be used, by decoding it. Raise UnusableImage with the reason.
 
     JPEGs are decoded at an eighth of their size, which reads every byte of them in a fraction of the time.
     """
@@ -266,7 +266,7 @@ def thumbnail(file: str | Path, longest: int = 200) -> str:
 
 @lru_cache(maxsize=1)
 def pillow() -> Any:
-    """Return Pillow's `Image` module. Raises MissingExtra, saying how to get it, where it is missing."""
+    """Return Pillow's `Image` module. Raise MissingExtra, saying how to get it, where it is missing."""
     from kubetune.extras import require
 
     require("to read images", "PIL")

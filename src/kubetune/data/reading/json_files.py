@@ -185,7 +185,7 @@ class _JsonScan:
     def values(self) -> Iterator[tuple[int, Any]]:
         """Yield each value of a list, or of objects one after the other, with the line that it begins on.
 
-        A value that must not be read as it stands is a Flawed. Raises ValueError where reading cannot go on.
+        A value that must not be read as it stands is a Flawed. Raise ValueError where reading cannot go on.
         """
         if self._next_char() == "{":
             yield from self._objects()

@@ -77,7 +77,7 @@ class Turn(NamedTuple):
 
 
 def read_turn(turn: Any, where: str, record: Fields) -> Turn:
-    """Return a message that is spelt as ShareGPT does, or as OpenAI does. Raises ValueError: what was expected."""
+    """Return a message that is spelt as ShareGPT does, or as OpenAI does. Raise ValueError: what was expected."""
     if isinstance(turn, dict) and "role" in turn and "content" in turn:
         return read_message(turn, where, record)
     if not isinstance(turn, dict) or "from" not in turn or "value" not in turn:
@@ -132,7 +132,7 @@ def _require_one_spelling(
 def read_message(message: Any, where: str, record: Fields) -> Turn:
     """Return a message with its role known, its content one string and its tool calls objects.
 
-    Notes in the record keys that mean nothing here, and the images in its parts. Raises ValueError.
+    Notes in the record keys that mean nothing here, and the images in its parts. Raise ValueError.
     """
     if not isinstance(message, dict):
         raise ValueError(
@@ -153,7 +153,7 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
 
 
 def read_history(history: Any) -> list[dict[str, str]]:
-    """Return the messages of `history`, pairs of an earlier question and its answer. Raises ValueError for another.
+    """Return the messages of `history`, pairs of an earlier question and its answer. Raise ValueError for another.
 
     [["Who?", "Me."], ["When?", "Now."]] are four messages.
     """
@@ -263,7 +263,7 @@ def _take_switches(
 ) -> bool | None:
     """Take what says whether a message is trained out of it. Return None where nothing says so.
 
-    Raises ValueError for a weight that is neither 0 nor 1, for two that differ, and for what cannot be trained.
+    Raise ValueError for a weight that is neither 0 nor 1, for two that differ, and for what cannot be trained.
     """
     for key in _DETAILS:
         if message.pop(key, None):
@@ -456,7 +456,7 @@ def require_known_calls(turns: Sequence[Turn]) -> None:
 def read_tools(record: Fields) -> tuple[Any, ...]:
     """Return the tools of a record as chat templates expect them, from `tools` or OpenAI's older `functions`.
 
-    They may be a list, one schema, or JSON text of either; so may be each item. Raises ValueError for what is no schema.
+    They may be a list, one schema, or JSON text of either; so may be each item. Raise ValueError for what is no schema.
     """
     schemas = []
     for key in ("tools", "functions"):

@@ -30,7 +30,7 @@ _LFS_POINTER: Final = b"version https://git-lfs.github.com/spec/"
 
 
 def opened(file: Path) -> IO[bytes]:
-    """Open a file for its bytes, unpacked. Raises DataError where it cannot be opened."""
+    """Open a file for its bytes, unpacked. Raise DataError where it cannot be opened."""
     try:
         with open(file, "rb") as stream:
             is_packed = stream.read(len(_GZIP)) == _GZIP

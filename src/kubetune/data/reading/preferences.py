@@ -70,7 +70,7 @@ def likely_kind(value: Mapping[str, Any]) -> RecordKind:
 
 
 def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
-    """Return the chosen answer and the rejected one. Raises ValueError for a record that can be read in two ways."""
+    """Return the chosen answer and the rejected one. Raise ValueError for a record that can be read in two ways."""
     rest = dict(value)
     _require_one_context(rest)
 
@@ -111,7 +111,7 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
 
 
 def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
-    """Return the answer of a record, and True if it is a good one. Raises ValueError as `sides_of` does."""
+    """Return the answer of a record, and True if it is a good one. Raise ValueError as `sides_of` does."""
     rest = dict(value)
 
     is_good = _verdict(rest)
@@ -229,7 +229,7 @@ def _record(
 
 
 def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
-    """Take out the one key of these that holds something. Raises ValueError where several do."""
+    """Take out the one key of these that holds something. Raise ValueError where several do."""
     taken = []
     for name in names:
         value = rest.pop(name, None)
@@ -343,7 +343,7 @@ def _shared(chosen: Sequence[Any], rejected: Sequence[Any]) -> _Compared:
         chosen    [system, user "2+2?", assistant "4"]
         rejected  [system, user "2+2?", assistant "5"]    share their first two messages
 
-    Raises ValueError where the rest is no answer.
+    Raise ValueError where the rest is no answer.
     """
     same = 0  # messages
     for ours, theirs in zip(chosen, rejected, strict=False):
@@ -422,7 +422,7 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
 
 
 def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
-    """Take out prompts that a conversation repeats, as UltraFeedback has them. Raises ValueError for another."""
+    """Take out prompts that a conversation repeats, as UltraFeedback has them. Raise ValueError for another."""
     # OpenAI's messages have `content`, ShareGPT's `value`.
     contents = []
     for message in talk:
@@ -444,7 +444,7 @@ def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
 
 
 def _require_one_context(rest: dict[str, Any]) -> None:
-    """Take out what ms-swift has a second time. Raises ValueError where it is another than the first."""
+    """Take out what ms-swift has a second time. Raise ValueError where it is another than the first."""
     for key in _OF_REJECTED:
         context = rest.pop(f"rejected_{key}", None)
         if context not in (None, [], "") and context != rest.get(key):
@@ -454,7 +454,7 @@ def _require_one_context(rest: dict[str, Any]) -> None:
 
 
 def _verdict(rest: dict[str, Any]) -> bool:
-    """Take out the verdict on an answer, true for a good one. Raises ValueError for none, and for two that differ."""
+    """Take out the verdict on an answer, true for a good one. Raise ValueError for none, and for two that differ."""
     verdicts = set()
     for key in _VERDICTS:
         value = rest.pop(key, None)

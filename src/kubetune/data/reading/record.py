@@ -54,7 +54,7 @@ def not_utf8(line: bytes, error: UnicodeDecodeError) -> ValueError:
 
 
 def decode(line: bytes) -> str:
-    """Return a line as text. Raises ValueError where it is too long or not UTF-8."""
+    """Return a line as text. Raise ValueError where it is too long or not UTF-8."""
     # First of all: the beginning of a long line may end within a character.
     require_length(line)
     try:

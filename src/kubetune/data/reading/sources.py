@@ -67,7 +67,7 @@ class Located:
 
 
 def locate(source: SourceConfig) -> Located:
-    """Return where a source lies. Raises DataError when nothing is there, or something that holds no records."""
+    """Return where a source lies. Raise DataError when nothing is there, or something that holds no records."""
     path = source.path
     sample = None
     # A file may be called `data.jsonl#1000`: then it is that file.
@@ -122,7 +122,7 @@ def _hint(place: Path) -> str:
 
 
 def _files_of(place: Path, path: str) -> tuple[Path, ...]:
-    """Return the files that a path or pattern means; none if nothing is there. Raises DataError for what is no data."""
+    """Return the files that a path or pattern means; none if nothing is there. Raise DataError for what is no data."""
     if place.is_file():
         return (_known(place),)
     if place.exists():
@@ -394,7 +394,7 @@ def not_read(sources: Iterable[SourceConfig], *, images: bool = False) -> Counte
 
 
 def _files_in(folder: Path) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the files of a folder that hold records, and all else in it. Raises DataError if none holds any."""
+    """Return the files of a folder that hold records, and all else in it. Raise DataError if none holds any."""
     entries = []
     for entry in sorted(folder.rglob("*")):
         is_hidden = any(part.startswith(".") for part in entry.relative_to(folder).parts)

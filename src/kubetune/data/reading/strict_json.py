@@ -18,7 +18,7 @@ class Flawed(ValueError):
 def parse(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises JSONDecodeError, Flawed, UnicodeDecodeError, or RecursionError where it is nested too deeply.
+    Raise JSONDecodeError, Flawed, UnicodeDecodeError, or RecursionError where it is nested too deeply.
     """
     try:
         return json.loads(text, **_STRICT_RULES)
@@ -31,7 +31,7 @@ def parse(text: str | bytes) -> Any:
 def value_at(text: str, at: int) -> tuple[Any, int]:
     """Return the value that begins at a character, and where it ends; in place of a flawed value its Flawed.
 
-    Raises JSONDecodeError, or RecursionError where it is nested too deeply.
+    Raise JSONDecodeError, or RecursionError where it is nested too deeply.
     """
     try:
         return _STRICT.raw_decode(text, at)

@@ -168,7 +168,7 @@ def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
 
 
 def _batches(file: Path, table: Any) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of a Parquet file, some at once. Raises DataError where the file is damaged."""
+    """Yield the rows of a Parquet file, some at once. Raise DataError where the file is damaged."""
     batches = table.iter_batches(batch_size=1000)
     number = 1
     while True:

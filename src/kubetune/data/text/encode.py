@@ -95,7 +95,7 @@ class Encoder:
         return bare
 
     def encode(self, example: Example) -> Encoded:
-        """Return one row. Raises ValueError if the example is refused."""
+        """Return one row. Raise ValueError if the example is refused."""
         (row,) = self.encode_batch([example])
         if isinstance(row, str):
             raise ValueError(row)

@@ -71,7 +71,7 @@ def find_labels(
 ) -> Labels:
     """Return the labels of a classifier. `sources`: split -> its sources.
 
-    The training data are read once, unless the config and the model decide everything. Raises DataError if they hold no
+    The training data are read once, unless the config and the model decide everything. Raise DataError if they hold no
     usable labels, or if their data sets number the classes differently.
     """
     # What the config says comes first, then what the model knows.
@@ -138,7 +138,7 @@ def _names_in_data(
 ) -> tuple[str, ...]:
     """Return the names that the run's data sets have for the numbers in their labels, if any has.
 
-    Raises DataError if two of them differ, or if one has those of `classification.labels` in another order.
+    Raise DataError if two of them differ, or if one has those of `classification.labels` in another order.
     """
     # (where the names are from, the names)
     named: list[tuple[str, tuple[str, ...]]] = []
@@ -176,7 +176,7 @@ def _counts_otherwise(names: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
-    """Return every label in the training data. Raises DataError if all records are bad.
+    """Return every label in the training data. Raise DataError if all records are bad.
 
     Single bad records are reported when they are encoded, not here.
     """

@@ -48,7 +48,7 @@ class Labels:
         """Return a label as numbers: the index of a class, a 0 or 1 for every class, or the value itself.
 
         With the names a, b, c: `b` is (1.0,); of several labels at once, `(a, c)` is (1.0, 0.0, 1.0).
-        Raises ValueError for a label that is not among them.
+        Raise ValueError for a label that is not among them.
         """
         # One number to predict.
         if self.problem_type == "regression":

@@ -126,7 +126,7 @@ class Tokenizer:
         return _Loaded(backend, prefix, post_processor)
 
     def _prefix_of(self, backend: tokenizers.Tokenizer) -> list[int]:
-        """Return the ids that come before those of a text. Raises ModelError if no text has ids."""
+        """Return the ids that come before those of a text. Raise ModelError if no text has ids."""
         for text in _texts_to_try(backend):
             bare = backend.encode(text, add_special_tokens=False).ids
             full = backend.encode(text, add_special_tokens=True).ids
@@ -193,7 +193,7 @@ class Tokenizer:
         return (*MODEL_FILES, "chat_template.jinja", TOOL_TEMPLATE)
 
     def require_chat(self) -> LimitedTemplate:
-        """Return the chat template. Raises ModelError, which says how to give one, if there is none."""
+        """Return the chat template. Raise ModelError, which says how to give one, if there is none."""
         if self.chat is None:
             raise ModelError(
                 f"the tokenizer of {self.name} has no chat template, and the data are conversations; set "
@@ -245,7 +245,7 @@ class Tokenizer:
 
     @property
     def eos_id(self) -> int:
-        """The token that ends a text. Raises ModelError if the tokenizer has none."""
+        """The token that ends a text. Raise ModelError if the tokenizer has none."""
         id = self._id("eos_token")
         if id is None:
             raise ModelError(
@@ -337,7 +337,7 @@ class Tokenizer:
     ) -> list[int]:
         """Return the ids that a model gets to continue: those that stood before its labels in training.
 
-        `prompt`: a text, or the messages of a conversation. Raises ValueError if the template refuses them.
+        `prompt`: a text, or the messages of a conversation. Raise ValueError if the template refuses them.
         """
         if isinstance(prompt, str):
             return self.encode_text(prompt)
@@ -407,7 +407,7 @@ def load_tokenizer(
     """Return the tokenizer of a model, or of `model.tokenizer` if that is set.
 
     `date`: the day that a chat template gets when it asks for today's; by default the real one, as at inference.
-    Raises ModelError if there is no usable tokenizer, and EnvironmentFault if the hub cannot be reached.
+    Raise ModelError if there is no usable tokenizer, and EnvironmentFault if the hub cannot be reached.
     """
     path = model.tokenizer or model.path
     files = hub.find_files(model, path, (*FILES, *MODEL_FILES))

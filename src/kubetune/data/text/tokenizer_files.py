@@ -146,7 +146,7 @@ _OVERRULED: Final = (
 
 
 def read_json(path: Path | None) -> dict[str, Any]:
-    """Return the JSON object in a file of a model, {} for a missing file. Raises ModelError if the file is damaged."""
+    """Return the JSON object in a file of a model, {} for a missing file. Raise ModelError if the file is damaged."""
     if path is None:
         return {}
     try:
@@ -184,7 +184,7 @@ def special_tokens(
     """Return the special tokens that have a name: name -> text. It is a role (NAMES), or one from the tokenizer's files.
 
     `names_missing`: the result of `names_missing_tokens`. A class may have tokens by default, such as RoBERTa's `</s>`,
-    so for classes in no table here transformers is asked, and `cache` keeps the answer. Raises ModelError as
+    so for classes in no table here transformers is asked, and `cache` keeps the answer. Raise ModelError as
     `load_backend` does.
     """
     name = tokenizer_class(files, config)
@@ -279,7 +279,7 @@ def load_backend(
 ) -> tokenizers.Tokenizer:
     """Return the tokenizer with the ids that `AutoTokenizer` gives. `cache` keeps what transformers was asked.
 
-    `names_missing`: the result of `names_missing_tokens`. Raises ModelError if there is no tokenizer, or only one that
+    `names_missing`: the result of `names_missing_tokens`. Raise ModelError if there is no tokenizer, or only one that
     the `tokenizers` library cannot run.
     """
     # From what needs transformers for certain to what can be read at once.
@@ -363,7 +363,7 @@ class Answer(NamedTuple):
 
 
 def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
-    """Return what transformers makes of a tokenizer's files. Raises ModelError if it cannot read them."""
+    """Return what transformers makes of a tokenizer's files. Raise ModelError if it cannot read them."""
     # Another version of transformers may read the same files in another way.
     digest = hashlib.sha256(version("transformers").encode())
     for name in sorted(files):
@@ -384,7 +384,7 @@ def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
 
 
 def _load_by_transformers(folder: Path) -> Any:
-    """Return the tokenizer that `AutoTokenizer` reads. Raises ModelError if it has no fast form."""
+    """Return the tokenizer that `AutoTokenizer` reads. Raise ModelError if it has no fast form."""
     from transformers import AutoTokenizer
 
     try:

@@ -60,7 +60,7 @@ class VisionEncoder:
     def encode_prompt(self, chat: Chat) -> Encoded:
         """Return the input from which a model answers a conversation; of its ids none is a label.
 
-        Raises ValueError when the chat template refuses the conversation, or an image cannot be used.
+        Raise ValueError when the chat template refuses the conversation, or an image cannot be used.
         """
         tokenizer = self._encoder.tokenizer
         if self._reads_prefixes:
@@ -107,11 +107,11 @@ class VisionEncoder:
         return self._encoder.cut(example, encoded, limit)
 
     def _see(self, paths: Sequence[str]) -> list[Seen]:
-        """Return the images of a row, made ready. Raises ValueError where one cannot be used."""
+        """Return the images of a row, made ready. Raise ValueError where one cannot be used."""
         return self._see_paths(tuple(map(Path, paths)))
 
     def _as_text(self, example: Example) -> Example:
-        """Return the conversation with placeholders for its images. Raises ValueError for one that is no good."""
+        """Return the conversation with placeholders for its images. Raise ValueError for one that is no good."""
         if self._reads_prefixes:
             return self._as_pair(example)
         if not isinstance(example, Chat) or not example.images:
@@ -185,7 +185,7 @@ class VisionEncoder:
         return text
 
     def _expand(self, example: Example, row: Encoded) -> Encoded:
-        """Return the row with the token of each image repeated. Raises ValueError where an image cannot be used.
+        """Return the row with the token of each image repeated. Raise ValueError where an image cannot be used.
 
         Example: a row with an image of four tokens; `x` is a label.
 

@@ -131,7 +131,7 @@ class ImageProcessor:
 
     @cached_property
     def whole(self) -> WholeProcessor:
-        """Return the model's own processor, where images are no grids. Raises ConfigError for limits of tokens."""
+        """Return the model's own processor, where images are no grids. Raise ConfigError for limits of tokens."""
         if (self._vision.image_max_tokens, self._vision.image_min_tokens) != _NO_LIMITS:
             raise ConfigError(
                 f"vision.image_max_tokens and image_min_tokens: images of {self.name} have the size that its own "
@@ -146,7 +146,7 @@ class ImageProcessor:
 
     @cached_property
     def theirs(self) -> Any:
-        """Return transformers' image processor with our budget of tokens. Raises ModelError for another kind."""
+        """Return transformers' image processor with our budget of tokens. Raise ModelError for another kind."""
         processor = self._loaded
         if not self.is_grid:
             raise ModelError(
@@ -179,7 +179,7 @@ class ImageProcessor:
         return int(patches) // self.merge_size**2
 
     def see(self, files: Sequence[Path]) -> list[Seen]:
-        """Return the images of one row as they stand in its text. Raises UnusableImage for what cannot be trained on.
+        """Return the images of one row as they stand in its text. Raise UnusableImage for what cannot be trained on.
 
         All at once: some models lay out an image otherwise where it is not alone.
         """
@@ -215,12 +215,12 @@ class ImageProcessor:
         return tuple(notes)
 
     def read(self, image: ImageRef) -> Picture | Upright:
-        """Return an image that `see` has accepted. Raises DataError where the file is another one now."""
+        """Return an image that `see` has accepted. Raise DataError where the file is another one now."""
         return self.process(self.content(image))
 
     @staticmethod
     def content(image: ImageRef) -> bytes:
-        """Return the bytes of an image's file. Raises DataError where it is another one now."""
+        """Return the bytes of an image's file. Raise DataError where it is another one now."""
         try:
             content = Path(image.path).read_bytes()
         except OSError as error:
@@ -255,7 +255,7 @@ class ImageProcessor:
     def tell_limits(self, folder: Path) -> list[str]:
         """Put our budget of tokens into the image processor's files in an exported folder. Return their names.
 
-        Whoever loads them then sees images in the sizes of training. Raises ModelError where that does not come about.
+        Whoever loads them then sees images in the sizes of training. Raise ModelError where that does not come about.
         """
         if not self.is_grid:
             return []
@@ -323,7 +323,7 @@ def load_image_processor(
 ) -> ImageProcessor:
     """Return the image processor of a model. `compares`: it is asked for by `preference.images`.
 
-    Raises ModelError when the model has no vision tower, or one that is not known here.
+    Raise ModelError when the model has no vision tower, or one that is not known here.
     """
     files = hub.find_files(model, model.path, ("config.json", *CONFIGS))
     # The token's id has an older and a newer name.

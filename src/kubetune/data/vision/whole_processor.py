@@ -54,7 +54,7 @@ class WholeProcessor:
 
     @cached_property
     def theirs(self) -> Any:
-        """Return transformers' processor. Raises ModelError where it cannot be used, saying why."""
+        """Return transformers' processor. Raise ModelError where it cannot be used, saying why."""
         pillow()
         from transformers import AutoProcessor
 

@@ -49,7 +49,7 @@ class VolumeReader:
         self._delete_reader()
 
     def target(self) -> Target:
-        """Return a container that answers now. Raises EnvironmentFault where none does, not even of pods made for it."""
+        """Return a container that answers now. Raise EnvironmentFault where none does, not even of pods made for it."""
         candidates = []
         if self._reader is not None:
             # Twice, since one answer may fail to come from a pod that has just begun, or while a connection is cut.
@@ -74,7 +74,7 @@ class VolumeReader:
         return Target(name, FILES)
 
     def _answering(self, targets: Sequence[Target]) -> Target | None:
-        """Return the first of these that runs a command, or None. Raises Refused where exec is not permitted."""
+        """Return the first of these that runs a command, or None. Raise Refused where exec is not permitted."""
         for target in targets[:ASKED_PODS]:
             try:
                 # The API server refuses a command that reads and writes nothing.
@@ -115,7 +115,7 @@ class VolumeReader:
             say(f"{name} stays, and ends by itself within {_LIFE_SECONDS // 3600} hours: {error}")
 
     def _wait_until_running(self, name: str) -> None:
-        """Wait for our pod. Raises EnvironmentFault with what it waits for when time is up."""
+        """Wait for our pod. Raise EnvironmentFault with what it waits for when time is up."""
         # What the pod waits for is said by its last state, or by an event.
         last: Object = {}
         for _, pod in self._cluster.watch("Pod", self._spec.selector(FILES), seconds=_POD_SECONDS):

@@ -60,7 +60,7 @@ def lint(
 ) -> list[Finding]:
     """Return everything wrong with, or unwise about, a run on a cluster.
 
-    `objects` are what `render` made, with these `files`. Raises ConfigError when the config has no `kubernetes` section.
+    `objects` are what `render` made, with these `files`. Raise ConfigError when the config has no `kubernetes` section.
     """
     spec = RunSpec.of(config, plan, files)
 

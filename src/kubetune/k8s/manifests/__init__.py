@@ -35,7 +35,7 @@ def render(config: Config, plan: Plan, files: Mapping[str, str] | None = None) -
 
     `files` is the result of `local_files`: small data files that travel in a ConfigMap.
     Secrets are not among the objects: pods refer to them by name, and `secret_templates` returns which must exist.
-    Raises ConfigError when the config has no `kubernetes` section, or for patches that do not fit.
+    Raise ConfigError when the config has no `kubernetes` section, or for patches that do not fit.
     """
     spec = RunSpec.of(config, plan, files)
     kind = kind_of(spec.kubernetes.kind)

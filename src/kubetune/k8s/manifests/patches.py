@@ -44,7 +44,7 @@ class _Unfit(Exception):
 
 
 def patched(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> list[Manifest]:
-    """Return the objects with all patches, in their order. Raises ConfigError with everything wrong with them."""
+    """Return the objects with all patches, in their order. Raise ConfigError with everything wrong with them."""
 
     # All problems of all patches are reported at once. The objects are kept only if there are none.
     problems: list[str] = []

@@ -19,7 +19,7 @@ TIMEOUT_SECONDS = 900
 
 
 def smoke_config(config: Config) -> Config:
-    """Return the config of the smoke test, which is tried once. Raises ConfigError without a `kubernetes` section."""
+    """Return the config of the smoke test, which is tried once. Raise ConfigError without a `kubernetes` section."""
     if config.kubernetes is None:
         raise ConfigError(
             "kubernetes: the section is missing; add at least `kubernetes: {image: …}`"

@@ -72,7 +72,7 @@ class RunSpec:
 
     @classmethod
     def of(cls, config: Config, plan: Plan, files: Mapping[str, str] | None = None) -> RunSpec:
-        """Return the facts about a run. Raises ConfigError when the config has no `kubernetes` section."""
+        """Return the facts about a run. Raise ConfigError when the config has no `kubernetes` section."""
         if config.kubernetes is None:
             raise ConfigError(
                 "kubernetes: the section is missing; add at least `kubernetes: {image: …}`. Nothing was written."

@@ -42,7 +42,7 @@ def find_targets(
 ) -> Targets:
     """Return the targets of LoRA in a model, without modules that are `frozen` by name.
 
-    Raises ConfigError for names that the model lacks, and for settings that adapters on tensors cannot have.
+    Raise ConfigError for names that the model lacks, and for settings that adapters on tensors cannot have.
     """
     wanted = lora.target_modules
     parameters = list(_asked(model, lora.target_parameters))

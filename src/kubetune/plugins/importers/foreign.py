@@ -78,7 +78,7 @@ def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
 
 
 def read_settings(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """Return what a YAML or JSON file says, and the line of each key. Raises ConfigError where it cannot be read."""
+    """Return what a YAML or JSON file says, and the line of each key. Raise ConfigError where it cannot be read."""
     entries, problems = read_entries(path)
     if problems:
         raise ConfigError([str(problem) for problem in problems])

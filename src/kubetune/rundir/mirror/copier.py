@@ -50,7 +50,7 @@ def persistently(
     wait: Callable[[float], Any] = time.sleep,
     what: str,
 ) -> Any:
-    """Return `attempt()`. While it fails, repeat it with growing pauses. Raises EnvironmentFault after `seconds`."""
+    """Return `attempt()`. While it fails, repeat it with growing pauses. Raise EnvironmentFault after `seconds`."""
     began = time.monotonic()
     pause = 1.0
     while True:
@@ -79,7 +79,7 @@ def _reason(error: Exception) -> str:
 def follow(mirror: Mirror, stop: threading.Event) -> None:
     """Keep the copy current until `stop`, then send the rest. While the store does not answer, try again.
 
-    Raises EnvironmentFault if the rest cannot be sent within half an hour, and ConfigError as soon as the copy belongs to
+    Raise EnvironmentFault if the rest cannot be sent within half an hour, and ConfigError as soon as the copy belongs to
     another run or start.
     """
     was_reached = False
@@ -190,7 +190,7 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
     """Fetch the run if the store knows more of it.
 
     If the store cannot be reached, a run that is on this machine continues without it. On an empty machine it ends with
-    an error: a run that starts over would displace the copy of the run that it should continue. Raises ConfigError if
+    an error: a run that starts over would displace the copy of the run that it should continue. Raise ConfigError if
     the copy belongs to another run: it has another name, or another config than the one `starting` here.
     """
     has_run = mirror.lease.has_begun() and not (mirror.run_dir / FETCHING).exists()

@@ -37,7 +37,7 @@ class Owner:
 
     @classmethod
     def read(cls, text: str, where: str) -> Owner:
-        """Return the owner in a text. `where` it was read is for messages. Raises EnvironmentFault."""
+        """Return the owner in a text. `where` it was read is for messages. Raise EnvironmentFault."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as error:
@@ -51,7 +51,7 @@ class Owner:
 
 
 class Lease:
-    """The right of the run in `run_dir` to the copy at `address`. Raises whatever the store's library raises."""
+    """The right of the run in `run_dir` to the copy at `address`. Raise whatever the store's library raises."""
 
     # Object stores have no locks, and most have no compare-and-swap. A lease that expires would delay the new start of a
     # run whose machine has just died. So there is none:
@@ -73,7 +73,7 @@ class Lease:
     def recognise(self, *, claims: bool) -> None:
         """Check that the store and the directory hold the same run. A directory that has not begun takes the store's.
 
-        `claims`: an empty store gets the directory's run. Raises ConfigError if the two hold different runs.
+        `claims`: an empty store gets the directory's run. Raise ConfigError if the two hold different runs.
         """
         remote = self._remote_owner()
         local = self._local_owner()

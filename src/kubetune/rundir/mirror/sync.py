@@ -112,7 +112,7 @@ class Mirror:
     def send(self) -> None:
         """Make the copy equal to the directory.
 
-        Raises ConfigError if the copy belongs to another run, or a later start of this run writes to it.
+        Raise ConfigError if the copy belongs to another run, or a later start of this run writes to it.
         """
         self.lease.check()
 
@@ -268,7 +268,7 @@ class Mirror:
     def fetch(self, *, everything: bool = False) -> int | None:
         """Fetch the run if the store knows more of it. Return the step that it can continue from, or None.
 
-        The newest checkpoint and the best one are fetched and verified. `everything`: all files. Raises ConfigError if
+        The newest checkpoint and the best one are fetched and verified. `everything`: all files. Raise ConfigError if
         the directory holds another run.
         """
         self.lease.recognise(claims=False)
@@ -324,7 +324,7 @@ class Mirror:
             self._get(f"{self._root}/{name}", Path(file.name), sizes[name])
 
     def _get(self, place: str, path: Path, size: int) -> None:
-        """Fetch a file that the store lists with this size. It may have grown since. Raises OSError if it is shorter."""
+        """Fetch a file that the store lists with this size. It may have grown since. Raise OSError if it is shorter."""
         self._fs.get_file(place, str(path), size)
         fetched = path.stat().st_size
         if fetched < size:

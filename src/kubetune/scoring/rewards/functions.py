@@ -30,7 +30,7 @@ FORMS = (
 
 
 def load(path: Path, name: str) -> Function:
-    """Return a function of a Python file, which may import what lies beside it. Raises ValueError where it has none."""
+    """Return a function of a Python file, which may import what lies beside it. Raise ValueError where it has none."""
     # A file is run once, though several of its functions may be rewards.
     module = sys.modules.get(f"kubetune rewards {path}")
     if module is None:
@@ -55,7 +55,7 @@ def load(path: Path, name: str) -> Function:
 
 
 def form_of(function: Function, place: str) -> str:
-    """Return the parameter that tells the form of a function. Raises ValueError for one of none of these forms."""
+    """Return the parameter that tells the form of a function. Raise ValueError for one of none of these forms."""
     parameters = inspect.signature(function).parameters
     # Each name is of one form alone.
     for name in ("completions", "solution_str", "queries"):
@@ -69,7 +69,7 @@ def judge(
     request: Request,
     reference: str | None,
 ) -> Judgement:
-    """Return what a function says of the answers. Raises what it raises, and ValueError for what is no number."""
+    """Return what a function says of the answers. Raise what it raises, and ValueError for what is no number."""
     form = form_of(function, getattr(function, "__name__", "function"))
     metrics: dict[str, list[float]] = {}
     if form == "completions":

@@ -27,7 +27,7 @@ COMPARE_SECONDS = 5
 
 
 class Mathematics:
-    """One of these rewards, with its settings. Raises MissingExtra without math_verify."""
+    """One of these rewards, with its settings. Raise MissingExtra without math_verify."""
 
     def __init__(self, reward: RewardConfig) -> None:
         self.name = reward.title

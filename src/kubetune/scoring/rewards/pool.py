@@ -52,7 +52,7 @@ class RewardPool:
         settings: GrpoConfig,
         models: Mapping[int, ModelJudge] | None = None,
     ) -> None:
-        """Begin the process. Raises ConfigError where a file or function of the config cannot be loaded.
+        """Begin the process. Raise ConfigError where a file or function of the config cannot be loaded.
 
         `models`: by the number of the reward.
         """
@@ -164,7 +164,7 @@ class RewardPool:
             raise _Gone(f"the reward process has ended ({self._end()})") from None
 
     def _receive(self, seconds: float, what: str) -> Any:
-        """Return the next reply. Raises _Gone after so many seconds, or when there can be none."""
+        """Return the next reply. Raise _Gone after so many seconds, or when there can be none."""
         # One deadline for the length and for the content.
         deadline = time.monotonic() + seconds
         size = int.from_bytes(self._read(8, deadline, seconds, what), "big")
@@ -257,7 +257,7 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def with_absolute_file(reward: RewardConfig) -> RewardConfig:
-    """Return a reward with the place of its file. Raises ConfigError unless that is a file."""
+    """Return a reward with the place of its file. Raise ConfigError unless that is a file."""
     if reward.file is None:
         return reward
     path = Path(reward.file).expanduser().absolute()

@@ -338,7 +338,7 @@ class FlatAdamW:
         }
 
     def load(self, state: dict[str, Tensor]) -> None:
-        """Load a checkpoint's state, and the weights from it. Raises ValueError if names, shapes or dtypes differ."""
+        """Load a checkpoint's state, and the weights from it. Raise ValueError if names, shapes or dtypes differ."""
         for name, tensor in self.state().items():
             stored = state.get(name)
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:

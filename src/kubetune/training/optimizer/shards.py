@@ -139,7 +139,7 @@ class Buffers:
     def state(self, shards: Sequence[OptimizerShard], size: int) -> dict[str, Tensor]:
         """Return all buffers of some shards, laid end to end, and other tensors as they are.
 
-        Raises ValueError unless the whole model's buffers have `size` numbers.
+        Raise ValueError unless the whole model's buffers have `size` numbers.
         """
         if size != self.size:
             raise ValueError(

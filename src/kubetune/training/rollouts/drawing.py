@@ -88,7 +88,7 @@ class Drawer:
         """Return the answers of all slots, in their order; None if a stop was asked for meanwhile.
 
         `step`: the weights are those after so many steps. `is_late`: the weights that drew the answers are gone, so
-        the file must have them all. Raises EnvironmentFault where it does not.
+        the file must have them all. Raise EnvironmentFault where it does not.
         """
         self.seconds = {"generate_seconds": 0.0, "reward_seconds": 0.0}
         file = RolloutFile(self.run_dir, step, self.made_by)
@@ -163,7 +163,7 @@ class Drawer:
         )
 
     def _explain_errors(self, step: int, groups: Sequence[Group], file: RolloutFile) -> None:
-        """Log the first error of each reward. Raises ConfigError for one that could judge nothing from the start on."""
+        """Log the first error of each reward. Raise ConfigError for one that could judge nothing from the start on."""
         for name in self.names:
             reasons = [group.errors[name] for group in groups if name in group.errors]
             if not reasons:

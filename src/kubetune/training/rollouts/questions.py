@@ -55,7 +55,7 @@ def rewarded_prompts(
     wanted: Iterable[int],
     rewards: Sequence[RewardConfig],
 ) -> dict[int, RewardedPrompt]:
-    """Return the prompts of these rows. Raises DataError where no record has what a reward compares answers with."""
+    """Return the prompts of these rows. Raise DataError where no record has what a reward compares answers with."""
     prompts = {}
     for row, record in records_of(sources, rows, list(wanted)).items():
         source = sources[int(rows.source[row])]

@@ -65,7 +65,7 @@ def make_rollout_feed(
 ) -> RolloutFeed:
     """Return the batches of a run that learns by reward. All ranks call it.
 
-    Raises ConfigError where a reward cannot be loaded, DataError for data that rewards or evaluations find nothing in.
+    Raise ConfigError where a reward cannot be loaded, DataError for data that rewards or evaluations find nothing in.
     """
     _require_answers(data)
     padding_free = learner.route.padding_free
@@ -128,7 +128,7 @@ def _name_open_bounds(rewards: RewardPool) -> None:
 
 
 def _reward_pool(config: Config, world: World, tokenizer: Tokenizer) -> RewardPool:
-    """Return this rank's rewards. Raises on all ranks what keeps one of them from having them."""
+    """Return this rank's rewards. Raise on all ranks what keeps one of them from having them."""
     pool = None
     failure = None
     judges: dict[int, ModelJudge] = {}

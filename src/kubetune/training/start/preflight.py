@@ -70,7 +70,7 @@ def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Ite
 def rehearse(run: Run, state: State) -> None:
     """Try what the run will do, and log how much memory it took. All ranks call it.
 
-    Raises OutOfMemory if it does not fit, with the changes that would make it fit.
+    Raise OutOfMemory if it does not fit, with the changes that would make it fit.
     """
     if state.step:
         logs.STEP.info(

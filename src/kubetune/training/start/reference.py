@@ -92,7 +92,7 @@ def attach(
 ) -> None:
     """Set `reference` of the rows of a run. All ranks call it, with the model as it is before training.
 
-    `dtype`: model.dtype. `base`: on rank 0. `share_prefixes`: compute prefixes that rows share once. Raises ModelError
+    `dtype`: model.dtype. `base`: on rank 0. `share_prefixes`: compute prefixes that rows share once. Raise ModelError
     if a log-probability is not finite.
     """
     splits = {"train": data.train}
@@ -190,7 +190,7 @@ def scores(
 ) -> Tables:
     """Return the tables of the model with its adapter off, for the rows of some splits.
 
-    `parts`: the folder in which finished work is kept. Raises ModelError if a log-probability is not finite.
+    `parts`: the folder in which finished work is kept. Raise ModelError if a log-probability is not finite.
     """
     # What earlier starts have done.
     tables = {}

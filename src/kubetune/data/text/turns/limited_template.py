@@ -75,7 +75,7 @@ class LimitedTemplate:
         self._made: Made = (source, tuple(special_tokens.items()), name, date)
 
     def load(self) -> None:
-        """Let the other process read the template. Raises ModelError as all methods do."""
+        """Let the other process read the template. Raise ModelError as all methods do."""
         _ = self.closing
 
     @cached_property

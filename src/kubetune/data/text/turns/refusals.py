@@ -14,7 +14,7 @@ import jinja2
 
 from kubetune.data.text.turns.marks import REASONING_FIELDS, Message
 
-# Writes messages and tools, with further variables of a template. Raises Refusal.
+# Writes messages and tools, with further variables of a template. They raise Refusal.
 Write = Callable[..., object]
 
 _PLAIN: Final[list[Message]] = [

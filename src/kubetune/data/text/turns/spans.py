@@ -38,7 +38,7 @@ _MOST_KEPT_LAYOUTS: Final = 256
 
 
 class Write(Protocol):
-    """Writes a conversation as the template does. Raises ValueError if the template refuses it."""
+    """Writes a conversation as the template does. Raise ValueError if the template refuses it."""
 
     def __call__(
         self,
@@ -97,7 +97,7 @@ class SpanFinder:
         messages: Sequence[Message],
         tools: Sequence[Any] | None,
     ) -> Rendering:
-        """Find the texts of a conversation in its rendering. Raises HiddenText if marks change what is written."""
+        """Find the texts of a conversation in its rendering. Raise HiddenText if marks change what is written."""
         tools = list(tools or ())
         has_calls = bool(tools) or any(message.get("tool_calls") for message in messages)
         ways_to_mark = [True]

@@ -99,7 +99,7 @@ class ChatTemplate:
         """Return the text of a conversation, and the spans of the assistant's messages `trained`.
 
         A span holds what the model writes at inference: everything behind the generation prompt, up to the end-of-turn
-        token and with it. If the template itself marks what is generated, its spans are used. Raises ValueError also if
+        token and with it. If the template itself marks what is generated, its spans are used. Raise ValueError also if
         the template leaves out a message, a tool call or the tools. It may leave out reasoning, as Qwen3's does before
         the last question.
         """
@@ -160,7 +160,7 @@ class ChatTemplate:
         return missing
 
     def _find_turn(self, rendering: Rendering, turn: int) -> Span:
-        """Return the span of a turn. Raises ValueError if it cannot be told."""
+        """Return the span of a turn. Raise ValueError if it cannot be told."""
         parts = []
         for mark in rendering.marks:
             if mark.opens and rendering.part(mark).message == turn:

@@ -73,7 +73,7 @@ class TemplateWriter:
         generation_prompt: bool = False,
         **variables: Any,
     ) -> str:
-        """Return the text, still with the marks of generation blocks and images. Raises Refusal."""
+        """Return the text, still with the marks of generation blocks and images. Raise Refusal."""
         if self._calls_form is None and any(message.get("tool_calls") for message in messages):
             self._calls_form = self._find_calls_form()
 
@@ -119,7 +119,7 @@ class TemplateWriter:
         spans: list[Span],
         messages: Sequence[Message],
     ) -> tuple[str, list[Span]]:
-        """Replace each image's placeholder by what it becomes, and move the spans. Raises ValueError if images are missing.
+        """Replace each image's placeholder by what it becomes, and move the spans. Raise ValueError if images are missing.
 
         Example: `<image>` becomes 3 tokens' texts `<i><i><i>`, 2 characters more, so spans behind it move by 2.
         """

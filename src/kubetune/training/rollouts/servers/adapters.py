@@ -88,7 +88,7 @@ class AdapterFiles:
     def load(self, adapter: Adapter) -> bool:
         """Load a version on every server; False if a stop was asked for meanwhile.
 
-        Raises EnvironmentFault if a server does not load it in time. Then no server keeps it.
+        Raise EnvironmentFault if a server does not load it in time. Then no server keeps it.
         """
         if adapter in self.loaded:
             return True

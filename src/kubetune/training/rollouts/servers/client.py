@@ -133,7 +133,7 @@ class Server:
 
 
 def _left(deadline: float) -> float:
-    """Return the seconds to a deadline. Raises TimeoutError where none are left."""
+    """Return the seconds to a deadline. Raise TimeoutError where none are left."""
     seconds = deadline - time.monotonic()
     if seconds <= 0:
         raise TimeoutError("the time is up")

@@ -65,7 +65,7 @@ def answers_in(
     eos_ids: Sequence[int],
     vocabulary: int,
 ) -> list[DrawnTokens]:
-    """Return the answers of a reply in their order. Raises ServerTrouble for a reply that is not what was asked for."""
+    """Return the answers of a reply in their order. Raise ServerTrouble for a reply that is not what was asked for."""
     choices = reply.get("choices")
     number = settings.num_generations
     if not isinstance(choices, list) or len(choices) != number:
@@ -93,7 +93,7 @@ def _answer_in(
     eos_ids: Sequence[int],
     vocabulary: int,
 ) -> DrawnTokens:
-    """Return one answer. Raises ServerTrouble where its numbers do not fit each other, or the request."""
+    """Return one answer. Raise ServerTrouble where its numbers do not fit each other, or the request."""
     ids = choice.get("token_ids")
     # Ids, not text: a text may be cut into other tokens than those that were drawn.
     if not isinstance(ids, list) or not ids:

@@ -53,7 +53,7 @@ class ServedDrawer(Drawer):
     def groups(self, step: int, slots: Sequence[Slot], *, is_late: bool) -> list[Group] | None:
         """Return the answers of all slots, in their order; None if a stop was asked for meanwhile: see Drawer.
 
-        Raises EnvironmentFault for a server that does not do its part in time.
+        Raise EnvironmentFault for a server that does not do its part in time.
         """
         self.seconds = {"sync_seconds": 0.0, "generate_seconds": 0.0, "reward_seconds": 0.0}
         file = RolloutFile(self.run_dir, step, self.made_by)
@@ -174,7 +174,7 @@ class ServedDrawer(Drawer):
     ) -> dict[int, Group] | None:
         """Return the groups of a window as they come, `number` on all ranks together; None if a stop was asked for.
 
-        Rank 0 appends them to the file. Raises on every rank what any rank met, after what came was appended.
+        Rank 0 appends them to the file. Raise on every rank what any rank met, after what came was appended.
         """
         groups: dict[int, Group] = {}
         while len(groups) < number:

@@ -72,7 +72,7 @@ class Requests:
     def arrived(self, seconds: float) -> list[tuple[Slot, list[DrawnTokens]]]:
         """Return the answers to the next prompt, and more that are there; none after so many seconds.
 
-        Raises EnvironmentFault for a server that did not answer in time.
+        Raise EnvironmentFault for a server that did not answer in time.
         """
         came: list[tuple[Slot, list[DrawnTokens]]] = []
         while not self.is_done:
@@ -126,7 +126,7 @@ class Requests:
         return self._asking.servers[slot.number % len(self._asking.servers)]
 
     def _answers(self, slot: Slot) -> list[DrawnTokens]:
-        """Return the answers to a prompt; ask until they come or the time is up. Raises EnvironmentFault then."""
+        """Return the answers to a prompt; ask until they come or the time is up. Raise EnvironmentFault then."""
         asking = self._asking
         server = self._server_of(slot)
         seed = seed_of(asking.seed, self._step, slot.number)

@@ -28,7 +28,7 @@ SAMPLERS = "KUBETUNE_SAMPLERS"
 
 
 def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
-    """Return what has servers draw in place of the model. Raises ConfigError for adapters that they cannot load."""
+    """Return what has servers draw in place of the model. Raise ConfigError for adapters that they cannot load."""
     learner = drawer.learner
     _require_known_to_servers(learner, drawer.tokenizer)
     urls = servers.urls or tuple(os.environ.get(SAMPLERS, "").split())
