@@ -119,7 +119,7 @@ def few_values(n: int) -> int:
 
 
 def keep_memory() -> bool:
-    """Let large blocks stay in the heap, and few products prepared. Return True if glibc did as it was told.
+    """Let large blocks stay in the heap, and few products prepared. Return True if glibc accepted both.
 
     Training allocates the same large blocks in every step. By default the kernel maps, zeroes and unmaps each of them
     every time. Call this before torch is imported. `KUBETUNE_MALLOC=off` leaves everything as it is; other C libraries

@@ -47,7 +47,7 @@ def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
 def checked_manifests(
     config: Config, plan: Plan, files: Mapping[str, str]
 ) -> tuple[list[Manifest], list[Finding]]:
-    """Return the objects of a run, and what is to be said about them. Raise ConfigError for what cannot run."""
+    """Return the objects of a run, and findings about them. Raise ConfigError for what cannot run."""
     objects = make_manifests(config, plan, files)
     findings = lint(config, plan, objects, files)
     fatal = [f"{finding.key}: {finding.text}" for finding in findings if finding.fatal]

@@ -94,6 +94,6 @@ class Learner:
 
     def expect_backward(self, *, is_last: bool) -> None:
         """Prepare for a backward. Behind the last micro-batch of a step whole gradients are summed over the ranks."""
-        # FSDP sums after each backward, unless it is told to wait.
+        # FSDP sums after each backward, unless it is asked to wait.
         if self.sums_once_per_step:
             cast(Any, self.model).set_requires_gradient_sync(is_last)

@@ -1,7 +1,7 @@
 """Make recurrent modules of a model start anew at each sequence of a packed batch.
 
 Convolutions, linear attention and state spaces carry what they saw on to the next token, also where that token begins
-another sequence. The kernels that transformers loads on a GPU can be told where sequences begin:
+another sequence. The kernels that transformers loads on a GPU take an argument for where sequences begin:
 flash-linear-attention by `cu_seqlens`, causal-conv1d and mamba-ssm by `seq_idx`. transformers' own code in torch
 cannot. So each class of modules is tried on the model at hand, whatever it is called: the first sequence is changed,
 and a module whose output changes for the other sequences, or which refuses those arguments, gets the sequences as rows

@@ -76,7 +76,7 @@ class RunRecord:
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
     exit_status: ExitStatus | None
-    labels: Labels = NO_LABELS  # what somebody has said of it
+    labels: Labels = NO_LABELS  # name, note and tags that a user gave it
     ended: str | None = None  # when it ended, None where nothing recorded that
     damage: Sequence[str] = ()  # what is lost or damaged, and so not shown
     load: Lines = field(default_factory=list)  # of the machine of rank 0

@@ -21,7 +21,7 @@ MOST_TAGS = 20
 
 @dataclass(frozen=True)
 class Labels:
-    """What somebody has said of a run."""
+    """Name, note and tags that a user gave a run."""
 
     title: str = ""  # instead of the name in its run file; empty: that name
     note: str = ""

@@ -48,7 +48,7 @@ class MetricsLog:
 
     Opening cuts off what an earlier start wrote after the checkpoint that this start resumes from, so that no line
     stands twice: steps after `resume_step` and evaluations after `evaluated_step` (both 0 for a start from the
-    beginning). A warning names lines before that which a damaged disk took.
+    beginning). A warning names earlier lines that a damaged disk took.
     """
 
     def __init__(self, run_dir: Path, resume_step: int = 0, evaluated_step: int = 0) -> None:

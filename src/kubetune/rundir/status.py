@@ -29,7 +29,7 @@ _POINTS = 320
 _SILENT_SECONDS = 30
 # States of a run that has not ended, as far as is known.
 LIVE = ("starting", "running", "waiting")
-# A start that has said nothing for longer than this is believed no more.
+# A start that has written nothing for longer than this counts as dead.
 _STARTING_SECONDS = 600
 _STEPS_FOR_SPEED = 20
 
@@ -69,7 +69,7 @@ def _ranks_with_logs(run_dir: Path) -> list[int]:
 
 
 def ranks(run_dir: Path, beats: Sequence[Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
-    """Return where each rank is, and how many seconds ago it said so. `beats`: its beats, if they were read."""
+    """Return where each rank is, and how many seconds ago it wrote that. `beats`: its heartbeats, if they were read."""
     if beats is None:
         beats = heartbeat.read_beats(run_dir)
     now = time.time()

@@ -50,7 +50,7 @@ class CheckpointCopies:
         if not is_whole:
             return Tensors(state)
 
-        # `keep_vars`, so that parameters can be told from what is frozen.
+        # `keep_vars`, so that trained parameters can be distinguished from frozen ones.
         entries = model.state_dict(keep_vars=True)
         # A tied weight has several names. It has one buffer, under its first name.
         first_names: dict[int, str] = {}

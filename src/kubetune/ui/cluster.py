@@ -72,7 +72,7 @@ def _ask(words: Sequence[str]) -> tuple[Any, str]:
     except subprocess.TimeoutExpired:
         return None, f"The cluster has not answered in {_SECONDS:g} s."
 
-    # What is no JSON is an error: the command has said it on stderr.
+    # Anything but JSON is an error, which the command has explained on stderr.
     try:
         return json.loads(done.stdout), ""
     except ValueError:

@@ -93,7 +93,7 @@ def _runs_in(site: Site, body: Mapping[str, Any]) -> list[Path]:
 
 
 async def label(request: Request) -> Response:
-    """Change what is said of runs: their name, note, tags, and whether they are archived."""
+    """Change the labels of runs: their name, note, tags, and whether they are archived."""
     return await act(request, _label)
 
 

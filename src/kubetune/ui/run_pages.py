@@ -44,7 +44,7 @@ def all_runs(request: Request) -> Response:
         shown = in_order(shown, sort, reverse=descends)
     rows = []
     for run in shown:
-        # The form changes what somebody has said here, not the tags for trackers.
+        # The form changes labels that were given here, not the tags for trackers.
         labels = read_labels(Path(run["path"]))
         sweep = site.records.sweep_of(Path(run["path"]))
         rows.append({**run, "left": brief(run["seconds_left"]), "labels": labels, "sweep": sweep})

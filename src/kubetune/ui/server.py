@@ -220,7 +220,7 @@ def server_settings(app: ASGIApp) -> uvicorn.Config:
 
 def _warm(site: Site) -> None:
     """Do now what the first page would wait for."""
-    with suppress(KubetuneError, OSError):  # what cannot be read is said on the page that shows it
+    with suppress(KubetuneError, OSError):  # the page that shows it says what cannot be read
         site.records.listed()
     for name in templates().list_templates(extensions=["html"]):
         templates().get_template(name)

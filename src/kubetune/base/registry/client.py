@@ -214,7 +214,7 @@ class Registry:
         follow: bool,
     ) -> httpx.Response:
         all_headers = dict(headers or {})
-        # An upload may go to a store beside the registry, which is told no secret.
+        # An upload may go to a store beside the registry, which gets no secret.
         if self._authorization and _origin(url) == _origin(self.address.url):
             all_headers["Authorization"] = self._authorization
         # The body is read anew for each attempt, since an iterator is used up by the first.

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Train to the end, or to a stop. Mistakes of the config raise before any step."""
     exit_code, run_dir = _train(args)
-    # The log has told the rest: without --json nothing more is read or printed.
+    # The log has shown the rest: without --json nothing more is read or printed.
     facts = None
     if args.json:
         facts = _facts(run_dir, exit_code)

@@ -39,7 +39,7 @@ class RunView:
 
     name: str
     state: str  # starting, running, waiting, done, stopped, failed or absent
-    why: str  # why it is in this state; empty where nothing is to be said
+    why: str  # why it is in this state; empty if that needs no reason
     where: str  # "on this machine", or the namespace with the pods that run
     # What rundir.status.read_status returns; with `progress` alone, or empty, where no pod could be asked.
     status: dict[str, Any] = field(default_factory=dict)

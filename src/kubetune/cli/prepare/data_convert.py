@@ -30,7 +30,7 @@ OPTIONS_OF_RECIPES = (
     "max_history_rounds",
     "json",
 )
-# Attempts with their feedback that a state of FIRE holds, where nothing else is said.
+# Attempts with their feedback that a state of FIRE holds by default.
 _HISTORY_ROUNDS = 6
 OPTIONS_OF_SHAPES = ("to", "format", "columns", "subset", "seed")
 _EPILOG = """\
@@ -195,7 +195,7 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
     from kubetune.plugins.recipes.files import HUB, locate_splits
     from kubetune.plugins.recipes.recipe import Options, Recipe
 
-    # All mistakes of the command line are told at once.
+    # All mistakes of the command line are reported at once.
     recipe: Recipe = import_module(f"kubetune.plugins.recipes.{args.target}").RECIPE
     has_history = "bc" in recipe.styles
     problems = []

@@ -1,4 +1,4 @@
-"""`kubetune plan`: what a run comes to, before anything is held. Reads data but no weights, and writes nothing."""
+"""`kubetune plan`: what a run will take, before anything is held. Reads data but no weights, and writes nothing."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def model_facts(model: str | None, task: str, environ: Mapping[str, str]) -> Mod
             f"vision-language model such as {_EXAMPLES[task]}. Nothing was written."
         )
     positions = positions_of(task, model, environ)
-    # A tokenizer needs no data, but its loader is told where prepared data are kept.
+    # A tokenizer needs no data, but its loader takes the folder of prepared data.
     tokenizer = load_here(ModelConfig(path=model), DataConfig.model_validate({"train": "unread"}))
     limit = None if positions is None else positions.limit
     return ModelFacts(tokenizer.chat is not None, limit)

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         if pods:
             who = "no pod"
         _say_nothing_yet(spec, who)
-        # Following has told of warnings as they came.
+        # Following has printed warnings as they came.
         if not args.follow:
             warnings, _ = cluster.list_with_revision("Event", fields={"type": "Warning"})
             tell(pods, warnings)
@@ -184,7 +184,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
     )
     from kubetune.k8s.manifests.spec import TRAINER
 
-    # What was said, without names of pods: of many pods that wait for the same, the first one speaks.
+    # Messages already printed, without names of pods: of many pods that wait for the same, only the first is shown.
     said_before = set[str]()
     # Time of each warning at the first look: clocks of the cluster may differ from the one here.
     first_times: dict[object, str] | None = None

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Stop, and say what each node said last. Raise ConfigError when the run is not running."""
+    """Stop the run, and print the last message of each node. Raise ConfigError when the run is not running."""
     if args.namespace is None and Path(args.run_name).is_dir():
         return _stop_here(Path(args.run_name), wait=not args.no_wait)
     cluster, spec = find(args)

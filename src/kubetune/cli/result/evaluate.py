@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _evaluate(args: argparse.Namespace) -> Answer:
     """Measure a checkpoint on the run's evaluation data, or on other data."""
-    # A wrong folder is told before the imports, which take seconds.
+    # A wrong folder is refused before the imports, which take seconds.
     read_config(args.run_dir)
     # The imports make many objects that stay: looking for garbage among them is lost time.
     from kubetune.base import collector

@@ -48,7 +48,7 @@ from kubetune.plugins.serving.manifests import (
 from kubetune.result.publishing.serving import is_known_to_vllm
 from kubetune.rundir.metrics import IDENTITY
 
-# Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to the one it was told.
+# Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to this maximum.
 DEFAULT_RANK = 64
 CACHE_SIZE = "200Gi"
 _HEADER = f"{MARK}serve; change its options and call it again.\n"

@@ -391,7 +391,7 @@ def _little_trained(counts: SplitCounts) -> Iterator[Finding]:
 
 def _samples(counts: SplitCounts) -> Iterator[Finding]:
     """Find parts of sources that ask for more records than there are."""
-    # The sources of a share that is held out are those of train, of which it was said already.
+    # The sources of a held-out share are those of train, which were reported already.
     if counts.split == "eval" and isinstance(counts.data.eval, float):
         return
     for source, available in zip(counts.sources, counts.stats["available"], strict=True):

@@ -56,7 +56,7 @@ class Report:
     profiles: dict[Split, Profile] = field(default_factory=dict)  # for a page alone
     samples: list[Sample] = field(default_factory=list)
     sample_answers: list[str] = field(default_factory=list)  # chosen, rejected, good, bad, or empty
-    date: str = ""  # what a chat template is told that asks for today's
+    date: str = ""  # given to chat templates that ask for today's date
     saved_share: float = 0.0  # share of the tokens of the first rows that shared beginnings save
 
     @property

@@ -71,7 +71,7 @@ def sample_rows(
 
 def _lenient(spec: DataSpec, tokenizer: Tokenizer) -> DataConfig:
     """Return the settings by which rows are made here: too long ones are no error, since the plan counts them."""
-    # What would end a run is counted here, and told by the plan.
+    # What would end a run is counted here, and the plan reports it.
     changes: dict[str, Any] = {}
     if spec.task == "sequence_classification":
         changes["max_length"] = most_tokens(spec.data.max_length, tokenizer)
@@ -180,7 +180,7 @@ def _require_embeddings(
     rows: Sequence[Sequence[Sequence[int]]],
 ) -> None:
     """Raise ConfigError where one of these rows has a token that the model has no embedding for."""
-    # Without the model's shapes on this machine nothing can be said.
+    # Without the model's shapes on this machine nothing is known.
     embeddings = embeddings_of(model, environ)
     if embeddings is None:
         return

@@ -393,7 +393,7 @@ class Worker:
         record: _ReadRecord,
         encoded: Encoded,
     ) -> None:
-        """Add a row to the result, and count what is said about it."""
+        """Add a row to the result, and count the remarks on it."""
         tally = result.tally
         tally.rows += 1
         tally.tokens += len(encoded.ids)

@@ -367,7 +367,7 @@ def _read_any(message: Any, where: str, record: Fields) -> Turn:
 
 
 def _from_pair(record: Fields) -> Pair | Chat:
-    # Names that models and tools use for the two. What they were taken for is said once.
+    # Names that models and tools use for the two. What they were taken for is logged once.
     prompt_key = _key_of(record, ("prompt", "input"), "the prompt, plain text")
     completion_key = _key_of(
         record, ("completion", "output", "response", "answer"), "its completion"

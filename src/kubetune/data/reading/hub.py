@@ -407,7 +407,7 @@ def _one_line(error: BaseException) -> str:
 def bound_waits() -> None:
     """Have the hub's client give up on silence, and on a hub that asks it to come back much later.
 
-    By itself it waits for ever on much of what it asks, asks again, and would wait for hours if it is told to.
+    By itself it waits for ever on much of what it asks, asks again, and would wait for hours if the server asks it to.
     """
     from huggingface_hub import set_client_factory
     from huggingface_hub.utils import _http

@@ -1,7 +1,7 @@
 """Reading records from a file of any format, each with the line it stands on, in bounded memory.
 
 A reader is a function of a file and the problems. It yields records; a line that is no record is noted as a problem and
-passed over. Which reader a file has is said by its ending, in config/data_files.py.
+passed over. A file's ending decides which reader it has, in config/data_files.py.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ _OF_THE_TEXT: Final = (
     "token_type_ids",
     "mm_token_type_ids",
 )
-# Keys that tell tokens of images from those of text, where a model wants to be told.
+# Arguments that mark tokens of images, for models that take one.
 _KINDS: Final = ("token_type_ids", "mm_token_type_ids")
 # The parts of a processor that images and texts need.
 _SEEING: Final = ("image_processor", "tokenizer")

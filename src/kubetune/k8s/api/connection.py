@@ -97,7 +97,7 @@ class Connection:
             weakref.finalize(self, client.close)
         # Both by time.monotonic().
         self._doubt_until: float | None = None  # refusals of rights are not believed before
-        self._ready_since = -math.inf  # the server last said that it is ready
+        self._ready_since = -math.inf  # when the server last answered that it is ready
 
     def client(self, silence_seconds: float | None = None) -> httpx2.Client:
         """Return a client that gives up after so much silence."""
@@ -159,7 +159,7 @@ class Connection:
                 left = deadline - time.monotonic()
                 if left <= 0 or not _is_worth_another_try(error):
                     raise
-                # What the login program says was told, and the server is not to blame.
+                # The login program has explained itself, and the server is not to blame.
                 if not isinstance(error, NotLoggedIn):
                     self._tell_of_waiting(pause, error.pause_seconds)
                 time.sleep(min(max(pause, error.pause_seconds), left))

@@ -106,7 +106,7 @@ def _login_of_context(kubeconfig: Kubeconfig, tell: Callable[[str], None]) -> Lo
     if context.user:
         user, user_file = kubeconfig.entry("user", context.user, f"context {current}")
 
-    # All that can be wrong is said here, with its file, rather than at the first request.
+    # Report every mistake here, with its file, rather than at the first request.
     namespace = context.namespace or "default"
     problem = not_a_namespace(namespace)
     if problem:

@@ -21,7 +21,7 @@ from kubetune.errors import EnvironmentFault
 
 
 class ClusterEntry(models.Cluster):
-    """A cluster, with its proxy, its name in certificates, and what login programs are told of it."""
+    """A cluster, with its proxy, its name in certificates, and what login programs get to know of it."""
 
     server: str = ""
     tls_server_name: str | None = msgspec.field(name="tls-server-name", default=None)

@@ -222,7 +222,7 @@ class ExecLogin(httpx2.Auth):
         self._tell(f"{self._name()} has said nothing for {taken}")
 
     def _info(self, is_interactive: bool) -> dict[str, Any]:
-        """Return what the program is told of us and, if it asks for that, of the cluster."""
+        """Return the input of the program: facts on us and, if it asks for them, on the cluster."""
         spec: dict[str, Any] = {"interactive": is_interactive}
         if self._program.provideClusterInfo:
             cluster = self._cluster

@@ -288,7 +288,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         state = ExitStatus(status["code"], status["reason"]).state
         reason = status["reason"]
 
-    # Nobody could be asked: what pods said as they ended, then a note or the log.
+    # No pod can be asked: take the last message of ended pods, then a note or the log.
     if progress is None and not silence:
         progress = left_progress(trainers)
     if progress is None and state == "stopped":

@@ -40,7 +40,7 @@ def query_gpus(cluster: Cluster, targets: Sequence[Target]) -> list[Gpus]:
             return Gpus(target.node, target.pod, [], problem)
         except EnvironmentFault as error:
             return Gpus(target.node, target.pod, [], str(error))
-        # Both streams in one: where it failed, this is what it said.
+        # Both streams in one: if the command failed, they hold its error.
         text = answer.getvalue().decode(errors="replace")
         if code != 0:
             problem = text.strip() or f"nvidia-smi ended with exit code {code}"

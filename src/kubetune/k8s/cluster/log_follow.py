@@ -41,7 +41,7 @@ _PASSING_SECONDS = 0.05
 _SILENT_SECONDS = 1.0
 # How long a log that breaks off is asked for without a new line, once the run is over.
 _PATIENCE_SECONDS = 60.0
-# How long a log may break off before the user is told.
+# How long a log may break off before a message says so.
 _PATIENT_SECONDS = 10.0
 # How long a run is followed of which nobody says how it stands.
 _ABSENCE_SECONDS = 600.0
@@ -495,7 +495,7 @@ class LogReader:
 
 
 def follow_to_end(cluster: Cluster, follower: LogFollower) -> None:
-    """Follow for the sake of how it ends: the user is told of a log that cannot be read, and that is no failure."""
+    """Follow to learn how the run ends. A log that cannot be read gives a message, and is no failure."""
     try:
         follower.follow()
     except UnreadableLog as error:

@@ -187,7 +187,7 @@ def culprit(pods: Sequence[Object]) -> Object | None:
 
         0  one whose error another start would repeat, such as a bad config, however many lost their peers by it
         1  any other that failed by itself
-        2  one that only lost its peer, or was told to stop
+        2  one that only lost its peer, or was asked to stop
         3  one of an earlier start, which had ended when the pod that ended last began
     """
     last_failed = {node_number(pod): pod for pod in pods if exit_code(pod)}
@@ -212,7 +212,7 @@ def _finished(end: Object) -> str:
 
 
 def only_followed(pod: Object) -> bool:
-    """True if a pod ended because another did, or was told to."""
+    """True if a pod ended because another did, or because it was asked to."""
     error = (message_of(pod) or {}).get("error")
     return errors.only_followed(exit_code(pod) or 0, error)
 

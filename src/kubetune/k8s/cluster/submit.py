@@ -303,7 +303,7 @@ def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None
         except Refused as error:
             problems.append(str(error))
 
-    # Missing rights are told together, as one request to whoever may grant them.
+    # Missing rights are listed together, as one request to whoever may grant them.
     if rights:
         problems.append(missing_rights(rights))
     if problems:
@@ -491,7 +491,7 @@ def _present(cluster: Cluster, spec: RunSpec) -> Object:
 
 def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool) -> None:
     """Take all pods of a run away, or let them come back."""
-    # Kueue starts again what is only suspended, so it has to be told itself.
+    # Kueue restarts what is only suspended, so its own object must change too.
     kind = kind_of(spec.kubernetes.kind)
     is_queued = bool(spec.kubernetes.queue) and kind.is_suspended_by_kueue
     if is_queued and kueue.is_installed(cluster):

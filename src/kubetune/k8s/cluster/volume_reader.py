@@ -116,7 +116,7 @@ class VolumeReader:
 
     def _wait_until_running(self, name: str) -> None:
         """Wait for our pod. Raise EnvironmentFault with what it waits for when time is up."""
-        # What the pod waits for is said by its last state, or by an event.
+        # The pod's last state, or an event, says what it waits for.
         last: Object = {}
         for _, pod in self._cluster.watch("Pod", self._spec.selector(FILES), seconds=_POD_SECONDS):
             if pods.name_of(pod) == name:

@@ -458,7 +458,7 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
         )
     yield from _topology(spec)
 
-    # With `gang: none` the user has said that they know.
+    # With `gang: none` the user has chosen this.
     if spec.pods > 1 and who == "none" and k.scheduling.gang == "auto":
         yield advice(
             key,

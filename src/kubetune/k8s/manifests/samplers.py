@@ -46,7 +46,7 @@ _LOOK_SECONDS = 2
 def _keep_serving() -> str:
     """Return the shell script around `vllm serve`: `sh -c SCRIPT EXIT_JSON vllm serve …`.
 
-    vLLM ends with 0 also when it is told to stop, or its engine has died. To a Job that is a server that has done its
+    vLLM ends with 0 also when it is asked to stop, or its engine has died. To a Job that is a server that has done its
     work, which is never started again, so `resume` would bring no servers back. Here 0 means that the run has ended:
 
         exit.json of the run                          the server

@@ -80,7 +80,7 @@ class Wishes:
 
 
 def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, relay: Relay) -> int:
-    """Search to the end, or until the sweep is told to stop. Return the exit code.
+    """Search to the end, or until the sweep is asked to stop. Return the exit code.
 
     `config` has the first value of each range. Raise ConfigError if the folder holds another sweep,
     EnvironmentFault if another process drives this one already.

@@ -139,7 +139,7 @@ class Table:
     unneeded: Mapping[str, str] = field(default_factory=dict)  # by names: the reason
 
     def by_key(self) -> dict[str, Row]:
-        """Return the row of each key; of two for one key that which is written last."""
+        """Return the row of each key. Of two rows for one key, the last one counts."""
         rows = [Row(keys, path) for path, keys in self.same.items()]
         rows += self.rows
         rows += [_row_of_dropped(keys, reason) for keys, reason in self.dropped.items()]

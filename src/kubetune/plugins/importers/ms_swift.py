@@ -78,7 +78,7 @@ def _sources(draft: Draft, place: str, text: Any) -> list[Any]:
         why = "is looked for on Hugging Face's hub, not on ModelScope; see that it is there"
         draft.drop(f"{key}: {path}", why)
     source = {"path": path + (match["sample"] or "")}
-    # `swift pt` trains plain texts, unless it is told to use the chat template.
+    # `swift pt` trains plain texts, unless it is asked to use the chat template.
     if draft.command == "pt" and draft.get("use_chat_template") is not True:
         source["format"] = "text"
     if not match["subsets"]:

@@ -52,7 +52,7 @@ def _use(value: Any, draft: Draft) -> Outcome:
         return dropped(
             "the address holds a variable that the file does not set; put addresses into grpo.servers.urls"
         )
-    # A server listens at 0.0.0.0; a trainer that is told so asks its own machine.
+    # A server listens at 0.0.0.0; a trainer with that address asks its own machine.
     urls = [str(url).replace("//0.0.0.0", "//localhost").rstrip("/") for url in addresses]
     return near(urls, _OTHER_PROGRAM)
 

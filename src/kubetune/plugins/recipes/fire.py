@@ -36,7 +36,7 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Round:
-    """An attempt and what the teacher said of it, empty where nothing was said."""
+    """An attempt and the teacher's feedback on it; empty if there was none."""
 
     attempt: str
     feedback: str = ""
@@ -114,7 +114,7 @@ def _clean(value: Any, where: str) -> str:
 
 
 def _rounds(turns: Sequence[Turn], notes: Counter[str]) -> list[Round]:
-    """Return the attempts, each with all that the teacher said of it before the next one."""
+    """Return the attempts, each with all feedback before the next attempt."""
     rounds: list[Round] = []
     for role, text in turns:
         if role == "assistant":
@@ -133,7 +133,7 @@ def _rounds(turns: Sequence[Turn], notes: Counter[str]) -> list[Round]:
 def _attempts(
     question: Turn, rounds: Sequence[Round], most: int, notes: Counter[str]
 ) -> list[dict[str, Any]]:
-    """Return a row for each attempt. An attempt that nothing was said of is no part of later states.
+    """Return a row for each attempt. An attempt without feedback is no part of later states.
 
     With at most one round of history, rows of the rounds 1, 2 and 3 are
 
@@ -160,7 +160,7 @@ def _attempts(
 
 
 def _conversation(question: Turn, rounds: Sequence[Round], notes: Counter[str]) -> list[Turn]:
-    """Return the record as one conversation. Of attempts with nothing said between them the last one counts."""
+    """Return the record as one conversation. Of attempts without feedback between them the last one counts."""
     turns = [question]
     for attempt in rounds[:-1]:
         if attempt.feedback:

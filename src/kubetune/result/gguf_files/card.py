@@ -1,4 +1,4 @@
-"""A card's parts on a GGUF file: how to run it, and what llama.cpp said of it."""
+"""A card's parts on a GGUF file: how to run it, and the proof by llama.cpp."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def how_to_run(facts: Mapping[str, Any]) -> str:
 
 
 def proof_by_llama_cpp(facts: Mapping[str, Any]) -> str:
-    """Return what llama.cpp said beside transformers, as a table and sentences."""
+    """Return llama.cpp's results beside those of transformers, as a table and sentences."""
     if "not_proved" in facts:
         return f"The file was not run by llama.cpp: {facts['not_proved']}."
     proof = facts["proof"]

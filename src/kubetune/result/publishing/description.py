@@ -58,7 +58,7 @@ def _quantised(facts: dict[str, Any], size: int) -> Iterator[tuple[str, str]]:
 
 
 def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield what llama.cpp said of a GGUF file, as labelled lines."""
+    """Yield the results of running a GGUF file in llama.cpp, as labelled lines."""
     if facts.get("kept_in_16_bits"):
         kept = counted(len(facts["kept_in_16_bits"]), "tensor")
         yield "", f"{kept} in f16, as rows do not fill blocks of {facts['type']}"

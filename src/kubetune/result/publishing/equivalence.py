@@ -1,4 +1,4 @@
-"""Proof that an exported model says what the trained one said: logits of both on held-out rows, by transformers.
+"""Proof that an exported model computes what the trained one did: logits of both on held-out rows, by transformers.
 
 Models are run one after the other, never two at a time. Nothing here loads or writes a model (export.py).
 """

@@ -57,7 +57,7 @@ def find_target(run_dir: Path, wanted: Wanted) -> Target:
 
 
 def require_way(target: Target) -> None:
-    """Raise what an upload would for want of a token or a network, before an export is made for it."""
+    """Raise the error of an upload without a token or a network, before an export is made for it."""
     # A registry asks for a password when it is spoken to, and takes it from the files of docker and podman.
     if target.image is None:
         from kubetune.result.publishing.hub_upload import token_to_upload

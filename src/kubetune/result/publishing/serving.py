@@ -34,7 +34,7 @@ CONVERTED_BY_OLLAMA: Final = {
 }  # fmt: skip
 
 # Kinds of mixtures (`model_type`) whose adapters on stacked experts vLLM 0.32 holds exactly as PEFT does, if it is
-# told that they are stacked. Mixtral's it leaves out, and prints nothing. `python -m tests.peers.vllm_adapters` tries all.
+# given a flag for it. Mixtral's it leaves out, and prints nothing. `python -m tests.peers.vllm_adapters` tries all.
 EXPERTS_IN_VLLM: Final = {
     "deepseek_v3", "ernie4_5_moe", "glm4_moe", "gpt_oss", "granitemoe", "lfm2_moe", "olmoe", "phimoe", "qwen3_5_moe",
     "qwen3_5_moe_text", "qwen3_moe", "qwen3_next",
@@ -96,7 +96,7 @@ def lora_words(adapters: Iterable[tuple[str, str, Mapping[str, Any]]]) -> list[s
     for name, path, base in adapters:
         if base.get("text_of"):
             path = f"{path}/{FOR_VLLM}"
-        if base.get("experts_of"):  # in one tensor, which vLLM takes only where it is told
+        if base.get("experts_of"):  # in one tensor, which vLLM takes only with a flag
             switches = ["--enable-mixed-moe-lora-format"]
             modules.append(json.dumps({"name": name, "path": path, "is_3d_lora_weight": True}))
         else:

@@ -75,7 +75,7 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
     if not wanted(files.read_object(run_dir / RESOLVED), os.environ, node):
         yield
         return
-    # No process if nobody asked to be told: it would take memory on every node.
+    # No process if nothing is configured: it would take memory on every node.
     process = processes.start_companion(
         "kubetune.supervisor.observers.observer_process", run_dir, node, offset
     )

@@ -51,7 +51,7 @@ class ShardedAdamW(FlatAdamW):
         self._moves_slices = can_move_slices(model)
         super().__init__(model.named_parameters(), settings)
         if self._moves_slices:
-            # FSDP keeps views of the old memory until it is told. By itself it looks only before its first forward pass.
+            # FSDP keeps views of the old memory until it looks again, by itself only before its first forward pass.
             for group in _groups(model):
                 for parameter in group.fsdp_params:
                     parameter.reset_sharded_param()

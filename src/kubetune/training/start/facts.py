@@ -46,7 +46,7 @@ def log_start(plan: Plan, world: World, data: Prepared, task: str) -> None:
     if data.labels is not None:
         logs.DATA.info("%s", data.labels)
 
-    # What a person should know about the data is said again at each start.
+    # What a person should know about the data is logged again at each start.
     for finding in data.findings:
         if finding.severity == "note":
             logs.DATA.info("%s", finding.line)

@@ -102,7 +102,7 @@ class MemoryBudget:
 
         A measured peak corrects the forecast. Without one, only this share of the device is counted on.
         """
-        # Without a forecast nothing can be said of how much each change saves.
+        # Without a forecast it is unknown how much each change saves.
         if self._weights is None or self._forecast is None:
             return "lower training.per_device_train_batch_size or data.max_length, or recompute activations"
         # The forecast of a changed run is taken to be wrong by the same factor, so the device looks that much smaller.

@@ -152,7 +152,7 @@ class SpanFinder:
         self._layouts[shape] = _Layout(steps, text[end:])
 
     def span(self, rendering: Rendering, turn: int) -> Span | None:
-        """Return the span of message `turn`, None if it cannot be told."""
+        """Return the span of message `turn`, None if it cannot be determined."""
         marks = rendering.marks
         of_turn = [i for i, mark in enumerate(marks) if rendering.part(mark).message == turn]
         if not of_turn or of_turn[-1] - of_turn[0] >= len(of_turn):

@@ -160,7 +160,7 @@ class ChatTemplate:
         return missing
 
     def _find_turn(self, rendering: Rendering, turn: int) -> Span:
-        """Return the span of a turn. Raise ValueError if it cannot be told."""
+        """Return the span of a turn. Raise ValueError if it cannot be determined."""
         parts = []
         for mark in rendering.marks:
             if mark.opens and rendering.part(mark).message == turn:
