@@ -298,7 +298,9 @@ def log_of_start(config: Config, caplog: pytest.LogCaptureFixture) -> list[str]:
     prepared = prepare(config)
     caplog.clear()
     with caplog.at_level(logging.INFO, logger="kubetune"):
-        log_start(make_plan(config, len(prepared.train), world_size=1), World(), prepared)
+        log_start(
+            make_plan(config, len(prepared.train), world_size=1), World(), prepared, config.task
+        )
     return [record.getMessage() for record in caplog.records]
 
 
