@@ -1,4 +1,4 @@
-"""The ground that everything else stands on: files, locks, logs, processes, signals, and values as people read them.
+"""The ground of everything else: files, locks, logs, processes, signals, and values as people read them.
 
 Not for anything that knows what a run is. Read `files` first: how a file appears whole or not at all.
 """

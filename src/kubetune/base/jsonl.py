@@ -188,7 +188,7 @@ class Follower:
         facts = os.fstat(file.fileno())
         is_same = self._inode in (-1, facts.st_ino) and facts.st_size >= self._place
         if is_same:
-            # The file may have been cut short and have grown again since. Then other bytes stand before the place.
+            # The file may have been cut short and have grown again since. Then other bytes are before the place.
             start = self._place - len(self._before)
             is_same = os.pread(file.fileno(), len(self._before), start) == self._before
         if not is_same:

@@ -187,7 +187,7 @@ def _log_uncaught_in_thread(args: threading.ExceptHookArgs) -> None:
 _SECRET_NAME = re.compile(r"(TOKEN|KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE)$", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+@")
 _SHORTEST_SECRET = 6  # characters; shorter values would be removed from innocent words
-_SHORTEST_REFUSED = 8  # characters; a shorter value may stand in a run file by chance
+_SHORTEST_REFUSED = 8  # characters; a shorter value may be in a run file by chance
 _REDACTED = "[secret]"
 
 
@@ -229,7 +229,7 @@ def _is_secret(name: str) -> bool:
 
 @functools.lru_cache(maxsize=4)
 def _secret_pattern(values: frozenset[str]) -> re.Pattern[str]:
-    """Return a pattern of all forms in which secrets may stand in a text."""
+    """Return a pattern of all forms in which secrets may be in a text."""
     forms = set[str]()
     for value in values:
         forms |= {value, quote(value), quote(value, safe=""), quote_plus(value)}

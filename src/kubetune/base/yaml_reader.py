@@ -195,7 +195,7 @@ class _Reader:
     def _mapping(self, node: MappingNode, path: KeyPath, depth: int) -> dict[str, Any]:
         values: dict[str, Any] = {}
         first_lines: dict[str, int] = {}
-        # Merged keys (`<<: *base`) are built first, wherever they stand, so that the mapping's own keys win, and so do
+        # Merged keys (`<<: *base`) are built first, wherever they are, so that the mapping's own keys win, and so do
         # the lines of these.
         merges = [value for key, value in node.value if key.value == "<<"]
         merged: dict[str, Any] = {}

@@ -95,7 +95,7 @@ def _scalar(value: Any) -> str:
 
 
 def _escaped(character: str) -> str:
-    """Return a character as it stands between double quotes."""
+    """Return a character as it is between double quotes."""
     if character in _SHORT:
         return _SHORT[character]
     if character.isprintable():

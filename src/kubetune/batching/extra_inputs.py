@@ -24,7 +24,7 @@ def moved_tensors(part: Any, device: torch.device) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The images of a micro-batch, and where they stand in it."""
+    """The images of a micro-batch, and where they are in it."""
 
     positions: Tensor  # int64 [3, tokens] in time, down and across
     is_image: Tensor  # bool [tokens]
@@ -82,7 +82,7 @@ class PrefixTree:
     """How the rows of a packed batch share sequences: rows with the same prefix have one sequence for it.
 
     Example: row 0 is "S S S a" and row 1 is "S S S b c". Row 0 trains the second S and a, row 1 the second S, b and c.
-    The prefix S S S stands once; the longest row continues right behind it:
+    The prefix S S S occurs once; the longest row continues right behind it:
 
         token        0 1 2 | 3 4 | 5        sequence 0: S S S     1: b c     2: a
                      S S S | b c | a        parents     -1        0          0

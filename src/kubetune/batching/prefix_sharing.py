@@ -1,4 +1,4 @@
-"""Make packed batches in which prefixes that rows share stand once.
+"""Make packed batches in which prefixes that rows share occur once.
 
 data/prepared/prefixes.py finds the prefixes. PrefixTree (extra_inputs.py) says what the results mean.
 

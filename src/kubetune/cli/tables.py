@@ -56,7 +56,7 @@ def table(
 
     widths = _widths(lines, width)
     for line in lines:
-        # Each cell is a list of lines, which stand below each other:
+        # Each cell is a list of lines, which lie below each other:
         #     ["support-", "bot"], ["done"]   →   support-  done
         #                                         bot
         folded = []

@@ -130,7 +130,7 @@ ALIASES |= {
     "resume_from_checkpoint": Alias("training.resume", {True: "must", False: SAYS_NOTHING}),
 }
 
-# Every key of `training` is Hugging Face's own and may stand at the top of the file, as it does there.
+# Every key of `training` is Hugging Face's own and may be at the top of the file, as it does there.
 ALIASES |= {name: Alias(f"training.{name}") for name in TrainingConfig.model_fields}
 
 
@@ -220,7 +220,7 @@ def canonical_file(entries: Iterable[Entry]) -> tuple[list[Entry], list[Problem]
             message = f"{dotted(entry.path)}: the same setting as {other}; keep one"
             problems.append(Problem(entry.origin, message))
             continue
-        if ours.value != {}:  # a section's beginning cannot contradict what stands in it
+        if ours.value != {}:  # a section's beginning cannot contradict what is in it
             seen[ours.path] = entry
         result.append(ours)
     return result, problems

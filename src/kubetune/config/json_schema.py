@@ -78,7 +78,7 @@ def at(path: KeyPath) -> Node | None:
 
 
 def _items(node: Node) -> Node | None:
-    """Return the schema of a list's items. None if no list may stand there."""
+    """Return the schema of a list's items. None if no list may be there."""
     for option in options(node):
         if "items" in option:
             items: Node = option["items"]

@@ -40,7 +40,7 @@ def explain(errors: Sequence[ErrorDetails], tree: Tree) -> list[Problem]:
 
 
 def _are_about_section(errors: Sequence[ErrorDetails]) -> bool:
-    """True if an error is about the section itself, not about what may stand in place of a section."""
+    """True if an error is about the section itself, not about what may be in place of a section."""
     return any(error["type"] in ("value_error", "missing", "extra_forbidden") for error in errors)
 
 

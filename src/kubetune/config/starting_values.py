@@ -1,7 +1,7 @@
 """Values that a new run starts from: `kubetune init`, runs without a file (`train --data FILE`), and the page's form.
 
 The schema's own defaults are another thing: they say what a key means that a run file leaves out, and so may never
-change. What stands here is written into the run file, or shown in the form, where its owner sees and changes it.
+change. What is here is written into the run file, or shown in the form, where its owner sees and changes it.
 """
 
 from __future__ import annotations

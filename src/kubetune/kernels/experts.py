@@ -30,10 +30,10 @@ class Routing(NamedTuple):
         order          1  2  3  5  0  4        rows of expert 0, then 1, then 2
         experts        0  0  1  1  2  2
         ends           2  4  6                 expert 0 has the sorted rows 0:2, expert 1 2:4, expert 2 4:6
-        back           4  0  1  2  5  3        row 0 stands at 4 once sorted; token 0's rows are at 4 and 0
+        back           4  0  1  2  5  3        row 0 is at 4 once sorted; token 0's rows are at 4 and 0
     """
 
-    order: Tensor  # int64 [rows] which row stands at each sorted place
+    order: Tensor  # int64 [rows] which row is at each sorted place
     back: Tensor  # int64 [rows] the sorted place of each row, the inverse of `order`
     ends: Tensor  # int32 [experts] where the rows of each expert end
     experts: Tensor  # int64 [rows] the expert at each sorted place
@@ -55,7 +55,7 @@ def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
         ids, torch.arange(experts, device=ids.device, dtype=ids.dtype), right=True
     )
 
-    # The inverse of a permutation: what stands at place i came from row order[i].
+    # The inverse of a permutation: what is at place i came from row order[i].
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
     return Routing(order, back, ends.to(torch.int32), ids, chosen.shape[-1])
@@ -127,7 +127,7 @@ def _gathered(x: Tensor, routing: Routing) -> Tensor:
 
 
 def _summed(y: Tensor, routing: Routing) -> Tensor:
-    # Where the rows of each token stand once sorted, [tokens, choices].
+    # Where the rows of each token are once sorted, [tokens, choices].
     bags = routing.back.view(-1, routing.choices)
     if y.dtype == torch.float32 and y.device.type == "cpu":
         # In one pass, without a copy of all rows in between.

@@ -22,7 +22,7 @@ from kubetune.kernels.lora import Adapters, Layer, flattened, lora_backward, lor
 
 
 class Bits(Protocol):
-    """A weight `[out, in]` for which few bits stand."""
+    """A weight `[out, in]` that is held in few bits."""
 
     def times(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Return the product of `rows` and the transposed weight, plus `bias`."""

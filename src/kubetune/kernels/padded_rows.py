@@ -6,7 +6,7 @@ Example: sequences a (3 tokens), b (2) and c (1) of one packed batch, with no sh
     padded batch     a a a     0 1 2       places in the packed batch; in padding 0
                      b b .     3 4 0
                      c . .     5 0 0
-    places           0 1 2 3 4 6           where each packed token stands in the padded batch
+    places           0 1 2 3 4 6           where each packed token is in the padded batch
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Rows(NamedTuple):
     """Sequences of a packed batch as rows of padded ones."""
 
     batches: tuple[Tensor, ...]  # int64 [rows, tokens] places in the packed batch
-    places: Tensor  # int64 [tokens] where each packed token stands in the batches, laid end to end
+    places: Tensor  # int64 [tokens] where each packed token is in the batches, laid end to end
 
 
 @lru_cache(maxsize=2)
@@ -39,9 +39,9 @@ def rows_of(
 ) -> Rows:
     """Return the sequences in padded batches, sorted by length, so that little is padding.
 
-    A sequence that others go on from has no row: it stands in theirs.
+    A sequence that others go on from has no row: it is in theirs.
     """
-    # 1. Where the tokens of each row stand in the packed batch, shared beginnings included.
+    # 1. Where the tokens of each row are in the packed batch, shared beginnings included.
     sequences = []
     for number, path in enumerate(paths(cu_seqlens, parents)):
         if number not in parents:

@@ -183,7 +183,7 @@ def _rule_of(
     #
     # The last query tells how long the window is. The other two must see what they see through a window of that length
     # that slides. One of chunks does not, unless the sequence fits into it; then it is the same as none.
-    # That no query sees another sequence is not asked: `attend` never leaves the sequence. Behind all this stands the
+    # That no query sees another sequence is not asked: `attend` never leaves the sequence. After all this comes the
     # self-check on the whole model.
     length = len(last)
     window = int(last.sum())

@@ -1,6 +1,6 @@
 """Run an unmodified Hugging Face classifier on packed batches, and prove on the model at hand that this is exact.
 
-An encoder's head looks at the first token of each sequence, a decoder's at the last. In a packed batch these stand
+An encoder's head looks at the first token of each sequence, a decoder's at the last. In a packed batch these are
 anywhere, so hooks hand the head exactly these rows, as a batch of sequences of one token. Sequences a a a and b b:
 
     packed batch        a0 a1 a2 b0 b1

@@ -64,7 +64,7 @@ TRANSPOSE_EXPERTS = Patch("transformers.core_model_loading:Transpose", "convert"
 READ_SLICE = Patch(
     "transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", _SHARDING
 )
-# Makes weights of what stands in files: whole ones of whole ones.
+# Converts the tensors of files to weights: whole tensors become whole weights.
 CONVERT_WEIGHTS = Patch("transformers.core_model_loading:WeightConverter", "convert", _SHARDING)
 # Gives what no file has its first values. It takes FSDP's classes for custom code, and passes over modules of custom
 # code whose tensors were all read, or that have none, such as one that fills in a buffer of its layers (Falcon-H1).

@@ -232,7 +232,7 @@ def with_cu_seqlens(stock: Forward, *args: Any, **kwargs: Any) -> Any:
 def by_rows(stock: Forward, *args: Any, **kwargs: Any) -> Any:
     """Run `stock` on padded batches whose rows are the sequences of the packed batch; outside of those, as it is.
 
-    Padding stands behind the tokens, so that what only looks back never sees it. The sequences a a a | b | c c:
+    Padding is behind the tokens, so that what only looks back never sees it. The sequences a a a | b | c c:
 
         packed batch     a a a b c c
         padded batch     a a a
@@ -302,5 +302,5 @@ def _packed(outputs: Sequence[Any], rows: Rows) -> Any:
     if first.shape[:2] != rows.batches[0].shape:
         return None
 
-    # `places` says for each token of the packed batch where it stands in the batches laid end to end.
+    # `places` says for each token of the packed batch where it is in the batches laid end to end.
     return torch.cat([part.flatten(0, 1) for part in outputs]).index_select(0, rows.places)[None]

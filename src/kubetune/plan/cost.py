@@ -273,7 +273,7 @@ def flops_per_token(
 ) -> float | None:
     """Return the FLOPs of forward and backward of one token, a label, in a row of `length`, or of the longest kind.
 
-    `saved_share`: share of all tokens that stands in beginnings which other rows have computed.
+    `saved_share`: share of all tokens that is in beginnings which other rows have computed.
     """
     cost = planned_cost(work.trainable, weights, has_vocabulary=not work.classifies)
     if cost is None:

@@ -77,7 +77,7 @@ def cards(run: RunRecord) -> list[Card]:
 
 
 def headline(run: RunRecord) -> list[Card]:
-    """Return the five cards that stand above all others."""
+    """Return the five cards at the top of the page."""
     work = _work(run)
     best = _best_metric(run)
     # A run without an evaluation shows how much it has read instead.

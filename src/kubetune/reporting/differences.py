@@ -113,7 +113,7 @@ def _joined_sections(runs: Sequence[Values]) -> list[Values]:
         for key, value in run.items():
             section, name = _split_key(key, sections)
             if section:
-                # The section stands where its first key stood.
+                # The section is where its first key was.
                 values.setdefault(section, {})[name] = value
             else:
                 values[key] = value

@@ -93,7 +93,7 @@ def charts_of(runs: Runs) -> list[Chart]:
     return charts
 
 
-# Charts that say how well a run learns, beginnings of their names: the first of these stands beside the loss.
+# Charts that say how well a run learns, beginnings of their names: the first of these is beside the loss.
 _OF_LEARNING = ("scores", "score-", "accuracy", "rewards", "reward", "sources")
 
 

@@ -53,7 +53,7 @@ def draw(lines: Sequence[Mapping[str, Any]]) -> str | None:
         *_axes(scale),
     ]
 
-    # The legend stands in one row above the curves.
+    # The legend is in one row above the curves.
     legend_x = _LEFT + 140
     for look, label, points in (
         ("c0", "training loss", training),

@@ -253,7 +253,7 @@ def _runaway(report: Mapping[str, Any]) -> list[Incident]:
     runaway = report.get("loss_runaway")
     if not isinstance(runaway, dict):
         return []
-    # "the loss ran away: 9.3 over the last 50 steps, …" → what stands behind the colon
+    # "the loss ran away: 9.3 over the last 50 steps, …" → what is behind the colon
     detail = runaway_line(runaway).partition(": ")[2]
     return [Incident(report["finished"], "the loss ran away", detail, report.get("steps"), True)]
 

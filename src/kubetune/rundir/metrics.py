@@ -47,7 +47,7 @@ class MetricsLog:
     """Rank 0's open metrics.jsonl and timings.jsonl.
 
     Opening cuts off what an earlier start wrote after the checkpoint that this start resumes from, so that no line
-    stands twice: steps after `resume_step` and evaluations after `evaluated_step` (both 0 for a start from the
+    occurs twice: steps after `resume_step` and evaluations after `evaluated_step` (both 0 for a start from the
     beginning). A warning names earlier lines that a damaged disk took.
     """
 

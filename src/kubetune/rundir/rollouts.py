@@ -20,7 +20,7 @@ from kubetune.base.files import open_inside
 FOLDER: Final = "rollouts"
 
 _ROW = re.compile(rb'"row": ?(\d{1,12}),')
-_BEGINNING = 300  # bytes of a line in which its row stands
+_BEGINNING = 300  # bytes of a line in which its row is
 
 
 def file_of(run_dir: Path, step: int) -> Path:

@@ -52,7 +52,7 @@ class Measured:
 
     def facts(self) -> dict[str, Any]:
         """Return the line of verdict.json."""
-        # The test stands beside the measures, not within them.
+        # The test is beside the measures, not within them.
         facts = dict(vars(self))
         del facts["paired"]
         return facts | self.paired._asdict()
@@ -182,7 +182,7 @@ def turned(
         changes.append((second.scores[name] - first.scores[name], facts))
     changes.sort(key=lambda change: change[0])
 
-    # The largest losses stand first, the largest gains last.
+    # The largest losses come first, the largest gains last.
     lost = [facts for change, facts in changes[:most] if change < 0]
     gained = [facts for change, facts in changes[: -most - 1 : -1] if change > 0]
     return {"gained": gained, "lost": lost}

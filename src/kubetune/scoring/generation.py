@@ -96,7 +96,7 @@ def _image_inputs(
 
     inputs = image_inputs(collate_pictured(rows, pictures, reader.processor).to(device))
     if len(prompts) > 1:
-        # The kinds of tokens stand end to end, and generation wants them padded on the left.
+        # The kinds of tokens lie end to end, and generation wants them padded on the left.
         kinds = inputs["mm_token_type_ids"][0].split([len(prompt) for prompt in prompts])
         padded = [functional.pad(kind, (longest - len(kind), 0)) for kind in kinds]
         inputs["mm_token_type_ids"] = torch.stack(padded)

@@ -105,7 +105,7 @@ def run(
         values = {}
         scores = {}
         for name, value in of_task.items():
-            # Beside metrics stand the task's name and other texts.
+            # Beside metrics are the task's name and other texts.
             if not isinstance(value, float):
                 continue
             values[name] = value
@@ -267,7 +267,7 @@ def _results(learner: Learner, batch: Batch) -> Iterator[tuple[float, bool]]:
         # [labels]: whether each label is the likeliest token, and its loss
         _, hits, losses = fsdp.inside(learner.lm, score_labels, learner, batch)
 
-    # The labels of all rows stand end to end.
+    # The labels of all rows lie end to end.
     losses = losses.double()
     begin = 0
     for count in batch.label_counts:

@@ -72,7 +72,7 @@ class Judge:
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return metrics of the answers by row, and a line for each row: `row`, `answer`, `scores`, `samples`.
 
-        The first answer of a row is the greedy one; those that were drawn stand behind it.
+        The first answer of a row is the greedy one; those that were drawn are behind it.
         """
         lines: list[dict[str, Any]] = []
         texts: list[str] = []
@@ -235,7 +235,7 @@ def shortened(text: str) -> str:
 
 def rehearse(judge: Judge, learner: Learner, world: World) -> None:
     """Let every rank answer the longest questions at full length, to see what memory it takes and that it works."""
-    # Groups stand longest first. `min_new_tokens` keeps the model from ending early.
+    # Groups come longest first. `min_new_tokens` keeps the model from ending early.
     longest = _groups(judge, learner)[:1]
     settings = {"min_new_tokens": judge.wanted.max_new_tokens}
     # Drawn answers take as much memory as the greedy one.
@@ -374,7 +374,7 @@ def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:
             return False
         return learner.route.padding_free or len(group[0].ids) == len(question.ids)
 
-    # Longest first: what takes the most memory is tried first, and prompts of about one length stand together.
+    # Longest first: what takes the most memory is tried first, and prompts of about one length are together.
     asked = sorted(judge.asked, key=lambda question: (-len(question.ids), question.row))
     groups: list[list[Question]] = []
     for question in asked:

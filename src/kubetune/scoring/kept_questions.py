@@ -81,7 +81,7 @@ def _turns(
         if not isinstance(example, Chat):
             continue
 
-        # The question is all that stands before the last answer.
+        # The question is all that is before the last answer.
         answered = trained_messages(example)
         if answered:
             turns[str(index)] = _question(example, answered[-1])
@@ -90,7 +90,7 @@ def _turns(
 
 
 def _question(chat: Chat, answer: int) -> dict[str, Any]:
-    """Return what stands before an answer of a conversation. `answer`: its index among the messages."""
+    """Return what is before an answer of a conversation. `answer`: its index among the messages."""
     question: dict[str, Any] = {
         "messages": [_shortened(message) for message in chat.messages[:answer]]
     }

@@ -48,7 +48,7 @@ def contains(answer: str, reference: str) -> float:
 
 def numeric(answer: str, reference: str) -> float:
     """Return 1 if the last numbers of both are equal; commas group thousands. A text without a number is wrong."""
-    # "The sum is 1,250." and "1250" are equal: prose stands before the result.
+    # "The sum is 1,250." and "1250" are equal: prose is before the result.
     ours = last_number(answer)
     theirs = last_number(reference)
     if ours is None or theirs is None:
@@ -162,7 +162,7 @@ def measures_of(
 
 
 def _behind_thoughts(measure: Measure) -> Measure:
-    """Return a measure that compares what stands behind the thoughts of both texts."""
+    """Return a measure that compares what is behind the thoughts of both texts."""
     return lambda answer, reference: measure(without_thoughts(answer), without_thoughts(reference))
 
 

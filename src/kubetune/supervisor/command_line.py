@@ -194,7 +194,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
             name = known
             break
 
-    # A prompt may be any word, even one like a flag if `--` stands before it. An override has its form.
+    # A prompt may be any word, even one like a flag if `--` is before it. An override has its form.
     takes_any_word = name is not None and name != "overrides"
     end_of_flags = len(rest)
     if takes_any_word and "--" in rest:

@@ -94,7 +94,7 @@ def _end(run_dir: Path, place: Place, relay: Relay, status: ExitStatus) -> int:
     if status.code == errors.OK and place.node == 0:
         status = _benchmarked(run_dir, relay, status)
 
-    # A run that was stopped before a rank wrote its step stands at its newest checkpoint.
+    # A run that was stopped before a rank wrote its step is at its newest checkpoint.
     if status.code == errors.PREEMPTED and status.step is None:
         newest = checkpoints.newest_step(run_dir)
         status = replace(status, step=newest)

@@ -117,7 +117,7 @@ class CausalLM(Task):
                 batch,
             )
 
-        # Labels stand sequence after sequence. Of 2 sequences with 3 and 1 labels:
+        # Labels lie sequence after sequence. Of 2 sequences with 3 and 1 labels:
         #
         #     losses      0.5  0.1  0.2  0.9
         #     sequence    0    0    0    1        loss_sums 0.8  0.9      label_counts 3  1

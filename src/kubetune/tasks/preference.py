@@ -266,7 +266,7 @@ def _every_second(batch: Batch, first: int) -> Batch:
 
     half = collate(sequences, batch.samples).to(batch.input_ids.device)
 
-    # What stands beside the tokens is cut in the same way.
+    # What is beside the tokens is cut in the same way.
     reference = None
     if batch.reference is not None:
         reference = batch.reference[:, first : first + 1]

@@ -2,7 +2,7 @@
 
 The sequences of the check have 7, 19 and other numbers of tokens. Those of 7 and of 19 hold an image each:
 
-    tokens   1 2 3 [image] 4 5 6 7        its features stand in the place of as many placeholder tokens
+    tokens   1 2 3 [image] 4 5 6 7        its features are in the place of as many placeholder tokens
 """
 
 from __future__ import annotations

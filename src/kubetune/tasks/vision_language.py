@@ -133,7 +133,7 @@ def _freeze(model: nn.Module, frozen: str) -> None:
 
 def frozen_modules(model: nn.Module, vision: VisionConfig) -> str | None:
     """Return an expression for the full names of what must not learn, or None where all may."""
-    # By what stands in the model at hand: families name their towers differently.
+    # By what is in the model at hand: families name their towers differently.
     names = [name for name, _ in model.named_modules()]
     has_tower = any(part in TOWERS for name in names for part in name.split("."))
     if vision.freeze_vision_tower and not has_tower:

@@ -62,7 +62,7 @@ def measured(
 
     by_source = {}
     for index, name in enumerate(rows.names):
-        # Losses stand first in the sums, then labels. A source may have no rows in the evaluation.
+        # Losses come first in the sums, then labels. A source may have no rows in the evaluation.
         num_labels = sums[number + index]
         if num_labels:
             by_source[f"eval_loss/{name}"] = sums[index] / num_labels

@@ -80,7 +80,7 @@ def all_runs(request: Request) -> Response:
 
 
 def one_run(request: Request) -> Response:
-    """Show everything about one run, and how it stands at this moment."""
+    """Show everything about one run, and its state at this moment."""
     site = site_of(request)
     run_dir = run_of(request)
     (record,) = site.records.read([run_dir])

@@ -19,7 +19,7 @@ from kubetune.ui.site import Missing, Site, page, site_of
 
 
 def sweep(request: Request) -> Response:
-    """Show a sweep as it stands at this moment. Its trials are links to the pages of their runs."""
+    """Show a sweep as it is at this moment. Its trials are links to the pages of their runs."""
     site = site_of(request)
     folder = sweep_of(request)
 

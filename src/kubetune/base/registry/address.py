@@ -94,7 +94,7 @@ def cached_digest(folder: str, address: str) -> str | None:
     """Return the digest of an image that lies in a folder of a cache. None if it is of another repository, or none."""
     wanted = parse(address)
     parent, _, last = folder.rpartition("/")
-    # The caches of two machines differ in what stands before this.
+    # The caches of two machines differ in what is before this.
     is_of = parent.endswith(f"/{FOLDER}/{wanted.folder}")
     if not is_of or not last.startswith("sha256-"):
         return None

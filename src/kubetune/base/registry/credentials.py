@@ -43,7 +43,7 @@ def config_file() -> Path:
 def find(host: str) -> Credential | None:
     """Return what docker's config has for a registry. None if it has nothing.
 
-    As docker does: the helper of this registry, else the helper for all, else what stands in the file itself. Raise
+    As docker does: the helper of this registry, else the helper for all, else what is in the file itself. Raise
     EnvironmentFault if the file or the helper is broken.
     """
     config = _read(config_file())

@@ -276,7 +276,7 @@ def _token(stored: Path) -> str | None:
 
 def _ask_hub(endpoint: str, token: str | None, token_state: str) -> Finding:
     """Ask the hub who the token belongs to, or without one for a model."""
-    # What stands before an @ may be a password.
+    # What is before an @ may be a password.
     address = endpoint.rpartition("@")[2]
     try:
         parts = urlsplit(endpoint)

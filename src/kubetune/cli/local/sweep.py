@@ -236,7 +236,7 @@ def _limit_trials(args: argparse.Namespace, ranges: Sequence[Any]) -> None:
 
 @prints_json
 def _status(args: argparse.Namespace) -> Answer:
-    """Show all trials, and how the sweep as a whole stands."""
+    """Show all trials, and the state of the sweep as a whole."""
     from kubetune.library.sweep.record import read_record, read_search
 
     search = read_search(args.folder)

@@ -1,4 +1,4 @@
-"""`kubetune status`: how the runs of a namespace stand, or all that is known of one."""
+"""`kubetune status`: the state of a namespace's runs, or all that is known of one."""
 
 from __future__ import annotations
 
@@ -394,7 +394,7 @@ def headline(observed: ObservedRun) -> Iterator[str]:
     elif run_facts["phase"] and observed.state == "running":
         yield f"no step yet; rank 0: {run_facts['phase']}"
 
-    # What a failed run says of its end stands above already.
+    # What a failed run says of its end is above already.
     stop = last_stop(run_facts)
     if stop and run_facts["restarts"] and observed.state != "failed":
         yield stop

@@ -28,7 +28,7 @@ HELP = """\
 /image FILE    shows the model an image with your next message
 /history       shows the conversation
 /exit, Ctrl-D  leaves; Ctrl-C interrupts an answer"""
-# On a narrower terminal the answers stand below each other.
+# On a narrower terminal the answers lie below each other.
 NARROWEST_FOR_COLUMNS = 80
 
 

@@ -207,7 +207,7 @@ def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPr
 
 
 def prompt_of(row: dict[str, Any]) -> Prompt:
-    """Return a row's question: its plain text, or its messages with the system message that stands beside them.
+    """Return a row's question: its plain text, or its messages with the system message that is beside them.
 
     Raise ValueError where the row has two system messages that differ.
     """

@@ -209,7 +209,7 @@ class MountConfig(Section):
 
 
 class SecretKey(Section):
-    """A key of a Secret, by reference; values never stand in a run file."""
+    """A key of a Secret, by reference; a value is never in a run file."""
 
     secret: Name = Field(description="Name of the Secret.")
     key: str | None = Field(

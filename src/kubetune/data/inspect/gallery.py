@@ -132,7 +132,7 @@ def _pick(
     labels: Sequence[str] | None,
 ) -> Picked:
     """Return row `number` of a batch, whose tokens begin at `begin`."""
-    # The tokens of all rows of a batch stand end to end.
+    # The tokens of all rows of a batch lie end to end.
     chunk = result.chunk
     end = begin + chunk.lengths[number]
     return Picked(

@@ -26,7 +26,7 @@ def may_share_prefixes(
     """True if a run may share prefixes, as far as its config says.
 
     KTO judges answers one by one, and beside questions that are not theirs; classifiers and images have no packed
-    batches in which a prefix could stand once.
+    batches in which a prefix could occur once.
     """
     if task == "preference":
         is_text = preference.loss != "kto"
@@ -38,7 +38,7 @@ def may_share_prefixes(
 
 
 def repeated_tokens(rows: Sequence[Sequence[Sequence[int]]]) -> int:
-    """Return how many tokens would be computed once too often if all rows stood in one batch.
+    """Return how many tokens would be computed once too often if all rows were in one batch.
 
     A row is a list of sequences. Sorted, each sequence repeats what it has in common with the one before it.
     """

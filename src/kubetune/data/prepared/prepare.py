@@ -249,7 +249,7 @@ def _write_rows(
     # Bad records are reported together, at the end, so that a user can mend all of them at once.
     data_pass.problems.raise_if_any()
 
-    # What stands beside the rows: facts, labels, counts.
+    # What is beside the rows: facts, labels, counts.
     data_facts.write(folder, data_facts.learn(spec.data.train[0], spec.record_kind))
     if data_pass.labels is not None:
         data_pass.labels.write(folder / LABELS)

@@ -151,7 +151,7 @@ def _labelled_text(example: Labelled) -> str:
 
 
 def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
-    """Return the keys that stand beside the messages of a record, where it has any tools or images."""
+    """Return the keys that are beside the messages of a record, where it has any tools or images."""
     keys: dict[str, Any] = {}
     if tools:
         keys["tools"] = list(tools)
@@ -256,7 +256,7 @@ def _to_judged(example: Example) -> dict[str, Any]:
 
 
 def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
-    """Return the prompt and the answer, as texts or messages, and what stands beside them."""
+    """Return the prompt and the answer, as texts or messages, and what is beside them."""
     # Plain texts have no tools and no images beside them.
     if isinstance(answer, Pair):
         return answer.prompt, answer.completion, {}
@@ -298,7 +298,7 @@ def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record
         else:
             replies[record.value["parent_id"]].append(record.value)
 
-    # Only now: the rows of a tree may stand in any order.
+    # Only now: the rows of a tree may be in any order.
     for root in roots:
         turns = []
         for node in _best_thread(root.value, replies):

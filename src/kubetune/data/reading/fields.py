@@ -29,11 +29,11 @@ class Fields(Mapping[str, Any]):
     def __init__(self, value: Mapping[str, Any]) -> None:
         self._value = value
         self._read: set[str] = set()
-        # Unread keys of what stands inside the record, such as `messages[].id`.
+        # Unread keys of what is inside the record, such as `messages[].id`.
         self._noted: set[str] = set()
         # What keys were taken as, where their names do not say it.
         self._taken: list[str] = []
-        # Images that stand in the contents of messages, in their order.
+        # Images that are in the contents of messages, in their order.
         self.images: list[Any] = []
 
     def __getitem__(self, key: str) -> Any:

@@ -517,7 +517,7 @@ def _from_labelled(value: Fields) -> Labelled:
 
 
 def label_key(value: Value, *, is_pair: bool) -> str:
-    """Return the key that a record's label stands under.
+    """Return the key that a record's label is under.
 
     Data sets with several labels write `labels`; those with pairs to compare have a `score`.
     """
@@ -612,7 +612,7 @@ def _chat(
     turns: list[Turn],
     context: int = 0,
 ) -> Chat:
-    """Return a conversation with what stands beside its messages. `context`: how many of them are a prompt."""
+    """Return a conversation with what is beside its messages. `context`: how many of them are a prompt."""
     system = _system(record, turns)
     if system is not None:
         turns = [system, *turns]
@@ -634,7 +634,7 @@ def _chat(
 
 
 def _system(record: Fields, turns: list[Turn]) -> Turn | None:
-    """Return the message of the system that stands beside the messages; None where they begin with it."""
+    """Return the message of the system that is beside the messages; None where they begin with it."""
     # The same text may be written several times.
     texts = {}
     for key in ("system", "system_prompt"):

@@ -55,7 +55,7 @@ class ImageFacts:
 
 def image_of_row(data_file: str, path: str) -> Path:
     """Return the file that a row of `data_file` means by `path`, which is absolute or begins at the data's folder."""
-    # An absolute path replaces what stands before it.
+    # An absolute path replaces what is before it.
     return Path(data_file).parent / path
 
 

@@ -74,7 +74,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
 
 
 def _json_mistake(error: json.JSONDecodeError) -> str:
-    """Return what `json` found, in words that can stand before `at column 7`."""
+    """Return what `json` found, in words that can be before `at column 7`."""
     if error.msg.startswith("Unterminated string"):
         return "an open string"
     if not error.msg.startswith("Invalid control character"):
@@ -171,7 +171,7 @@ class _JsonScan:
     """Reads a JSON text value by value, and holds one block and one value of it at a time."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        # the line that is read, or that a mistake stands on
+        # the line that is read, or that a mistake is on
         self.line = 1
         self._stream = stream
         # a block may end within a character
@@ -185,7 +185,7 @@ class _JsonScan:
     def values(self) -> Iterator[tuple[int, Any]]:
         """Yield each value of a list, or of objects one after the other, with the line that it begins on.
 
-        A value that must not be read as it stands is a Flawed. Raise ValueError where reading cannot go on.
+        A value that must not be read as it is becomes a Flawed. Raise ValueError where reading cannot go on.
         """
         if self._next_char() == "{":
             yield from self._objects()
@@ -228,7 +228,7 @@ class _JsonScan:
             begin = self._at
             while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
                 self._at += 1
-            # Mistakes are named by the line that they stand on.
+            # Mistakes are named by the line that they are on.
             self.line += self._text.count("\n", begin, self._at)
             if self._at < len(self._text):
                 return self._text[self._at]

@@ -1,7 +1,7 @@
 """Messages of conversations in every spelling, as the one form that chat templates read, and whether each is trained.
 
 Spellings: OpenAI's, ShareGPT's (`from`, `value`), and contents in parts as OpenAI, transformers and LLaMA-Factory have
-them. Nothing here knows the records that messages stand in (formats.py).
+them. Nothing here knows the records that messages are in (formats.py).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
 # Keys under which axolotl's data say which characters of a message are trained.
 _DETAILS: Final = ("train_detail", "training_detail")
 
-# What a message's thoughts stand under.
+# What a message's thoughts are under.
 _REASONING: Final = ("reasoning_content", "thinking", "reasoning")
 _READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))
 # Keys that are used where the chat template names them, as many do.
@@ -247,7 +247,7 @@ def _turn(
 
 
 def _require_one_thought(message: dict[str, Any], where: str) -> None:
-    """Raise ValueError for reasoning that is no text, or that stands under two keys and differs."""
+    """Raise ValueError for reasoning that is no text, or that is under two keys and differs."""
     keys = [key for key in _REASONING if key in message]
     # A tool may write the same thought under two names.
     texts = {text_of(message[key], f"{where}.{key}", may_be_empty=True) for key in keys}
@@ -277,7 +277,7 @@ def _take_switches(
                 f"{where}.{key} is {show(message[key])}; write `train: false` where a message is not trained"
             )
 
-    # Several tools' switches may stand beside each other, as long as they agree.
+    # Several tools' switches may be beside each other, as long as they agree.
     switches: dict[str, bool] = {}
     for key in SWITCHES:
         value = message.pop(key, None)

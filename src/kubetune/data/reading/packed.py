@@ -66,7 +66,7 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
             return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
     if start.startswith(b"PAR1") and ending_of(file) != ".parquet":
         return f"is a Parquet file; name it {file.stem}.parquet"
-    # NULs alone say nothing of an encoding: the reader names the line they stand on.
+    # NULs alone say nothing of an encoding: the reader names the line they are on.
     encoding = json.detect_encoding(start)
     if start.strip(b"\0") and not encoding.startswith("utf-8"):
         name = re.sub("-(?=[BL]E)", "", encoding.upper())  # iconv has UTF-16LE, Python utf-16-le

@@ -128,7 +128,7 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
         _take_repeated_prompts(rest, talk)
         return Side(_record(rest, prompt, answer, shape), "messages"), is_good
 
-    # … or stands under a key, with its prompt before it there or beside it.
+    # … or is under a key, with its prompt before it there or beside it.
     named_answer = _take(rest, _ANSWERS)
     if named_answer is None:
         raise ValueError(f"{keys(value)}; expected `completion` or `messages`, with `label`")
@@ -407,7 +407,7 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
 
     `opens`: the text is a prompt, so it must end with "Assistant:", which is left out.
     """
-    # The split gives what stands before the first speaker, then each speaker and what it says.
+    # The split gives what is before the first speaker, then each speaker and what it says.
     parts = _SPOKEN.split(text)
     if len(parts) < 5 or parts[0].strip() or parts[1] != "Human":
         return []

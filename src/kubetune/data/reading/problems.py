@@ -85,7 +85,7 @@ class Problems:
         return [visible(f"{file}:{line}: {what}.", keep="") for file, line, what in self._kept]
 
     def sentences(self) -> list[str]:
-        """Return the problems in the order of their first lines; one that several records have stands there once."""
+        """Return the problems in the order of their first lines; a problem of several records occurs once."""
         kinds = sorted(self._kinds.items(), key=lambda item: (item[0][0], item[1].lines[0]))
         return [visible(kind.sentence(file, what), keep="") for (file, what), kind in kinds]
 

@@ -1,6 +1,6 @@
 """Records of `task: grpo`: a prompt, which the model answers itself, and the right answer where the record has one.
 
-A record becomes one that other shapes read, with an answer: the right one, under whatever name it stands, or NO_ANSWER.
+A record becomes one that other shapes read, with an answer: the right one, under whatever name it is, or NO_ANSWER.
 
     {"prompt": "2 + 2?", "solution": 4}         →  prompt "2 + 2?", completion "4"
     {"messages": [{"role": "user", …}]}         →  the same with one more message, of the assistant
@@ -27,7 +27,7 @@ _ASSISTANTS: Final = ("assistant", "gpt", "model")
 def right_answer(value: Mapping[str, Any], column: str | None = None) -> str | None:
     """Return the right answer of a record as a text, or None where it has none.
 
-    `column` names where it stands. Numbers are written as Python writes them. verl's records have it one level below.
+    `column` names where it is. Numbers are written as Python writes them. verl's records have it one level below.
     """
     names = _REFERENCES if column is None else (column,)
     places = [value]

@@ -1,4 +1,4 @@
-"""Reading records from a file of any format, each with the line it stands on, in bounded memory.
+"""Reading records from a file of any format, each with the line it is on, in bounded memory.
 
 A reader is a function of a file and the problems. It yields records; a line that is no record is noted as a problem and
 passed over. A file's ending decides which reader it has, in config/data_files.py.

@@ -469,7 +469,7 @@ def _names_in(facts: Mapping[str, Any]) -> list[str]:
     data_files = facts.get("_data_files")
     if isinstance(data_files, list):
         names += [entry.get("filename") for entry in data_files if isinstance(entry, dict)]
-    # The files are of unknown origin, so anything may stand in them.
+    # The files are of unknown origin, so anything may be in them.
     return [name for name in names if isinstance(name, str)]
 
 

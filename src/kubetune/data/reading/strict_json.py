@@ -1,4 +1,4 @@
-"""JSON of which nothing is lost: a key that stands twice, and what is no JSON though Python reads it, are refused."""
+"""JSON of which nothing is lost: a key that occurs twice, and what is no JSON though Python reads it, are refused."""
 
 from __future__ import annotations
 

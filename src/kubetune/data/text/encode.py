@@ -103,7 +103,7 @@ class Encoder:
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Return rows of many examples; in place of one that is refused, the reason."""
-        # Refused ones keep their place, so that results stand in the order of the examples.
+        # Refused ones keep their place, so that results are in the order of the examples.
         results: list[Encoded | str] = [""] * len(examples)
         chats: dict[int, Chat] = {}
         for i, example in enumerate(examples):

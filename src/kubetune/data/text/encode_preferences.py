@@ -78,7 +78,7 @@ class PreferenceEncoder:
         if self._margins:
             target = (margin or 0.0,)
 
-        # Notes of either answer are notes of the row; images stand in the prompt, which both share.
+        # Notes of either answer are notes of the row; images are in the prompt, which both share.
         return Encoded(
             ids=chosen.ids + rejected.ids,
             trained=chosen.trained + rejected.trained,
@@ -95,7 +95,7 @@ class PreferenceEncoder:
         encoded: Encoded,
         limit: int,
     ) -> Encoded:
-        """Return the first `limit` tokens of each sequence. Images stand in the prompt, which is the same in both."""
+        """Return the first `limit` tokens of each sequence. Images are in the prompt, which is the same in both."""
         parts = []
         for answer, (ids, trained) in zip(_answers(example), encoded.sequences, strict=True):
             # Each sequence is cut as if it were a row of its own.

@@ -25,7 +25,7 @@ class PromptEncoder:
         self._special = add_special_tokens
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
-        """Return rows of many examples; in place of one that is refused stands why."""
+        """Return the rows of many examples; the reason in place of a refused one."""
         # One by one: prompts are short, and rendering is not what takes time here.
         rows: list[Encoded | str] = []
         for example in examples:

@@ -335,7 +335,7 @@ class Tokenizer:
         prompt: str | Sequence[Message],
         tools: Sequence[Any] | None = None,
     ) -> list[int]:
-        """Return the ids that a model gets to continue: those that stood before its labels in training.
+        """Return the ids that a model gets to continue: those that were before its labels in training.
 
         `prompt`: a text, or the messages of a conversation. Raise ValueError if the template refuses them.
         """

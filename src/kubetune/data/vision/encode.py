@@ -35,7 +35,7 @@ class VisionEncoder:
         self._see_paths = lru_cache(maxsize=4096)(processor.see)
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
-        """Return rows of many examples; in place of one that is refused stands why."""
+        """Return the rows of many examples; the reason in place of a refused one."""
         rows: list[Encoded | str] = [""] * len(examples)
         texts: dict[int, Example] = {}
         for number, example in enumerate(examples):

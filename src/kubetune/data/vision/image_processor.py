@@ -59,7 +59,7 @@ class Upright(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """An image as it stands in a text."""
+    """An image as it is in a text."""
 
     text: str  # in which each run of the image token is one token
     runs: tuple[int, ...]  # how long these runs are
@@ -179,7 +179,7 @@ class ImageProcessor:
         return int(patches) // self.merge_size**2
 
     def see(self, files: Sequence[Path]) -> list[Seen]:
-        """Return the images of one row as they stand in its text. Raise UnusableImage for what cannot be trained on.
+        """Return the images of one row as they are in its text. Raise UnusableImage for what cannot be trained on.
 
         All at once: some models lay out an image otherwise where it is not alone.
         """
@@ -341,7 +341,7 @@ def load_image_processor(
             f"model {model.path} has no image processor; expected {CONFIGS[0]} beside its weights"
         )
 
-    # An image stands between two tokens of its own: <|vision_start|><|image_pad|><|vision_end|>
+    # An image is between two tokens of its own: <|vision_start|><|image_pad|><|vision_end|>
     start = facts.get("vision_start_token_id", facts.get("image_start_token_id"))
     end = facts.get("vision_end_token_id", facts.get("image_end_token_id"))
     text = ""

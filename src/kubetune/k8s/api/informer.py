@@ -23,7 +23,7 @@ class Informer:
     """The objects of a kind with these labels and fields, from `with` on to its end.
 
     A thread calls `on_change` for each `ADDED`, `MODIFIED` and `DELETED`, and sets `changed` after it. `objects` raises
-    what the server refuses. While the server is away, the last known objects stand.
+    what the server refuses. While the server is away, the last known objects are returned.
     """
 
     def __init__(

@@ -268,7 +268,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
     trainers = trainer_pods(cluster, spec)
     state, reason = pods.state_of(workload, trainers)
 
-    # While there is no trainer, the pods that prepare say how the run stands.
+    # While there is no trainer, the pods that prepare say what the run is doing.
     preparing: list[Object] = []
     if spec.prepares and not trainers and state in ("absent", "waiting", "failed"):
         preparing = preparation.find_pods(cluster, spec)

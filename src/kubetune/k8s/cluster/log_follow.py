@@ -43,7 +43,7 @@ _SILENT_SECONDS = 1.0
 _PATIENCE_SECONDS = 60.0
 # How long a log may break off before a message says so.
 _PATIENT_SECONDS = 10.0
-# How long a run is followed of which nobody says how it stands.
+# How long a run is followed whose state nobody reports.
 _ABSENCE_SECONDS = 600.0
 _FRACTION = re.compile(r"(?:\.(\d+))?(Z|[+-]\d\d:\d\d)$")
 
@@ -257,7 +257,7 @@ class LogFollower:
         return list(self._pods_seen.values())
 
     def standing(self, source: Source) -> Standing:
-        """Return how a start of a container stands: whether more lines can come; `ended` still has its log."""
+        """Return the state of a container's start: whether more lines can come; `ended` still has its log."""
         assert self._pods is not None
         pod = self._pods.get(source.pod)
         if pod is None or pod["metadata"]["uid"] != source.uid:

@@ -171,7 +171,7 @@ def board(run: str) -> Manifest:
 
 
 def _panel(run: str, number: int, title: str, unit: str, metrics: tuple[str, ...]) -> Manifest:
-    """Return one panel of the board. Two stand side by side, 12 of 24 columns wide and 8 rows high."""
+    """Return one panel of the board. Two are side by side, 12 of 24 columns wide and 8 rows high."""
     source = {"type": "prometheus", "uid": "${source}"}
     targets = []
     for index, metric in enumerate(metrics):

@@ -3,7 +3,7 @@
 For short sequences this is several times faster than SDPA one by one and far faster than a block-diagonal mask:
 query groups are folded into rows so that keys and values are never repeated, row blocks skip most of the upper
 triangle, and the probabilities are kept in the dtype of the inputs. Not for long sequences: memory is O(length²).
-Beginnings that sequences share stand in the batch once, and each of them sees them there.
+Beginnings that sequences share are in the batch once, and each of them sees them there.
 
 Example: sequences a (5 tokens) and b (2), causal, as if a block had 2 queries. x is computed and used, - computed and
 hidden, and what is blank is never computed:
@@ -68,7 +68,7 @@ def _length(spans: tuple[slice, ...]) -> int:
 def paths(
     cu_seqlens: tuple[int, ...], parents: tuple[int, ...] = ()
 ) -> Iterator[tuple[slice, ...]]:
-    """Yield where the tokens of each sequence stand in a packed batch: its shared beginnings, then its own."""
+    """Yield where the tokens of each sequence are in a packed batch: its shared beginnings, then its own."""
     # "s s" shared by "b b" and "a", with cu_seqlens (0, 2, 4, 5) and parents (-1, 0, 0): (0:2), (0:2, 2:4), (0:2, 4:5)
     all_paths: list[tuple[slice, ...]] = []
     for number, (start, stop) in enumerate(pairwise(cu_seqlens)):
@@ -196,7 +196,7 @@ class _BlockAttention(Function):
         parents: tuple[int, ...],
     ) -> Tensor:
         # A block is n queries of one sequence and the m keys that they may see; all heads run in one product.
-        #   S = scale · Q Kᵀ     `[kv_heads, groups · n, m]`: heads that share keys stand as rows below each other
+        #   S = scale · Q Kᵀ     `[kv_heads, groups · n, m]`: heads that share keys lie as rows below each other
         #   S = cap · tanh(S / cap), where the model asks for it; tanh(S / cap) is kept, as the slope is 1 − its square
         #   S = −inf             where a query must not look: only at the right edge of a block, for causal rules
         #   S = [S, sink]        one column more that takes probability, and gives nothing as it has no value

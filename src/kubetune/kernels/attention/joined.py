@@ -380,7 +380,7 @@ class _Joined(Function):
                 part,
                 ctx.scale,
             )
-            # Within a part no place stands twice, so that `+=` at these indices loses nothing.
+            # Within a part no place occurs twice, so that `+=` at these indices loses nothing.
             d_q[rows] += part_d_q
             d_k[columns] += part_d_k
             d_v[columns] += part_d_v

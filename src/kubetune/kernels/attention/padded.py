@@ -54,12 +54,12 @@ class Layout(NamedTuple):
 
     groups: tuple[Group, ...]
     source: Tensor  # int64 [places of all groups] index into the batch's `[tokens × heads]`; 0 in padding
-    # int64 [tokens × heads] where each of these stands among the places of all groups
+    # int64 [tokens × heads] where each of these is among the places of all groups
     place: Tensor
 
 
 class Filling(NamedTuple):
-    """Where the sequences of one group stand."""
+    """Where the sequences of one group are."""
 
     size: int  # rows
     length: int  # places in each row
@@ -186,7 +186,7 @@ def _share_rows(spans: list[Span]) -> bool:
 
 
 def _source(filling: Filling, heads: int) -> Places:
-    """Return for each place, `[row][head][place]`, which token and head of the batch stands there."""
+    """Return for each place, `[row][head][place]`, which token and head of the batch is there."""
     tokens = np.zeros(filling.size * filling.length, np.int64)
     tokens[filling.places] = filling.tokens
     by_row = tokens.reshape(filling.size, 1, filling.length)
@@ -194,7 +194,7 @@ def _source(filling: Filling, heads: int) -> Places:
 
 
 def _places_of_heads(filling: Filling, heads: int) -> Places:
-    """Return where each head of each token stands, `[tokens, heads]`: rows × heads × length."""
+    """Return where each head of each token is, `[tokens, heads]`: rows × heads × length."""
     row, place = np.divmod(filling.places, filling.length)
     first_head = row * heads * filling.length + place
     return cast("Places", first_head[:, None] + np.arange(heads) * filling.length)
@@ -241,7 +241,7 @@ def padded_attention(
     heads = q.shape[1]
     groups, source, place = _layout(cu_seqlens, heads, q.device, q.dtype)
     sizes = [group.size * heads * group.length for group in groups]
-    # What stands in padding is a copy of some token: it is finite, and counts nowhere.
+    # What is in padding is a copy of some token: it is finite, and counts nowhere.
     group_q = _Padded.apply(q, source, place).split(sizes)  # type: ignore[no-untyped-call]
     group_k = _Padded.apply(k, source, place).split(sizes)  # type: ignore[no-untyped-call]
     group_v = _Padded.apply(v, source, place).split(sizes)  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Sweeps of this machine as a list, and how one stands: whether its driver is at work, and why it is not."""
+"""Sweeps of this machine as a list, and the state of one: whether its driver is at work, and why it is not."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def _link(run: TrialRun, search: Search, folder: Path, address: Address) -> RunL
 
 
 def _cards(record: Record, search: Search, best: TrialFacts | None) -> list[Card]:
-    """Return the numbers that stand above all others."""
+    """Return the most important numbers, for the top of the page."""
     about = "no trial is done yet"
     value = None
     if best is not None:

@@ -189,7 +189,7 @@ def _interval(key: str, text: str, low_text: str, high_text: str, *, is_log: boo
 
 
 def _require_different(key: str, text: str, choices: list[str]) -> None:
-    """Raise ValueError if a choice stands twice; as numbers, 1e-3 and 0.001 are the same."""
+    """Raise ValueError if a choice occurs twice; as numbers, 1e-3 and 0.001 are the same."""
     is_numeric = not _types(key).isdisjoint({"number", "integer"})
     values: set[str | float] = set()
     for choice in choices:

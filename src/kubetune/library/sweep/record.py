@@ -59,7 +59,7 @@ class Search:
 class TrialRun:
     """One run of a trial."""
 
-    name: str  # of its folder; on a cluster, the sweep's name stands before it
+    name: str  # of its folder; on a cluster, the sweep's name is before it
     seed: int
     state: RunState = "waiting"
     step: int = 0

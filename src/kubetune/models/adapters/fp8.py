@@ -233,5 +233,5 @@ class _Fp8LoraLinears(Function):
         d_x, d_settings, *others = lora.lora_backward(
             ctx, partial(_times_transposed, ctx.kernels), grads
         )
-        # `kernels` stands between the settings and the layers.
+        # `kernels` is between the settings and the layers.
         return d_x, d_settings, None, *others

@@ -23,7 +23,7 @@ from kubetune.kernels.experts import (
     weighted_swiglu,
 )
 
-# Names of what sends tokens to experts and stands beside them.
+# Names of what sends tokens to experts and is beside them.
 ROUTERS = ("gate", "router")
 # Names that mean it also where transformers stacks no experts beside them (JetMoE, Doge).
 ALWAYS_ROUTERS = ("router", "router_gate")

@@ -1,6 +1,6 @@
 """The engine of `kubetune import`: tables of another tool's keys, and what they make of its settings.
 
-A key is a name in the tool's file, and its value is what stands behind it. Each key ends in exactly one note:
+A key is a name in the tool's file, and its value is what follows it. Each key ends in exactly one note:
 
     carried       our setting means the same
     approximated  our setting comes near; the note says what differs
@@ -171,7 +171,7 @@ class Tool:
     lora_defaults: Mapping[str, Any] = field(default_factory=dict)  # the same, for runs with LoRA
     command: str = ""  # pattern of its command in a script, whose group is the subcommand
     has_sections: bool = False  # keys of nested sections are joined by dots
-    merged: str = ""  # a section whose keys stand as well at the top
+    merged: str = ""  # a section whose keys are as well at the top
 
     def by_key(self, more: Iterable[Table] = ()) -> dict[str, Row]:
         """Return the row of each key. `more`: tables that count before the tool's own."""

@@ -210,7 +210,7 @@ def _commands(text: str) -> Iterator[tuple[int, str]]:
 
 def _without_comment(command: str) -> str:
     """Cut at a `#` that begins a word; within a word, as in `chats#500`, or in quotes it is no comment."""
-    # What stands in quotes, or a letter that does not begin a comment.
+    # What is in quotes, or a letter that does not begin a comment.
     match = re.match(r"""(?:'[^']*'?|"[^"]*"?|(?<=\S)#|[^'"#])*""", command)
     return match[0] if match else command
 
@@ -234,7 +234,7 @@ def _arguments(
 
     --lr 1e-4 --modules q k --bf16   →   lr: 1e-4, modules: [q, k], bf16: True
     """
-    # $(expr 64 / 4) is one word, whatever stands in it.
+    # $(expr 64 / 4) is one word, whatever it holds.
     text = re.sub(r"\$\([^)]*\)", lambda match: shlex.quote(match[0]), text)
     try:
         words = shlex.split(text)

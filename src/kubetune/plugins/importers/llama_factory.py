@@ -137,7 +137,7 @@ def _records(section: Draft, columns: dict[str, str]) -> None:
 
 
 def _text(section: Draft, columns: dict[str, str]) -> None:
-    """Take the column of plain texts, which `stage: pt` trains as they stand."""
+    """Take the column of plain texts, which `stage: pt` trains as they are."""
     section.settings["format"] = "text"
     if section.take("formatting") not in (None, "alpaca"):
         section.drop("formatting", "stage: pt trains the first turn; write it as `text`")

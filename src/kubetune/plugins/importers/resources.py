@@ -1,6 +1,6 @@
 """A job's resources: `resources`, `replicas`, `config_map` and `shared_volume`, as platforms take them beside a script.
 
-Such a file says where something runs and nothing of what is trained, which stands in its script. What a script of this
+Such a file says where something runs and nothing of what is trained, which is in its script. What a script of this
 kind usually does, LoRA on BERT for SST-2, is written down for the reader to replace.
 """
 
@@ -60,7 +60,7 @@ def _variables(draft: Draft) -> None:
 
 def _variable(name: str, value: Any, draft: Draft) -> Outcome:
     """Carry a variable of the container: a secret by reference, a setting of ours, or one more variable."""
-    # A secret's value must not be written into the run file, even if it stands in theirs.
+    # A secret's value must not be written into the run file, even if it is in theirs.
     if names_secret(name):
         path = "kubernetes.secrets"
         reference = {name: {"secret": name.lower().replace("_", "-")}}

@@ -40,7 +40,7 @@ REPOSITORY = r"[\w.-]+/[\w.-]+"
 _SOURCE: dict[str, Any] = {
     "path": None, "format": None, "subset": None, "split": "train", "weight": 1, "columns": {},
 }  # fmt: skip
-# Names of readers of `datasets`, which stand where a path usually does; the files are named beside them.
+# Names of readers of `datasets`, which are where a path usually does; the files are named beside them.
 _READERS = ("json", "csv", "parquet", "text", None)
 # Keys that change a schedule, and those that change a cosine.
 _SHAPES = ("lr_scheduler_kwargs", "jagged_restart_steps")
@@ -171,7 +171,7 @@ def template(value: Any, draft: Draft) -> Outcome:
 
 
 def template_file(value: Any, _: Draft) -> Outcome:
-    """Carry a file with a template; a template that stands in the config itself is to be written into one."""
+    """Carry a file with a template; a template that is in the config itself is to be written into one."""
     text = str(value)
     if "{" in text:
         return dropped("write the template into a file and name it in model.chat_template")

@@ -55,7 +55,7 @@ def of_family(model_type: str) -> list[str] | str | None:
 def modules(word: str, all_if: str = "") -> Rule:
     """Return the rule of the modules that get adapters: names, one regular expression, or all linear layers.
 
-    `word` means all linear layers where it stands alone. Beside names it does so only if the key `all_if` is set, as
+    `word` means all linear layers where it is alone. Beside names it does so only if the key `all_if` is set, as
     `lora_target_linear` of axolotl is; otherwise it is a name like the others.
     """
 

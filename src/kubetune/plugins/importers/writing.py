@@ -22,7 +22,7 @@ _WORDS: Final = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "~
 
 
 def run_file(settings: Mapping[str, Any], comments: Mapping[str, str]) -> str:
-    """Return the text of a run file with these settings by path; `comments` stand at the end of their lines."""
+    """Return the text of a run file with these settings by path; `comments` are at the end of their lines."""
     tree: dict[str, Any] = {}
     for path, value in settings.items():
         # "lora.r" → the section lora, which is made if need be, and the name r in it.
@@ -86,7 +86,7 @@ def _lines(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator[s
         yield f"{indent}{path[-1]}:"
         for name in _in_order(path, value):
             yield from _lines((*path, name), value[name], comments)
-    # Sections in a list, and what is too long for a line, stand one below the other.
+    # Sections in a list, and what is too long for a line, lie one below the other.
     elif isinstance(value, list) and value and (isinstance(value[-1], dict) or len(line) > _WIDTH):
         yield f"{indent}{path[-1]}:{behind}"
         for item in value:

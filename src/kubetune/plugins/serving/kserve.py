@@ -142,7 +142,7 @@ def _llm_inference_service(spec: RunSpec, serving: Serving) -> Manifest:
         "replicas": serving.replicas,
         "router": {"scheduler": {}, "route": {}, "gateway": {}},
     }
-    # KServe's own command line has the number of GPUs from here; as an argument it would stand there twice.
+    # KServe's own command line has the number of GPUs from here; as an argument it would occur there twice.
     if serving.gpus > 1:
         body["parallelism"] = {"tensor": serving.gpus}
     body["template"] = {**_placement(spec, serving), "containers": [server]}

@@ -1,4 +1,4 @@
-"""The page of a sweep: how it stands, its trials over parallel axes, what mattered, and a table of all trials.
+"""The page of a sweep: its state, its trials over parallel axes, what mattered, and a table of all trials.
 
 What is shown comes from library/sweep/page, which reads a sweep's folder. Not for choosing trials. Read `facts`
 first, then `parallel`.

@@ -19,7 +19,7 @@ TEMPLATE = "sweep.html"
 
 
 def write_sweep_report(sweep: SweepFacts, run_dirs: Sequence[Path], output: Path) -> Path:
-    """Write the page of a sweep and return its path. Its best runs stand below the trials, side by side.
+    """Write the page of a sweep and return its path. Its best runs are shown below the trials, side by side.
 
     Raise ConfigError for a folder that is no run directory.
     """

@@ -68,7 +68,7 @@ class _Axis:
         ticks: list[Tick] = []
         if self.scale is not None:
             ticks = self.scale.ticks()
-        # Labels stand right of the axis, with a halo (`tick`) so that they are read over lines.
+        # Labels are right of the axis, with a halo (`tick`) so that they are read over lines.
         for tick in ticks:
             y = _BOTTOM - tick.height * (_BOTTOM - _TOP)
             parts.append(
@@ -136,7 +136,7 @@ def _axes(sweep: SweepFacts) -> list[_Axis]:
         x = _LEFT + index * distance
         axes.append(_Axis(x, sweep.labels[index], about, setting.key, scale))
 
-    # The metric's axis stands last, so that lines end at the results.
+    # The metric's axis comes last, so that lines end at the results.
     results = [trial.result for trial in sweep.trials if trial.result is not None]
     of_results = Numbers.of_results(results)
     about = "lower is better"

@@ -23,7 +23,7 @@ from kubetune import errors
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Keys of GGUF without the name of the architecture that stands before them, such as "attention.head_count".
+# Keys of GGUF without the name of the architecture that is before them, such as "attention.head_count".
 Keys = dict[str, Any]
 
 # A model's config.json with transformers' defaults filled in.

@@ -1,7 +1,7 @@
 """A process that runs llama.cpp: `python -m kubetune.result.gguf_files.llama_worker REQUEST ANSWER`.
 
 A process of its own, since llama.cpp ends the whole process when a check of it fails. `llama_cpp.py` starts it, and
-says there what stands in a request.
+says there what is in a request.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ def _sentencepiece(
 ) -> Vocabulary:
     """Return a tokenizer made by SentencePiece, as Llama 2's, Mistral's and Gemma's are.
 
-    llama.cpp merges the two neighbours whose joint token has the highest score. Merges of tokenizer.json stand in that
+    llama.cpp merges the two neighbours whose joint token has the highest score. Merges of tokenizer.json are in that
     order, so the score is the number of the first merge that makes a token, negated.
     """
     # merges  "t h", "th e", "▁ the"     ranks 0, 1, 2

@@ -137,7 +137,7 @@ def score_answers(
 ) -> list[float]:
     """Return the reward of each answer by a run's reward model; overlong ones are cut as in training.
 
-    `records`: where each stands, and a prompt with its completion, or messages that end in an answer, judged or not.
+    `records`: where each is, and a prompt with its completion, or messages that end in an answer, judged or not.
     Raise DataError naming those that are neither.
     """
     result = open_result(run_dir, which, model, trust_code)

@@ -95,7 +95,7 @@ def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[Sourc
 def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:
     """Return the rows to evaluate on, those that must not be forgotten, and remarks on both.
 
-    `is_other`: the rows are those of `--data`, which stand in the place of `data.train`; nothing else is measured then.
+    `is_other`: the rows are those of `--data`, which are in the place of `data.train`; nothing else is measured then.
     """
     try:
         prepared = prepare(config)

@@ -181,7 +181,7 @@ def _fill_weights(job: Job, folder: Path) -> tuple[dict[str, Any], Sample]:
         sample = equivalence.choose_sample(result, job.tell)
         comparisons, notes = WRITERS[job.kind](job, folder, sample)
 
-    # What stands beside the weights. The image processor's file gets the limits of training.
+    # What is beside the weights. The image processor's file gets the limits of training.
     changed = []
     if result.image_processor is not None:
         changed = result.image_processor.tell_limits(folder)

@@ -121,7 +121,7 @@ def quantise(model: Any) -> int:
 
 
 def _save(model: Any, staging: Path, folder: Path) -> None:
-    """Write the model in FP8, and what stands beside the weights."""
+    """Write the model in FP8, and what is beside the weights."""
     from compressed_tensors.compressors import ModelCompressor
 
     compressor = ModelCompressor.from_pretrained_model(model)

@@ -1,6 +1,6 @@
 """The Modelfile of an exported chat model, for `ollama create`: its chat template in Ollama's own language.
 
-Ollama's templates are Go's and cannot run a model's Jinja. What stands between texts is read off renderings, and the
+Ollama's templates are Go's and cannot run a model's Jinja. The texts in between are taken from renderings, and the
 result is kept only if it gives the renderings again; a template that is not so simple is left to be written by hand.
 Source: Ollama's parser/parser.go and template/template.go (0.30), which were run on what is written here.
 """
@@ -23,7 +23,7 @@ Turn = tuple[str, str]
 # From turns, the last of them the user's, to the prompt that a model answers.
 Render = Callable[[Sequence[Turn]], str]
 
-# Texts that no template has by itself, so that what stands around them is the template's.
+# Texts that no template has by itself, so that what is around them is the template's.
 _SYSTEM: Final = "system text"
 _QUESTION: Final = "first question"
 _ANSWER: Final = "first answer"
@@ -80,7 +80,7 @@ class Pieces:
 
 def pieces_of(render: Render) -> Pieces | None:
     """Return the pieces of a chat template, or None if its prompts cannot be put together from pieces."""
-    # A ValueError means that a text is missing or stands twice, or that the template refuses these turns.
+    # A ValueError means that a text is missing or occurs twice, or that the template refuses these turns.
     try:
         pieces = _read_off(render)
         if any(pieces.prompt(turns) != render(turns) for turns in _conversations()):
@@ -111,7 +111,7 @@ def _read_off(render: Render) -> Pieces:
         two turns      before  [question]  opening  [answer]  ended  [next question]  closing
         with system    start  [system]  system_end  [question]  closing
 
-    `before`, `ended` and `system_end` all end in what stands before a question, which is what they have in common.
+    `before`, `ended` and `system_end` all end in what is before a question, which is what they have in common.
     """
     before, _ = render([("user", _QUESTION)]).split(_QUESTION)
     turns = [("user", _QUESTION), ("assistant", _ANSWER), ("user", _NEXT_QUESTION)]

@@ -96,7 +96,7 @@ class ShardedAdamW(FlatAdamW):
 
     @property
     def shards(self) -> list[OptimizerShard]:
-        """Where the slices stand in the whole model's buffers.
+        """Where the slices are in the whole model's buffers.
 
         Slices are whole rows, so each is one stretch of its parameter. `[5, 2]` at number 100, over 2 ranks:
 

@@ -101,7 +101,7 @@ def _prompt_of(
     of_record: str | None = answer
     if answer == NO_ANSWER:
         of_record = None
-    # The right answer is the record's, or for a reward with a column of its own what stands there.
+    # The right answer is the record's, or for a reward with a column of its own what is there.
     references: list[str | None] = []
     for reward in rewards:
         if reward.column is None:

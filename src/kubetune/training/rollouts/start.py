@@ -171,7 +171,7 @@ def _two_prompts(data: Prepared, padding_free: bool) -> list[list[int]]:
     prompts = []
     for row in rows:
         ids, trained = data.train.row(row)
-        # A prompt ends where the first trained token stands.
+        # A prompt ends where the first trained token is.
         length = int(trained.argmax())
         prompts.append(ids[:length].tolist())
     return prompts

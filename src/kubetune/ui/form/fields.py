@@ -11,7 +11,7 @@ from typing import Any
 from kubetune.config.consent import CODE
 from kubetune.config.schema import Config
 
-# Keys that stand at the top, since nearly every run sets them, and their labels.
+# Keys at the top of the form, since nearly every run sets them, and their labels.
 LABELS = {
     "task": "Task",
     "lora": "Method",
@@ -51,7 +51,7 @@ TASKS = {
     "vision_language": "Images and text",
 }
 
-# What stands in an empty field, where the default says too little.
+# Hints in an empty field, where the default says too little.
 HINTS = {
     "name": "support-bot",
     "model.path": "Qwen/Qwen3-0.6B, or a folder",
@@ -168,7 +168,7 @@ def _choices(key: str, kinds: list[Mapping[str, Any]]) -> tuple[tuple[str, str],
 
 
 def _hint(key: str, default: Any) -> str:
-    """Return what stands in an empty field."""
+    """Return the hint in an empty field."""
     if key in HINTS:
         return HINTS[key]
     if default is None:

@@ -60,7 +60,7 @@ def new_run(request: Request) -> Response:
 
 
 def _starting_texts() -> dict[str, str]:
-    """Return what stands in the fields of a new run: what `kubetune init` and `train --data` start from too."""
+    """Return the first texts of the fields of a new run, which `kubetune init` and `train --data` start from too."""
     texts = {}
     for key, start in starting_values().items():
         # The method is a field of its own, and its rank has this default.
@@ -218,7 +218,7 @@ def _lines_of(error: KubetuneError) -> list[str]:
     lines = []
     for line in str(error).splitlines():
         text = re.sub("^(override|command line): ", "", line)
-        # The count of a list that stands there whole, and a reminder that nobody needs beside a form.
+        # The count of a list that is shown whole, and a reminder that nobody needs beside a form.
         if re.fullmatch(r"[\d,]+ problems\. Nothing was written\.", text):
             continue
         # What to write into a file, where a button does it.
@@ -266,7 +266,7 @@ def _typed(body: Mapping[str, Any]) -> dict[str, str]:
 def _require_allowed(config: Config, run_dir: Path | None) -> None:
     """Raise ConfigError for code that was typed, and for what the repeated run brings that nobody has allowed here.
 
-    `run_dir`: the run that is repeated. It may be somebody else's, though its settings stand in the form.
+    `run_dir`: the run that is repeated. It may be somebody else's, though its settings are in the form.
     """
     typed: Sequence[str] = consent.EFFECTS
     if run_dir is not None:
@@ -274,7 +274,7 @@ def _require_allowed(config: Config, run_dir: Path | None) -> None:
     typed_code = [key for key in consent.CODE if key in typed]
     for code in consent.effects_of(config, typed_code):
         raise ConfigError(f"{code.key} has code run ({code.what}): {_IN_A_TERMINAL}")
-    # What was not typed stands in the repeated run.
+    # What was not typed comes from the repeated run.
     if run_dir is not None:
         brought = [key for key in consent.EFFECTS if key not in typed]
         consent.require(consent.effects_of(config, brought), run_dir, instead=_IN_A_TERMINAL)

@@ -12,17 +12,17 @@ break is written ⏎.
 
 2. Marks (`marks`). Every text of the conversation gets marks around it, inside the white space that templates trim. The
    template writes this conversation too. Without its marks it must be the rendering; then the marks say where the texts
-   stand. A text without its marks was left out.
+   are. A text without its marks was left out.
 
        <|im_start|>user⏎«0 Ping 0»<|im_end|>⏎<|im_start|>assistant⏎«1 Pong 1» <|im_end|>⏎
 
-3. Spans (`spans`): what a model writes at inference. Between two texts stands the end of one turn and the head of the
+3. Spans (`spans`): what a model writes at inference. Between two texts is the end of one turn and the head of the
    next. Two more renderings tell them apart:
 
        up to the question, with generation prompt    …«0 Ping 0»<|im_end|>⏎<|im_start|>assistant⏎
-           What stands behind 0» here is the prompt. The span begins behind it.
+           What is behind 0» here is the prompt. The span begins behind it.
        with another question at the end              …«1 Pong 1» <|im_end|>⏎<|im_start|>user⏎«2 Go on. 2»
-           What stands behind 1» in both renderings ends the turn. The span ends behind the last tag of that.
+           What is behind 1» in both renderings ends the turn. The span ends behind the last tag of that.
 
        <|im_start|>user⏎Ping<|im_end|>⏎<|im_start|>assistant⏎[Pong <|im_end|>]⏎
 

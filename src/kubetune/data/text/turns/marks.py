@@ -22,7 +22,7 @@ _MARKS: Final = re.compile(rf"{_SIGN}x(\d+)([oc])")
 # Tags around reasoning.
 _THINKING: Final = re.compile(r"</?think(?:ing)?>|\[/?THINK\]", re.IGNORECASE)
 _BOUNDARIES: Final = re.compile(f"({_THINKING.pattern}|{IMAGE_MARK})", re.IGNORECASE)
-# Templates look at how a question begins and ends (`<tool_response>`), so marks stand inside such tags.
+# Templates look at how a question begins and ends (`<tool_response>`), so marks are inside such tags.
 _HEAD: Final = re.compile(r"(?:\s*<[^<>\s]{1,40}>)*\s*")
 _TAIL: Final = re.compile(r"(?:<[^<>\s]{1,40}>\s*)+\Z")
 
@@ -116,7 +116,7 @@ def read_marks(marked: str, parts: Sequence[Part] = ()) -> tuple[str, list[Mark]
         if not is_call or (part, side) not in calls:
             marks.append(Mark(offset, part, side == "o"))
             calls.add((part, side))
-        # Offsets are those in the text without marks, so only what stands between them counts.
+        # Offsets are those in the text without marks, so only what is between them counts.
         offset += len(pieces[i + 2])
 
     return "".join(pieces[::3]), marks
@@ -168,7 +168,7 @@ class _Marker:
         return marked
 
     def _mark_reasoning(self, message: dict[str, Any], number: int) -> None:
-        """Mark the reasoning of a message, which may stand under several names."""
+        """Mark the reasoning of a message, which may be under several names."""
         texts: list[str] = []
         for key in REASONING_FIELDS:
             if isinstance(message.get(key), str):

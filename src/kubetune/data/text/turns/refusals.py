@@ -201,7 +201,7 @@ def _one_of_each_row(messages: list[Message]) -> list[Message]:
 
 def _from_question(messages: list[Message]) -> list[Message]:
     """Return the messages without the answers before the first question."""
-    # Some templates want a question first. Messages of the system may stand before it.
+    # Some templates want a question first. Messages of the system may be before it.
     kept = []
     asked = False
     for message in messages:

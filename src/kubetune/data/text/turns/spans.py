@@ -156,7 +156,7 @@ class SpanFinder:
         marks = rendering.marks
         of_turn = [i for i, mark in enumerate(marks) if rendering.part(mark).message == turn]
         if not of_turn or of_turn[-1] - of_turn[0] >= len(of_turn):
-            return None  # not written, or another message stands in its middle
+            return None  # not written, or another message is in its middle
         begin = self._begin(rendering, turn, of_turn[0])
         end = self._end(rendering, turn, of_turn[-1])
         if begin is None or end is None:

@@ -221,7 +221,7 @@ def _looks_ahead(backend: tokenizers.Tokenizer) -> bool:
     if not isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace | None):
         return True
 
-    # Normalizers that look at one place at a time, whatever stands behind it.
+    # Normalizers that look at one place at a time, whatever is behind it.
     normalizer = backend.normalizer
     steps: list[object] = [normalizer]
     if isinstance(normalizer, normalizers.Sequence):
