@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from starlette.testclient import TestClient
 
@@ -16,6 +17,7 @@ import kubetune
 from kubetune.config.load import load_config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.rundir import metrics
+from kubetune.ui import rows
 from kubetune.ui.rows import PAGE, Query, open_rows
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
@@ -154,3 +156,19 @@ def test_what_is_not_prepared_or_not_there_is_said(client: TestClient) -> None:
     assert "/data?file=first.yaml" in listed
     for name in ("../first.yaml", "nothing.yaml", "/etc/passwd"):
         assert client.get("/data", params={"file": name}).status_code == 404
+
+
+def test_rows_are_in_the_order_of_a_stable_sort(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "_FILTER_BATCH", 7)
+    draw = np.random.default_rng(0)
+    for count in (0, 1, 7, 8, 100):
+        keys = draw.integers(0, 20, 200).astype(np.uint32)
+        chosen = np.sort(draw.choice(200, count, replace=False)).astype(np.uint32)
+        expected = chosen[np.argsort(keys[chosen], kind="stable")]
+        assert rows._put_in_order(chosen.copy(), keys.__getitem__).tolist() == expected.tolist()
+
+        hashes = draw.integers(0, 2**64, 30, np.uint64)[draw.integers(0, 30, 200)]
+        values, counts = np.unique(hashes[chosen], return_counts=True)
+        repeats = chosen[np.isin(hashes[chosen], values[counts > 1])]
+        expected = repeats[np.argsort(hashes[repeats], kind="stable")]
+        assert rows._repeated(chosen.copy(), hashes).tolist() == expected.tolist()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -219,42 +219,88 @@ def _fitting(
 ) -> NDArray[np.uint32]:
     """Return the indexes of the rows that fit a query without a text, in its order."""
     rows = Rows(split, ())
-    indexes = np.empty(0, np.uint32)
-    batches = []
+    indexes = np.empty(len(rows), np.uint32)
+    count = 0
     for begin in range(0, len(rows), _FILTER_BATCH):
-        batches.append(_fitting_batch(rows, slice(begin, begin + _FILTER_BATCH), query, limit))
-    if batches:
-        indexes = np.concatenate(batches)
+        batch = _fitting_batch(rows, slice(begin, begin + _FILTER_BATCH), query, limit)
+        indexes[count : count + len(batch)] = batch
+        count += len(batch)
+    indexes.resize(count, refcheck=False)
 
-    # Order. All sorts are stable, so that equal rows stay as they are in the file.
+    # Order. Equal rows stay as they are in the file.
     if query.problem == "repeated":
-        return _repeated(indexes, _hashes(split)[indexes])
+        return _repeated(indexes, _hashes(split))
     if query.order == "file":
         return indexes
 
-    lengths = np.diff(rows.offsets).astype(np.uint32)[indexes]
-    if query.order == "least":
-        trained_share = (rows.trained_counts[indexes] / lengths).astype(np.float32)
-        return indexes[np.argsort(trained_share, kind="stable")]
-    # Of unsigned numbers, the largest minus the length is smallest for the longest row.
-    if query.order == "longest":
-        np.subtract(np.uint32(0xFFFFFFFF), lengths, out=lengths)
-    return indexes[np.argsort(lengths, kind="stable")]
+    def key(batch: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        lengths: NDArray[np.uint32] = (
+            rows.offsets[batch + np.uint32(1)] - rows.offsets[batch]
+        ).astype(np.uint32)
+        if query.order == "least":
+            share: NDArray[np.float32] = np.divide(
+                rows.trained_counts[batch], lengths, dtype=np.float32
+            )
+            # The bits of numbers that are not negative are in the order of the numbers.
+            return share.view(np.uint32)
+        # Of unsigned numbers, the largest minus the length is smallest for the longest row.
+        if query.order == "longest":
+            np.subtract(np.uint32(0xFFFFFFFF), lengths, out=lengths)
+        return lengths
+
+    return _put_in_order(indexes, key)
+
+
+def _put_in_order(
+    indexes: NDArray[np.uint32],
+    key: Callable[[NDArray[np.uint32]], NDArray[np.uint32]],
+) -> NDArray[np.uint32]:
+    """Put rows in the order of their keys, and of equal keys in that of their indexes.
+
+    Key and index become one number, so that one array is sorted in place; argsort takes several of its size.
+
+        keys 7 5 7 of rows 0 1 2 → 7·2³²+0, 5·2³²+1, 7·2³²+2 → sorted, the lower 32 bits are the rows 1 0 2
+    """
+    numbers = np.empty(len(indexes), np.uint64)
+    for begin in range(0, len(indexes), _FILTER_BATCH):
+        batch = indexes[begin : begin + _FILTER_BATCH]
+        numbers[begin : begin + _FILTER_BATCH] = (
+            key(batch).astype(np.uint64) << np.uint64(32) | batch
+        )
+    numbers.sort()
+    indexes[:] = numbers  # the lower 32 bits
+    return indexes
 
 
 def _repeated(indexes: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Return the rows whose hash occurs more than once, equal rows side by side.
+    """Return the rows whose hash occurs more than once, equal rows side by side. `hashes`: of all rows.
 
-    Example: the hashes 5 9 5 are sorted to 5 5 9. `same` is (True, False): the second equals the
-    first, the third does not equal the second. So the first two are repeated.
+    Example: the hashes 5 9 5 are sorted to 5 5 9. The second equals the first, so 5 is repeated, and
+    rows 0 and 2 have it.
     """
-    order = np.argsort(hashes, kind="stable").astype(np.uint32)
-    hashes = hashes[order]
-    same = hashes[1:] == hashes[:-1]
-    as_the_one_before = np.concatenate([[False], same])
-    as_the_one_after = np.concatenate([same, [False]])
-    repeats: NDArray[np.bool_] = as_the_one_before | as_the_one_after
-    return indexes[order].compress(repeats)
+    in_order = hashes[indexes]
+    in_order.sort()
+    parts = [np.empty(0, np.uint64)]
+    for begin in range(0, len(in_order), _FILTER_BATCH):
+        # One more than the batch, so that each is compared with the one behind it.
+        batch = in_order[begin : begin + _FILTER_BATCH + 1]
+        parts.append(np.unique(batch[1:][batch[1:] == batch[:-1]]))
+    del in_order
+    repeated = np.unique(np.concatenate(parts))
+
+    count = 0
+    for begin in range(0, len(indexes), _FILTER_BATCH):
+        rows = indexes[begin : begin + _FILTER_BATCH]
+        kept = rows[np.isin(hashes[rows], repeated)]
+        # What is written lies before what is still to be read.
+        indexes[count : count + len(kept)] = kept
+        count += len(kept)
+    indexes.resize(count, refcheck=False)
+
+    # The place of a hash among those that are repeated has half of its size.
+    return _put_in_order(
+        indexes, lambda rows: np.searchsorted(repeated, hashes[rows]).astype(np.uint32)
+    )
 
 
 def _fitting_batch(
