@@ -23,12 +23,13 @@ import kubetune
 from kubetune.base.files import IrregularFileError
 from kubetune.cli import main
 from kubetune.config import consent
+from kubetune.config.consent import CODE
 from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
 from kubetune.supervisor.local import create_run_dir
 from kubetune.ui import jobs
 from kubetune.ui.form import at_hand
-from kubetune.ui.form.fields import CODE, form
+from kubetune.ui.form.fields import form
 from kubetune.ui.form.mends import as_run_name
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
