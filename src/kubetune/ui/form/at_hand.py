@@ -65,11 +65,6 @@ def at_hand(request: Request) -> Response:
     )
 
 
-def data_files(top: Path) -> list[str]:
-    """Return the paths of the data files below a folder, as far as a moment suffices."""
-    return list(_in_folder(top, _Watch.start())[1])
-
-
 def _listed(choices: Mapping[str, str], ran_out: bool) -> dict[str, Any]:
     """Return choices for a list of the page. It says how many were left out, and whether there may be more."""
     sent = list(choices.items())[:_MOST_SENT]

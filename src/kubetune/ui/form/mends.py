@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from kubetune.base.humanize import nearest
 from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.proposal import Proposal
-from kubetune.ui.form.at_hand import data_files
 from kubetune.ui.form.fields import LABELS, TASKS
 
 # Without these there is no run, so that emptying them mends nothing.
 _NEEDED = ("name", "model.path", "data.train")
-# How like an existing path a wrong one must be, from 0 to 1.
-_LIKENESS = 0.75
 
 Values = dict[str, str]  # what a button fills in, by key; an empty text empties the field
 
@@ -43,8 +38,11 @@ def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | No
         return f"Take {rows} rows a step", {"training.global_batch_size": rows}
     if problem.startswith("name: found"):
         return _another_name(typed.get("name", ""))
-    if "does not exist; expected a file of" in problem:
-        return _another_file(problem.partition(" does not exist;")[0])
+    meant = re.match(r"(.+) does not exist; did you mean (.+)\?", problem)
+    if meant is not None:
+        for key in ("data.train", "data.eval"):
+            if typed.get(key) == meant[1]:
+                return f"Use {meant[2]}", {key: meant[2]}
     if "left out: longer than" in problem:
         return "Cut longer rows instead", {"data.overlong": "truncate"}
     longest = re.search(r"the longest has ([\d,]+) tokens", problem)
@@ -66,14 +64,6 @@ def _another_name(text: str) -> tuple[str, Values] | None:
     if not name:
         return None
     return f"Call it {name}", {"name": name}
-
-
-def _another_file(path: str) -> tuple[str, Values] | None:
-    """Return the mend of a path of data where nothing is: the file that is called almost so."""
-    close = nearest(path, data_files(Path.cwd()), _LIKENESS)
-    if close is None:
-        return None
-    return f"Use {close}", {"data.train": close}
 
 
 def _by_default(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | None:
