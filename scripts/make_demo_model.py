@@ -101,24 +101,30 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     )
 
 
-def cut_like_gpt2(tokenizer: PreTrainedTokenizerFast, data: Path) -> PreTrainedTokenizerFast:
-    """Return a tokenizer that cuts text into words as GPT-2's does, which llama.cpp can do too, with the same tokens.
+def cut_like_gpt2(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let a tokenizer cut text into words as GPT-2's does, which llama.cpp can do too.
 
-    No merge joins a space or a sign with what follows it, nor more than two digits, so only numbers of three digits or
-    more change: their pairs are not cut off from the left any more, but the pair whose merge comes first is joined first.
+    No merge joins a space or a sign with what follows it, nor more than two digits, so all tokens stay the same, except
+    of some numbers of three digits or more, whose most frequent pair of digits is joined first:
 
-        merges in order of       8265        512
-        frequency (26, 12, …)    8 26 5      5 12
-        `ordered_pairs`          82 65       51 2      as before
+        before    51 2    82 65
+        after     5 12    8 26 5
+
+    That is a third of such numbers. The tuned model copies them as well as others, since the task's data have enough of
+    both (on 120 new requests with such numbers it was as often right as before).
     """
-    described = json.loads(tokenizer.backend_tokenizer.to_str())
-    described["pre_tokenizer"] = {
-        "type": "ByteLevel",
-        "add_prefix_space": False,
-        "trim_offsets": True,
-        "use_regex": True,
-    }
-    numbers = set()
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+def reorder_pairs(folder: Path, data: Path) -> None:
+    """Order the merges of a folder's tokenizer so that the numbers of the data are cut in pairs from the left.
+
+    For the half-taught model: by rewards alone it learns to copy less well where numbers are cut in two ways (it ended at
+    78 to 82 % in place of 90 %).
+    """
+    path = folder / "tokenizer.json"
+    described = json.loads(path.read_text(encoding="utf-8"))
+    numbers: set[str] = set()
     for file in sorted(data.glob("*.jsonl")):
         numbers |= set(re.findall(r"\d{3,}", file.read_text(encoding="utf-8")))
     pairs = []
@@ -129,13 +135,7 @@ def cut_like_gpt2(tokenizer: PreTrainedTokenizerFast, data: Path) -> PreTrainedT
         else:
             others.append(merge)
     described["model"]["merges"] = [*map(list, ordered_pairs(pairs, numbers)), *others]
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(json.dumps(described)),
-        pad_token=PAD,
-        eos_token=END,
-        chat_template=CHAT_TEMPLATE,
-        model_max_length=512,
-    )
+    path.write_text(json.dumps(described, indent=2, ensure_ascii=False), encoding="utf-8")
 
 
 def ordered_pairs(pairs: list[str], numbers: set[str]) -> list[str]:
@@ -227,7 +227,10 @@ def half_teach(base: Path, data: Path, target: Path) -> None:
         folder = Path(name)
         examples = folder / "examples.jsonl"
         examples.write_text("".join(few_examples(data / "train.jsonl")), encoding="utf-8")
-        merged = train_and_merge(base, examples, folder)
+        untaught = folder / "untaught"
+        shutil.copytree(base, untaught)
+        reorder_pairs(untaught, data)
+        merged = train_and_merge(untaught, examples, folder)
         target.mkdir(parents=True, exist_ok=True)
         for file in HALF_TAUGHT_FILES:
             shutil.copyfile(merged / file, target / file)
@@ -284,7 +287,8 @@ def main() -> int:
     print(f"{model.num_parameters():,} parameters")
     pretrain(model, tokens, labels)
     model.to(torch.bfloat16).save_pretrained(TARGET / "model")
-    cut_like_gpt2(tokenizer, TARGET / "data").save_pretrained(TARGET / "model")
+    cut_like_gpt2(tokenizer)
+    tokenizer.save_pretrained(TARGET / "model")
     half_teach(TARGET / "model", TARGET / "data", TARGET / "half_taught")
     return 0
 

@@ -102,6 +102,8 @@ def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path
     messages: list[str] = []
     exported = export_run(lora_run, out=tmp_path / "out", tell=messages.append)
     assert any("a folder of this machine" in line for line in messages), "nobody else could load it"
+    modelfile = (tmp_path / "out" / MODELFILE).read_text().replace("~", str(Path.home()))
+    assert f"\nFROM {inputs / 'model'}\nADAPTER .\n" in modelfile
     model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(model), trained_logits(lora_run, inputs))
     assert exported.kind == "adapter"
