@@ -449,7 +449,7 @@ def test_the_server_of_a_hundred_runs_stays_small(tmp_path: Path, tab: Page) -> 
 
 PAGES = ["/", "/run?dir=first", "/compare?dir=first&dir=second", "/compare", "/data", "/data?dir=first", "/new",
          "/new?dir=first", "/chat", "/chat?dir=first&beside=second", "/run?dir=nothing",
-         "/data/bad?dir=first", "/sweep?dir=searched"]  # fmt: skip
+         "/data/bad?dir=first", "/sweep?dir=searched", "/run/result?dir=first"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("width", "dark"), SIZES)

@@ -66,7 +66,9 @@ def forms_of(run_dir: Path) -> list[Choice]:
         plain = Choice(PLAIN, "Adapter", "Small; for PEFT, and for vLLM beside the base.")
 
     # All types are refused for the same reason if the model itself is none for llama.cpp.
-    gguf = Choice("gguf", "GGUF", "One file for llama.cpp and Ollama, proved by running it there.")
+    gguf = Choice(
+        "gguf", "GGUF", "One file for llama.cpp and Ollama, proved by llama.cpp if it is installed."
+    )
     types = gguf_types_of(run_dir)
     if all(choice.refusal for choice in types):
         gguf = Choice(gguf.value, gguf.label, gguf.about, types[0].refusal)
