@@ -58,7 +58,7 @@ class ModelError(KubetuneError):
 
 
 class EnvironmentFault(KubetuneError):
-    """Disk, device, network or cluster: nothing the config or the data could mend."""
+    """Disk, device, network or cluster: nothing that a change of the config or the data could fix."""
 
     exit_code = ENVIRONMENT
 

@@ -200,5 +200,5 @@ def test_nodes_meet_in_torchruns_own_way() -> None:
         return "met"
 
     handler: Any = SimpleNamespace()
-    assert torchrun._roll_called(next_rendezvous)(handler) == "met"
+    assert torchrun._naming_absent_nodes(next_rendezvous)(handler) == "met"
     assert met == [handler]

@@ -125,7 +125,7 @@ def test_without_a_name_all_of_a_kind_are_meant() -> None:
         (
             {"kind": "Job"},
             {"spec": {"template": {"spec": {"volumes": [{"emptyDir": {}}]}}}},
-            "has no name to find",
+            "has no name to match it by",
         ),
         ({"kind": "Job"}, {"spec": {"$retainKeys": ["x"]}}, "`$patch: delete` or `replace`"),
         (
@@ -160,7 +160,7 @@ def test_without_a_name_all_of_a_kind_are_meant() -> None:
             {"spec": {"completions": 7}},
             "how many pods there are",
         ),
-        ({"kind": "NetworkPolicy"}, {"$patch": "delete"}, "cannot take a whole object away"),
+        ({"kind": "NetworkPolicy"}, {"$patch": "delete"}, "cannot remove a whole object"),
         (
             {"kind": "ConfigMap", "name": "support-bot"},
             {"data": {"run.yaml": None}},

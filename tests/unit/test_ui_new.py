@@ -30,7 +30,7 @@ from kubetune.supervisor.local import create_run_dir
 from kubetune.ui import jobs
 from kubetune.ui.form import at_hand
 from kubetune.ui.form.fields import form
-from kubetune.ui.form.mends import as_run_name
+from kubetune.ui.form.fixes import as_run_name
 from kubetune.ui.jobs import Jobs
 from kubetune.ui.server import application
 from kubetune.ui.site import Site, spans
@@ -103,7 +103,7 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "task", "about", "label", "mended"),
+    ("name", "text", "task", "about", "label", "fixed"),
     [
         (
             "sums.csv",
@@ -131,7 +131,7 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
         ),
     ],
 )
-def test_a_look_at_data_shows_rows_and_a_button_that_mends_the_form(
+def test_a_look_at_data_shows_rows_and_a_button_that_fixes_the_form(
     client: TestClient,
     tmp_path: Path,
     values: dict[str, str],
@@ -140,7 +140,7 @@ def test_a_look_at_data_shows_rows_and_a_button_that_mends_the_form(
     task: str,
     about: str,
     label: str,
-    mended: dict[str, str],
+    fixed: dict[str, str],
 ) -> None:
     (tmp_path / name).write_text(text)
     typed = {**values, "data.train": str(tmp_path / name), "task": task}
@@ -148,14 +148,14 @@ def test_a_look_at_data_shows_rows_and_a_button_that_mends_the_form(
     assert len(seen["rows"]) == 3
     assert len(seen["rows"][0]) == len(seen["columns"])
     assert seen["about"].startswith(about)
-    assert seen["fixes"] == [{"label": label, "values": mended}]
-    after = {**typed, **mended}
+    assert seen["fixes"] == [{"label": label, "values": fixed}]
+    after = {**typed, **fixed}
     assert ask(client, "/new/look", values=after)["fixes"] == [], "the button has done its work"
     assert ask(client, "/new/plan", values=after)["problems"] == []
 
 
 @pytest.mark.parametrize(
-    ("typed", "problem", "label", "mended"),
+    ("typed", "problem", "label", "fixed"),
     [
         ({"lora": ""}, "lora.r: for LoRA only", "Set method to LoRA", {"lora": "true"}),
         ({"name": "First Run!"}, "name: found", "Call it first-run", {"name": "first-run"}),
@@ -192,7 +192,7 @@ def test_a_look_at_data_shows_rows_and_a_button_that_mends_the_form(
         ),
     ],
 )
-def test_each_problem_has_the_button_that_mends_it(
+def test_each_problem_has_the_button_that_fixes_it(
     client: TestClient,
     values: dict[str, str],
     tmp_path: Path,
@@ -200,14 +200,14 @@ def test_each_problem_has_the_button_that_mends_it(
     typed: dict[str, str],
     problem: str,
     label: str,
-    mended: dict[str, str],
+    fixed: dict[str, str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     answer = ask(client, "/new/plan", values={**values, **typed})
     (fix,) = [fix for fix in answer["fixes"] if fix["of"].startswith(problem)]
     assert fix["of"] in (*answer["problems"], *answer["warnings"])
     assert fix["label"].startswith(label)
-    assert fix["values"] == mended
+    assert fix["values"] == fixed
     after = ask(client, "/new/plan", values={**values, **typed, **fix["values"]})
     assert fix["of"] not in (*after["problems"], *after["warnings"]), "it has done its work"
 

@@ -100,6 +100,7 @@ class Tree:
                 self._origins[entry.path + inner] = origin
 
     def _forget_below(self, path: KeyPath) -> None:
+        """Drop the origins of what a new value has replaced."""
         below = [known for known in self._origins if known[: len(path)] == path]
         for known in below:
             del self._origins[known]

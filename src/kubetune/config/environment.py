@@ -44,7 +44,7 @@ VARIABLES: dict[str, Variable] = {
 
 
 def max_samples(environ: Mapping[str, str]) -> int | None:
-    """Return how many samples to take of each training source (`MAX_SAMPLES`). None for all. Raise ValueError."""
+    """Return how many samples to take of each training source (`MAX_SAMPLES`), None for all. Raise ValueError."""
     text = environ.get("MAX_SAMPLES", "").strip() or "0"
     if not text.isdecimal():
         raise ValueError(f"found {text!r}; expected a whole number, 0 for all samples")

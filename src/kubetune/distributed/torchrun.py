@@ -1,4 +1,4 @@
-"""torchrun for the agent: the same launcher, but it reports how each rank ended, and which node never came.
+"""torchrun for the agent: the same launcher, but it reports how each rank ended, and which node did not come.
 
     python -P -m kubetune.distributed.torchrun FD SECONDS [torchrun's own arguments]
 
@@ -61,7 +61,7 @@ def _run(patience: int, arguments: Sequence[str], report: Report) -> int:
 
     # torchrun logs signals that we have sent, and failures of ranks that have explained themselves.
     logging.disable(logging.ERROR)
-    StaticTCPRendezvous.next_rendezvous = _roll_called(StaticTCPRendezvous.next_rendezvous)  # type: ignore[method-assign]
+    StaticTCPRendezvous.next_rendezvous = _naming_absent_nodes(StaticTCPRendezvous.next_rendezvous)  # type: ignore[method-assign]
     try:
         run(parse_args([*_patience(patience), *arguments]))
     except ChildFailedError as error:
@@ -97,8 +97,8 @@ def _quiet() -> None:
         os.environ[level] = "ERROR"
 
 
-def _roll_called(next_rendezvous: Any) -> Any:
-    """Return torchrun's rendezvous of nodes, changed to name the nodes that did not come in time."""
+def _naming_absent_nodes(next_rendezvous: Any) -> Any:
+    """Return torchrun's `next_rendezvous`, changed so that it names the nodes that did not come in time."""
 
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 

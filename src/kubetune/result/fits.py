@@ -1,6 +1,6 @@
-"""What can be done with a run's result, and why not: the forms that it is written in, and what it is evaluated on.
+"""Checks of what can be done with a run's result: the forms to write it in, and the data to evaluate it on.
 
-Only settings and names of files are looked at. The verbs ask here before they load a model, and the page, which has no
+Only settings and names of files are read. The verbs ask here before they load a model, and the page, which has no
 torch, shows the same refusals.
 """
 
@@ -44,7 +44,7 @@ def require_gguf(
     *,
     answers_text: bool,
 ) -> None:
-    """Raise an error for a result of which no GGUF file is written. `answers_text`: it answers text with text."""
+    """Raise an error if no GGUF file can be written of a result. `answers_text`: its model answers text with text."""
     extras.require(f"--gguf {kind}", "gguf")
     if not answers_text:
         raise errors.ModelError(
@@ -76,7 +76,7 @@ def require_gguf_adapter(lora: LoraConfig | None) -> None:
 
 
 def require_quantized(form: str, model: ModelConfig, task: str, *, answers_text: bool) -> None:
-    """Raise an error for a result whose weights are not quantised so."""
+    """Raise an error if the weights of a result cannot be quantised in this form."""
     if form not in QUANTIZED:
         raise errors.ConfigError(
             f"--quantize is {form!r}; expected {' or '.join(QUANTIZED)}. Nothing was written."
@@ -108,7 +108,7 @@ def require_benchmarks(run_dir: Path, task: str, *, answers_text: bool) -> None:
 
 
 def place_of(run_dir: Path, checkpoint: str, form: str) -> Path:
-    """Return the folder of an export for which the user names none. `form`: its kind, or `gguf-q8_0`, or `fp8`."""
+    """Return the default folder of an export. `form`: its kind, or `gguf-q8_0`, or `fp8`."""
     return run_dir / "exports" / f"{checkpoint}-{form}"
 
 

@@ -25,7 +25,7 @@ _log = family_logger("TRACKING")
 
 
 class TrackioSink(Sink):
-    """A run under the name of the run. Trackio identifies runs by name."""
+    """A run of Trackio with the name of our run. Trackio identifies runs by name."""
 
     def __init__(self, settings: TrackioConfig, run: TrackedRun) -> None:
         if settings.dir is not None:
@@ -64,9 +64,9 @@ class TrackioSink(Sink):
                 auto_log_cpu=False,
             )
 
-        where = section.space_id or section.server_url
-        if where:
-            place = f" at {where}"
+        address = section.space_id or section.server_url
+        if address:
+            place = f" at {address}"
         else:
             command = f"trackio show --project {section.project}"
             folder = os.environ.get("TRACKIO_DIR")

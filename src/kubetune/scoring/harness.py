@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
     from kubetune.config.schema.evaluation import BenchmarksConfig
 
-# Tokens of a packed batch; requests have some hundred.
+# Tokens of a packed batch. A request has a few hundred.
 BATCH_TOKENS = 4096
 
-# As the harness has it: the texts of context and continuation, then the ids of both.
+# The harness's request: the texts of context and continuation, then the ids of both.
 Request = tuple[tuple[str, str], list[int], list[int]]
 
 
@@ -226,7 +226,7 @@ def log_likelihoods(
     pairs: Sequence[tuple[list[int], list[int]]],
     max_length: int,
 ) -> list[tuple[float, bool]]:
-    """Return the log-likelihood of each continuation after its context, and whether greedy decoding would say it.
+    """Return the log-likelihood of each continuation after its context, and whether greedy decoding would choose it.
 
     `pairs`: ids of both. What exceeds `max_length` is cut off on the left, as the harness does. Contexts that several
     pairs have, such as the question of a choice or the examples before it, are computed once for a packed batch.

@@ -110,7 +110,7 @@ def functions_of(wanted: EvaluationConfig) -> dict[str, str]:
 def warn_of_changed_functions(wanted: EvaluationConfig, run_dir: Path) -> None:
     """Warn where the user's functions are other ones than those that measured the base model.
 
-    That is no error: functions that ended the run with what they raised are mended before it goes on.
+    That is no error: functions that ended the run with what they raised are fixed before it goes on.
     """
     if wanted.metrics is None or not (run_dir / metrics.BASE).exists():
         return

@@ -88,7 +88,7 @@ def _status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
         logs.ERROR.error("%s", reason)
         return ExitStatus(error.exit_code, reason, error=type(error).__name__)
 
-    # Errors of the operating system that a user can mend, such as a full disk.
+    # Errors of the operating system that a user can fix, such as a full disk.
     fault = files.fault_of(error)
     if fault is not None:
         logs.ERROR.error("%s", fault)

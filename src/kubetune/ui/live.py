@@ -1,6 +1,6 @@
-"""Server-sent events: an open page learns that its run has changed, and fetches itself again.
+"""Server-sent events: an open page learns that its run has changed, and loads itself again.
 
-Only a number is sent, so that what a page shows is made in one place.
+Only a number is sent. So the content of a page is made in one place.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _QUIET_SECONDS = 15.0  # after which a line is sent so that the connection stays
 def run_news(request: Request) -> Response:
     """Send a number each time that the files, heartbeats or logs of the page's runs change.
 
-    A long run's numbers are read bit by bit, and each bit is news too.
+    A long run's numbers are read in parts, and each part is news too.
     """
     run_dirs = runs_of(request)
     site = site_of(request)

@@ -101,7 +101,7 @@ def application(
         Route("/static/{name}", _static),
         Route(_HEALTH, lambda _: PlainTextResponse("ok\n")),
     ]
-    # What a user can mend is answered by `_refused`, a bug by `_unknown`.
+    # What a user can fix is answered by `_refused`, a bug by `_unknown`.
     app = Starlette(
         routes=routes, exception_handlers={Exception: _unknown, HTTPException: _no_page}
     )
@@ -153,7 +153,7 @@ def _gone(request: Request, error: Exception) -> Response:
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    """Answer with what the user can mend. Another error of the system is a bug, and raised again."""
+    """Answer with what the user can fix. Another error of the system is a bug, and raised again."""
     known_error = known(error)
     if known_error is None:
         raise error

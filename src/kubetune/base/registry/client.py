@@ -187,7 +187,7 @@ class Registry:
     ) -> Iterator[httpx.Response]:
         """Yield the answer to a request, logged in if the registry asks for that.
 
-        Raise _Missing for 404, _Interrupted for what another attempt may mend, EnvironmentFault for a refusal.
+        Raise _Missing for 404, _Interrupted for what another attempt may fix, EnvironmentFault for a refusal.
         """
         self._require_safe(url)
         with self._explained():
@@ -233,7 +233,7 @@ class Registry:
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
-        """Raise errors of the connection as _Interrupted, or as EnvironmentFault if waiting mends nothing."""
+        """Raise errors of the connection as _Interrupted, or as EnvironmentFault if waiting fixes nothing."""
         host = self.address.host
         try:
             yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from kubetune.base.humanize import shell_word
-from kubetune.cli.remote.run_on_cluster import add_run, asker, find, is_file, told_on_interrupt
+from kubetune.cli.remote.run_on_cluster import add_run, asker, find, is_file, message_on_interrupt
 from kubetune.errors import OK, ConfigError
 
 
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     if not asker(args)(f"Delete {spec.name}"):
         raise ConfigError("nothing was deleted")
-    with told_on_interrupt("some of it may be there still; the same command removes the rest"):
+    with message_on_interrupt("some of it may be there still; the same command removes the rest"):
         delete(cluster, spec, objects)
 
     # Without the run, its file still tells where the results are; its name alone does not.

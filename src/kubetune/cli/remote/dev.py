@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.cli.remote.exec import Marked
-from kubetune.cli.remote.run_on_cluster import asker, prefix, told_on_interrupt
+from kubetune.cli.remote.run_on_cluster import asker, message_on_interrupt, prefix
 from kubetune.errors import OK, USER, ConfigError
 from kubetune.library.connection import open_cluster
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
@@ -83,13 +83,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> int:
-    """Train in all pods, showing what they print. Ctrl-C leaves them at it; `dev stop` ends it."""
+    """Train in all pods, showing what they print. After Ctrl-C they go on; `dev stop` ends them."""
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.cluster_runs import find_run
     from kubetune.plugins.dev_pods import all_running, follow_training, set_aside, start_training
 
     deployed = find_run(cluster, spec.name)
-    # By name in the pods, which have them all in one folder.
+    # Pods have all files in one folder, so compare them by name.
     carried = {}
     for path, path_in_pod in spec.carried().items():
         carried[path_in_pod.rsplit("/", 1)[-1]] = spec.files[path]
@@ -107,12 +107,12 @@ def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> in
     sinks = {}
     for target in targets:
         sinks[target] = Marked(sys.stdout.buffer, prefix(target.node, spec.nodes))
-    with told_on_interrupt("training goes on; kubetune dev stop ends it with a checkpoint"):
+    with message_on_interrupt("training goes on; kubetune dev stop ends it with a checkpoint"):
         codes = follow_training(cluster, targets, sinks.__getitem__)
     for sink in sinks.values():
         sink.end()
 
-    # The first that is not 0: the others mostly lost this one.
+    # The first code that is not 0: the other nodes mostly ended because they lost this one.
     code = next((code for code in codes if code != OK), OK)
     if code == USER and not args.fresh:
         say("with --fresh it begins anew: the run directory is set aside")

@@ -129,7 +129,7 @@ def asker(args: argparse.Namespace) -> Callable[[str], bool]:
 
 
 @contextmanager
-def told_on_interrupt(text: str) -> Iterator[None]:
+def message_on_interrupt(text: str) -> Iterator[None]:
     """Print `text` on Ctrl-C: what becomes of the work of the cluster, which continues without this command."""
     try:
         yield

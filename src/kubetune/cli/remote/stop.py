@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune.base.humanize import shell_word, visible
-from kubetune.cli.remote.run_on_cluster import add_run, find, told_on_interrupt
+from kubetune.cli.remote.run_on_cluster import add_run, find, message_on_interrupt
 from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.no_wait:
         print(f"kubetune: {spec.name} was asked to save and stop")
         return OK
-    with told_on_interrupt(
+    with message_on_interrupt(
         f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
     ):
         follower = LogFollower(cluster, spec, remember)
@@ -94,7 +94,7 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     if not wait:
         print(visible(f"kubetune: {run_dir} was asked to save and stop"))
         return OK
-    with told_on_interrupt(
+    with message_on_interrupt(
         f"{run_dir} saves and stops all the same; see kubetune watch {shell_word(run_dir)}"
     ):
         psutil.wait_procs(processes)

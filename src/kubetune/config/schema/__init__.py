@@ -283,12 +283,13 @@ class Config(Section):
                 "training.early_stopping_patience: needs evaluations; set data.eval to a share such as 0.05 or a file"
             )
         if self.lora is not None and self.lora.leaves_routers:
-            problems += [
-                f"training.{name}: found {value:g}, but no router learns here; leave it out, or name the router in "
-                "lora.target_parameters ([mlp.gate.weight])"
-                for name in ("router_aux_loss_coef", "router_z_loss_coef")
-                if (value := getattr(self.training, name))
-            ]
+            for name in ("router_aux_loss_coef", "router_z_loss_coef"):
+                value = getattr(self.training, name)
+                if value:
+                    problems.append(
+                        f"training.{name}: found {value:g}, but no router learns here; leave it out, or name the "
+                        "router in lora.target_parameters ([mlp.gate.weight])"
+                    )
         # Settings of another task, or of another kind of record.
         problems += self._of_other_tasks()
         problems += problems_of_run(self)

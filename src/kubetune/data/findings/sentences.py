@@ -174,7 +174,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
         sentence = f"{counted(number, 'record')} of {counts.name} cannot be used"
         advice = "`kubetune data check` names their lines"
         yield counts.finding("error", "bad_records", sentence, number, advice=advice)
-        # Once these are mended, enough rows may be left.
+        # Once these are fixed, enough rows may be left.
         return
 
     try:

@@ -154,7 +154,7 @@ def check(
         config.sources, data_pass.stats(), images=data_pass.has_images
     )
     report.findings = data_pass.findings(report.stats)
-    # Where records are bad, mending them may change the references.
+    # Where records are bad, fixing them may change the references.
     if report.ok:
         report.findings = (*references.findings(), *report.findings)
     return report

@@ -18,19 +18,19 @@ def saved_share(
     preference: PreferenceConfig,
     training: TrainingConfig,
 ) -> float:
-    """Return the share of the tokens of such rows, lists of sequences, that one process would not compute again.
+    """Return the share of tokens, 0 to 1, that one process would save. `rows`: the sequences of each row, as token ids.
 
-    It is 0 where the run may not share prefixes, or would save too little by it.
+    It is 0 if the run may not share prefixes, or would save too little.
     """
     if not may_share_prefixes(task, data, preference):
         return 0.0
     total = 0
     for sequences in rows:
         total += sum(map(len, sequences))
-    # A quick look first: where little is repeated, nothing can be saved.
+    # A quick look first: if few tokens are repeated, nothing can be saved.
     if repeated_tokens(rows) < max(1, LEAST_SHARE * total):
         return 0.0
-    # Only here: a check of a small file is done before numpy would be imported.
+    # Imported here, since a check of a small file takes less time than the import of numpy.
     import numpy as np
 
     from kubetune.data.prepared.prefixes import split_by_prefix
@@ -39,7 +39,7 @@ def saved_share(
     for sequences in rows:
         arrays.append([np.array(ids, np.uint32) for ids in sequences])
 
-    # The rows of a step, by which of the three settings it is.
+    # Rows of a step, by whichever of three settings decides it: tokens of a step, rows of a step, or accumulation.
     batch = training.per_device_train_batch_size
     steps = training.gradient_accumulation_steps or 1
     rows_per_step = training.global_batch_size or batch * steps

@@ -1,8 +1,8 @@
-"""Identify what a run is made from by its content, whatever its names say: base model, image processor, tokenizer.
+"""Identify what a run is made from by content rather than by name: base model, image processor, tokenizer.
 
 identity.json in the run directory holds the hub's commit, and the size and SHA-256 of each file. It is written before
-the first checkpoint. Whoever resumes from a checkpoint, or loads an adapter, compares: weights trained on one base and
-added to another are worth nothing, and nothing else would show it.
+the first checkpoint. Code that resumes from a checkpoint, or loads an adapter, compares: an adapter that is trained on one
+base is worthless on another, and nothing else would show it.
 
 A file is read once. Later, the same size, inode and times mean the same content; one of these times, the kernel's own
 time of change (ctime), no tool can set back. Prepared data have a fingerprint and a manifest (prepare.py), which are
@@ -53,8 +53,7 @@ class Content:
 
     sha256: str
     bytes: int
-    # Of the file when it was read.
-    stamp: Stamp | None = None
+    stamp: Stamp | None = None  # of the file when it was read
 
     def is_same(self, other: Content) -> bool:
         """True if both have the same bytes, wherever they lie."""
@@ -68,11 +67,9 @@ class Content:
 class Part:
     """One thing that a run is made from."""
 
-    # A folder, or a model's name on the hub.
-    path: str
-    # The hub's commit, None for a folder.
-    commit: str | None
-    files: Mapping[str, Content]
+    path: str  # a folder, or a model's name on the hub
+    commit: str | None  # the hub's, None for a folder
+    files: Mapping[str, Content]  # by name
 
     def differences(self, other: Part) -> list[str]:
         """Return the files in which the two differ; none if both are the same commit of the hub."""
@@ -166,12 +163,10 @@ class Check:
 
     config: Config
     run_dir: Path
-    # What named the model, for messages.
-    named_by: str = "the run's config"
-    # The parts that matter.
-    only: tuple[str, ...] = ("model", "tokenizer")
+    named_by: str = "the run's config"  # where the model is named, for messages
+    only: tuple[str, ...] = ("model", "tokenizer")  # the parts that matter
 
-    # The parts as they are, which the thread reads.
+    # The parts as the thread reads them.
     _parts: Future[dict[str, Part]] = field(default_factory=Future, init=False)
     bytes_read: int = field(default=0, init=False)
     _has_logged: bool = field(default=False, init=False)

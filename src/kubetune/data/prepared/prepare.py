@@ -246,7 +246,7 @@ def _write_rows(
             if progress:
                 progress(done)
 
-    # Bad records are reported together, at the end, so that a user can mend all of them at once.
+    # Bad records are reported together, at the end, so that a user can fix all of them at once.
     data_pass.problems.raise_if_any()
 
     # What is beside the rows: facts, labels, counts.

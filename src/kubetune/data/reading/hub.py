@@ -363,7 +363,7 @@ def _refused(status: int, what: str) -> KubetuneError:
             "(https://huggingface.co/settings/tokens)"
         )
 
-    # Anything else is the hub's to mend.
+    # Anything else is the hub's to fix.
     advice = "too many requests; wait some minutes" if status == 429 else "try again later"
     return EnvironmentFault(
         f"the hub refused {what} ({status}): {advice}, and run the same command again"

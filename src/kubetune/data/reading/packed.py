@@ -1,7 +1,7 @@
-"""Data files as bytes: what gzip packed is unpacked, and what is no UTF-8 text is known by its first bytes.
+"""Open data files as bytes: unpack gzip, and recognise by the first bytes what is not UTF-8 text.
 
-`x.jsonl.gz` is read as `x.jsonl`, and so is `x.jsonl` that is packed all the same, as `datasets` does. Other packers
-need libraries that Python does not have everywhere, and their files are refused with what unpacks them.
+`x.jsonl.gz` is read as `x.jsonl`, and so is an `x.jsonl` that is packed in spite of its name, as `datasets` does. Other
+formats need libraries that not every Python has, so their files are refused, with the program that unpacks them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def opened(file: Path) -> IO[bytes]:
 
 @contextmanager
 def unpacking(file: Path) -> Iterator[None]:
-    """Turn what gzip says of a damaged file, which is read within, into a DataError."""
+    """Turn errors of gzip about a damaged file into a DataError, while the block reads the file."""
     try:
         yield
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -54,7 +54,7 @@ def unpacking(file: Path) -> Iterator[None]:
 
 
 def why_unreadable(start: bytes, file: Path) -> str | None:
-    """Return why a file that begins like this is no UTF-8 text, and what to do; None where it may be text."""
+    """Return why a file that begins with these bytes is not UTF-8 text, and what to do; None if it may be text."""
     if start.startswith(_LFS_POINTER):
         # A pointer is a small text with the size and the digest of the file.
         size = re.search(rb"^size (\d+)", start, re.MULTILINE)

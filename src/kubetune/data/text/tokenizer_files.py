@@ -121,7 +121,11 @@ _DEFAULT_TOKENS: Final[dict[str, dict[str, str]]] = {
     "Qwen2Tokenizer": dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>"),
     "GPT2Tokenizer": dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>"),
     "BertTokenizer": {
-        n: f"[{n[:-6].upper()}]" for n in NAMES if n not in ("bos_token", "eos_token")
+        "unk_token": "[UNK]",
+        "sep_token": "[SEP]",
+        "pad_token": "[PAD]",
+        "cls_token": "[CLS]",
+        "mask_token": "[MASK]",
     },
 }
 # Class that transformers takes for a type of model whose files name none.

@@ -1,4 +1,4 @@
-"""Which pod ended a start: read from the pods that are left and from events, since some kinds delete failed pods."""
+"""Find which pod ended a start, from the pods that still exist and from events: some kinds delete failed pods."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kubetune.k8s.manifests.kinds.registry import kinds_by_object
 
 
 def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str, Any] | None:
-    """Return the pod by which a start ended last: one that is left, or one that an event names.
+    """Return the pod that ended the latest start: one that still exists, or one that an event names.
 
-    The answer has `pod`, `code`, `reason` and `time`. None where no more is known than that others followed:
+    The answer has `pod`, `code`, `reason` and `time`. It is None if only pods that followed another are known:
 
         event   9:01 node 1 ended with code 145 (lost another node)      followed
         event   9:00 node 0 ended with code 137                         the cause
@@ -40,7 +40,7 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
         match = _failed_pod(str(event.get("message") or ""))
         if match is None:
             continue
-        # What came before the last start began is of an earlier one.
+        # Events before the latest start belong to an earlier one.
         if pods.to_seconds(time) < pods.to_seconds(since):
             break
 
@@ -58,7 +58,7 @@ def find_cause(trainers: Sequence[Object], events: Sequence[Object]) -> dict[str
 
 
 def culprit_left(trainers: Sequence[Object], events: Sequence[Object]) -> Mapping[str, Any] | None:
-    """Return the pod that brought the last end about; None where it is gone, or a later start was stopped."""
+    """Return the pod that ended the latest start; None if it is gone, or if a later start was stopped."""
     pod = pods.culprit(trainers)
     end: Mapping[str, Any] = {}
     if pod is not None:
@@ -68,7 +68,7 @@ def culprit_left(trainers: Sequence[Object], events: Sequence[Object]) -> Mappin
     finished = pods.to_seconds(str(end.get("finishedAt") or ""))
     containers = tuple({kind.container for kind in kinds_by_object().values()})
     for event in events:
-        # Kubelet's word for a pod that is deleted, which names the container last.
+        # Kubelet records `Killing` for a pod that is deleted. The message ends in the container's name.
         if event.get("reason") != "Killing" or not pods.words_of(event).endswith(containers):
             continue
         name = str(pods.about(event).get("name"))
@@ -79,7 +79,7 @@ def culprit_left(trainers: Sequence[Object], events: Sequence[Object]) -> Mappin
 
 
 def _started(pod: str, events: Sequence[Object], before: str) -> str:
-    """Return when a pod began last before some time; empty where no event is left that says it."""
+    """Return the time of the latest start of a pod up to `before`; empty if no such event is left."""
     latest = ""
     for event in events:
         if event.get("reason") == "Started" and pods.about(event).get("name") == pod:
@@ -91,7 +91,7 @@ def _started(pod: str, events: Sequence[Object], before: str) -> str:
 
 
 def _failed_pod(message: str) -> re.Match[str] | None:
-    """Return what a controller says of a pod that failed, by the words of its kind."""
+    """Match a controller's message on a failed pod. Each kind has its own wording."""
     for kind in kinds_by_object().values():
         if match := kind.failed_pod.search(message):
             return match

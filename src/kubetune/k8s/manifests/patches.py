@@ -98,9 +98,7 @@ def effects(objects: Sequence[Manifest], patches: Sequence[PatchConfig]) -> Iter
 def _apply(obj: Manifest, patch: PatchConfig) -> Manifest:
     if isinstance(patch.patch, Mapping):
         if patch.patch.get(_DIRECTIVE) == "delete":
-            raise _Unfit(
-                "a patch cannot take a whole object away; leave out the key that asks for it"
-            )
+            raise _Unfit("a patch cannot remove a whole object; leave out the key that asks for it")
         result: Any = _merged(obj, patch.patch, "")
     else:
         result = _by_operations(obj, patch.patch)
@@ -174,17 +172,15 @@ def _deletes(change: Any) -> bool:
 
 
 def _merged_list(old: list[Any], change: list[Any], keys: Sequence[str], path: str) -> list[Any]:
-    """Return a list of mappings with the changed items in place of their likes, and new ones behind.
+    """Return a list of mappings in which changed items replace those with the same key, and new ones are appended.
 
-    `keys`: the first of them that an item has names it, such as `containerPort` of a pod's and `port` of a Service's.
+    `keys`: the first of these that an item has identifies it: `containerPort` of a pod's port, `port` of a Service's.
     """
     result = deepcopy(old)
     for item in change:
         key = _key_of(item, keys)
         if key is None:
-            raise _Unfit(
-                f"{path}: an item has no {' or '.join(keys)} to find its like by: {item!r}"
-            )
+            raise _Unfit(f"{path}: an item has no {' or '.join(keys)} to match it by: {item!r}")
         _require_known_directives(item, path)
 
         index = _index_of(result, key, item[key])

@@ -32,7 +32,7 @@ from kubetune.reporting.cards import Card
 from kubetune.reporting.sweeps.facts import RunLink, Setting, SweepFacts, TrialFacts
 from kubetune.reporting.sweeps.page import write_sweep_report
 
-# Runs whose curves the page lays over each other; of more, nobody can tell the lines apart.
+# Runs whose curves the page draws over each other. With more, the lines cannot be distinguished.
 _MOST_COMPARED = 12
 
 # Returns the address of a run's page, "" if it has none.
@@ -83,7 +83,7 @@ def sweep_facts(folder: Path, address: Address = lambda run_dir: "") -> SweepFac
     if ranked:
         best = trials[0]
 
-    # Of a forest that predicts nothing, the shares are chance.
+    # If the forest predicts nothing, its shares are chance.
     shares: dict[str, float] = {}
     if record.importance is not None and record.importance.predicted > 0:
         shares = record.importance.shares
@@ -207,7 +207,7 @@ def _elapsed(record: Record) -> str:
 
 
 def _importance(record: Record, done: int) -> str:
-    """Return a sentence on what the importances rest on, or on why there are none."""
+    """Return a sentence on how the importances were computed, or on why there are none."""
     if done < LEAST_FOR_IMPORTANCE:
         return (
             f"Too few trials to say: {done} of at least {LEAST_FOR_IMPORTANCE} are done. "

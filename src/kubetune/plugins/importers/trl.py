@@ -53,6 +53,8 @@ def _data(draft: Draft) -> None:
             draft.write(f"{key}.test_split_size", share(size, draft), "data.eval")
         read_source(draft, section, Table(unneeded={"seed": "rows are drawn by training.seed"}))
     take_sources(draft, {"datasets": "data.train"}, _source)
+
+    # One data set by its name. Some keys describe it.
     name = draft.take("dataset_name")
     if name is None or draft.has("data.train"):
         return
@@ -68,6 +70,8 @@ def _data(draft: Draft) -> None:
     for key in _DATA_SET:
         if draft.take(key) is not None:
             draft.carry(key, "data.train", [source], "in the source of data.train")
+
+    # Evaluation takes another split of the same data set, and only if it is switched on.
     key = "dataset_test_split"
     split = draft.take(key)
     if draft.get("eval_strategy") in (None, "no", False):
@@ -84,7 +88,7 @@ def _source(draft: Draft, place: str, item: Any) -> list[Any]:
 
 
 def _columns(value: Any, _: Draft) -> Outcome:
-    """Drop columns that kubetune does not read, as it finds those of messages by itself."""
+    """Drop `columns`: kubetune finds those of messages by itself, and reads no others."""
     unread = set(value) - {"messages", "prompt", "completion", "text"}
     if unread:
         return dropped(f"nothing is done with {', '.join(sorted(unread))}")

@@ -75,7 +75,7 @@ class Tally:
     rows: int = 0
     rounds: int = 0
     skipped: Counter[str] = field(default_factory=Counter)  # records by reason
-    # what was mended or left out inside of records that were used
+    # what was fixed or left out inside of records that were used
     notes: Counter[str] = field(default_factory=Counter)
     # records in which a key says something that is in no row
     unused_keys: Counter[str] = field(default_factory=Counter)

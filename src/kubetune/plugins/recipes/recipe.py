@@ -31,7 +31,7 @@ class Converted:
     # without `id` and `images`, which every recipe's rows get alike
     rows: list[dict[str, Any]] = field(default_factory=list)
     rounds: int = 0
-    notes: Counter[str] = field(default_factory=Counter)  # what was mended or left out inside it
+    notes: Counter[str] = field(default_factory=Counter)  # what was fixed or left out inside it
     # keys that hold something and are in no row: `split`, `conversations[].loss`
     unused_keys: set[str] = field(default_factory=set)
 

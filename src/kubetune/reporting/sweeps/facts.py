@@ -82,7 +82,7 @@ class SweepFacts:
     best: TrialFacts | None
     advice: str  # how sure one can be of the best trial
     run_file: str  # path of the best trial's run file, "" if there is none yet
-    importance: str  # what the importances rest on, or why there are none
+    importance: str  # how the importances were computed, or why there are none
 
     @property
     def labels(self) -> list[str]:

@@ -23,7 +23,7 @@ from markupsafe import Markup
 from kubetune.reporting.sweeps.facts import SweepFacts, TrialFacts
 from kubetune.reporting.sweeps.scales import Choices, Numbers, Scale, Tick
 
-# Of the figure, in pixels.
+# Measures of the figure, in pixels.
 _WIDTH = 960  # at least
 _STRIDE = 150  # from axis to axis, at least
 _LEFT = 64  # of the first axis
@@ -34,7 +34,7 @@ _BOTTOM = 322
 _NOWHERE = 352.0  # where lines without a result end
 _HEIGHT = 337.0
 
-_MANY = 60  # trials, from which on lines are thin
+_MANY = 60  # trials; with more, lines are thin
 
 
 @dataclass(frozen=True)

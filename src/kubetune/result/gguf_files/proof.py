@@ -23,14 +23,14 @@ from kubetune.result.publishing.equivalence import POSITIONS, Comparison, Sample
 # Largest mean difference of log-probability of the worst row, by the type of the weights, if transformers computes with
 # them in fp32. llama.cpp rounds what goes through weights of 16 bits.
 ALLOWED: Final = {"f32": 1e-3, "f16": 5e-3, "bf16": 2e-2}
-# Where the memory holds transformers' model in 16 bits alone, and both round.
+# If the memory holds transformers' model only in 16 bits, so that both round.
 ALLOWED_ROUNDED: Final = 5e-2
 # A quantised model may lose four times what its base loses, and what is too little to tell from rounding. Of a tiny Llama
 # that an adapter changed much, q8_0 lost 1.1 times as much as its base, q4_0 1.5 times, and q3_k_l, which loses most beside
 # its base, 3.6 times. A file with a fault loses far more.
 SHARE_OF_BASE: Final = 4.0
 LEAST_ALLOWED: Final = 2e-2
-# Where the base cannot be quantised alike: what tiny models with random weights, which lose most, stay below.
+# If the base cannot be quantised alike: by bits, a bound that tiny models with random weights, which lose most, stay below.
 WITHOUT_BASE: Final = {8: 0.1, 6: 0.2, 5: 0.3, 4: 0.6, 3: 1.2, 2: 2.5, 1: 4.0}
 # Greedy answers may part where the likeliest tokens are this close, in units of what is allowed.
 CLOSE: Final = 10.0
@@ -58,7 +58,7 @@ CHATS: Final[tuple[tuple[tuple[str, str], ...], ...]] = (
 
 @dataclass(frozen=True)
 class Reference:
-    """What transformers says: the measure of a file."""
+    """Transformers' results, which a file is compared with."""
 
     logits: list[Tensor]  # of each row of the sample, `[positions, vocabulary]`
     greedy: list[Tensor]  # log-probabilities of each step of each answer, `[steps, vocabulary]`
@@ -98,7 +98,7 @@ class Proof:
 
 
 def within(sample: Sample, context: int, vocabulary: int) -> Sample:
-    """Return the rows that a model with this context and vocabulary can be asked about."""
+    """Return the rows that fit a model with this context and vocabulary."""
     batches = []
     for batch in sample.batches:
         if batch.num_tokens <= context and int(batch.input_ids.max()) < vocabulary:
@@ -278,7 +278,7 @@ def check_tokens(
     texts: Sequence[str],
     answer: Answer,
 ) -> None:
-    """Compare what llama.cpp makes of texts, of their beginning, and at which tokens it ends, with training."""
+    """Compare llama.cpp with training: the tokens of texts, those before a text, and those that end an answer."""
     equal = 0
     for text, ids in zip(texts, answer.tokens, strict=True):
         expected = tokenizer.encode_text(text, special=False)

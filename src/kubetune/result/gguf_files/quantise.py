@@ -1,6 +1,6 @@
 """Quantised files: by the library `gguf`, or K-quants by llama.cpp's own code.
 
-That is its program `llama-quantize`, or its Python package, and it makes them of a plain file.
+That code is the program `llama-quantize` or the Python package llama_cpp. It converts a plain file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from kubetune import errors
 from kubetune.result.gguf_files import llama_cpp
 
-# Types of weights that it makes, by their names on the command line.
+# Types of weights that only llama.cpp makes, by their names on the command line.
 TYPES: Final = (
     "q2_k", "q3_k_s", "q3_k_m", "q3_k_l", "q4_k_s", "q4_k_m", "q5_k_s", "q5_k_m", "q6_k",
     "iq4_nl", "iq4_xs", "iq3_m", "iq3_s",
@@ -33,7 +33,7 @@ sys.exit(llama_cpp.llama_model_quantize(sys.argv[1].encode(), sys.argv[2].encode
 
 
 def require(kind: str) -> None:
-    """Raise ConfigError for a type that nothing here can make."""
+    """Raise ConfigError for a type that nothing installed here can make."""
     if kind not in TYPES or shutil.which(PROGRAM):
         return
     reason = llama_cpp.missing()
@@ -63,9 +63,9 @@ def write(
 
 
 def _run_llama_cpp(plain: Path, path: Path, kind: str) -> None:
-    """Write the plain file once more with weights of the type `kind`."""
+    """Convert the plain file to one with weights of the type `kind`."""
+    # As llama.cpp spells types: Q4_K_M, IQ4_XS.
     name = kind.upper()
-    # As llama.cpp spells them: Q4_K_M, IQ4_XS.
     program = shutil.which(PROGRAM)
     if program:
         command = [program, str(plain), str(path), name]

@@ -2,7 +2,8 @@
 
     export = export_run(run_dir, "best", merge=True)
 
-Everything is written aside and gets its name by rename, after the proof has held. Weights and proof are writers.py's.
+Everything is written into another folder, which is renamed after the proof has held. writers.py writes the weights and
+proves them.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _fill_weights(job: Job, folder: Path) -> tuple[dict[str, Any], Sample]:
         sample = equivalence.choose_sample(result, job.tell)
         comparisons, notes = WRITERS[job.kind](job, folder, sample)
 
-    # What is beside the weights. The image processor's file gets the limits of training.
+    # The other files. That of the image processor gets the limits of training.
     changed = []
     if result.image_processor is not None:
         changed = result.image_processor.tell_limits(folder)
@@ -382,7 +383,7 @@ def _bytes_of(size: str) -> int:
 def _dtype_name(result: Result, wanted: str | None) -> str:
     """Return the dtype to write weights in: the wanted one, the run file's, or that of the model's own weights."""
     config = result.config
-    # Of the run file itself: `config` may have the dtype that a CPU computes with best.
+    # Read from the run file itself: `config` may have the dtype that a CPU computes with best.
     name = DTYPE_NAMES.get(wanted or "", wanted) or read_config(result.run_dir).model.dtype
     if name == "auto":
         path = config.model.path

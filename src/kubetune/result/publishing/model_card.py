@@ -1,6 +1,6 @@
 """The README.md of an exported model, in the hub's form: what it is, how it was made, how to load it.
 
-Written from facts that are given; nothing here reads a model. What nobody but the owner can say is left to fill in.
+It is written from facts alone; nothing here reads a model. What only the owner knows is left to be filled in.
 """
 
 from __future__ import annotations
@@ -102,16 +102,18 @@ def _front_matter(pipeline: str, kind: str, base: str) -> str:
         relation = "adapter"
         library = "peft"
     lines = [
-        f"base_model: {json.dumps(base)}",
-        f"base_model_relation: {relation}",
         f"library_name: {library}",
         f"pipeline_tag: {pipeline}",
         f"tags: [{', '.join(['kubetune', *_TAGS[kind]])}]",
         "# license: to be filled in",
     ]
-    # The hub links the base by these.
-    if "/" not in base:
-        del lines[:2]  # a folder's name means nothing on the hub
+    # The hub links the base by these. The name of a folder means nothing there.
+    if "/" in base:
+        lines = [
+            f"base_model: {json.dumps(base)}",
+            f"base_model_relation: {relation}",
+            *lines,
+        ]
     return "\n".join(["---", *lines, "---"])
 
 

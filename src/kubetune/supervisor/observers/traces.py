@@ -210,7 +210,7 @@ class Trace:
         severity = SeverityNumber.INFO
         if facts.get("code") in FINAL or facts.get("ok") is False or kind in ("killed", "hooks"):
             severity = SeverityNumber.ERROR
-        elif facts.get("code", OK) != OK:  # another start may mend it
+        elif facts.get("code", OK) != OK:  # another start may fix it
             severity = SeverityNumber.WARN
 
         text = kind

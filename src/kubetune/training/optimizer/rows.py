@@ -158,10 +158,8 @@ def _rows_of(gradient: Tensor) -> tuple[Tensor, Tensor]:
 class Collected:
     """The sum of one parameter's gradient in fp32."""
 
-    # The parameter's part of the optimizer's `gradient`.
-    gradient: Tensor
-    # Nothing was added yet in this step.
-    is_zero: bool = True
+    gradient: Tensor  # the parameter's part of the optimizer's `gradient`
+    is_zero: bool = True  # nothing was added yet in this step
     # If the parameter is a table whose rows are updated alone, the sum is there instead.
     occurring: OccurringRows | None = None
 

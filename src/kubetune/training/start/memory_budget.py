@@ -27,12 +27,9 @@ SHARE_AFTER_WRONG_FORECAST = 0.9
 class MemoryBudget:
     """How much memory a rank may take, and how much the run is expected to take."""
 
-    # What the rank may take.
-    device_bytes: int
-    # What sets that limit, for messages: a GPU's name, `compute.memory`, this machine.
-    owner: str
-    # None if the model's files say too little for a forecast.
-    forecast_bytes: int | None
+    device_bytes: int  # the rank may take so much
+    owner: str  # what sets that limit, for messages: a GPU's name, `compute.memory`, this machine
+    forecast_bytes: int | None  # None if the model's files say too little for a forecast
 
     def __init__(
         self,
@@ -91,7 +88,7 @@ class MemoryBudget:
         problem: str,
         peak: int | None = None,
     ) -> errors.OutOfMemory:
-        """Return the error for what does not fit, with the changes that help."""
+        """Return the error for work that does not fit, with the changes that help."""
         return errors.OutOfMemory(
             f"preflight: {what} {problem}, there are {size(self.device_bytes)} ({self.owner}); "
             f"{self.advice(SHARE_AFTER_WRONG_FORECAST, peak)}. Nothing was trained or saved."

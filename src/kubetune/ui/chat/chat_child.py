@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         out.flush()
 
     run_dir, checkpoint = argv
-    # A bug is raised, for the terminal. What the user can mend goes to the page.
+    # A bug is raised, for the terminal. What the user can fix goes to the page.
     try:
         from kubetune.result.inference.generate import load_run
 

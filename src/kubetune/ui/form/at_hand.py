@@ -34,14 +34,14 @@ _SETTINGS = ("config.json", "package.json")
 
 
 @dataclass
-class _Watch:
-    """The time that looking for something may take."""
+class _TimeLimit:
+    """A limit of the time that a search for files may take."""
 
     until: float  # of the monotonic clock, in seconds
     ran_out: bool = False  # if so, there may be more than was found
 
     @classmethod
-    def start(cls) -> _Watch:
+    def start(cls) -> _TimeLimit:
         return cls(time.monotonic() + _SECONDS)
 
     def has_time(self) -> bool:
@@ -53,9 +53,9 @@ class _Watch:
 def at_hand(request: Request) -> Response:
     """Answer with the models and data files of this machine: what to fill in, and what to show for it."""
     site = site_of(request)
-    in_folder = _Watch.start()
+    in_folder = _TimeLimit.start()
     models, files = _in_folder(Path.cwd(), in_folder)
-    of_runs = _Watch.start()
+    of_runs = _TimeLimit.start()
     choices = {**_of_runs(site, of_runs), **_in_cache(), **models}
     return answer(
         {
@@ -71,11 +71,11 @@ def _listed(choices: Mapping[str, str], ran_out: bool) -> dict[str, Any]:
     return {"choices": sent, "left_out": len(choices) - len(sent), "ran_out": ran_out}
 
 
-def _of_runs(site: Site, watch: _Watch) -> dict[str, str]:
+def _of_runs(site: Site, limit: _TimeLimit) -> dict[str, str]:
     """Return the models that runs of the folder began with, and those that they made."""
     models = {}
     for run_dir in find_runs(site.folder):
-        if not watch.has_time():
+        if not limit.has_time():
             break
         try:
             path = read_config(run_dir).model.path
@@ -100,11 +100,11 @@ def _in_cache() -> dict[str, str]:
     return models
 
 
-def _in_folder(top: Path, watch: _Watch) -> tuple[dict[str, str], dict[str, str]]:
+def _in_folder(top: Path, limit: _TimeLimit) -> tuple[dict[str, str], dict[str, str]]:
     """Return the models and the data files below a folder, by their paths; the newest files come first."""
     models = {}
     files = []
-    for place, names in _walk(top, watch):
+    for place, names in _walk(top, limit):
         shown = os.path.relpath(place, top)
         if "config.json" in names and any(name.endswith(".safetensors") for name in names):
             models[shown] = f"{model_label(shown)} (folder)"
@@ -119,11 +119,11 @@ def _in_folder(top: Path, watch: _Watch) -> tuple[dict[str, str], dict[str, str]
     return models, {path: f"{path} ({size(count)})" for _, path, count in files}
 
 
-def _walk(top: Path, watch: _Watch) -> Iterator[tuple[str, list[str]]]:
+def _walk(top: Path, limit: _TimeLimit) -> Iterator[tuple[str, list[str]]]:
     """Yield folders below a folder with the names of their plain files: not those of runs, not hidden ones."""
     for place, folders, names in os.walk(top):
         # A home directory may hold a million files.
-        if not watch.has_time():
+        if not limit.has_time():
             return
         depth = len(Path(place).relative_to(top).parts)
         if RESOLVED in names or depth >= _DEPTH:

@@ -26,7 +26,7 @@ LABELS = {
     "data.max_length": "Longest row, in tokens",
 }
 
-# What these say of themselves here, where no YAML is written.
+# Descriptions of these keys for the form, where nobody writes YAML.
 ABOUT = {
     "task": "What the model is to learn.",
     "lora": "LoRA trains a small adapter beside the model; full fine-tuning changes every weight and needs far more memory.",
@@ -157,7 +157,7 @@ def _choices(key: str, kinds: list[Mapping[str, Any]]) -> tuple[tuple[str, str],
             values.append(kind["const"])
         elif kind.get("type") == "boolean":
             values += [True, False]
-        # A kind with values without end.
+        # A kind of value that has to be typed, such as a number.
         elif kind.get("type") != "null" and "properties" not in kind:
             return ()
 

@@ -1,4 +1,4 @@
-"""A look at data that somebody chooses or has chosen: their first rows, and what they seem to be for."""
+"""A look at data that somebody chooses or has chosen: their first rows, and the task that they seem to be for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.errors import KubetuneError
 from kubetune.ui.form.fields import TASKS
-from kubetune.ui.form.mends import for_data
+from kubetune.ui.form.fixes import for_data
 from kubetune.ui.site import Site, act
 
 # Rows, columns, and characters of a value.
@@ -27,12 +27,12 @@ _ROWS = 3
 _MOST_COLUMNS = 8
 _MOST_CHARACTERS = 200
 
-# What else data are for, by the task that is proposed for them.
+# Other tasks that can use the same data, by the task that is proposed for them.
 _ALSO_FOR = {"preference": ("reward_model",), "causal_lm": ("grpo",)}
 
 
 async def look(request: Request) -> Response:
-    """Answer with the first rows of the data that are typed, and what they seem to be for."""
+    """Answer with the first rows of the data that are typed, and the task that they seem to be for."""
     return await act(request, _looked)
 
 

@@ -23,7 +23,7 @@ from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
 from kubetune.ui.form.fields import LABELS, form
-from kubetune.ui.form.mends import for_problems
+from kubetune.ui.form.fixes import for_problems
 from kubetune.ui.site import Site, act, page, run_of, site_of
 
 # What somebody may do instead of what the page refuses.

@@ -1,4 +1,4 @@
-"""What the page does with the result of a run: evaluates, exports and pushes it, by the verbs of these names.
+"""The page of a run's result: evaluate, export and push it, by the verbs of these names.
 
 Not for what the verbs do (result). Read `pages` first, then `options`.
 """

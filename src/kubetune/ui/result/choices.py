@@ -1,4 +1,4 @@
-"""What the page offers for the result of a run, and why something of it does not fit, in the words of the verb."""
+"""The choices that the page offers for a run's result. One that does not fit has the verb's own reason."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def evaluations_of(run_dir: Path) -> list[Choice]:
 
 
 def forms_of(run_dir: Path) -> list[Choice]:
-    """Return the forms that the run's model can be exported in. `gguf_types_of` has the types of the third."""
+    """Return the forms that the run's model can be exported in. The types of GGUF are in `gguf_types_of`."""
     config = read_config(run_dir)
     plain = Choice(PLAIN, "Model", "For transformers and vLLM: every weight was trained.")
     if config.lora is not None:
         plain = Choice(PLAIN, "Adapter", "Small; for PEFT, and for vLLM beside the base.")
 
-    # All types are refused for the same reason if the model itself is none for llama.cpp.
+    # If llama.cpp cannot run the model at all, every type is refused for the same reason.
     gguf = Choice(
         "gguf", "GGUF", "One file for llama.cpp and Ollama, proved by llama.cpp if it is installed."
     )
@@ -113,7 +113,7 @@ def gguf_types_of(run_dir: Path) -> list[Choice]:
         described = config.model.path
         if config.lora is None:
             described = str(checkpoints.choose(run_dir))
-        # A base that is not here is fetched by the verb, which then says the same.
+        # A base that is not on this machine is fetched by the verb, which refuses it for the same reason.
         facts = read_model_config(described, os.environ)
         if facts is not None:
             known_family(facts)
@@ -132,7 +132,7 @@ def _choice(value: str, label: str, about: str, require: Callable[[], Any]) -> C
     try:
         require()
     except KubetuneError as error:
-        # Nothing was begun, so that what was not written goes without saying.
+        # Nothing was begun, so the page need not say that nothing was written.
         refusal = str(error).removesuffix(" Nothing was written.")
         return Choice(value, label, about, refusal)
     return Choice(value, label, about)

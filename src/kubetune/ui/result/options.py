@@ -1,4 +1,4 @@
-"""From what is chosen on the page to the command line of a verb.
+"""Make the command line of a verb from what is chosen on the page.
 
     export, {"form": "gguf", "gguf": "q8_0", "checkpoint": "best"}
     kubetune export outputs/demo --gguf=q8_0 --checkpoint=best
@@ -119,7 +119,7 @@ def _export(run_dir: Path, texts: dict[str, str]) -> list[str]:
         _require_offered(gguf_types_of(run_dir), gguf, "gguf")
         words = _taken(texts, "gguf")
 
-    # A name alone: what is written lies below the run.
+    # Only a name is taken, so that exports are written below the run.
     folder = texts.pop("output", "")
     if folder and not _FOLDER.fullmatch(folder):
         raise ConfigError(
@@ -136,7 +136,7 @@ def _export(run_dir: Path, texts: dict[str, str]) -> list[str]:
 
 
 def _name_of(run_dir: Path, form: str, gguf: str) -> str:
-    """Return a form as the verb names a folder by it."""
+    """Return the name by which the verb calls the folder of a form."""
     if form == PLAIN:
         return "adapter" if read_config(run_dir).lora is not None else "model"
     if form == "gguf":
@@ -146,7 +146,7 @@ def _name_of(run_dir: Path, form: str, gguf: str) -> str:
 
 def _push(run_dir: Path, texts: dict[str, str]) -> list[str]:
     place = texts.pop("repo", "")
-    # It is a word of its own, and would be taken for an option.
+    # It is a separate word of the command, which would take it for an option.
     if place.startswith("-"):
         raise ConfigError(f"{place!r} is no name of a repository; expected ORG/NAME")
     form = texts.pop("form", PLAIN)

@@ -1,4 +1,4 @@
-"""What came of the verbs: read from the files that they write, and from what they print as JSON."""
+"""The outcomes of the verbs, read from the files that they write and from the JSON that they print."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDS: Final = {
     errors.OK: "is done",
     errors.BUG: "failed by a bug in kubetune",
     errors.USER: "was refused; its last line says what to change",
-    errors.ENVIRONMENT: "failed for want of disk, memory, device or network",
+    errors.ENVIRONMENT: "failed because of the disk, memory, device or network",
     errors.PREEMPTED: "was cancelled; nothing half-written is left",
     # Before the verb has come to its own handler of the signal, nothing is written.
     -signal.SIGTERM: "was cancelled before it began",
@@ -36,14 +36,13 @@ class Exported:
     folder: str  # its path
     kind: str  # adapter, merged, or model
     time: str
-    lines: tuple[
-        tuple[str, str], ...
-    ]  # what it is and what was proved, labelled, as the verb prints it
+    # Labels with texts, as the verb prints them: what it is, and what was proved.
+    lines: tuple[tuple[str, str], ...]
     problem: str = ""  # why it cannot be trusted
 
 
 def end_in_words(code: int | None) -> str:
-    """Return how a command ended. None: this server has not begun it, and the system tells the code to nobody else."""
+    """Return how a command ended. None: an earlier server began it, and only the process that began it gets its code."""
     if code is None:
         return "ended under an earlier server, so that its exit code is not known; its last lines say how"
     words = _ENDS.get(code, "failed")
@@ -73,7 +72,7 @@ def exports_of(run_dir: Path) -> list[Exported]:
 
 
 def _export(run_dir: Path, folder: Path) -> Exported:
-    """Return what its provenance says of an export, or why it says nothing."""
+    """Return an export as its provenance describes it, or why it cannot be trusted."""
     try:
         facts = read_object(folder / PROVENANCE, run_dir)
         lines = tuple(describe(folder, facts))

@@ -19,23 +19,23 @@ const spans = (name, text) => {
   made.append(...text.split("`").map((part, i) => (i % 2 ? element("code", part) : part)));
   return made;
 };
-// What is wrong is one box, what one should know another: each line with the buttons that mend it. Where there are many,
-// the first few stand open.
+// One box for problems and another for warnings: each line has the buttons that fix it. Of many lines, the first few are
+// open.
 const mostShown = 5;
 const lineOf = (text, fixes) => {
   const [key, ...others] = text.split(":");
   const field = fields.find((f) => f.name === key);
   // A setting is called as on the form.
   const line = spans("li", field ? `${form.querySelector(`[for="${field.id}"]`).firstChild.textContent.trim()}:${others.join(":")}` : text);
-  const mends = element("span", "", "mends");
-  mends.append(...buttons(fixes.filter((fix) => fix.of === text)));
+  const made = element("span", "", "fixes");
+  made.append(...buttons(fixes.filter((fix) => fix.of === text)));
   if (field) {
     const show = element("button", "Show the field", "button");
     show.type = "button";
     show.addEventListener("click", () => { const group = field.closest("details"); if (group) group.open = true; field.focus(); });
-    mends.append(show);
+    made.append(show);
   }
-  if (mends.children.length) line.append(mends);
+  if (made.children.length) line.append(made);
   return line;
 };
 const listOf = (lines) => {
@@ -58,7 +58,7 @@ const complain = (problems, fixes = [], warnings = []) => {
   const boxes = [];
   if (problems.length) boxes.push(boxOf("problem", problems, fixes));
   if (warnings.length) boxes.push(boxOf("warning", warnings, fixes));
-  // What the data seem to need mends problems of many lines at once.
+  // What the data seem to need fixes problems of many lines at once.
   const ofData = fixes.filter((fix) => !fix.of);
   if (boxes.length) boxes[0].append(...buttons(ofData));
   byId("problems").replaceChildren(...boxes);
@@ -75,7 +75,7 @@ const showExtra = () => {
     place.append(chip, " ");
   }
 };
-const mend = (values) => {
+const fix = (values) => {
   for (const [key, value] of Object.entries(values)) {
     const field = fields.find((f) => f.name === key);
     if (field) field.value = value;
@@ -87,7 +87,7 @@ const mend = (values) => {
 const buttons = (fixes) => fixes.map((fix) => {
   const button = element("button", fix.label, "button fix");
   button.type = "button";
-  button.addEventListener("click", () => mend(fix.values));
+  button.addEventListener("click", () => fix(fix.values));
   return button;
 });
 

@@ -23,14 +23,13 @@ from kubetune.plugins.diagnostics.bench.cases import SHAPES, Case
 from kubetune.rundir import exit_status, metrics
 from kubetune.supervisor.local import create_run_dir
 
-# Steps of a case, and how many of them do not count: the first ones set caches up, and compile.
-STEPS = 8
-WARM = 3
-# Of a step, about.
-TOKENS = {"cpu": 2048, "cuda": 16_384}
-ROWS = {"cpu": 192, "cuda": 1024}
-MOST_SECONDS = {"cpu": 60.0, "cuda": 150.0}
-_WEIGHTS_SECONDS = 600.0
+STEPS = 8  # of a case
+WARM = 3  # the first steps, which do not count: they set up caches, and compile
+# By type of device.
+TOKENS = {"cpu": 2048, "cuda": 16_384}  # of a step, about
+ROWS = {"cpu": 192, "cuda": 1024}  # of the data
+MOST_SECONDS = {"cpu": 60.0, "cuda": 150.0}  # for a case
+_WEIGHTS_SECONDS = 600.0  # to write the weights of a model
 Row = dict[str, Any]
 
 
@@ -51,7 +50,7 @@ def measure(
 
 
 def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
-    """Write what a case needs and is not there yet, and train; return its row."""
+    """Write the inputs that a case still lacks, train, and return its row."""
     # Cases of one size share the model and the rows.
     model = folder / case.shape
     problem = _write_model(case.shape, model)
@@ -84,7 +83,7 @@ def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
 
     began = time.time()
     code, last_line = _run(processes.module("kubetune.worker", run_dir), seconds)
-    # A run that was killed after enough steps is as good as one that ended.
+    # A run that was killed after enough steps counts too.
     steps = metrics.read_lines(run_dir / metrics.TIMINGS)
     if len(steps) > WARM:
         return {"seconds": time.time() - began, **_results(case, run_dir, steps[WARM:])}

@@ -76,8 +76,8 @@ def answers_in(
     for choice in choices:
         if not isinstance(choice, dict):
             raise ServerTrouble("answered a choice that is no object")
-        asked = choice.get("prompt_token_ids")
-        if asked is not None and asked != list(prompt):
+        answered_prompt = choice.get("prompt_token_ids")
+        if answered_prompt is not None and answered_prompt != list(prompt):
             raise ServerTrouble("answered another prompt")
         by_index[choice.get("index")] = _answer_in(choice, settings, eos_ids, vocabulary)
     if by_index.keys() != set(range(number)):
@@ -114,7 +114,7 @@ def _answer_in(
         )
     if reason not in ("stop", "length"):
         raise ServerTrouble(f"ended an answer for the reason {reason!r}; expected stop or length")
-    # -log p of what was drawn is on average the entropy of what it was drawn from, which servers do not tell.
+    # -log p of what was drawn is on average the entropy of what it was drawn from, which servers do not report.
     entropies = [-logp for logp in logps if math.isfinite(logp)] or [math.nan]
     is_cut = reason == "length" and ids[-1] not in eos_ids
     return DrawnTokens(ids, logps, entropies, is_cut)

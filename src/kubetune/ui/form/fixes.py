@@ -1,4 +1,4 @@
-"""Buttons of the form: each fills in what mends a problem, or what makes the form fit the data."""
+"""Buttons of the form. Each fills in values that fix a problem, or that make the form fit the data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.proposal import Proposal
 from kubetune.ui.form.fields import LABELS, TASKS
 
-# Without these there is no run, so that emptying them mends nothing.
+# A run needs these, so emptying them fixes nothing.
 _NEEDED = ("name", "model.path", "data.train")
 
 Values = dict[str, str]  # what a button fills in, by key; an empty text empties the field
@@ -18,17 +18,17 @@ Values = dict[str, str]  # what a button fills in, by key; an empty text empties
 
 def for_problems(problems: Sequence[str], typed: Mapping[str, str]) -> list[dict[str, Any]]:
     """Return the buttons for problems: which it is `of`, a label, and the values that it fills in."""
-    mends = []
+    fixes = []
     for problem in problems:
-        mend = _by_words(problem, typed) or _by_default(problem, typed)
-        if mend is not None:
-            label, values = mend
-            mends.append({"of": problem, "label": label, "values": values})
-    return mends
+        fix = _by_words(problem, typed) or _by_default(problem, typed)
+        if fix is not None:
+            label, values = fix
+            fixes.append({"of": problem, "label": label, "values": values})
+    return fixes
 
 
 def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | None:
-    """Return label and values for a problem of which the mend is known, None for others."""
+    """Return label and values of the fix for a problem that is known by its words, None for others."""
     if "for LoRA only" in problem:
         return "Set method to LoRA", {"lora": "true"}
     if "model.chat_template: chatml" in problem:
@@ -38,6 +38,7 @@ def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | No
         return f"Take {rows} rows a step", {"training.global_batch_size": rows}
     if problem.startswith("name: found"):
         return _another_name(typed.get("name", ""))
+    # "train.jsn does not exist; did you mean train.jsonl?"
     meant = re.match(r"(.+) does not exist; did you mean (.+)\?", problem)
     if meant is not None:
         for key in ("data.train", "data.eval"):
@@ -59,7 +60,7 @@ def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | No
 
 
 def _another_name(text: str) -> tuple[str, Values] | None:
-    """Return the mend of a name that no run may have."""
+    """Return the fix for a name that no run may have."""
     name = as_run_name(text)
     if not name:
         return None
@@ -67,7 +68,7 @@ def _another_name(text: str) -> tuple[str, Values] | None:
 
 
 def _by_default(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | None:
-    """Return the mend that fits any setting: to leave it at its default."""
+    """Return the fix for any other setting: leave it at its default."""
     # training.learning_rate: found "fast"; expected a number above 0
     key = problem.partition(":")[0]
     if key not in typed or key in _NEEDED:
