@@ -1,4 +1,4 @@
-"""A server that answers as another does until it is told to break: a proxy, as networks, proxies and outages are."""
+"""A proxy in front of a server that breaks its answers in chosen ways, as networks, proxies and outages do."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ DRIP = "drip"
 class BrokenStore(ThreadingHTTPServer):
     """`way`: one of WAYS, or "" to pass on to `behind`.
 
-    `healthy`: requests to pass on first; `until`: what is in the path of the first that is not.
+    `healthy`: requests to pass on first. `until`: a text in the path of the first request that breaks.
     """
 
     daemon_threads = True
 
     def __init__(self, behind: str = "", way: str = "", healthy: int = 0, until: str = "") -> None:
         super().__init__(("127.0.0.1", 0), _Connection)
-        self.behind, self.way, self.healthy, self.until = behind, way, healthy, until
+        self.behind = behind
+        self.way = way
+        self.healthy = healthy
+        self.until = until
         self.asked = 0
         self.has_broken = False
         self.ended = threading.Event()
@@ -81,10 +84,8 @@ class _Connection(BaseHTTPRequestHandler):
         headers = {
             name: value for name, value in self.headers.items() if name.lower() != "connection"
         }
-        headers = {
-            "Content-Type": "application/octet-stream",
-            **headers,
-        }  # else urllib would say that it is a form
+        # Without a type, urllib would declare the body to be a form.
+        headers = {"Content-Type": "application/octet-stream", **headers}
         request = urllib.request.Request(
             self.server.behind + self.path, data=body or None, headers=headers, method=self.command
         )

@@ -1,4 +1,4 @@
-"""Object stores that refuse, break off, are silent or are not one: the copy's process ends in time and says so."""
+"""Object stores that refuse, break off, stay silent or are no store: the process that copies ends in time and reports it."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def send_the_rest(run_dir: str, address: str, log: str) -> None:
 
 
 @pytest.mark.parametrize("way", ways("500"))
-def test_a_store_that_fails_is_told_of_in_time(run_dir: Path, way: str) -> None:
+def test_a_store_that_fails_is_reported_in_time(run_dir: Path, way: str) -> None:
     address = f"s3://{s3.BUCKET}/{way}"
-    log = run_dir.with_suffix(".told")
+    log = run_dir.with_suffix(".stderr")
     with serving(way=way) as server:
         environ = {**Store(port=0).environ, "AWS_ENDPOINT_URL": server.url}
         with started(send_the_rest, 1, str(run_dir), address, str(log), environ=environ) as ranks:
@@ -110,7 +110,7 @@ def test_a_store_that_fails_while_a_checkpoint_is_sent_never_seems_to_hold_it(
 ) -> None:
     address = f"s3://{s3.BUCKET}/sent-{way}"
     with serving(bucket.url, way, until=str(WEIGHTS)) as server:
-        # Who asks first for the owner of the copy, and gets a login page, says so of that.
+        # A login page as the answer to the first question, for the copy's owner, is reported as damage of that file.
         with pytest.raises(
             errors.EnvironmentFault,
             match=f"{address}( lacks the end of the run: |/mirror.json is dam)",
@@ -133,7 +133,7 @@ def test_a_store_that_fails_while_a_run_is_fetched_leaves_it_to_be_fetched(
     empty = tmp_path / "empty"
     Mirror(run_dir, address).send()
     with serving(bucket.url, way, until=str(WEIGHTS)) as server:
-        # Asked again, a login page is what it reads of the owner of the copy.
+        # Asked again, it reads a login page in place of the copy's owner.
         with pytest.raises(
             errors.EnvironmentFault, match=f"{address}( cannot be read: |/mirror.json is dam)"
         ) as fault:

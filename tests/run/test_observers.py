@@ -1,4 +1,4 @@
-"""Others that are told of a run: real commands and servers on loopback; one that hangs is in nobody's way."""
+"""Observers of a run, with real commands and servers on loopback. One that hangs delays nobody."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ast
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -37,7 +38,7 @@ ROOT = Path(__file__).parents[2]
 VALID = jsonschema.Draft202012Validator(events.schema(), format_checker=jsonschema.FormatChecker())
 
 
-def made(folder: Path, **settings: Any) -> Config:
+def make_run(folder: Path, **settings: Any) -> Config:
     """Return a run directory with a few steps behind it, and its config."""
     config = Config.model_validate(
         {"name": "bot", "model": "m", "data": {"train": "d"}, **settings}
@@ -64,7 +65,7 @@ def made(folder: Path, **settings: Any) -> Config:
     return config
 
 
-def tell(folder: Path) -> None:
+def write_events(folder: Path) -> None:
     """Write the events of a start that ends well."""
     metrics.record_event(folder, "launch", node=0, nodes=1, processes=1)
     facts = {"machine": {}, "flops_per_token": 1e9, "peak_tflops": 1.0}
@@ -77,9 +78,9 @@ def tell(folder: Path) -> None:
 
 
 def follow(folder: Path, *, stops: bool = False) -> float:
-    """Let others be told of these events; returns the seconds that their end was waited for."""
+    """Write events with observers running, and return the seconds that their end was waited for."""
     with Relay() as relay, observer_process.observed(folder, 0, events.size(folder), relay):
-        tell(folder)
+        write_events(folder)
         relay.stopping = "stopped" if stops else None
         began = time.monotonic()
     return time.monotonic() - began
@@ -119,8 +120,8 @@ def test_the_schema_knows_every_event_that_the_code_writes() -> None:
 
 def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
     """A kind, and a field of known ones, that this version does not know."""
-    made(tmp_path)
-    tell(tmp_path)
+    make_run(tmp_path)
+    write_events(tmp_path)
     known = progress(tmp_path)
     plain = prometheus.State(tmp_path, 0).read()
     written_events = metrics.read_events(tmp_path)
@@ -141,7 +142,7 @@ def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
 
 
 def test_events_are_as_the_schema_says(tmp_path: Path) -> None:
-    tell(tmp_path)
+    write_events(tmp_path)
     run_events = metrics.read_events(tmp_path)
     for event in run_events:
         VALID.validate(event)
@@ -163,7 +164,7 @@ def test_a_command_gets_every_event_and_failures_are_counted(
         "timeout_seconds": 2,
         "events": ["evaluation", "save", "exit"],
     }
-    made(run_dir, hooks=wanted)
+    make_run(run_dir, hooks=wanted)
     follow(run_dir)
     heard = [json.loads(line) for line in (run_dir / "heard").read_text().splitlines()]
     assert [event["event"] for event in heard] == ["evaluation", "save", "exit"]
@@ -202,7 +203,7 @@ def test_what_a_command_prints_reaches_its_log_without_secrets(
         "sleep 300 &\necho $! > $KUBETUNE_RUN_DIR/child\n"
     )
     run_dir = tmp_path / "run"
-    made(run_dir, hooks={"on_event": f"sh {script}", "events": ["save"]})
+    make_run(run_dir, hooks={"on_event": f"sh {script}", "events": ["save"]})
     follow(run_dir)
     log = (run_dir / "logs" / hooks.LOG).read_bytes()
     for secret in (b"canary", b"hunter2", b"correct-horse", b"c4n4ry"):
@@ -229,14 +230,16 @@ def test_a_command_that_cannot_be_called_is_refused_before_anything_starts(
 
 
 class _Server(ThreadingHTTPServer):
-    """Keeps what it is sent; with `answers` False it never answers."""
+    """A server that keeps the requests it gets. With `answers` False it never answers."""
 
     daemon_threads = True
 
     def __init__(self, *, answers: bool = True, statuses: tuple[int, ...] = ()) -> None:
         super().__init__(("127.0.0.1", 0), _Request)
         self.got: list[tuple[str, dict[str, str], bytes]] = []
-        self.answers, self.statuses, self.ended = answers, list(statuses), threading.Event()
+        self.answers = answers
+        self.statuses = list(statuses)
+        self.ended = threading.Event()
 
 
 class _Request(BaseHTTPRequestHandler):
@@ -277,28 +280,12 @@ def kubeflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         pytest.skip("openssl is missing")
     key = tmp_path / "key.pem"
     certificate = tmp_path / "ca.crt"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-    ]
-    command += [
-        "-keyout",
-        str(key),
-        "-out",
-        str(certificate),
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
+    command = shlex.split(
+        "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
+        "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1"
+    )
     subprocess.run(
-        [*command, "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True
+        [*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True
     )
     server = _Server(statuses=(403,))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -313,7 +300,7 @@ def kubeflow_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
         yield server
 
 
-def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
+def test_kubeflow_gets_progress_with_the_token_as_it_is_now(
     tmp_path: Path,
     kubeflow_server: _Server,
     monkeypatch: pytest.MonkeyPatch,
@@ -321,7 +308,7 @@ def test_kubeflow_is_told_of_progress_with_the_token_as_it_is_now(
 ) -> None:
     monkeypatch.setattr(kubeflow, "SECONDS_BETWEEN", 0.05)
     run_dir = tmp_path / "run"
-    run = observer_process.Observed(run_dir, made(run_dir), 0, 0)
+    run = observer_process.Observed(run_dir, make_run(run_dir), 0, 0)
     thread = threading.Thread(target=kubeflow.observe, args=(run,))
     thread.start()
     while len(kubeflow_server.got) < 2:  # the first is refused, so it comes again
@@ -355,7 +342,7 @@ def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
     monkeypatch.setattr(kubeflow, "_SECONDS_OF_REQUEST", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv(kubeflow.URL, f"https://127.0.0.1:{silent.getsockname()[1]}/status")
-        run = observer_process.Observed(tmp_path / "run", made(tmp_path / "run"), 0, 0)
+        run = observer_process.Observed(tmp_path / "run", make_run(tmp_path / "run"), 0, 0)
         run.ended.set()
         kubeflow.observe(run)
         (tmp_path / "token").unlink()
@@ -370,13 +357,13 @@ def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
     assert not kubeflow_server.got
 
 
-def test_a_collector_that_refuses_is_told_of_once_and_counted(
+def test_a_collector_that_refuses_is_reported_once_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
     with served(_Server(statuses=(401,) * 9)) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        made(tmp_path)
+        make_run(tmp_path)
         follow(tmp_path)
     first, last = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
@@ -391,7 +378,7 @@ def test_a_collector_that_never_answers_is_waited_for_only_seconds(
 ) -> None:
     with served(_Server(answers=False)) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        made(tmp_path)
+        make_run(tmp_path)
         assert follow(tmp_path, stops=True) < 30
         assert server.got
     assert "the OpenTelemetry collector missed what was left at the end" in capfd.readouterr().err
@@ -408,7 +395,7 @@ def test_a_collector_gets_the_run_its_starts_and_what_they_did_as_spans(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "none")
     with served(_Server()) as server:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        made(tmp_path)
+        make_run(tmp_path)
         follow(tmp_path)
     spans = []
     bodies = []
@@ -443,8 +430,8 @@ def test_a_collector_gets_the_run_its_starts_and_what_they_did_as_spans(
 
 
 def test_prometheus_reads_the_run_as_it_is(tmp_path: Path) -> None:
-    made(tmp_path)
-    tell(tmp_path)
+    make_run(tmp_path)
+    write_events(tmp_path)
     values = prometheus.State(tmp_path, 0).read()
     assert values.keys() <= prometheus.METRICS.keys()
     assert (values["step"], values["loss"], values["tokens_per_second"]) == (2, 1.0, 20.0)
@@ -472,8 +459,8 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
     rules.write_text(json.dumps({"groups": [{"name": "kubetune", "rules": alert_rules("bot")}]}))
     subprocess.run([tool, "check", "rules", rules], check=True)
     run_dir = tmp_path / "run"
-    run = observer_process.Observed(run_dir, made(run_dir, tracking={"prometheus": True}), 0, 0)
-    tell(run_dir)
+    run = observer_process.Observed(run_dir, make_run(run_dir, tracking={"prometheus": True}), 0, 0)
+    write_events(run_dir)
     with _Server() as free, _Server() as chosen:
         port = free.server_port
         own_port = chosen.server_port

@@ -20,6 +20,7 @@ def test_an_interrupt_that_another_thread_was_handed_ends_the_wait() -> None:
     seen = list[bool]()
     answered = threading.Event()
 
+    # The main thread must sleep in its wait when the signal comes: it waits on a condition, and the kernel has it asleep.
     main = threading.main_thread()
     stat = Path(f"/proc/self/task/{os.getpid()}/stat")
 
@@ -30,6 +31,7 @@ def test_an_interrupt_that_another_thread_was_handed_ends_the_wait() -> None:
             time.sleep(0.01)
         while stat.read_text().rpartition(")")[2].split()[0] != "S":
             time.sleep(0.01)
+        # The kernel may hand a signal of the process to any thread.
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         seen.append(has_ended.wait(60))
         answered.set()

@@ -14,7 +14,7 @@ import pytest
 from kubetune.base.files import lock
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.sweep import overview
-from kubetune.library.sweep.overview import find_sweeps, standing
+from kubetune.library.sweep.overview import find_sweeps, sweep_state
 from kubetune.library.sweep.page import sweep_facts, write_page
 from kubetune.library.sweep.ranges import split
 from kubetune.library.sweep.record import (
@@ -194,7 +194,7 @@ def test_the_state_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.Mon
     folder = write_sweep(tmp_path, MIXED)
 
     def state_now() -> tuple[str, str]:
-        return standing(folder, read_record(folder), search)
+        return sweep_state(folder, read_record(folder), search)
 
     # Written just now, and no lock of this machine: a driver elsewhere is at work.
     assert state_now() == ("running", "")

@@ -1,4 +1,4 @@
-"""Charts of the metrics of evaluations that no curve of the training goes with: losses of sources, scores."""
+"""Charts of metrics that only evaluations have: losses of sources, scores."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def evaluation_charts(runs: Runs) -> list[Chart]:
             if series is not None:
                 metrics.setdefault(key, []).append((index, series))
 
-    # The same by chart, and by the name that the page shows: `eval_exact_match` is "exact match".
+    # The same metrics by chart and by the name that the page shows: `eval_exact_match` is "exact match".
     sources: dict[str, SeriesOfRuns] = {}
     scores: dict[str, SeriesOfRuns] = {}
     charts = []

@@ -15,7 +15,7 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kubetune.library.sweep.overview import standing
+from kubetune.library.sweep.overview import sweep_state
 from kubetune.library.sweep.record import read_record, read_search
 from kubetune.ui.records import signature
 from kubetune.ui.site import runs_of, site_of
@@ -60,8 +60,8 @@ def sweep_news(request: Request) -> Response:
         record = read_record(folder)
         runs = [(run.state, run.step, run.value) for run in record.runs]
         states = [(trial.state, trial.rung, trial.value) for trial in record.trials]
-        standing_now = standing(folder, record, search)
-        return crc32(repr((runs, states, standing_now, record.importance)).encode())
+        state = sweep_state(folder, record, search)
+        return crc32(repr((runs, states, state, record.importance)).encode())
 
     return _stream(look)
 

@@ -246,7 +246,7 @@ def _status(args: argparse.Namespace) -> Answer:
 
 def _show_status(folder: Path, search: Search, record: Record) -> None:
     """Print a table of the trials, and below it why nothing goes on, if so."""
-    from kubetune.library.sweep.overview import standing
+    from kubetune.library.sweep.overview import sweep_state
     from kubetune.library.sweep.record import summary
 
     # A trial's row has the best value so far, and the settings as they were typed.
@@ -254,7 +254,7 @@ def _show_status(folder: Path, search: Search, record: Record) -> None:
     print_table(head, [_row(trial) for trial in record.trials])
 
     line = f"{summary(record)}; {record.device_hours:.3g} device hours"
-    _, why = standing(folder, record, search)
+    _, why = sweep_state(folder, record, search)
     if why:
         line += f"; {why}"
     print(line)

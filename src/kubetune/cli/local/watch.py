@@ -110,7 +110,7 @@ def _require(run_dir: Path, *, can_wait: bool) -> None:
 
 
 def _on_cluster(args: argparse.Namespace) -> Callable[[], RunView]:
-    """Return what looks at the run of a cluster."""
+    """Return a function that looks at a run on a cluster."""
     from kubetune.cli.remote.run_on_cluster import find
 
     if args.namespace is None:
@@ -123,7 +123,7 @@ def _on_cluster(args: argparse.Namespace) -> Callable[[], RunView]:
 def follow(run_view: RunView, look: Callable[[], RunView], console: Console) -> RunView:
     """Draw the run until it ends or the reader presses Ctrl-C. Return the last view.
 
-    While nobody answers, the last view stays on the screen, and why.
+    While the cluster does not answer, the last view stays on the screen, with the reason.
     """
     from rich.live import Live
 
@@ -166,7 +166,7 @@ def look_there(cluster: Any, spec: Any) -> RunView:
     observed = observe(cluster, spec)
     run_facts = facts(observed)
     pods = running(cluster, spec)
-    # Without a pod to ask, this is known from logs and from the notes at the run's objects.
+    # Without a pod to ask, these facts come from logs and from annotations of the run's objects.
     status: dict[str, Any] = {"progress": run_facts}
     why = run_facts["why"]
     if observed.silence:
@@ -176,7 +176,7 @@ def look_there(cluster: Any, spec: Any) -> RunView:
         with suppress(EnvironmentFault):
             [status] = ask(cluster, pods[0], "status", spec.run_dir)
     if len(pods) > 1:
-        # Those of one node would look like all; `kubetune gpus` asks every pod.
+        # The GPUs of one node would look like all of them; `kubetune gpus` asks every pod.
         status.pop("gpus", None)
 
     where = f"{run_facts['namespace']}, {len(pods)} of {run_facts['nodes']} pods running"

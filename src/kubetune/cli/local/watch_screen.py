@@ -18,7 +18,7 @@ from kubetune.config.metric_names import (
     SECONDS_OF_PARTS,
 )
 
-# While all is well, no rank waits for others or says nothing for so long.
+# A rank that waits for others, or writes no heartbeat, for longer than this is shown by itself.
 LATE_SECONDS = 15.0
 MOST_RANKS = 6
 LOG_LINES = 8  # where nothing limits the screen
@@ -72,7 +72,7 @@ def draw(run_view: RunView, console: Console, hint: str | None = None) -> Group:
 
     log = []
     for line in status.get("log") or ():
-        # Lines of steps have nothing that the table has not.
+        # The table has everything that lines of steps have.
         if " [TRAIN] step " not in line:
             log.append(Text(visible(line), "dim", no_wrap=hint is not None, overflow="ellipsis"))
     return Group(top, *log[-log_lines:])
@@ -146,13 +146,13 @@ def _written(name: str, value: float | str) -> str:
 
 
 def _ranks(ranks: Sequence[Facts]) -> dict[str, Facts]:
-    """Return a row about all ranks, or where they differ one for each: first those that the others wait for."""
+    """Return one row about all ranks; if they differ, a row for each, those that the others wait for first."""
     if not ranks:
         return {}
     longest = max(rank["phase_seconds"] for rank in ranks)
     silent = max(rank["silent_seconds"] for rank in ranks)
     phases = {(rank["phase"], rank["waiting"]) for rank in ranks}
-    # Ranks of a run that is well are in different phases too, but only for a moment.
+    # Ranks of a healthy run are in different phases too, but only for a moment.
     if silent <= LATE_SECONDS and (longest <= LATE_SECONDS or len(phases) == 1):
         return {"ranks": {"number": len(ranks), "phase": ranks[0]["phase"]}}
 

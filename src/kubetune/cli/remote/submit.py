@@ -105,13 +105,13 @@ def submit_config(
 
     # How other commands name this run, for the hints below.
     typed = f"{job.name} -n {job.namespace}"
-    standing = {
+    states = {
         "done": ", which is done",
         "stopped": f", which is stopped: kubetune resume {typed}",
     }
     outcome = f"was {job.outcome}"
     if job.outcome == "unchanged":
-        outcome = f"was there already{standing.get(job.state, '')}"
+        outcome = f"was there already{states.get(job.state, '')}"
     print(f"kubetune: {where} {outcome}", flush=True)
 
     if args.wait or args.follow:

@@ -1,4 +1,4 @@
-"""`kubetune export`: a run's result as a folder that transformers, PEFT and vLLM load, with proof that it is it."""
+"""`kubetune export`: write a run's result as a folder for transformers, PEFT and vLLM, proved to be the same model."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
-    # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     cpu.give_back()
+    # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     with stoppable(), busy(f"loading what exports {visible(str(args.run_dir))}") as work:
         from kubetune.result.publishing.export import export_run
 

@@ -272,7 +272,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
     preparing: list[Object] = []
     if spec.prepares and not trainers and state in ("absent", "waiting", "failed"):
         preparing = preparation.find_pods(cluster, spec)
-        state, cause = preparation.standing(cluster, spec, state, preparing)
+        state, cause = preparation.state_before_training(cluster, spec, state, preparing)
         reason = cause or reason
     if state == "waiting" and not reason and spec.kubernetes.queue:
         reason = kueue.why_waiting(cluster, workload)

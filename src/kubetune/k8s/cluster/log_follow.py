@@ -75,7 +75,7 @@ class UnreadableLog(Unreachable):
 Emit = Callable[[Source, str], None]
 # look(pods of the run, warnings of the namespace)
 Look = Callable[[Sequence[Object], Sequence[Object]], None]
-Standing = Literal["running", "ended", "restarted", "gone"]
+ContainerState = Literal["running", "ended", "restarted", "gone"]
 
 
 def sources_of(pod: Object) -> Iterator[Source]:
@@ -256,7 +256,7 @@ class LogFollower:
         """Return the pods that were followed, each as it was last, though it may be gone."""
         return list(self._pods_seen.values())
 
-    def standing(self, source: Source) -> Standing:
+    def container_state(self, source: Source) -> ContainerState:
         """Return the state of a container's start: whether more lines can come; `ended` still has its log."""
         assert self._pods is not None
         pod = self._pods.get(source.pod)
@@ -355,7 +355,7 @@ class LogFollower:
         if state == "waiting" and reason:
             raise EnvironmentFault(f"{self._spec.name}: {reason}")
         if state == "absent" and self._workload[1] == self._spec.name:
-            state, _ = preparation.standing(self.cluster, self._spec, state, chosen)
+            state, _ = preparation.state_before_training(self.cluster, self._spec, state, chosen)
         if state in ("done", "failed"):
             return True
         if state in ("absent", "stopped"):
@@ -432,7 +432,7 @@ class LogReader:
         try:
             last = self._emit_new_lines()
             is_whole = not last or (
-                last == self._torn and self._follower.standing(self._source) != "running"
+                last == self._torn and self._follower.container_state(self._source) != "running"
             )
             self._torn = last
             self._stuck_since = None
@@ -451,10 +451,10 @@ class LogReader:
             return False
         if self._follower.stopped.wait(_PAUSE_SECONDS):
             return False
-        standing = self._follower.standing(self._source)
-        if standing == "gone" or (standing == "ended" and is_whole):
+        state = self._follower.container_state(self._source)
+        if state == "gone" or (state == "ended" and is_whole):
             return False
-        self._previous = standing == "restarted"
+        self._previous = state == "restarted"
         return True
 
     def _bear(self, error: Unreachable, stuck_since: float) -> None:

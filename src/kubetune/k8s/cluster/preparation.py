@@ -38,7 +38,7 @@ def find_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
     return sorted(preparing, key=lambda pod: str(pod["metadata"].get("creationTimestamp", "")))
 
 
-def standing(
+def state_before_training(
     cluster: Cluster, spec: RunSpec, state: State, preparing: Sequence[Object]
 ) -> tuple[State, str]:
     """Return the state of a run without a pod of the trainer, and why it has none.

@@ -336,11 +336,11 @@ def _replace(cluster: Cluster, submission: _Submission, confirm: Confirm) -> Non
     """Remove a run's workload and wait until its pods have saved and gone. Raise ConfigError where the answer is no."""
     spec = submission.spec
     kind = submission.old_kind
-    standing = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(
+    state = {"failed": "has failed", "done": "is done", "stopped": "is stopped"}.get(
         submission.state, "is there already"
     )
     question = (
-        f"{kind} {spec.name} in namespace {cluster.namespace} {standing}. Its pods are stopped (they save first), and "
+        f"{kind} {spec.name} in namespace {cluster.namespace} {state}. Its pods are stopped (they save first), and "
         "new ones go on from the newest checkpoint. Replace it"
     )
     if not confirm(question):

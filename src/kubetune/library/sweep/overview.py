@@ -52,14 +52,14 @@ def overview(folder: Path) -> dict[str, Any]:
     except (KubetuneError, OSError) as error:
         return {**facts, "trials": "", "state": "damaged", "why": first_line(error)}
 
-    state, why = standing(folder, record, search)
+    state, why = sweep_state(folder, record, search)
     ranked = record.ranked(greater=search.greater)
     if ranked:
         facts |= {"metric": search.metric, "best": ranked[0].value}
     return {**facts, "trials": summary(record), "state": state, "why": why}
 
 
-def standing(folder: Path, record: Record, search: Search) -> tuple[str, str]:
+def sweep_state(folder: Path, record: Record, search: Search) -> tuple[str, str]:
     """Return the state of a sweep in a word, as runs have it, and why it does not go on."""
     if _is_driven(folder, record):
         return "running", ""

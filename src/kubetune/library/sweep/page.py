@@ -10,7 +10,7 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base.humanize import counted, duration, number, share
 from kubetune.config.load import read_config
-from kubetune.library.sweep.overview import standing
+from kubetune.library.sweep.overview import sweep_state
 from kubetune.library.sweep.ranges import ENDLESS, Range
 from kubetune.library.sweep.record import (
     BEST,
@@ -69,7 +69,7 @@ def sweep_facts(folder: Path, address: Address = lambda run_dir: "") -> SweepFac
     """
     search = read_search(folder)
     record = read_record(folder)
-    state, reason = standing(folder, record, search)
+    state, reason = sweep_state(folder, record, search)
     # A driver that was killed left runs as running. On a cluster they do go on without it.
     if state != "running" and search.namespace is None:
         record = at_rest(record)

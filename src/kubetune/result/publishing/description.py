@@ -1,4 +1,4 @@
-"""What an export is and what was proved of it, in words: as `kubetune export` and the page say it."""
+"""Describe an export and its proof in labelled lines, for `kubetune export` and for the page."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def describe(path: Path, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _quantised(facts: dict[str, Any], size: int) -> Iterator[tuple[str, str]]:
-    """Yield what weights in FP8 spare and cost, as labelled lines. `size`: of the weights, in bytes."""
+    """Yield the size of weights in FP8 and how far the base moves, as labelled lines. `size`: of the weights, in bytes."""
     before = facts["bytes_before"]
     yield "", f"{counted(facts['layers'], 'layer')} in FP8: {size / before:.0%} of {before:,} bytes"
     base = facts["base_quantised_alike"]
@@ -97,7 +97,7 @@ def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _proof(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield how the export was compared with the checkpoint, as labelled lines."""
-    # A difference says little by itself: it is small beside what the adapter does, or not.
+    # A difference says little by itself, so it is compared with the effect of the adapter.
     rows = f"{proof['rows']} {proof['origin']}, {proof['tokens']:,} tokens"
     yield "proof", f"logits on {rows}, in {proof['run_in']}"
     for comparison in proof["comparisons"]:

@@ -107,7 +107,7 @@ def _check(
         "ranks": ranks,
     }
 
-    # Should a rank be lost from here on, its last word says in which part.
+    # If a rank is lost from here on, its last message names the part.
     rendezvous.begin("all-reduce")
     report["all_reduce"] = checks.all_reduces()
     rendezvous.begin("links")
