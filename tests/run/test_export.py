@@ -103,7 +103,7 @@ def test_an_adapter_loads_with_peft_alone(lora_run: Path, inputs: Path, tmp_path
     exported = export_run(lora_run, out=tmp_path / "out", tell=messages.append)
     assert any("a folder of this machine" in line for line in messages), "nobody else could load it"
     modelfile = (tmp_path / "out" / MODELFILE).read_text().replace("~", str(Path.home()))
-    assert f"\nFROM {inputs / 'model'}\nADAPTER .\n" in modelfile
+    assert f"\nFROM {inputs / 'model'}\nADAPTER ./adapter.gguf\n" in modelfile
     model = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "out")
     assert torch.equal(logits(model), trained_logits(lora_run, inputs))
     assert exported.kind == "adapter"
@@ -388,9 +388,9 @@ def test_what_stands_beside_the_weights(lora_run: Path, inputs: Path, tmp_path: 
     assert "training loss" in card
     assert "![Curves over steps](curves.svg)" in card
     drawn = ElementTree.parse(exported.path / "curves.svg")
-    assert (
-        len(drawn.findall(".//{http://www.w3.org/2000/svg}polyline")) == 1
-    )  # of one evaluation there is no line
+    # A line of training losses, and a dot for the only evaluation.
+    for shape in ("polyline", "circle"):
+        assert len(drawn.findall(f".//{{http://www.w3.org/2000/svg}}{shape}")) == 1
     assert "Licence\n\nTo be filled in" in card
     assert "(copied from it: [LICENSE](<LICENSE>), [USE_POLICY.md](<USE_POLICY.md>))" in card
     assert whole_folder.is_whole(exported.path, PROVENANCE)

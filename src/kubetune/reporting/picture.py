@@ -60,14 +60,23 @@ def draw(lines: Sequence[Mapping[str, Any]]) -> str | None:
         ("c1", "evaluation loss", evaluation),
     ):
         if points:
-            # A tenth of a pixel is finer than anybody sees.
-            drawn = " ".join(f"{scale.x(step):.1f},{scale.y(value):.1f}" for step, value in points)
-            parts.append(f'<polyline class="{look}" points="{drawn}"/>')
+            parts.append(_curve(look, points, scale))
             parts.append(f'<rect class="{look}" x="{legend_x}" y="9" width="12" height="4"/>')
             parts.append(f'<text x="{legend_x + 17}" y="16">{label}</text>')
             legend_x += 140
 
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _curve(look: str, points: Points, scale: _Scale) -> str:
+    """Return the line through the points; a dot for a single one, such as the only evaluation."""
+    # A tenth of a pixel is finer than anybody sees.
+    places = [(f"{scale.x(step):.1f}", f"{scale.y(value):.1f}") for step, value in points]
+    if len(places) == 1:
+        x, y = places[0]
+        return f'<circle class="{look}" cx="{x}" cy="{y}" r="3"/>'
+    drawn = " ".join(f"{x},{y}" for x, y in places)
+    return f'<polyline class="{look}" points="{drawn}"/>'
 
 
 def _points(series: Series | None) -> Points:
