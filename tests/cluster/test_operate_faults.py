@@ -256,12 +256,12 @@ def test_a_sweep_outlives_an_api_server_that_is_away_for_a_while(
         last = alone.stderr.splitlines()[-1]
         assert (
             last
-            == "Not stopped, and so they go on in the cluster: fit-000; the same command goes on with them"
+            == "These runs were not stopped and continue in the cluster: fit-000; repeat the command to continue them"
         )
         away.close()
         waits = itertools.count()
         monkeypatch.setattr("kubetune.library.sweep.remote._UNREACHABLE_SECONDS", 60.0)
         done = desk.quick(*SWEEP, "--trials", "1")
     assert "does not answer: " in done.stderr
-    assert "; runs go on in the cluster and are looked for again for 60 s" in done.stderr
+    assert "; runs continue in the cluster. Trying again for 60 s" in done.stderr
     assert "trials     1 trial: 1 done" in done.stdout

@@ -61,7 +61,7 @@ def test_three_trials_at_once_of_which_the_promoted_is_the_plain_run(desk: Desk)
         timeout=1200,
     )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-    assert "volumes    fit-cache, fit-outputs, of all trials" in done.stdout
+    assert "volumes    fit-cache, fit-outputs, shared by all trials" in done.stdout
     facts = json.loads(desk.quick("sweep", "status", "found", "--json").stdout)
     values = {
         trial["number"]: trial["values"]["training.learning_rate"] for trial in facts["trials"]
@@ -147,7 +147,7 @@ def test_a_sweep_in_a_queue_is_stopped_with_and_without_its_driver_and_goes_on(d
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu"
     assert "was asked to stop" in desk.quick("sweep", "stop", "found").stdout
     assert driver.wait(SECONDS) == errors.PREEMPTED, output_of(desk)
-    assert "asked to stop by SIGTERM; the same command goes on" in output_of(desk)
+    assert "asked to stop by SIGTERM; repeat the command to continue" in output_of(desk)
     assert not active()
     wait_until(lambda: not trainers(desk), SECONDS)
 

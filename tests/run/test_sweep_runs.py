@@ -129,7 +129,7 @@ def test_a_sweep_goes_on_after_kills_and_its_winner_is_the_plain_run(
     assert other.wait(SECONDS) == errors.ENVIRONMENT  # it has a driver
     second.send_signal(signal.SIGTERM)
     assert second.wait(SECONDS) == errors.PREEMPTED
-    assert "the same command goes on" in (tmp_path / "out").read_text()
+    assert "repeat the command to continue" in (tmp_path / "out").read_text()
 
     assert drive(tmp_path).wait(SECONDS) == errors.OK, (tmp_path / "out").read_text()
     record = read_record(tmp_path / "found")
@@ -174,7 +174,7 @@ def test_two_trials_at_once_share_the_machine(inputs: Path, tmp_path: Path) -> N
     assert any(span[0] < other[0] < span[1] for span in spans for other in spans)
     assert record.importance is None
     page = (tmp_path / "found" / "report.html").read_text()
-    assert "Too few trials to say: 4 of at least 10 are done" in page
+    assert "Too few trials: 4 done, at least 10 are needed" in page
 
 
 @pytest.mark.slow
@@ -197,4 +197,4 @@ def test_the_demos_learning_rate_is_found_in_a_range_of_four_decades(tmp_path: P
     assert 8e-4 < float(best.values["training.learning_rate"]) < 2e-2
     assert {trial.state for trial in record.trials} == {"done", "pruned"}
     trained = sum(run.step for run in record.runs)
-    assert trained < 75 * len(record.trials), "nobody was given up early"
+    assert trained < 75 * len(record.trials), "no trial was stopped early"

@@ -400,7 +400,7 @@ def test_a_trial_is_named_by_pointer_and_keyboard_and_leads_to_its_run(
     wait(tab, "location.pathname === '/run'")
     tab.get_by_role("link", name=f"sweep {searched}").click()
     wait(tab, "location.pathname === '/sweep'")
-    assert "Too few trials to say" in tab.inner_text("#importance")
+    assert "Too few trials" in tab.inner_text("#importance")
 
 
 @pytest.fixture(scope="module")

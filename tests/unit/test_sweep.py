@@ -377,7 +377,7 @@ def test_no_run_is_begun_that_would_pass_the_budget(
     memory = optuna.storages.InMemoryStorage()
     place.devices = devices
     driver = driver_of(tmp_path, search, place, storage=memory, budgets=parse_budgets([text], 5.0))
-    assert "not begun" in driver.drive()
+    assert "no more were started" in driver.drive()
     assert (len(driver.record.trials), round(driver.record.device_hours, 6)) == (trials, spent)
 
 
@@ -442,7 +442,7 @@ def test_a_fault_of_the_surroundings_is_no_result_of_a_trial(
     place = Full(search)
     with pytest.raises(errors.EnvironmentFault, match="run 001: /out: No space left") as ended:
         driver_of(tmp_path, search, place, total=4, storage=storage).drive()
-    assert str(ended.value).endswith("fix it, and the same command goes on")
+    assert str(ended.value).endswith("Fix this, then repeat the command to continue.")
     assert place.begun.count("001") == starts
     assert [trial.state for trial in read_record(tmp_path).trials] == ["done", "open"]
     # It did not come to the study either, whose sampler would keep away from such values.
@@ -658,7 +658,7 @@ def test_all_that_failed_in_ways_of_their_own_is_no_success(tmp_path: Path) -> N
 
     memory = optuna.storages.InMemoryStorage()
     with pytest.raises(
-        errors.KubetuneError, match="no best one; the last to fail: loss is nan at step 3"
+        errors.KubetuneError, match="no best one; the last failure: loss is nan at step 3"
     ) as ended:
         driver_of(tmp_path, search, Diverging(search), total=4, storage=memory).drive()
     assert ended.value.exit_code == errors.DIVERGED

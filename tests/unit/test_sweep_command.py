@@ -120,7 +120,7 @@ def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
     write_record(tmp_path, Record([Trial(0, {"lora.r": "8"}, [TrialRun("000", 42, "running")])]))
     for driver, message in (
         (os.getpid(), ""),
-        (99_999_999, "; the process that ran it has ended; the same command continues it"),
+        (99_999_999, "; the process that ran it has ended; repeat the command to continue it"),
     ):
         (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
         assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK
@@ -181,7 +181,7 @@ def test_what_a_sweep_does_not_heed_and_how_few_settings_there_are_is_said(
         searched = replace(search, config=resolved(load(more)))
         _print_head(tmp_path, searched, wishes, Functions(search))
         stdout = capsys.readouterr().out
-        assert "at most 2 trials, for these ranges hold no more settings" in stdout
+        assert "at most 2 trials, since these ranges have no more settings" in stdout
         assert (f"not used   {message}: each trial has a directory below {tmp_path}" in stdout) is (
             message is not None
         )

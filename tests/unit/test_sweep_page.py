@@ -103,11 +103,11 @@ def test_lines_lie_where_values_do(tmp_path: Path) -> None:
         assert lines[number][1][-1][1] > bottom
     assert lines[1][0] == {"trial", "done", "part-100", "best"}
     assert lines[0][0] == {"trial", "done", "part-50"}
-    assert lines[2][0] == {"trial", "given-up", "part-0"}
+    assert lines[2][0] == {"trial", "stopped-early", "part-0"}
     assert lines[3][0] == {"trial", "failed"}
     assert lines[4][0] == {"trial", "running"}
     assert "6 trials: 3 done" in facts.summary
-    assert "1 given up" in facts.summary
+    assert "1 stopped early" in facts.summary
     assert "Without a result: 2" in facts.summary
     more = sweep_facts(write_sweep(tmp_path, MIXED, search_of(greater=True)))
     assert lines_of(draw(more))[0][0] == {"trial", "done", "part-50", "best"}
@@ -134,8 +134,8 @@ def test_what_cannot_be_drawn_is_counted(tmp_path: Path) -> None:
     [
         ([], WORDS, "No trial has begun yet."),
         ([trial_of(0, "failed", "1e-3", "8", None)], WORDS, "1 trial: 1 failed"),
-        ([trial_of(0, "done", "1e-3", "8", 1.0)], WORDS, "Too few trials to say: 1 of at least 10"),
-        (MIXED, WORDS[:1], "Too few trials to say: 3 of at least 10"),
+        ([trial_of(0, "done", "1e-3", "8", 1.0)], WORDS, "Too few trials: 1 done, at least 10"),
+        (MIXED, WORDS[:1], "Too few trials: 3 done, at least 10"),
     ],
 )
 def test_a_sweep_of_any_size_has_a_page(
@@ -201,7 +201,7 @@ def test_the_state_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.Mon
     written = (folder / TRIALS).stat().st_mtime - 60
     os.utime(folder / TRIALS, (written, written))
     assert state_now()[0] == "stopped"
-    assert "the same command continues it" in state_now()[1]
+    assert "repeat the command to continue it" in state_now()[1]
     assert "1 waiting (dotted" in sweep_facts(folder).summary, "nothing runs any more"
     done = Record([trial for trial in MIXED if trial.state != "open"], total=5)
     write_record(folder, done)

@@ -11,7 +11,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "init": "write a commented run file, made for your data",
         "import": "convert a config of axolotl, LLaMA-Factory, TRL, ms-swift, verl",
         "data": "check, convert or prepare training data",
-        "plan": "show batches, steps, memory, hours and price beforehand",
+        "plan": "show batches, steps, memory, hours and price of a run",
     },
     "Run": {
         "train": "train on this machine",
@@ -24,7 +24,7 @@ GROUPS: dict[str, dict[str, str]] = {
     },
     "Use the result": {
         "runs": "list the runs below a folder",
-        "rollouts": "show what a run by reward answered, and how that was rewarded",
+        "rollouts": "show the answers of a GRPO run and their rewards",
         "ui": "open a page to work in: runs, curves, data, new runs, chat",
         "report": "write an HTML page on one run, or on several side by side",
         "evaluate": "evaluate a run on its own data or on other data",
@@ -32,7 +32,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "chat": "chat in the terminal",
         "export": "write a model that other tools load, and prove it is the same",
         "push": "upload to the Hugging Face hub, or to a registry as an image",
-        "serve": "write Kubernetes manifests that serve it with vLLM",
+        "serve": "write Kubernetes manifests that serve a result with vLLM",
         "sync": "copy a run to an object store, or back",
     },
     "On a cluster": {
@@ -46,7 +46,7 @@ GROUPS: dict[str, dict[str, str]] = {
         "exec": "run a command in a run's pods",
         "cp": "copy a run's results to this machine",
         "port-forward": "open TensorBoard, the page or JupyterLab of a run",
-        "stop": "have a run save a checkpoint and end, also here",
+        "stop": "stop a run with a checkpoint, on a cluster or here",
         "resume": "continue a stopped run",
         "delete": "delete a run",
         "secret": "store a secret in the cluster without showing it",

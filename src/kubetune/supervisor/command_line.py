@@ -93,7 +93,7 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_lora(group: argparse._ArgumentGroup) -> None:
-    _switch(group, "--lora", "lora", {}, "train adapters, as a run without a file does anyway")
+    _switch(group, "--lora", "lora", {}, "train adapters (the default without a run file)")
     group.add_argument(
         "--full", action="store_true", help="train every parameter instead of adapters"
     )

@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--task",
         choices=RUN_FILES,
         default="causal_lm",
-        help="preference: flip its style by pairs of answers instead; grpo: learn by reward what few examples half taught",
+        help="preference: learn another style from pairs of answers; grpo: learn from rewards, with a half-trained model",
     )
 
 

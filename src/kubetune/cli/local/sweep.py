@@ -59,10 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pruner",
         choices=("none", "median", "asha", "hyperband"),
         default="none",
-        help="how losing trials are stopped early",
+        help="how weaker trials are stopped early",
     )
     search.add_argument(
-        "--repeat", type=int, default=1, metavar="N", help="train each setting with so many seeds"
+        "--repeat", type=int, default=1, metavar="N", help="train each setting with N seeds"
     )
     search.add_argument(
         "--parallel",
@@ -71,10 +71,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="runs at once (default: as many as there are GPUs)",
     )
     search.add_argument(
-        "--search-seed", type=int, default=0, metavar="N", help="decides the values that are tried"
+        "--search-seed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="seed that decides which values are tried",
     )
     search.add_argument(
-        "--cluster", action="store_true", help="trials as runs on the cluster of the kubeconfig"
+        "--cluster", action="store_true", help="run trials on the cluster of the kubeconfig"
     )
     search.add_argument(
         "-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME"
@@ -85,8 +89,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "  KEY=log(1e-5,1e-3)   between two numbers, evenly on a logarithmic scale\n"
         "  KEY=0.2..0.8         between two numbers; whole ones if KEY takes only those\n"
         "  KEY=8,16,32          one of these\n\n"
-        "`kubetune sweep status|best|stop FOLDER` shows how a sweep stands, prints the\n"
-        "best run file, or stops it; the same command continues a sweep that was stopped\nor killed."
+        "`kubetune sweep status FOLDER` shows the state of a sweep, `sweep best FOLDER`\n"
+        "prints the best run file, and `sweep stop FOLDER` stops the sweep. To continue\n"
+        "a sweep that was stopped or killed, repeat the command that started it."
     )
 
 

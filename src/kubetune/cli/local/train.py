@@ -20,9 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on-event",
         metavar="COMMAND",
-        help="run it for each event, which it gets as JSON on standard input (hooks.on_event)",
+        help="command to run for each event; it gets the event as JSON on standard input (hooks.on_event)",
     )
-    add_json(parser, "how it ended as JSON, and everything else on standard error")
+    add_json(parser, "how the run ended as JSON, and everything else on standard error")
 
 
 @prints_json

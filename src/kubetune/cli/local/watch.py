@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "run_name",
         metavar="RUN",
-        help="a run directory, which is waited for; the name of a run on a cluster; or a run file",
+        help="a run directory, which may not exist yet; the name of a run on a cluster; or a run file",
     )
     add_namespace(parser)
     parser.add_argument(

@@ -27,17 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     create = actions.add_parser(
-        "create", help="make what is not there yet; run again, it goes on where it stopped"
+        "create", help="create what does not exist yet; run it again to continue after a stop"
     )
     create.add_argument(
         "--dry-run", action="store_true", help="print the commands as a bash script and do nothing"
     )
 
-    status = actions.add_parser("status", help="what there is, and how it stands")
+    status = actions.add_parser("status", help="show what exists, and its state")
     add_json(status, "it as JSON")
 
     credentials = actions.add_parser(
-        "credentials", help="put the cluster into the kubeconfig, as a context of its own"
+        "credentials", help="add the cluster to the kubeconfig, as a new context"
     )
 
     delete = actions.add_parser(
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--node-group",
         nargs="*",
         metavar="NAME",
-        help="only these nodes, or without NAME all: gives back the GPUs and keeps the rest",
+        help="delete only this node group; without NAME, all of them. Frees the GPUs and keeps the rest",
     )
     delete.add_argument("--yes", action="store_true", help="do not ask")
 

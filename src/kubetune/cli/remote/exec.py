@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     chosen.add_argument("--all", action="store_true", help="in the pods of all nodes at once")
     parser.add_argument("--stdin", action="store_true", help="pass standard input on")
-    parser.epilog = "After -- comes the command; left out on a terminal: a shell."
+    parser.epilog = "The command comes after --. Without one, on a terminal, this opens a shell."
 
 
 def run(args: argparse.Namespace) -> int:

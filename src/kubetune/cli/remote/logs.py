@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument(
         "--sampler",
         metavar="N",
-        help="what the Nth server that draws answers prints, or `all` of them, in place of the trainer's pods",
+        help="print the output of the Nth server that draws answers, or of `all`, instead of the trainer's pods",
     )
 
 

@@ -29,7 +29,7 @@ from kubetune.k8s.manifests.smoke import smoke_config, testing
 from kubetune.k8s.manifests.spec import Manifest, plan_without_data
 from kubetune.supervisor.command_line import add_run_arguments, config_from_args, run_file
 
-SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like the run's that test ranks, links and volumes"
+SMOKE_HELP = "the run's smoke test instead, as RUN-smoke: pods like those of the run test ranks, links and volumes"
 # The beginning of each file that `render` and `serve` write, by which they know their own.
 MARK = "# Made by kubetune "
 HEADER = f"{MARK}render; change the run file and render again.\n"

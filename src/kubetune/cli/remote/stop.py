@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     add_run(parser, or_folder=True)
     parser.add_argument(
-        "--no-wait", action="store_true", help="do not wait until it has saved and gone"
+        "--no-wait", action="store_true", help="do not wait until the run has saved and ended"
     )
 
 

@@ -50,10 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument(
         "--no-check",
         action="store_true",
-        help="do not look first whether the data files on this machine can be read",
+        help="do not check first that the data files on this machine can be read",
     )
     target.add_argument(
-        "--wait", action="store_true", help="wait for the run's end and take over its exit code"
+        "--wait", action="store_true", help="wait until the run ends, and exit with its code"
     )
     target.add_argument("--follow", action="store_true", help="as --wait, and show the logs")
     target.add_argument(

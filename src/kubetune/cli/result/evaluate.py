@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--benchmarks",
         metavar="TASK,…",
-        help="tasks of lm-evaluation-harness, such as arc_easy, instead of own data",
+        help="tasks of lm-evaluation-harness, such as arc_easy, instead of the run's data",
     )
     parser.add_argument(
         "--with-base",

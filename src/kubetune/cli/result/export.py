@@ -53,9 +53,9 @@ def add_export_options(parser: argparse.ArgumentParser) -> None:
         "--merge", action="store_true", help="put the adapter into the weights of the base"
     )
     parser.add_argument(
-        "--dtype", help="bfloat16, float16 or float32; left out: that of the base, or model.dtype"
+        "--dtype", help="bfloat16, float16 or float32 (default: the base's, or model.dtype)"
     )
-    parser.add_argument("--device", help="cpu or cuda; left out: a GPU where there is one")
+    parser.add_argument("--device", help="cpu or cuda (default: a GPU if there is one)")
 
 
 def add_result(parser: argparse.ArgumentParser) -> None:

@@ -89,7 +89,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1.0,
         metavar="P",
-        help="sample from the likeliest tokens that have this share together",
+        help="sample from the likeliest tokens whose probabilities add up to P",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="N", help="of the samples (default 0)"

@@ -46,18 +46,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--despite-gate",
         action="store_true",
-        help="upload also what misses the run's evaluation.gate",
+        help="upload even if the result misses the run's evaluation.gate",
     )
     parser.add_argument(
         "--modelpack",
         action="store_true",
-        help="oci://: send an artifact as ModelPack wants it, which CRI-O mounts; left out: an image, which every "
-        "runtime mounts",
+        help="oci://: push a ModelPack artifact, which CRI-O mounts (default: an image, which every runtime mounts)",
     )
     parser.add_argument(
         "--plain-http",
         action="store_true",
-        help="oci://: ask the registry without encryption; one on this machine always is",
+        help="oci://: connect without encryption, as always to a registry on this machine",
     )
     add_json(parser, "where it is as JSON")
 

@@ -23,13 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--step",
         type=int,
         metavar="N",
-        help="the answers that the weights after N steps drew; left out: the newest",
+        help="answers drawn by the weights after N steps (default: the newest)",
     )
     parser.add_argument(
         "--row",
         type=int,
         metavar="N",
-        help="only the prompt of this row, at every step without --step",
+        help="only the prompt of this row; without --step, at every step",
     )
     add_json(parser, "the answers as JSON")
 

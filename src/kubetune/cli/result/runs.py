@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--filter",
         default="",
         metavar="WORDS",
-        help="only runs that have all of them in path, model, method, tags or why",
+        help="only runs with all of these words in path, model, method, tags or why",
     )
     parser.add_argument(
         "--state",

@@ -71,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     by.add_argument(
         "--ollama",
         action="store_true",
-        help="make the GGUF export of a run known to the Ollama of this machine",
+        help="add the GGUF export of a run to the Ollama of this machine",
     )
     parser.add_argument(
         "--kserve",
@@ -90,7 +90,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base",
         metavar="MODEL",
-        help="hub id, path or image (oci://…) of the base: targets that are no run are then adapters on it",
+        help="hub id, path or image (oci://…) of the base; targets that are not runs are then adapters on it",
     )
     parser.add_argument(
         "--merged",
@@ -106,7 +106,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "--rank",
         type=int,
         metavar="R",
-        help=f"highest rank of adapters that are no run (default {DEFAULT_RANK})",
+        help=f"highest rank of adapters that are not from a run (default {DEFAULT_RANK})",
     )
     parser.add_argument(
         "--max-model-len",
@@ -118,7 +118,7 @@ def _add_model_options(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         default="auto",
         choices=("auto", "bfloat16", "float16", "float32"),
-        help="of the weights served",
+        help="dtype of the served weights",
     )
 
 
@@ -155,14 +155,16 @@ def _add_pod_options(parser: argparse.ArgumentParser) -> None:
         help=f"claim for downloaded models (default {CACHE_SIZE})",
     )
     parser.add_argument(
-        "--storage-class", metavar="CLASS", help="of that claim; left out: the cluster's default"
+        "--storage-class",
+        metavar="CLASS",
+        help="storage class of that claim (default: the cluster's)",
     )
     parser.add_argument("--replicas", type=int, default=1, metavar="N", help="pods (default 1)")
     parser.add_argument(
         "--max-replicas",
         type=int,
         metavar="N",
-        help=f"more pods while requests wait (needs the metric {WAITING})",
+        help=f"most pods, started while requests wait (needs the metric {WAITING})",
     )
     parser.add_argument(
         "--api-key-secret",

@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen on; others than 127.0.0.1 need --token",
+        help="address to listen on; all but 127.0.0.1 need --token",
     )
     parser.add_argument(
         "--token",
-        help=f"lets a browser in, at least {_SHORTEST_TOKEN} characters; else {TOKEN}, or a new one",
+        help=f"token a browser has to send: {_SHORTEST_TOKEN} characters or more (default: {TOKEN}, or a new one)",
     )
     parser.add_argument(
         "--allow-host",

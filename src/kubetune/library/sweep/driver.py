@@ -1,7 +1,7 @@
 """The driver of a sweep: starts runs while there is room, observes them, and ends or continues trials.
 
 Example: asha with the rungs 1, 3, 9 and runs of 90 steps. Of the trials that come to a rung, the
-best third continues from its checkpoint; the others are given up.
+best third continues from its checkpoint; the others stop early.
 
     rung   at step   trials   steps trained
     1      10        9        9 x 10 = 90
@@ -144,7 +144,7 @@ class Driver:
             # Whether the sweep has to stop. It then still waits for runs to save and end.
             failure = self._common_failure()
             if failure:
-                self._stopping = f"trials fail with the same error: {failure.reason}"
+                self._stopping = f"every trial so far failed in the same way: {failure.reason}"
             self._stopping = self._stopping or self._fault
             self._stop_if_due()
 
@@ -168,18 +168,18 @@ class Driver:
         """Raise the error that ended the sweep, or the last trial's if none succeeded."""
         failure = self._common_failure()
         if failure:
-            reason = f"every trial so far ended in this way, so the sweep did too: {failure.reason}"
+            reason = f"the sweep ended because every trial so far failed: {failure.reason}"
             raise _error(failure.code, reason)
         if self._fault:
             raise errors.EnvironmentFault(
-                f"{self._fault}\nOther trials would meet the same whatever their values, so the "
-                "sweep stopped; fix it, and the same command goes on"
+                f"{self._fault}\nThe sweep stopped, since other trials would fail in the same way. "
+                "Fix this, then repeat the command to continue."
             )
         failed = [run for run in self.record.runs if run.state == "failed"]
         has_best = bool(self.record.ranked(greater=self.search.greater))
         if failed and not has_best and not self.record.reason:
             last = failed[-1]
-            reason = f"no trial is done, so there is no best one; the last to fail: {last.reason}"
+            reason = f"no trial succeeded, so there is no best one; the last failure: {last.reason}"
             raise _error(last.code, reason)
 
     def _has_more_done(self) -> bool:
@@ -288,11 +288,11 @@ class Driver:
             self._finish(trial, "failed", f"no evaluation gave a finite {self.search.metric}")
         elif states == {"done"}:
             self._finish(trial, "done", "")
-        elif self._study.is_given_up(trial.number, self.search.rungs[trial.rung], trial.value):
+        elif self._study.is_pruned(trial.number, self.search.rungs[trial.rung], trial.value):
             self._finish(trial, "pruned", "")
         else:
             trial.rung += 1
-            self._say(f"trial {trial.number:<4} {self._result(trial)}, goes on")
+            self._say(f"trial {trial.number:<4} {self._result(trial)}, continues")
             # One run may be done where another pauses, if they have different numbers of steps.
             for run in trial.runs:
                 if run.state == "paused":
@@ -318,7 +318,7 @@ class Driver:
         elif outcome == "done":
             result = f"{self._result(trial)}, done"
         else:
-            result = f"{self._result(trial)}, given up"
+            result = f"{self._result(trial)}, stopped early"
         self._say(f"trial {trial.number:<4} {result}")
 
     def _end(self, trial: Trial, outcome: Outcome, reason: str) -> None:
@@ -476,12 +476,12 @@ class Driver:
                     cost += budget.cost(seconds, run.devices)
                 need = f"{cost:.3g}, "
             if spent + cost > budget.amount:
-                what = "the next run"
+                what = "The next run"
                 if len(runs) > 1:
-                    what = f"the {len(runs)} runs of the next trial"
+                    what = f"The {len(runs)} runs of the next trial"
                 self._over_budget = (
-                    f"the budget: {budget.share(spent)} are spent, and {what} would take about "
-                    f"{need}{duration(elapsed)}; not begun"
+                    f"the budget: {budget.share(spent)} are spent. {what} would take about "
+                    f"{need}{duration(elapsed)}, so no more were started"
                 )
                 return False
         return True

@@ -189,7 +189,7 @@ class LocalRunner:
         """Return a sentence on what happens to the runs if the driver ends without them."""
         if not self._children:
             return ""
-        return "Runs that were under way save a checkpoint and end"
+        return "Running trials save a checkpoint and end"
 
     def wait(self) -> None:
         """Wait until a run ends, or for a moment."""
@@ -203,7 +203,7 @@ def _status(run_dir: Path, text: str, code: int) -> ExitStatus:
     `text`: the answer of its process, which is empty if the process was killed. `code`: its exit code.
     """
     if not text:
-        return ExitStatus(errors.LOST_PEER, f"its process ended with status {code} and no word")
+        return ExitStatus(errors.LOST_PEER, f"its process ended with status {code} and no message")
 
     # A run that was refused has an error and no exit.json. Of others, the file may be an earlier start's.
     answer: dict[str, str | int] = json.loads(text)

@@ -71,7 +71,7 @@ def sweep_state(folder: Path, record: Record, search: Search) -> tuple[str, str]
         state = "done"
     else:
         # Killed, or its machine was lost: it could write no reason.
-        return "stopped", "the process that ran it has ended; the same command continues it"
+        return "stopped", "the process that ran it has ended; repeat the command to continue it"
     if not open_trials and not record.ranked(greater=search.greater):
         state = "failed"
     return state, record.reason

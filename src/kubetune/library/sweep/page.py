@@ -116,7 +116,7 @@ def _lead(search: Search) -> str:
     direction = "lowest"
     if search.greater:
         direction = "highest"
-    pruner = "no trial is given up early"
+    pruner = "no trial is stopped early"
     if search.pruner != "none":
         pruner = f"pruner {search.pruner}"
     seeds = ""
@@ -194,7 +194,7 @@ def _cards(record: Record, search: Search, best: TrialFacts | None) -> list[Card
         Card(f"Best {search.metric}", number(value), about),
         Card("Done", number(states["done"]), of_all),
         Card("Running", number(states["running"]), waiting),
-        Card("Given up", number(states["given up"]), failed),
+        Card("Stopped early", number(states["stopped early"]), failed),
         Card("Device time", duration(record.device_hours * 3600), _elapsed(record)),
     ]
 
@@ -210,28 +210,28 @@ def _importance(record: Record, done: int) -> str:
     """Return a sentence on how the importances were computed, or on why there are none."""
     if done < LEAST_FOR_IMPORTANCE:
         return (
-            f"Too few trials to say: {done} of at least {LEAST_FOR_IMPORTANCE} are done. "
-            "Of fewer, the numbers would be chance."
+            f"Too few trials: {done} done, at least {LEAST_FOR_IMPORTANCE} are needed. "
+            "With fewer, the numbers would be chance."
         )
     importance = record.importance
     if importance is None:
         return "Not computed yet, or all trials have the same result."
     if importance.predicted <= 0:
         return (
-            f"The settings explain the results of {importance.trials} trials no better than chance "
-            "does, so no importance is shown. More trials, or wider ranges, may tell them apart."
+            f"The settings explain the results of {importance.trials} trials no better than chance, "
+            "so no importance is shown. More trials or wider ranges may show a difference."
         )
 
     sentence = (
-        f"By a random forest over the {importance.trials} trials that were done: how much of the spread "
-        "of their results splits by a setting take away, in sum 100 %. It explains "
+        f"A random forest over the {importance.trials} trials that are done measures how much each "
+        "setting reduces the spread of their results; the shares add up to 100 %. The forest explains "
         f"{share(importance.predicted)} of the differences between trials that it has not seen; the "
         "rest is chance, or needs more trials."
     )
-    given_up = len(record.trials) - done
-    if given_up:
+    without_result = len(record.trials) - done
+    if without_result:
         sentence += (
-            f" The other {given_up} have no final result and are not in it, so a setting that "
-            "lets trials be given up early looks less important than it is."
+            f" It leaves out the other {without_result}, which have no final result. So a setting "
+            "that makes trials stop early looks less important than it is."
         )
     return sentence

@@ -33,7 +33,7 @@ LEAST_FOR_IMPORTANCE: Final = 10
 # A run waits until it is started, pauses at its rung, and waits again if its trial goes on.
 RunState = Literal["waiting", "running", "paused", "done", "failed"]
 
-# How a trial ends: it came to the end of its runs, was given up at a rung, or failed.
+# How a trial ends: its runs reached their end, it was stopped early at a rung, or it failed.
 Outcome = Literal["done", "pruned", "failed"]
 TrialState = Literal["open"] | Outcome
 
@@ -159,9 +159,7 @@ def write_search(folder: Path, search: Search) -> None:
 def read_search(folder: Path) -> Search:
     """Read sweep.json. Raise ConfigError if there is none, EnvironmentFault if it is damaged."""
     if not (folder / SWEEP).is_file():
-        raise ConfigError(
-            f"{folder}: no sweep is there (it has no {SWEEP}); give the folder of one"
-        )
+        raise ConfigError(f"{folder}: found no {SWEEP}; expected the folder of a sweep")
     fields = read_object(folder / SWEEP)
     # JSON has lists where the fields are tuples. A key too many or too few is a TypeError.
     try:
@@ -223,7 +221,7 @@ def mean(values: Sequence[float | None]) -> float | None:
 def state_of(trial: Trial) -> str:
     """Return the state of a trial in words."""
     if trial.state == "pruned":
-        return "given up"
+        return "stopped early"
     if trial.state != "open":
         return trial.state
     if any(run.state == "running" for run in trial.runs):
@@ -236,7 +234,7 @@ def summary(record: Record) -> str:
     if not record.trials:
         return "no trial yet"
     states = [trial.state for trial in record.trials]
-    words = {"done": "done", "pruned": "given up", "failed": "failed", "open": "open"}
+    words = {"done": "done", "pruned": "stopped early", "failed": "failed", "open": "open"}
     counts = []
     for state, word in words.items():
         if state in states:

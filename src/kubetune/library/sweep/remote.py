@@ -217,7 +217,7 @@ class ClusterRunner:
             if now - self._unreachable_since >= _UNREACHABLE_SECONDS:
                 raise
             self._say_once(
-                f"{fault}; runs go on in the cluster and are looked for again for "
+                f"{fault}; runs continue in the cluster. Trying again for "
                 f"{_UNREACHABLE_SECONDS:.0f} s"
             )
             self._next_try = now + _WAIT_SECONDS
@@ -290,7 +290,9 @@ class ClusterRunner:
         names = [spec.name for run, spec in self._specs.items() if run not in self._stopped]
         if not names:
             return ""
-        return f"Not stopped, and so they go on in the cluster: {', '.join(sorted(names))}"
+        return (
+            f"These runs were not stopped and continue in the cluster: {', '.join(sorted(names))}"
+        )
 
     def kill(self) -> None:
         """Leave all runs alone: the cluster ends those that were stopped, after their grace time."""
@@ -334,7 +336,7 @@ def stop_all(cluster: Cluster, name: str) -> list[str]:
             except errors.KubetuneError as error:
                 problems.append(f"{run_name}: {error}")
     if problems:
-        problems.append(f"Stopped were: {', '.join(stopped) or 'none'}.")
+        problems.append(f"Runs that were stopped: {', '.join(stopped) or 'none'}.")
         raise EnvironmentFault("\n".join(problems))
     return stopped
 

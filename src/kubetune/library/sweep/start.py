@@ -128,7 +128,7 @@ def sweep(folder: Path, name: str, load: Load, config: Config, wishes: Wishes, r
         finally:
             _conclude(folder, search, record, write_winner)
     if reason:
-        print(f"{'ended':<10} {reason}; the same command goes on")
+        print(f"{'ended':<10} {reason}; repeat the command to continue")
     return errors.PREEMPTED if relay.stopping else errors.OK
 
 
@@ -163,7 +163,7 @@ def _drive(
         if not still_running:
             raise
         raise EnvironmentFault(
-            f"{fault}\n{still_running}; the same command goes on with them"
+            f"{fault}\n{still_running}; repeat the command to continue them"
         ) from fault
     finally:
         study.close()
@@ -178,7 +178,7 @@ def _cluster(recipe: Recipe, kubernetes: KubernetesConfig, wishes: Wishes) -> Ru
     runner = remote.ClusterRunner(recipe, cluster, slots)
     shared = runner.make_claims(kubernetes.storage)
     if shared:
-        print(f"{'volumes':<10} {', '.join(shared)}, of all trials")
+        print(f"{'volumes':<10} {', '.join(shared)}, shared by all trials")
     return runner
 
 
@@ -187,7 +187,7 @@ def _require_same(folder: Path, search: Search) -> None:
     if not (folder / SWEEP).exists():
         if folder.is_dir() and any(folder.iterdir()):
             raise ConfigError(
-                f"{folder} holds files, but no sweep; choose another -o. Nothing was written."
+                f"{folder} has files but no sweep; choose another -o. Nothing was written."
             )
         return
 
@@ -212,7 +212,7 @@ def _require_same(folder: Path, search: Search) -> None:
         raise ConfigError(
             [
                 *changes,
-                f"{folder} holds another sweep; undo these changes to go on with it, or choose "
+                f"{folder} holds another sweep; undo these changes to continue it, or choose "
                 "another -o. Nothing was written.",
             ]
         )
@@ -236,7 +236,7 @@ def _print_head(folder: Path, search: Search, wishes: Wishes, runner: Runner) ->
     if wishes.trials < ENDLESS:
         limit = f"at most {counted(wishes.trials, 'trial')}"
     if wishes.trials == settings_in(search.ranges):
-        limit += ", for these ranges hold no more settings"
+        limit += ", since these ranges have no more settings"
     ranges = " ".join(f"{a_range.key}={a_range}" for a_range in search.ranges)
     better = "highest" if search.greater else "lowest"
     lines = [

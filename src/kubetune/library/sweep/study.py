@@ -1,4 +1,4 @@
-"""Optuna's part of a sweep: which values are tried next, which trials are given up, what mattered.
+"""Optuna's part of a sweep: which values are tried next, which trials stop early, what mattered.
 
 The study is in `study.db` of the sweep's folder (SQLite), where every tool of Optuna's can open it.
 This is the only file that knows Optuna.
@@ -190,8 +190,8 @@ def explained(folder: Path) -> Iterator[None]:
         cause = error.__cause__ or error
         why = getattr(cause, "orig", None) or cause
         raise EnvironmentFault(
-            f"{folder / FILE}, where Optuna keeps the study: {why}; fix this, or put the file "
-            "back from a copy, and the same command goes on"
+            f"{folder / FILE}, where Optuna keeps the study: {why}; fix this or restore the file "
+            "from a copy, then repeat the command to continue"
         ) from error
 
 
@@ -289,15 +289,15 @@ class Study:
                 return outcome
         return None
 
-    def is_given_up(self, number: int, resource: int, value: float) -> bool:
-        """True if Optuna's pruner gives up a trial that has this value at this rung."""
+    def is_pruned(self, number: int, resource: int, value: float) -> bool:
+        """True if Optuna's pruner stops a trial that has this value at this rung."""
         # The pruner compares this value with those of all trials at the same rung.
         trial = self._open_trials[number]
         trial.report(value, resource)
         return bool(trial.should_prune())
 
     def tell(self, number: int, outcome: Outcome, value: float | None, reason: str = "") -> None:
-        """End a trial. Samplers learn from trials that were given up too, but not from failed ones."""
+        """End a trial. Samplers learn from trials that stopped early too, but not from failed ones."""
         trial = self._open_trials.pop(number, None)
         if trial is None:
             return  # a driver that was killed before it could write the record has ended it

@@ -12,7 +12,7 @@ from kubetune.reporting.cards import Card
 # States of a trial, in the order in which the page counts them, and what their lines look like.
 STATES = {
     "done": "a line in the colour of its result",
-    "given up": "dashed, at the value at which it was given up",
+    "stopped early": "dashed, at its last value",
     "running": "dotted, at its value so far",
     "waiting": "dotted, at its value so far",
     "failed": "red and dotted",

@@ -85,7 +85,7 @@ def draw(sweep: SweepFacts) -> Markup:
     results = axes[-1]
     width = results.x + _RIGHT
 
-    # What is drawn last is seen best: the best trial is on top, trials that were given up below.
+    # What is drawn last is seen best: the best trial is on top, trials that stopped early below.
     drawn = []
     for trial in reversed(sweep.trials):
         drawn.append(_line(trial, axes, sweep))

@@ -64,14 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_amount,
         default=Settings.slow_factor,
         metavar="N",
-        help=f"a rank or link that takes this many times as long as the others is named, {shown}",
+        help=f"name a rank or link that takes this many times as long as the others, {shown}",
     )
     checks.add_argument(
         "--timeout",
         type=_amount,
         default=Settings.timeout,
         metavar="N",
-        help=f"seconds to wait for a rank that is missing, {shown}",
+        help=f"seconds to wait for a missing rank, {shown}",
     )
 
     where = parser.add_argument_group("processes", "under torchrun these are torchrun's")
