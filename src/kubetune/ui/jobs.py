@@ -49,10 +49,10 @@ class Jobs:
             raise ConfigError(f"{name} is being run already")
         self._require_plain()
         for child in self._children.values():
-            child.poll()  # so that none of those that have ended stays a zombie
+            child.poll()  # so that no ended child stays a zombie
 
         self._log(name).parent.mkdir(parents=True, exist_ok=True)
-        # The token opens this server, and is none of the command's business.
+        # The token opens this server, and no command needs it.
         environ = {key: value for key, value in os.environ.items() if key != TOKEN}
         with self._log(name).open("wb") as log, self.result(name).open("wb") as result:
             child = subprocess.Popen(
@@ -66,7 +66,7 @@ class Jobs:
 
         self._children[name] = child
 
-        # A number of a process is given again after its end, but not with the same time.
+        # After the end of a process its number is used again, but not with the same time.
         record = {
             "pid": child.pid,
             "created": psutil.Process(child.pid).create_time(),
@@ -85,7 +85,7 @@ class Jobs:
         The code is None if another server started the command.
         """
         self._require_plain()
-        # The system tells the code of a process to its parent alone.
+        # Only the parent of a process gets its exit code.
         code = None
         child = self._children.get(name)
         if child is not None:

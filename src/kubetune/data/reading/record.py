@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any, Final
 
-# A longer line is taken for a mistake (a file without line breaks) and never held in memory.
+# A longer line is taken for a mistake, a file without line breaks, and is never held in memory.
 MAX_RECORD_BYTES: Final = 32 * 2**20
 
 # Bytes that are read at once where there are no lines.
@@ -18,8 +18,7 @@ class Record:
     """One record and the place it came from."""
 
     file: str
-    # counts from 1; in Parquet files and data sets of the hub it is the row
-    line: int
+    line: int  # from 1; in Parquet files and data sets of the hub, the row
     value: dict[str, Any]
 
     @property

@@ -1,7 +1,7 @@
 """The kubeconfig files that kubectl reads, as one.
 
-lightkube reads one file and keeps a part of it: its models are here with what they lack. kr8s reads several files, but
-knows neither `tokenFile` nor impersonation. A test says when lightkube has learned it.
+lightkube reads one file and keeps a part of it, so its models are extended here. kr8s reads several files, but knows
+neither `tokenFile` nor impersonation. A test fails once lightkube can do all of this.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LoginProgram(msgspec.Struct):
 
 
 class UserEntry(models.User):
-    """A user, and as whom they act."""
+    """A user, with the identity that they impersonate."""
 
     # lightkube's own model of it knows a part of the keys.
     exec: LoginProgram | None = None  # type: ignore[assignment]
@@ -73,7 +73,7 @@ _CONTENTS = {
     "client-key": "client_key",
 }
 _NOT_READ = (OSError, YAMLError, RecursionError, ValueError, TypeError, LookupError, AttributeError)
-# What a key holds that is no such value, by msgspec's name for the type, in words for people.
+# How messages describe a value of a wrong type, by msgspec's name for the expected type.
 _EXPECTED = {"str": "no text", "bool": "neither true nor false", "array": "no list of texts"}
 _MISFIT = re.compile(r"Expected `(?P<type>\w+)[^`]*`, got `\w+`(?: - at `\$\.?(?P<path>[^`]*)`)?")
 
@@ -102,7 +102,7 @@ class Kubeconfig:
                 ) from None
 
     def _add(self, content: dict[str, Any], path: Path) -> None:
-        """Add the entries of a file, behind those that are there."""
+        """Add the entries of a file. An entry that an earlier file has is kept."""
         for kind, model in _MODELS.items():
             for entry in content.get(f"{kind}s") or []:
                 name = str(entry["name"])

@@ -19,7 +19,7 @@ from kubetune.k8s.manifests.spec import RunSpec
 # Some keys of rundir.status.progress.
 Progress = dict[str, Any]
 
-# Annotation of a stopped run's ConfigMap, and what of the progress it holds.
+# Annotation of a stopped run's ConfigMap, and the keys of progress that it holds.
 _NOTE = "kubetune/progress"
 _NOTED = ("step", "steps", "loss", "tokens_per_second", "saved_step", "evaluation")
 _TAIL_LINES = 100
@@ -42,7 +42,7 @@ _TYPES: dict[str, Any] = {
 
 
 def trusted(answer: object) -> Progress | None:
-    """Return progress in which values of a wrong type are None; None for what is no progress.
+    """Return progress in which values of a wrong type are None; None if it is not a mapping.
 
     Anybody in a pod, or with the right to write annotations, may have written it:
 
@@ -60,6 +60,7 @@ def trusted(answer: object) -> Progress | None:
 
 
 def _fits(value: object, expected: Any) -> bool:
+    """True if a value has the expected type; see _TYPES."""
     if not isinstance(expected, dict):
         return isinstance(value, expected)
     if not isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""A container in which the outputs volume can be read: one of the run, or that of a pod made for it while none answers.
+"""Find a container that can read the outputs volume: one of the run or, if none answers, that of a pod made for it.
 
-Such a pod is made once and used for as long as it answers.
+Such a pod is made once and used as long as it answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_PODS = 3
 
 
 class VolumeReader:
-    """The outputs volume of a run, from `with` on to its end, when a pod that was made for it goes."""
+    """The outputs volume of a run, as a context manager. At its end, a pod that was made for it is deleted."""
 
     def __init__(self, cluster: Cluster, spec: RunSpec) -> None:
         self._cluster = cluster
@@ -49,10 +49,10 @@ class VolumeReader:
         self._delete_reader()
 
     def target(self) -> Target:
-        """Return a container that answers now. Raise EnvironmentFault where none does, not even of pods made for it."""
+        """Return a container that answers now. Raise EnvironmentFault if none does, not even in pods made for it."""
         candidates = []
         if self._reader is not None:
-            # Twice, since one answer may fail to come from a pod that has just begun, or while a connection is cut.
+            # Twice, since one request may fail while the pod has just begun, or while a connection is cut.
             candidates = [Target(pods.name_of(self._reader), FILES)] * 2
         target = self._answering(candidates)
         if target is not None:
@@ -62,7 +62,7 @@ class VolumeReader:
         target = self._answering(trainers)
         if target is not None:
             return target
-        if self._reader is None or self._is_of_no_use(self._reader):
+        if self._reader is None or self._is_unusable(self._reader):
             self._delete_reader()
             reason = f"no pod of {self._spec.name} runs"
             if trainers:
@@ -88,12 +88,13 @@ class VolumeReader:
                 say(str(error))
         return None
 
-    def _is_of_no_use(self, reader: Object) -> bool:
-        """True if our pod, which does not answer, will not begin to: it runs, or has ended, or is gone."""
+    def _is_unusable(self, reader: Object) -> bool:
+        """True if our pod, which does not answer, never will: it runs already, has ended, or is gone."""
         pod = self._cluster.get("Pod", pods.name_of(reader))
         return pod is None or pods.is_running(pod) or pods.has_ended(pod)
 
     def _make(self, reason: str) -> None:
+        """Make a pod that reads the volume. Raise EnvironmentFault if earlier ones did not answer either."""
         if self._made == _MOST_PODS:
             raise EnvironmentFault(
                 f"{reason}, and none of the {self._made} that were made to read its volume answers; "

@@ -95,7 +95,7 @@ def _merge_layer(name: str, layer: Any, dtype: torch.dtype) -> None:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence warnings of PEFT and transformers about merging twice, and heads that the base lacks."""
-    was = transformers_logging.get_verbosity()
+    verbosity = transformers_logging.get_verbosity()
     transformers_logging.set_verbosity_error()
     try:
         with warnings.catch_warnings():
@@ -103,4 +103,4 @@ def quiet() -> Iterator[None]:
                 warnings.filterwarnings("ignore", message)
             yield
     finally:
-        transformers_logging.set_verbosity(was)
+        transformers_logging.set_verbosity(verbosity)

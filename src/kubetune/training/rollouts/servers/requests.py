@@ -70,15 +70,15 @@ class Requests:
         return self._left == 0
 
     def arrived(self, seconds: float) -> list[tuple[Slot, list[DrawnTokens]]]:
-        """Return the answers to the next prompt, and more that are there; none after so many seconds.
+        """Return the answers that have arrived: wait up to so many seconds for the first, and return none after that.
 
         Raise EnvironmentFault for a server that did not answer in time.
         """
-        came: list[tuple[Slot, list[DrawnTokens]]] = []
+        answered: list[tuple[Slot, list[DrawnTokens]]] = []
         while not self.is_done:
             # Only the first answer is waited for.
             timeout = 0.0
-            if not came:
+            if not answered:
                 timeout = seconds
             try:
                 item = self._arrived.get(timeout=timeout)
@@ -86,17 +86,17 @@ class Requests:
                 self._require_threads_in_time()
                 break
             if isinstance(item, errors.KubetuneError):
-                # What came before it is taken; the error is the next thing that comes.
-                if came:
+                # Answers before the error are returned first; the next call raises it.
+                if answered:
                     self._arrived.put(item)
                     break
                 raise item
             self._left -= 1
-            came.append(item)
-        return came
+            answered.append(item)
+        return answered
 
     def cancel(self) -> None:
-        """Ask no more. Requests that are under way end by themselves, and nobody takes their answers."""
+        """Ask no more. Requests that are under way end by themselves, and their answers are dropped."""
         self._cancelled.set()
 
     def _work(self) -> None:

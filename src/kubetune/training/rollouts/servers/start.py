@@ -1,4 +1,4 @@
-"""Make what has servers draw the answers, at the start of a run."""
+"""Make the drawer whose answers come from servers, at the start of a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SAMPLERS = "KUBETUNE_SAMPLERS"
 
 
 def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
-    """Return what has servers draw in place of the model. Raise ConfigError for adapters that they cannot load."""
+    """Return a drawer that asks servers instead of the model. Raise ConfigError for adapters that they cannot load."""
     learner = drawer.learner
     _require_known_to_servers(learner, drawer.tokenizer)
     urls = servers.urls or tuple(os.environ.get(SAMPLERS, "").split())
@@ -39,8 +39,8 @@ def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
     addresses = [Server(url.rstrip("/")) for url in urls]
 
     # Two runs on the same servers do not touch each other's adapters.
-    whose = f"{drawer.run_dir.absolute()}\0{drawer.made_by}"
-    run = hashlib.sha256(whose.encode()).hexdigest()
+    owner = f"{drawer.run_dir.absolute()}\0{drawer.made_by}"
+    run = hashlib.sha256(owner.encode()).hexdigest()
     asking = Asking(
         servers=addresses,
         settings=drawer.settings,
@@ -60,7 +60,7 @@ def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
     )
     logs.DATA.info("answers are drawn by %s", ", ".join(server.url for server in addresses))
 
-    # All that the model's own drawer has, and the servers.
+    # Everything that the model's own drawer has, and the servers.
     settings: dict[str, Any] = {}
     for field in fields(Drawer):
         settings[field.name] = getattr(drawer, field.name)
@@ -68,7 +68,7 @@ def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
 
 
 def _require_known_to_servers(learner: Learner, tokenizer: Tokenizer) -> None:
-    """Raise ConfigError for an adapter that vLLM takes, and leaves out without a word."""
+    """Raise ConfigError for an adapter that vLLM accepts but silently ignores."""
     model: Any = learner.model
     adapter = model.peft_config[model.active_adapter]
     if getattr(adapter, "target_parameters", None):
