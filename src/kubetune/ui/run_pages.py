@@ -140,12 +140,12 @@ def _continue_words(run_dir: Path) -> str:
 
 
 def _is_over(ended: Mapping[str, Any] | None) -> bool:
-    """True if the same command would not go on: the run is done, or done and not good enough."""
+    """True if a run is done, whether it passed its gate or not: the same command would not continue it."""
     return ended is not None and ended["code"] in (OK, GATE)
 
 
 def _number(text: str | None) -> int:
-    """Return the number that an address has as a rank, or 0 for anything else."""
+    """Return the rank in an address; 0 for anything but a number."""
     # An address may hold anything.
     if text is None or not text.isdecimal() or len(text) > 6:
         return 0

@@ -1,4 +1,4 @@
-"""The text of a run file for data that were looked at: each choice with its reason, as a comment beside it."""
+"""Write the text of a run file that was chosen for data: each choice has its reason as a comment beside it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelFacts:
 
 
 def model_facts(model: str | None, task: str, environ: Mapping[str, str]) -> ModelFacts:
-    """Return what the files of a model tell, as far as they are on this machine.
+    """Return facts from the files of a model, as far as they are on this machine.
 
     Raise ConfigError for a model that the task cannot train.
     """
@@ -75,7 +75,7 @@ class _Lines:
 
 
 def _yaml(value: Any) -> str:
-    """Return a value as YAML has it; a text is quoted as JSON unless it can stand plain."""
+    """Return a value as YAML has it; a text is quoted as JSON unless it needs no quotes."""
     if isinstance(value, float):
         # As people write it: 5e-6, where Python writes 5e-06.
         text = f"{value:.0e}" if value < 0.001 else f"{value:g}"

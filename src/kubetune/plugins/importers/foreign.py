@@ -1,6 +1,6 @@
-"""Reads another tool's config: a YAML or JSON file, or the command line in a shell script.
+"""Read another tool's config: a YAML or JSON file, or the command line in a shell script.
 
-Not for what the keys mean, nor for which commands there are: each tool's file says that of itself.
+The file of each tool knows what its keys mean and which commands it has; nothing here does.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
 # "${ARGS[@]}" stands for all words of an array.
 _ALL_WORDS = re.compile(r""""?\$\{(\w+)\[[@*]\]\}"?""")
 _ENDS_OF_A_COMMAND = (";", "&&", "||", "|", "&")
-# Keys by which configs are known that say nothing of a training run.
+# Keys that mark configs which do not describe a training run, with what such a file is.
 _OTHER_FILES = {
     "compute_environment": "a config of accelerate, which says how processes are started",
     "distributed_type": "a config of accelerate, which says how processes are started",
@@ -41,7 +41,7 @@ _OTHER_FILES = {
 
 @dataclass(frozen=True)
 class Foreign:
-    """What another tool's file says."""
+    """The settings of another tool's file."""
 
     settings: Mapping[str, Any]  # by key
     lines: Mapping[str, int]  # of each key
@@ -130,9 +130,15 @@ def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
     for line, written in _commands(text):
         command = _without_comment(_filled_in(written, variables))
         if match := _ASSIGNMENT.fullmatch(command.strip()):
-            is_exported, name, adds, words, value = match.groups()
-            value = value.strip("'\"") if words is None else words
-            variables[name] = f"{variables.get(name, '')} {value}".strip() if adds else value
+            is_exported, name, adds, words, text_of_value = match.groups()
+            # An array has words, any other variable a value.
+            value = words
+            if words is None:
+                value = text_of_value.strip("'\"")
+            # NAME+=( … ) adds words to those before.
+            if adds:
+                value = f"{variables.get(name, '')} {value}".strip()
+            variables[name] = value
             if is_exported:
                 exported[name] = _value(value)
             continue
@@ -171,7 +177,9 @@ def _read_command(path: Path, call: _Call) -> Foreign:
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
     for key, value in launcher.items():
         # Of several values the others are the program's name.
-        first = value[0] if isinstance(value, list) else value
+        first = value
+        if isinstance(value, list):
+            first = value[0]
         settings[_LAUNCHED.get(key, f"launcher --{key}")] = first
     subcommand = next(filter(None, call.match.groups()))
     return Foreign(settings, dict.fromkeys(settings, call.line), call.peer, subcommand)
@@ -256,18 +264,25 @@ def _arguments(
         elif key:
             values[key].append(_value(word))
     # An option without a value is a flag, and of several values a list.
-    options = {}
+    options: dict[str, Any] = {}
     for key, several in values.items():
-        options[key] = several if len(several) > 1 else (several or [True])[0]
+        if len(several) > 1:
+            options[key] = several
+        elif several:
+            options[key] = several[0]
+        else:
+            options[key] = True
     return options, assigned
 
 
 def _value(text: str) -> Any:
-    """Return a value as YAML reads it, where it can."""
+    """Return a value as YAML reads it; as a text if YAML cannot."""
     # JSON, which the tools read themselves.
     if text.startswith("{"):
         return text
+    if not text:
+        return None
     try:
-        return parse_value(text) if text else None
+        return parse_value(text)
     except ValueError:
         return text

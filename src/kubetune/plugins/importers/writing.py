@@ -1,6 +1,6 @@
-"""Writes a run file as a person would: sections in the order of the schema, short lists in one line, plain numbers.
+"""Write a run file as a person would: sections in the order of the schema, short lists in one line, plain numbers.
 
-Not load.as_yaml, which writes what differs from the defaults: here every setting that was chosen is shown.
+load.as_yaml writes only what differs from the defaults. Here every setting that was chosen is shown.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kubetune.base.provenance import KeyPath
 from kubetune.config import json_schema
 
 _WIDTH: Final = 100
-# Texts that YAML reads as they are, if they are none of its words; all others are quoted.
+# Texts that need no quotes in YAML, unless they are one of its words.
 _PLAIN: Final = re.compile(r"[A-Za-z_./~$][\w./~$@-]*(?:[ :#][\w./~$@-]+)*")
 _WORDS: Final = ("null", "true", "false", "yes", "no", "on", "off", "y", "n", "~")
 
@@ -72,14 +72,17 @@ def inline(value: Any) -> str:
 def _in_order(path: KeyPath, section: Mapping[str, Any]) -> list[str]:
     """Return the keys of a section in the order of the schema, and those that it does not have at the end."""
     known = list(json_schema.keys(json_schema.at(path) or {}))
-    return sorted(section, key=lambda name: known.index(name) if name in known else len(known))
+    others = [name for name in section if name not in known]
+    return [name for name in known if name in section] + others
 
 
 def _lines(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator[str]:
     """Yield the lines of a setting or a section, indented as deep as its path."""
     indent = "  " * (len(path) - 1)
     note = comments.get(".".join(map(str, path)))
-    behind = f"  # {note}" if note else ""
+    suffix = ""
+    if note:
+        suffix = f"  # {note}"
     line = f"{indent}{path[-1]}: {inline(value)}"
     # A mapping whose keys the schema names is a section. Others, such as labels, are values.
     if isinstance(value, dict) and value and json_schema.keys(json_schema.at(path) or {}):
@@ -88,8 +91,8 @@ def _lines(path: KeyPath, value: Any, comments: Mapping[str, str]) -> Iterator[s
             yield from _lines((*path, name), value[name], comments)
     # Sections in a list, and what is too long for a line, lie one below the other.
     elif isinstance(value, list) and value and (isinstance(value[-1], dict) or len(line) > _WIDTH):
-        yield f"{indent}{path[-1]}:{behind}"
+        yield f"{indent}{path[-1]}:{suffix}"
         for item in value:
             yield f"{indent}  - {inline(item)}"
     else:
-        yield line + behind
+        yield line + suffix

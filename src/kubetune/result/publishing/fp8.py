@@ -1,9 +1,9 @@
-"""An export with weights in FP8, in the form of compressed-tensors, which vLLM and transformers load. No data is needed.
+"""Export weights in FP8, in the form of compressed-tensors, which vLLM and transformers load. No data is needed.
 
-Each row of a linear layer is divided by its largest number and rounded to e4m3; what goes through the layer is rounded
-alike, token by token, where the model runs (FP8_DYNAMIC of compressed-tensors). Embeddings and the head stay as they are.
+Each row of a linear layer is scaled by its largest number and rounded to e4m3. Whoever runs the model rounds the inputs
+of these layers in the same way, token by token (FP8_DYNAMIC of compressed-tensors). Embeddings and the head stay.
 
-What that costs is judged by the base: the model may move twice as far as that does, quantised alike.
+The base is the measure of the cost: quantised alike, the logits of the model may move twice as far as those of the base.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from kubetune.result.publishing import equivalence
 from kubetune.result.publishing.equivalence import Comparison, Sample
 from kubetune.result.publishing.writers import Job, ask_reloaded
 
-# Of logits, relative, if the base cannot be quantised for comparison; and what is too little to tell from rounding.
-WITHOUT_BASE: Final = 0.2
-LEAST_ALLOWED: Final = 2e-2
-SHARE_OF_BASE: Final = 2.0
+# How far logits may move, relative to their norm.
+WITHOUT_BASE: Final = 0.2  # if the base cannot be quantised for comparison
+LEAST_ALLOWED: Final = 2e-2  # a smaller move cannot be distinguished from rounding
+SHARE_OF_BASE: Final = 2.0  # times as far as the base
 
 
 def write(
     job: Job, staging: Path, folder: Path, sample: Sample
 ) -> tuple[dict[str, Any], list[Comparison]]:
-    """Write the export in `staging` to `folder` with weights in FP8. Return what is known of it, and the proof."""
+    """Write the export in `staging` to `folder` with weights in FP8. Return facts for its provenance, and the proof."""
     with _without_progress_bars():
         return _write(job, staging, folder, sample)
 
@@ -58,6 +58,7 @@ def _write(
     layers = quantise(model)
     quantised = job.ask(model, sample)
     _save(model, staging, folder)
+    # The memory is needed for the reloaded model.
     del model
     gc.collect()
 
@@ -75,6 +76,7 @@ def _write(
 
 
 def _load(job: Job, folder: Path) -> Any:
+    """Return the model of a folder on the job's device. No code of the folder is run."""
     model = job.result.auto_class.from_pretrained(
         folder, dtype=job.dtype, local_files_only=True, trust_remote_code=False
     )
@@ -107,6 +109,7 @@ def quantise(model: Any) -> int:
         quantization_status=QuantizationStatus.FROZEN,
     )
     apply_quantization_config(model, config)
+    # Scales follow from the weights, row by row, so no data is needed to find them.
     layers = 0
     for layer in model.modules():
         if getattr(layer, "quantization_scheme", None) is None:
@@ -121,7 +124,7 @@ def quantise(model: Any) -> int:
 
 
 def _save(model: Any, staging: Path, folder: Path) -> None:
-    """Write the model in FP8, and what is beside the weights."""
+    """Write the model in FP8, and copy the other files of the export."""
     from compressed_tensors.compressors import ModelCompressor
 
     compressor = ModelCompressor.from_pretrained_model(model)
@@ -132,7 +135,7 @@ def _save(model: Any, staging: Path, folder: Path) -> None:
     compressor.update_config(str(folder))
     fault_injection.reach("fp8.weights")
     for path in staging.iterdir():
-        # Named templates lie in a folder of their own.
+        # Chat templates with a name have a folder of their own.
         if path.is_dir():
             shutil.copytree(path, folder / path.name)
         elif ".safetensors" not in path.name and not (folder / path.name).exists():
@@ -140,6 +143,7 @@ def _save(model: Any, staging: Path, folder: Path) -> None:
 
 
 def _bytes(folder: Path) -> int:
+    """Return the size of the weights in a folder."""
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
@@ -157,13 +161,14 @@ def _allowed(job: Job, sample: Sample, notes: dict[str, Any]) -> float:
 
 
 def _compare_base(job: Job, sample: Sample) -> Comparison:
-    """Return what the base loses when it is quantised alike."""
+    """Return how far the base moves when it is quantised alike."""
     model = job.result.config.model
     folder = hub.find_files(model, model.path, ("config.json",))["config.json"].parent
     if folder == job.result.checkpoint:
         raise errors.ModelError("it is not on this machine")
     job.tell("rounding the base alike")
     base = _load(job, folder)
+    # An adapter may bring tokens that the base does not have.
     size = base.get_input_embeddings().weight.shape[0]
     batches = [batch for batch in sample.batches if int(batch.input_ids.max()) < size]
     if not batches:

@@ -1,8 +1,11 @@
-"""The answers of a step as they lie in the run directory: `rollouts/step-000120.jsonl`, a line for each prompt.
+"""The answers of a step in the run directory: `rollouts/step-000120.jsonl`, a line for each prompt.
 
-Rank 0 appends the lines as groups come, and makes them durable before the step learns from them. A start that goes on
-takes the groups whose lines are whole, and draws the others. Each line says by which settings it was made; groups that
-were made by others are not taken. Log-probabilities are written as base64 of fp32, which gives back the same bits.
+    {"made_by": "5f2a…", "slot": 0, "row": 17, "text": "2+2=", "prompt": [9, 4, 9], "answers": [
+        {"text": "4", "ids": [4, 2], "sampled": "AACA…", "entropy": 0.3, "is_cut": false, "rewards": {"exact_match": 1.0}}]}
+
+Rank 0 appends lines as groups arrive, and makes them durable before the step learns from them. A resumed start takes
+the groups whose lines are whole, and draws the others anew. `made_by` is a digest of the settings: groups that were made
+with other settings are not taken. Log-probabilities are base64 of fp32, which gives back the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ class Answer:
     ids: list[int]
     text: str
     sampled: list[float]  # log-probability of each token when it was drawn
-    entropy: float  # mean over its tokens, of what they were drawn from
+    entropy: float  # of the distributions that its tokens were drawn from, mean over tokens
     is_cut: bool  # no token ended it
     rewards: dict[str, float | None]  # by name; None where a function could not judge
     old: list[float] | None = None  # log-probabilities that training gave before the first step
@@ -44,9 +47,7 @@ class Group:
     text: str  # of the prompt
     answers: list[Answer]
     errors: dict[str, str]  # by the name of a reward: why it could not judge
-    logged: dict[
-        str, float
-    ]  # what functions logged of the answers (TRL's `log_metric`), means by name
+    logged: dict[str, float]  # by name: the mean of what functions logged (TRL's `log_metric`)
 
 
 class RolloutFile:
@@ -73,7 +74,7 @@ class RolloutFile:
             with files.explained_writes(self.path):
                 self.path.parent.mkdir(exist_ok=True)
             self._appender = jsonl.Appender(self.path)
-        # A line is one write: a kill leaves whole lines, and at most one that is torn, which a reader steps over.
+        # A line is one write. After a kill at most the last line is torn, and readers skip it.
         for group in groups:
             self._appender.append({"made_by": self._made_by, **_line_of(group)})
 
@@ -91,7 +92,7 @@ class RolloutFile:
 
 
 def read_groups(run_dir: Path, step: int) -> list[Group]:
-    """Return the whole groups of a step in the order of their slots, whatever they were made by."""
+    """Return the whole groups of a step in the order of their slots, made by any settings."""
     groups: dict[int, Group] = {}
     for line in jsonl.read(file_of(run_dir, step), _is_known):
         group = _group_of(line)
@@ -100,10 +101,12 @@ def read_groups(run_dir: Path, step: int) -> list[Group]:
 
 
 def _is_known(line: jsonl.Line) -> bool:
+    """True if a line has the keys of a group. Other lines are skipped."""
     return {"made_by", "slot", "row", "text", "prompt", "answers", "errors"} <= line.keys()
 
 
 def _line_of(group: Group) -> dict[str, Any]:
+    """Return a group as an object of JSON, without `made_by`."""
     answers = []
     for answer in group.answers:
         line: dict[str, Any] = {
@@ -131,8 +134,16 @@ def _line_of(group: Group) -> dict[str, Any]:
 
 
 def _group_of(line: jsonl.Line) -> Group:
+    """Return the group of a line."""
     answers = []
     for answer in line["answers"]:
+        # Losses without old weights or a reference write neither.
+        old = None
+        if "old" in answer:
+            old = _unpacked(answer["old"])
+        reference = None
+        if "reference" in answer:
+            reference = _unpacked(answer["reference"])
         answers.append(
             Answer(
                 ids=answer["ids"],
@@ -141,8 +152,8 @@ def _group_of(line: jsonl.Line) -> Group:
                 entropy=answer["entropy"],
                 is_cut=answer["is_cut"],
                 rewards=answer["rewards"],
-                old=_unpacked(answer["old"]) if "old" in answer else None,
-                reference=_unpacked(answer["reference"]) if "reference" in answer else None,
+                old=old,
+                reference=reference,
             )
         )
     return Group(
@@ -157,9 +168,11 @@ def _group_of(line: jsonl.Line) -> Group:
 
 
 def _packed(numbers: Sequence[float]) -> str:
+    """Return numbers as base64 of little-endian fp32."""
     return base64.b64encode(np.array(numbers, "<f4").tobytes()).decode()
 
 
 def _unpacked(text: str) -> list[float]:
+    """Return the numbers that `_packed` wrote."""
     numbers: list[float] = np.frombuffer(base64.b64decode(text), "<f4").tolist()
     return numbers
