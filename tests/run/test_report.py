@@ -335,6 +335,14 @@ def test_what_cannot_be_compared_is_not_drawn_and_said(run_dir: Path) -> None:
     assert "causal_lm: " in facts["other_tasks"]
     assert "reward_model: " in facts["other_tasks"]
     assert "as the tasks differ: Loss" in facts["not_drawn"]
+    chosen = {"logp_chosen": record.numbers.curves["loss"]}
+    pairs = replace(
+        record,
+        config=record.config.model_copy(update={"task": "preference"}),
+        numbers=replace(record.numbers, curves={**record.numbers.curves, **chosen}),
+    )
+    _, facts = page_of([record, pairs])
+    assert "Log-probabilities of answers" in facts["not_drawn"], "only one of the tasks has them"
     names = {chart["name"] for chart in facts["charts"]}
     assert "loss" not in names
     assert "speed" in names, "speeds can be compared"

@@ -262,6 +262,8 @@ def test_named_columns_and_a_named_shape() -> None:
     [
         ({}, "has no keys; expected `messages`"),
         ({"question": 1}, "has the keys `question`; expected `messages`"),
+        ({"foo": "a", "bar": "b"}, "`--columns prompt=foo completion=bar`"),
+        ({"best": "b", "prompt": "a"}, "`--columns completion=best`"),
         ({"messages": []}, "messages is empty; expected at least one message"),
         ({"messages": "x"}, 'messages is "x", which is not JSON'),
         ({"messages": {}}, "messages is {}; expected a list"),

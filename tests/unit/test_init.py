@@ -78,6 +78,7 @@ def test_labels_make_a_classifier() -> None:
     assert config.task == "sequence_classification"
     assert config.data.train[0].columns == {"text": "review", "label": "sentiment"}
     assert "2 labels: bad × 20, good × 20" in text
+    assert "longer texts are cut to it" in text, "unlike rows of other tasks, which are left out"
 
 
 def test_a_task_that_is_given_is_kept() -> None:

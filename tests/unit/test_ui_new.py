@@ -154,6 +154,29 @@ def test_a_look_at_data_shows_rows_and_a_button_that_fixes_the_form(
     assert ask(client, "/new/plan", values=after)["problems"] == []
 
 
+def test_few_rows_get_a_button_for_more_epochs_in_smaller_steps(
+    client: TestClient, tmp_path: Path
+) -> None:
+    file = tmp_path / "few.csv"
+    file.write_text("prompt,completion\n" + "".join(f"{n}?,{n}\n" for n in range(160)))
+    typed = {
+        "data.train": str(file),
+        "data.eval": "0.05",
+        "training.num_train_epochs": "1",
+        "training.global_batch_size": "32",
+    }
+    suited = {
+        "data.eval": "0.1",
+        "training.num_train_epochs": "3",
+        "training.global_batch_size": "8",
+    }
+    label = "Suit 160 rows: Evaluation data = 0.1, Epochs = 3, Rows a step = 8"
+    assert ask(client, "/new/look", values=typed)["fixes"] == [{"label": label, "values": suited}]
+    # What somebody has chosen is left alone.
+    chosen = {**typed, **suited, "training.num_train_epochs": "5"}
+    assert ask(client, "/new/look", values=chosen)["fixes"] == []
+
+
 @pytest.mark.parametrize(
     ("typed", "problem", "label", "fixed"),
     [

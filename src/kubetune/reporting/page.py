@@ -104,7 +104,7 @@ def _comparable(charts: list[Chart], runs: Runs) -> tuple[list[Chart], str]:
     other_tasks = []
     dots = []
     for chart in charts:
-        of_learning = chart.name.startswith(("loss", *_OF_LEARNING))
+        of_learning = chart.name.startswith(("loss", "logp", *_OF_LEARNING))
         if of_learning and not same_task:
             other_tasks.append(chart.title)
         # Points of one evaluation each make no curve; the table of results has them.

@@ -162,7 +162,7 @@ def _add_data(lines: _Lines, proposal: Proposal, facts: ModelFacts) -> None:
         lines.lines.append(f"  # eval: heldout.jsonl         # {share.reason}")
     else:
         lines.add(1, "eval", share.value, share.reason)
-    lines.add(1, "max_length", *_max_length(facts))
+    lines.add(1, "max_length", *_max_length(proposal.task.value, facts))
 
 
 def _add_training(lines: _Lines, proposal: Proposal) -> None:
@@ -191,8 +191,12 @@ def _format(proposal: Proposal, facts: ModelFacts) -> Choice | None:
     return Choice("question_answer", reason)
 
 
-def _max_length(facts: ModelFacts) -> Choice:
+def _max_length(task: str, facts: ModelFacts) -> Choice:
     """Return the longest row, in tokens."""
     if facts.positions is not None and facts.positions <= _MOST_TOKENS:
         return Choice(facts.positions, "tokens: all positions that the model has")
+    if task == "sequence_classification":
+        return Choice(
+            _MOST_TOKENS, "tokens; longer texts are cut to it, or to the model's positions"
+        )
     return Choice(_MOST_TOKENS, "tokens; longer rows are left out and counted")

@@ -323,14 +323,17 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
             if all(first_of(group, present) is not None for group in groups):
                 return shape
 
-    # What one may paste, with two names of this record.
-    names = [str(key) for key in value] or ["A"]
-    columns = f"prompt: {show(names[0])}, completion: {show(names[-1])}"
+    # What one may paste, with names of this record. A prompt or a completion that it has needs none.
+    expected = [name for name in ("prompt", "completion") if name not in value]
+    others = [str(key) for key in value if key not in ("prompt", "completion")] or ["A"]
+    names = {"prompt": others[0], "completion": others[-1]}
+    columns = ", ".join(f"{name}: {show(names[name])}" for name in expected)
+    words = " ".join(f"{name}={names[name]}" for name in expected)
     raise ValueError(
         f"{keys(value)}; expected `messages`, `prompt` and `completion`, `text`, `conversations`, `instruction` "
         "and `output`, or `question` and `answer`; other names are given so: "
-        f"`data: {{train: {{path: FILE, columns: {{{columns}}}}}}}`, or `--columns prompt={names[0]} "
-        f"completion={names[-1]}` beside `--data`; `kubetune init FILE` proposes them"
+        f"`data: {{train: {{path: FILE, columns: {{{columns}}}}}}}`, or `--columns {words}` "
+        "beside `--data`; `kubetune init FILE` proposes them"
     )
 
 

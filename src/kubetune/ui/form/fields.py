@@ -38,7 +38,7 @@ ABOUT = {
     "training.global_batch_size": "Rows that are learned from before each change of the weights, on all devices together.",
     "training.learning_rate": "How far each step changes the weights. Left empty, what suits the method.",
     "lora.r": "Larger adapters can learn more and take more memory. Of LoRA only.",
-    "data.max_length": "Longer rows are left out and counted.",
+    "data.max_length": "Longer rows are left out and counted; texts to classify are cut.",
 }
 
 # Tasks, as people call them.

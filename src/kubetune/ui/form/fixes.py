@@ -105,4 +105,26 @@ def for_data(proposal: Proposal, values: Mapping[str, str]) -> list[dict[str, An
     if proposal.format is not None and values.get("data.train.format") != proposal.format.value:
         shape = proposal.format.value
         fixes.append({"label": f"Read rows as {shape}", "values": {"data.train.format": shape}})
+
+    starts = _starts_for(proposal.rows, values)
+    if starts:
+        settings = [f"{LABELS[key]} = {value}" for key, value in starts.items()]
+        fixes.append(
+            {"label": f"Suit {proposal.rows:,} rows: {', '.join(settings)}", "values": starts}
+        )
     return fixes
+
+
+def _starts_for(rows: int | None, values: Mapping[str, str]) -> Values:
+    """Return what `kubetune init` starts from with so many rows, where the form has the values for unknown rows.
+
+    160 rows: one epoch in steps of 32 would be five steps, and teach nothing.
+    """
+    starts = {}
+    suited = starting_values(rows)
+    for key, usual in starting_values().items():
+        value = suited[key].value
+        # What somebody has typed is left alone.
+        if values.get(key) == str(usual.value) and value not in (None, usual.value):
+            starts[key] = str(value)
+    return starts
