@@ -12,7 +12,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
@@ -20,7 +23,9 @@ LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
 
 def copy_pages(target: Path) -> list[Path]:
     """Copy every page, and every file that one links to, to the same place below `target`; return the pages."""
-    waiting = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    menu = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["nav"]
+    # The generator puts a page of the menu that it does not find there all the same, as a link to nothing.
+    waiting = [*(ROOT / page for page in menu_pages(menu)), *sorted((ROOT / "docs").rglob("*.md"))]
     pages = []
     while waiting:
         source = waiting.pop()
@@ -33,6 +38,15 @@ def copy_pages(target: Path) -> list[Path]:
             pages.append(copy)
             waiting += _linked_files(source)
     return pages
+
+
+def menu_pages(menu: Any) -> Iterator[str]:
+    """Yield the page of each entry of a menu: a path, or a list of entries with one name each."""
+    if isinstance(menu, str):
+        yield menu
+    for entry in menu if isinstance(menu, list) else []:
+        for inner in entry.values():
+            yield from menu_pages(inner)
 
 
 def _linked_files(page: Path) -> list[Path]:

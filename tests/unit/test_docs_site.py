@@ -6,26 +6,18 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from urllib.parse import unquote
+
+from scripts.docs_site import menu_pages
 
 ROOT = Path(__file__).parents[2]
-
-
-def paths(menu: Any) -> Iterator[str]:
-    """Yield the page of each entry of a menu."""
-    if isinstance(menu, str):
-        yield menu
-    for entry in menu if isinstance(menu, list) else []:
-        for inner in entry.values():
-            yield from paths(inner)
 
 
 def test_the_menu_names_every_page() -> None:
     menu = tomllib.loads((ROOT / "zensical.toml").read_text("utf-8"))["project"]["nav"]
     pages = {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")}
-    assert pages <= set(paths(menu))
+    assert pages <= set(menu_pages(menu))
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
@@ -38,3 +30,19 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "site" / "docs" / "tutorials" / "first-model.html").is_file()
     # A link to a proof leads to the file on the site too.
     assert (tmp_path / "site" / "tests" / "crash" / "test_kill.py").is_file()
+    assert dead_links(tmp_path / "site") == []
+
+
+def dead_links(site: Path) -> list[str]:
+    """Return the links of the site to files that it does not have; folders, which no server need show, are none."""
+    dead = []
+    for page in site.rglob("*.html"):
+        for link in re.findall(r"(?:href|src)=\"?([^\" >]+)", page.read_text("utf-8")):
+            target = unquote(re.split("[#?]", link)[0])
+            if not target or re.match("[a-z]+:", target):
+                continue
+            base = site if target.startswith("/") else page.parent
+            path = base / target.lstrip("/")
+            if not path.is_file() and not (path / "index.html").is_file():
+                dead.append(f"{page.relative_to(site)}: {link}")
+    return dead
