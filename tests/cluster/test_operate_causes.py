@@ -14,7 +14,7 @@ from tests.cluster.operation import Desk, slow, write_progress
 
 TRAINERS = "app.kubernetes.io/component=trainer"
 
-# Node 1 is killed as for want of memory, in its first start; node 0 then loses its peer.
+# Node 1 is killed as for lack of memory, in its first start; node 0 then loses its peer.
 KILLED = """
 trap 'exit 143' TERM
 if test -e /outputs/again; then touch /outputs/up-$NODE; while :; do sleep 0.02; done; fi

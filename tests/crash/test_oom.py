@@ -112,12 +112,12 @@ def test_a_rank_that_runs_out_of_memory_twice_without_getting_farther(
         assert ended.returncode == verdict(tmp_path).code
         limit = f"{160 * MEBIBYTE:,} bytes for all ranks of this node"
         assert (
-            f"was killed by SIGKILL for want of memory, after step {step}; the memory limit is {limit}"
+            f"was killed by SIGKILL for lack of memory, after step {step}; the memory limit is {limit}"
             in ended.stderr
         )
         assert "Traceback" not in ended.stderr
     assert codes == [errors.LOST_PEER, errors.OUT_OF_MEMORY]
-    assert "this one came no farther" in verdict(tmp_path).reason
+    assert "this one got no further" in verdict(tmp_path).reason
     assert "compute.memory" in verdict(tmp_path).reason
     assert "training.per_device_train_batch_size" in verdict(tmp_path).reason
 
@@ -176,8 +176,8 @@ def test_two_ranks_that_train_under_a_limit(group: Group, toy_inputs: Path, tmp_
     )
     command = [sys.executable, "-P", "-m", "kubetune.agent", str(run_dir)]
     for code, words in (
-        (errors.LOST_PEER, "for want of memory, after step 4"),
-        (errors.OUT_OF_MEMORY, "no farther"),
+        (errors.LOST_PEER, "for lack of memory, after step 4"),
+        (errors.OUT_OF_MEMORY, "no further"),
     ):
         fault = (
             "fill:step:5:1" if code == errors.LOST_PEER else "fill:step:2:1"

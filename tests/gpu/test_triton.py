@@ -63,7 +63,7 @@ json.dump(sources, open(sys.argv[1], "w"))
 
 
 def spilled(source: str, folder: Path, target: str) -> tuple[int, int]:
-    """Return the bytes that one kernel stores and loads for want of registers, by ptxas, in blocks as inductor has them."""
+    """Return the bytes that one kernel stores and loads for lack of registers, by ptxas, in blocks as inductor has them."""
     import triton
     from triton.backends.compiler import GPUTarget
 

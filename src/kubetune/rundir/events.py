@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "address:string ok:boolean reason?:string",
     ),
     "killed": (
-        "The kernel ended a rank for want of memory.",
+        "The kernel ended a rank for lack of memory.",
         "node:integer rank:integer step?:integer",
     ),
     "benchmarks": ("Benchmarks at the end.", "ok:boolean reason?:string tasks?:array"),

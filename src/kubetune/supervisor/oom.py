@@ -48,12 +48,12 @@ def explain(
     step_before = _killed_before(run_dir, node)
     with suppress(errors.EnvironmentFault):  # a full disk must not hide the cause
         metrics.record_event(run_dir, KILLED, node=node, rank=death.rank, step=step)
-    cause = "for want of memory" if known else "for want of memory, or by somebody's kill -9"
+    cause = "for lack of memory" if known else "for lack of memory, or by somebody's kill -9"
     where = f"after step {step}" if step else "before the first step was done"
     reason = f"rank {death.rank} was killed by SIGKILL {cause}, {where}; {_limit(known)}"
     if step_before is None or step > step_before:
         return ExitStatus(errors.LOST_PEER, reason, step, errors.RankDied.__name__)
-    again = "The start before ended so too, and this one came no farther, so no other is tried by itself"
+    again = "The start before ended in the same way, and this one got no further, so the run is not started again by itself"
     final = f"{reason}. {again}. {_ADVICE}"
     verdict = ExitStatus(errors.OUT_OF_MEMORY, final, step, errors.OutOfMemoryAgain.__name__)
     with suppress(errors.EnvironmentFault):

@@ -56,7 +56,7 @@ FEW_BATCHES: Final = 8
 SPLIT_ADVICE: Final = "data.overlong: split is for plain texts alone (choose drop or truncate)"
 
 _KILLED: Final = (
-    "a process that tokenises was killed, probably for want of memory; set data.num_proc lower and run the same "
+    "a process that tokenises was killed, probably for lack of memory; set data.num_proc lower and run the same "
     "command again. Nothing was written."
 )
 

@@ -98,7 +98,7 @@ def observed(run_dir: Path, node: int, offset: int, relay: Relay) -> Iterator[No
             process.kill()
             process.wait()
             print(
-                f"kubetune: not all that follow the run were told of its end within {seconds:g} s",
+                f"kubetune: some observers of the run did not finish within {seconds:g} s",
                 file=sys.stderr,
             )
 

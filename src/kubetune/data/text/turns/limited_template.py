@@ -175,7 +175,7 @@ class _Process:
                 conversations = counted(max(1, len(calls)), "conversation")
                 return [("limit", f"{seconds} seconds of processor time for {conversations}")]
             raise EnvironmentFault(
-                f"the process that renders chat templates was killed ({code}), probably for want of memory; run the "
+                f"the process that renders chat templates was killed ({code}), probably for lack of memory; run the "
                 "same command again"
             ) from error
 
