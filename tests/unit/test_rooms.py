@@ -256,6 +256,25 @@ def test_the_page_on_design_lists_the_rooms_as_the_package_does() -> None:
     ] == ORDER
 
 
+def test_the_page_on_design_names_every_package_within_a_room() -> None:
+    page = (PACKAGE.parents[1] / "docs" / "design.md").read_text("utf-8")
+    block = page.partition("Packages within rooms")[2].split("```")[1]
+    named = set()
+    # data/{reading, text} means data/reading and data/text.
+    for entry in re.split(r"  +|\n", block.strip()):
+        room, _, names = entry.partition("/")
+        named |= {f"{room}/{name}" for name in names.strip("{}").split(", ")}
+    packages = {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("__init__.py")}
+    assert named == {name for name in packages if "/" in name}
+
+
+def test_a_package_names_a_file_to_read_first_that_it_has() -> None:
+    for path in PACKAGE.rglob("__init__.py"):
+        docstring = " ".join((ast.get_docstring(tree(path)) or "").split())
+        for name in re.findall(r"\bRead `([\w/]+)`", docstring):
+            assert any((path.parent / f"{name}{end}").exists() for end in ("", ".py")), path
+
+
 def test_the_rules_see_what_they_forbid(tmp_path: Path) -> None:
     path = tmp_path / "x.py"
     path.write_text(

@@ -1,6 +1,6 @@
 """The config as frozen data: every key a run file may hold, with its type, range, default and meaning.
 
-Nothing here reads files (config/load), accepts other spellings (config/aliases) or looks at the machine (planning).
+Nothing here reads files (config/load), accepts other spellings (config/aliases) or looks at the machine (plan).
 The descriptions are the documentation: docs/config.md and the JSON Schema are generated from them.
 `Config` is below, its sections are a file each; `base.py` says what a section is.
 """

@@ -1,1 +1,4 @@
-"""`kubetune smoke`: a tiny run that tests ranks, links, devices and volumes. Read `rank` first: what each rank does."""
+"""`kubetune smoke`: a tiny run that tests ranks, links, devices and volumes.
+
+Read `checks` first: what all ranks check together.
+"""
