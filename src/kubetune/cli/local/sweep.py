@@ -32,6 +32,18 @@ ACTIONS = ("status", "best", "stop")
 _TRIALS = 20  # if neither --trials nor a budget nor a grid limits the search
 
 
+# Printed below the options.
+_RANGES = (
+    "ranges:\n"
+    "  KEY=log(1e-5,1e-3)   between two numbers, evenly on a logarithmic scale\n"
+    "  KEY=0.2..0.8         between two numbers; whole ones if KEY takes only those\n"
+    "  KEY=8,16,32          one of these\n\n"
+    "`kubetune sweep status FOLDER` shows the state of a sweep, `sweep best FOLDER`\n"
+    "prints the best run file, and `sweep stop FOLDER` stops the sweep. To continue\n"
+    "a sweep that was stopped or killed, repeat the command that started it."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the verb."""
     add_run_arguments(parser)
@@ -84,15 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-o", "--folder", type=Path, metavar="FOLDER", help="default outputs/sweep-NAME"
     )
     add_json(search, "JSON, with status and best")
-    parser.epilog = (
-        "ranges:\n"
-        "  KEY=log(1e-5,1e-3)   between two numbers, evenly on a logarithmic scale\n"
-        "  KEY=0.2..0.8         between two numbers; whole ones if KEY takes only those\n"
-        "  KEY=8,16,32          one of these\n\n"
-        "`kubetune sweep status FOLDER` shows the state of a sweep, `sweep best FOLDER`\n"
-        "prints the best run file, and `sweep stop FOLDER` stops the sweep. To continue\n"
-        "a sweep that was stopped or killed, repeat the command that started it."
-    )
+    parser.epilog = _RANGES
 
 
 def run(args: argparse.Namespace) -> int:
