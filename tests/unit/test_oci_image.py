@@ -140,7 +140,24 @@ def test_an_export_arrives_whole_and_again_sends_nothing(
     registry.requests.clear()
     again = push(export, registry.host, as_modelpack=as_modelpack)
     assert again.digest == pushed.digest
-    assert registry.requests == ["GET /v2/team/bot/manifests/1"]
+    assert again.sent == 0
+    assert not [line for line in registry.requests if line.startswith(("POST", "PUT"))]
+
+
+def test_a_second_push_sees_what_was_damaged_or_deleted_since(
+    registry: Registry, export: Path
+) -> None:
+    pushed = push(export, registry.host)
+    weights = oci_image.build(export, "bot").layers[1].digest
+    registry.damaged = {weights}
+    with pytest.raises(errors.EnvironmentFault, match=f"gives other bytes than {weights}"):
+        push(export, registry.host)
+
+    registry.damaged = set()
+    del registry.blobs[weights]
+    again = push(export, registry.host)
+    assert (again.digest, again.sent) == (pushed.digest, 1)
+    assert pulled(of(registry)) == contents(export)
 
 
 def test_a_push_that_broke_off_goes_on_after_the_last_whole_layer(

@@ -10,7 +10,7 @@
 KServe mounts the folder `models` of an image, every other reader its root: the link makes them one.
 
 Nothing is written to the disk: a tar is headers, padding and the files' own bytes, read while they are sent. The same
-export always gives the same digests, so a second push finds its layers there and sends nothing.
+export always gives the same digests, so a second push finds its layers there, sends nothing and compares again.
 """
 
 from __future__ import annotations
@@ -139,10 +139,10 @@ def push(
     image = build(folder, title, as_modelpack=as_modelpack)
     size = sum(layer.size for layer in image.layers)
     with Registry(address, tell) as registry:
-        # The tag is written after the comparison, so an image that has it needs no other one.
-        if registry.manifest(address.reference) == image.manifest:
+        # What such a tag names may have been damaged or deleted since: it is compared once more.
+        has_tag = registry.manifest(address.reference) == image.manifest
+        if has_tag:
             tell(f"{address} is this image already")
-            return PushedImage(image.digest, len(image.layers), 0, size)
 
         sent = 0
         for number, layer in enumerate(image.layers, start=1):
@@ -158,17 +158,25 @@ def push(
         if not registry.has_blob(config_digest):
             registry.put_blob(config_digest, len(image.config), lambda: [image.config])
 
-        # Some registries give back only what a manifest names. This one has no tag yet.
-        registry.put_manifest(image.digest, image.manifest)
-
+        if not has_tag:
+            # Some registries give back only what a manifest names. This one has no tag yet.
+            registry.put_manifest(image.digest, image.manifest)
         _compare(registry, image, tell)
-        registry.put_manifest(address.reference, image.manifest)
-        if registry.manifest(address.reference) != image.manifest:
-            raise errors.EnvironmentFault(
-                f"{address} was written, and the registry gives another image for it; has somebody else pushed?"
-            )
+        # Some registries refuse to write a tag twice, even if it stays the same.
+        if not has_tag:
+            _write_tag(registry, image)
 
     return PushedImage(image.digest, len(image.layers), sent, size)
+
+
+def _write_tag(registry: Registry, image: Image) -> None:
+    """Write the tag, and look at it. Raise EnvironmentFault if it names another image then."""
+    address = registry.address
+    registry.put_manifest(address.reference, image.manifest)
+    if registry.manifest(address.reference) != image.manifest:
+        raise errors.EnvironmentFault(
+            f"{address} was written, and the registry gives another image for it; has somebody else pushed?"
+        )
 
 
 def _compare(
