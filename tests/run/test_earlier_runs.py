@@ -18,8 +18,9 @@ def plan_lines(capsys: pytest.CaptureFixture[str], file: Path) -> dict[str, str]
     """Return the facts of a plan by their labels, up to the blank line before what to do next."""
     assert cli.main(["plan", str(file)]) == 0
     facts, _, _ = capsys.readouterr().out.partition("\n\n")
+    _headline, *labelled = facts.splitlines()
     lines = {}
-    for line in facts.splitlines():
+    for line in labelled:
         if not line.startswith(" "):
             label, text = re.split(r"\s{2,}", line, maxsplit=1)
             lines[label] = text

@@ -210,7 +210,7 @@ def config_of(folder, **model):
 def test_an_index_that_leads_elsewhere_is_refused(tmp_path, name):
     folder = save_model(tmp_path / "model")
     (folder / "model.safetensors").rename(tmp_path / "outside.safetensors")
-    (folder / "other.safetensors").touch()
+    (folder / "other.safetensors").write_bytes(b"weights")
     (folder / model_shapes.INDEX).write_text(
         json.dumps({"metadata": {}, "weight_map": {"lm_head.weight": name}})
     )

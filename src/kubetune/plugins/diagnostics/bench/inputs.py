@@ -39,7 +39,9 @@ def write_model(shape: str, folder: Path) -> None:
     torch.manual_seed(0)
     with torch.device(device):
         config = AutoConfig.for_model(**SHAPES[shape])
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(
+            config, dtype=torch.bfloat16, trust_remote_code=False
+        )
     model.save_pretrained(folder)
     # Last: a folder with a tokenizer counts as a whole model.
     _write_tokenizer(folder, SHAPES[shape]["vocab_size"])
