@@ -215,6 +215,8 @@ def two_runs(server: Server, tab: Page, errors: list[str]) -> list[str]:
         },
     )
     wait(tab, "document.querySelector('#problems').textContent.includes('lower case letters')")
+    tab.get_by_role("button", name="Call it first-run").click()
+    wait(tab, "document.querySelector('[name=name]').value === 'first-run'")
     fill(tab, {"name": "first", "data.eval": f"{data}/heldout.jsonl#16", "lora": "true", "lora.r": "4",
                "training.learning_rate": "4e-3", "training.global_batch_size": "16", "data.max_length": "128",
                "training.num_train_epochs": "1"})  # fmt: skip

@@ -129,6 +129,14 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
             "Set task to Classes for texts",
             {"task": "sequence_classification"},
         ),
+        (
+            "reviews.tsv",
+            "review\tsentiment\n" + "a film\tgood\nno film\tbad\n" * 15,
+            "sequence_classification",
+            "30 rows. Classes for texts",
+            "Map columns: text = review, label = sentiment",
+            {"data.train.columns.text": "review", "data.train.columns.label": "sentiment"},
+        ),
     ],
 )
 def test_a_look_at_data_shows_rows_and_a_button_that_fixes_the_form(
@@ -149,7 +157,8 @@ def test_a_look_at_data_shows_rows_and_a_button_that_fixes_the_form(
     assert len(seen["rows"][0]) == len(seen["columns"])
     assert seen["about"].startswith(about)
     assert seen["fixes"] == [{"label": label, "values": fixed}]
-    after = {**typed, **fixed}
+    # The form sends settings without a field, such as columns, before all others.
+    after = {**fixed, **{key: value for key, value in typed.items() if key not in fixed}}
     assert ask(client, "/new/look", values=after)["fixes"] == [], "the button has done its work"
     assert ask(client, "/new/plan", values=after)["problems"] == []
 

@@ -240,7 +240,8 @@ def _config(site: Site, body: Mapping[str, Any]) -> Config:
         )
 
     # As on a command line, so that a field takes what an override takes.
-    overrides = [f"{key}={text}" for key, text in typed.items()]
+    # A section comes before its settings: `data.train=FILE` behind `data.train.columns.text=review` would undo it.
+    overrides = [f"{key}={text}" for key, text in sorted(typed.items())]
     config = load_config(None, overrides=overrides)
 
     base = body.get("base")

@@ -75,7 +75,7 @@ const showExtra = () => {
     place.append(chip, " ");
   }
 };
-const fix = (values) => {
+const fillIn = (values) => {
   for (const [key, value] of Object.entries(values)) {
     const field = fields.find((f) => f.name === key);
     if (field) field.value = value;
@@ -87,7 +87,7 @@ const fix = (values) => {
 const buttons = (fixes) => fixes.map((fix) => {
   const button = element("button", fix.label, "button fix");
   button.type = "button";
-  button.addEventListener("click", () => fix(fix.values));
+  button.addEventListener("click", () => fillIn(fix.values));
   return button;
 });
 
