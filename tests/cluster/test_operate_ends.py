@@ -108,7 +108,7 @@ def test_results_come_home_though_the_run_was_deleted(desk: Desk) -> None:
     )
     desk.cluster.wait_condition("Job", "fit", "Complete")
     stdout = desk.quick("delete", "run.yaml", "--yes").stdout
-    assert stdout.endswith("fit was deleted; its results come home with kubetune cp run.yaml\n")
+    assert stdout.endswith("fit was deleted; copy its results with kubetune cp run.yaml\n")
     assert (
         "there is no run fit"
         in desk.quick("cp", "fit", "-n", desk.cluster.namespace, code=2).stderr

@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.cluster.submit import deletable, delete
 
     objects = deletable(cluster, spec, volumes=args.volumes)
-    print(f"kubetune: in namespace {cluster.namespace} these go:")
+    print(f"kubetune: this will be deleted in namespace {cluster.namespace}:")
     for obj in objects:
         print(f"  {obj['kind']} {obj['metadata']['name']}")
 
@@ -43,12 +43,12 @@ def run(args: argparse.Namespace) -> int:
 
     if not asker(args)(f"Delete {spec.name}"):
         raise ConfigError("nothing was deleted")
-    with message_on_interrupt("some of it may be there still; the same command removes the rest"):
+    with message_on_interrupt("some of it may still exist; repeat the command to delete the rest"):
         delete(cluster, spec, objects)
 
-    # Without the run, its file still tells where the results are; its name alone does not.
+    # Without the run, its file still says where the results are; its name alone does not.
     line = f"kubetune: {spec.name} was deleted"
     if kept and is_file(args.run_name):
-        line += f"; its results come home with kubetune cp {shell_word(args.run_name)}"
+        line += f"; copy its results with kubetune cp {shell_word(args.run_name)}"
     print(line)
     return OK
