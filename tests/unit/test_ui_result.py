@@ -20,7 +20,7 @@ from kubetune.result.fits import PROVENANCE
 from kubetune.rundir import metrics
 from kubetune.tasks import TASKS, task_of
 from kubetune.ui.jobs import Jobs, result_job
-from kubetune.ui.result.outcomes import end_in_words
+from kubetune.ui.result.outcomes import end_in_words, state_of_end
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
 from tests.run.test_report_long import write_run
@@ -308,6 +308,7 @@ def test_each_exit_code_has_words() -> None:
     for code in (*codes, -15, -9, None):
         assert end_in_words(code)
     assert end_in_words(errors.PREEMPTED).startswith("was cancelled; nothing half-written")
+    assert state_of_end(None) == "ended", "it waits for nothing"
 
 
 @pytest.mark.parametrize("name", ["../outside", "", "bot/../../outside", "nothing"])

@@ -52,9 +52,9 @@ def end_in_words(code: int | None) -> str:
 
 
 def state_of_end(code: int | None) -> str:
-    """Return the state that a command ended in, as states of runs are called."""
+    """Return the state that a command ended in, as states of runs are called; `ended` if nobody knows how."""
     if code is None:
-        return "waiting"
+        return "ended"
     if code == errors.OK:
         return "done"
     if code in (errors.PREEMPTED, -signal.SIGTERM):
