@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,6 +216,15 @@ def test_a_library_that_cannot_be_loaded_is_no_bug(
         "broken_library cannot be loaded: ValueError: LEVEL is no number; correct the environment"
     )
     assert fault_of(ValueError("of ours")) is None
+
+
+def test_a_write_that_numpy_cut_short_is_a_full_disk(tmp_path: Path) -> None:
+    with (
+        open("/dev/full", "wb") as full,
+        pytest.raises(EnvironmentFault, match=r"written .*bytes free\); free some space and run"),
+        explained_writes(tmp_path),
+    ):
+        np.ones(100_000).tofile(full)
 
 
 def test_a_disk_without_inodes_is_told_from_one_without_bytes(

@@ -280,3 +280,12 @@ def test_an_answer_ends_where_transformers_ends_it() -> None:
     steps = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.5]])
     assert proof.partings([steps], [[1, 0, 2, 2]]) == [None]
     assert proof.partings([steps], [[1, 2, 0, 0]]) == [proof.Parting(1, 0.5)]
+
+
+@pytest.mark.parametrize("kinds", [["bf16"], ["bf16", "q4_0"]])
+def test_whose_greedy_answers_were_compared_is_said(kinds: list[str]) -> None:
+    row = {"difference": 1e-3, "tolerance": 2e-2, "agreement": 1.0}
+    comparisons = [{"what": kind, **row} for kind in kinds]
+    facts = {"proof": {"llama_cpp_python": "0", "comparisons": comparisons, "greedy": [None]}}
+    end = " before quantising." if len(kinds) > 1 else "."
+    assert f"1 of 1 equal{end}" in card.proof_by_llama_cpp(facts)

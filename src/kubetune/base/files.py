@@ -111,7 +111,9 @@ def explained_writes(path: StrPath) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        if error.errno in DISK_FULL:
+        # numpy's `tofile` says only "98304 requested and 81792 written"; a full disk is what cuts a write short.
+        is_short = error.errno is None and " requested and " in reason
+        if error.errno in DISK_FULL or is_short:
             reason += f" {_room(path)} and run the same command again"
         elif error.errno in _NOT_PERMITTED:
             reason += "; choose a folder you may write to"

@@ -48,7 +48,8 @@ def proof_by_llama_cpp(facts: Mapping[str, Any]) -> str:
             f"| {comparison['what']} | {difference} | {allowed} | {comparison['agreement']:.2%} |"
         )
 
-    sentences = [_greedy(proof["greedy"])]
+    is_quantised = len(proof["comparisons"]) > 1
+    sentences = [_greedy(proof["greedy"], is_quantised=is_quantised)]
     base = proof.get("base_quantised_alike")
     if isinstance(base, Mapping):
         sentences.append(f"The base, quantised alike, is {base['difference']:.1e} from itself.")
@@ -59,11 +60,13 @@ def proof_by_llama_cpp(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _greedy(partings: list[Mapping[str, Any] | None]) -> str:
-    """Return in words how far greedy answers are the same."""
+def _greedy(partings: list[Mapping[str, Any] | None], *, is_quantised: bool) -> str:
+    """Return in words how far greedy answers are the same. A quantised file is asked for none: its plain one was."""
     # Greedy answers of up to 64 tokens: 2 of 3 equal; answer 3 parts at token 17, where the first choice leads by 1.2e-03.
     equal = sum(parting is None for parting in partings)
     text = f"Greedy answers of up to 64 tokens: {equal} of {len(partings)} equal"
+    if is_quantised:
+        text += " before quantising"
     for number, parting in enumerate(partings):
         if parting is not None:
             text += (

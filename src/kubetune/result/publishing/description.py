@@ -80,6 +80,9 @@ def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
     gaps = [parting["gap"] for parting in proof["greedy"] if parting is not None]
     count = len(proof["greedy"])
     line = f"greedy answers of up to 64 tokens equal: {count - len(gaps)} of {count}"
+    # A quantised file is compared second, and asked for no answers.
+    if len(proof["comparisons"]) > 1:
+        line += " before quantising"
     if gaps:
         line += f"; others part where the first choice leads by {max(gaps):.1e} at most"
     yield "", line
