@@ -110,6 +110,7 @@ RENAMED = "`{}` as the prompt, plain text, `{}` as its completion"
     ("value", "expected", "taken"),
     [
         ({"query": "Ping", "response": "Pong"}, Chat((USER, ANSWER)), ASKED),
+        ({"problem": "Ping", "solution": "Pong"}, Chat((USER, ANSWER)), ASKED),
         ({"question": "Ping", "answer": "Pong"}, Chat((USER, ANSWER)), ASKED),
         ({"instruction": "Ping", "response": "Pong"}, Chat((USER, ANSWER)), ASKED),
         ({"input": "a", "output": "b"}, Pair("a", "b"), RENAMED),

@@ -107,11 +107,11 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
     [
         (
             "sums.csv",
-            "question,solution\n" + "".join(f"{i} + 1?,it is {i + 1}\n" for i in range(30)),
+            "request,reply\n" + "".join(f"{i} + 1?,it is {i + 1}\n" for i in range(30)),
             "",
             "30 rows. Chat and text: prompts and answers",
-            "Map columns: prompt = question, completion = solution",
-            {"data.train.columns.prompt": "question", "data.train.columns.completion": "solution"},
+            "Map columns: prompt = request, completion = reply",
+            {"data.train.columns.prompt": "request", "data.train.columns.completion": "reply"},
         ),
         (
             "pairs.jsonl",

@@ -47,10 +47,10 @@ _OTHER_NAMES: Final = {
     "rejected": ("rejected", "dispreferred", "loser", "worse", "response_rejected"),
     "image": ("image", "image_path", "image_file", "file_name", "filename", "img", "picture"),
     "prompt": (
-        "prompt", *QUESTIONS, "input", "problem", "request", "user", "human", "source", "context", "q",
+        "prompt", *QUESTIONS, "input", "request", "user", "human", "source", "context", "q",
     ),
     "completion": (
-        *ANSWERS, "solution", "reply", "assistant", "bot", "target", "summary", "translation", "final_answer", "a",
+        *ANSWERS, "reply", "assistant", "bot", "target", "summary", "translation", "final_answer", "a",
     ),
     "label": ("label", "labels", "class", "category", "sentiment", "intent", "topic", "rating", "stars"),
     "text": ("text", "sentence", "review", "comment", "body", "content", "document", "article", "message"),

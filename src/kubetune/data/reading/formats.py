@@ -47,8 +47,8 @@ from kubetune.data.reading.refusals import (
 Value = Mapping[str, Any]
 
 # Names of what somebody asks, so that it goes through the chat template; a `prompt` may be any text.
-QUESTIONS: Final = ("question", "query", "instruction")
-ANSWERS: Final = ("answer", "response", "completion", "output")
+QUESTIONS: Final = ("question", "query", "instruction", "problem")
+ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
 
 
 @dataclass(frozen=True, slots=True)
