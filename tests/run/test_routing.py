@@ -193,8 +193,8 @@ def test_a_page_tells_how_many_experts_got_how_much():
     assert older is not None
     assert older.dropped is None
     assert load.rows == [
-        ("one", [1, 0, 0, 0, 2, 1, 0], (3, 2.0), (0, 0.0)),
-        ("idle", [2, 0, 0, 0, 0, 0, 0], (1, 0.0), (0, 0.0)),
+        ("one", [1, 0, 0, 0, 2, 1, 0], 3, 2.0),
+        ("idle", [2, 0, 0, 0, 0, 0, 0], 0, 0.0),
     ]
     assert expert_load({}) is None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -50,8 +51,15 @@ def reports(folder: Path) -> dict[int, dict[str, Any]]:
     return {int(path.stem): json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
+def words(settings: Settings) -> list[str]:
+    """Return the flags of a command line that gives these settings."""
+    values = asdict(settings)
+    del values["volume"], values["json"]
+    return [f"--{name.replace('_', '-')}={value}" for name, value in values.items()]
+
+
 def run_verb(*args: str, module: Sequence[str] = ("kubetune", "smoke"), **environ: str) -> Any:
-    small = [flag for flag in SMALL.flags() if not flag.startswith("--timeout")]
+    small = [flag for flag in words(SMALL) if not flag.startswith("--timeout")]
     command = [sys.executable, "-m", *module, *small, *args]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=300, env={**os.environ, **environ}
@@ -65,9 +73,9 @@ def test_two_good_ranks(tmp_path: Path) -> None:
     ended = run_verb(*words, PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == errors.OK, ended.stderr
     report = json.loads(ended.stdout)
-    assert (report["verdict"], report["problems"], report["world_size"]) == ("good", [], 2)
+    assert report["problems"] == []
     assert [place["rank"] for place in report["ranks"]] == [0, 1]
-    assert [measurement["bytes"] for measurement in report["all_reduce"]] == [4096, 65536, 1 << 20]
+    assert [measurement["bytes"] for measurement in report["all_reduce"]] == [4096, 1 << 20]
     assert all(measurement["bus_gb_per_second"] > 0 for measurement in report["all_reduce"])
     assert [link["ranks"] for link in report["links"]] == [[0, 1]]
     assert len(report["compute_seconds"]) == 2
@@ -77,7 +85,6 @@ def test_two_good_ranks(tmp_path: Path) -> None:
     assert list(folder.iterdir()) == []
     training = report["training"]
     assert training["losses"][-1] < training["losses"][0]
-    assert training["ranks_agree"]
     for family in (
         "[STEP]",
         "[DDP]",
@@ -103,7 +110,7 @@ def test_four_ranks_learn_what_one_learns(tmp_path: Path) -> None:
     alone, together = (reports(tmp_path / size)[0] for size in ("1", "4"))
     assert together["training"]["losses"] == pytest.approx(alone["training"]["losses"], abs=1e-5)
     assert (alone["all_reduce"], alone["links"]) == ([], [])
-    assert [link["ranks"] for link in together["links"]] == [[0, 1], [1, 2], [2, 3], [3, 0]]
+    assert [link["ranks"] for link in together["links"]] == [[0, 1], [1, 2], [2, 3]]
     assert all(link["gb_per_second"] > 0 for link in together["links"])
     assert (alone["problems"], together["problems"]) == ([], [])
 
@@ -120,7 +127,7 @@ def test_under_torchrun() -> None:
     )
     ended = run_verb("--json", module=torchrun)
     assert ended.returncode == errors.OK, ended.stderr
-    assert json.loads(ended.stdout)["world_size"] == 2
+    assert len(json.loads(ended.stdout)["ranks"]) == 2
 
 
 def documented() -> list[dict[str, Any]]:
@@ -146,7 +153,7 @@ def test_the_documented_job_runs(tmp_path: Path) -> None:
         "python",
         ["MASTER_ADDR"],
     )
-    small = [flag for flag in SMALL.flags() if not flag.startswith("--timeout")]
+    small = [flag for flag in words(SMALL) if not flag.startswith("--timeout")]
     where = {**os.environ, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     pods = [
         subprocess.Popen(
@@ -158,11 +165,9 @@ def test_the_documented_job_runs(tmp_path: Path) -> None:
     ]
     first, second = (pod.communicate(timeout=300)[0].decode() for pod in pods)
     assert [pod.returncode for pod in pods] == [errors.OK, errors.OK]
-    assert "2 ranks, backend gloo" in first
-    assert [f"volume {tmp_path} on rank {rank}: writes" in first for rank in range(2)] == [
-        True,
-        True,
-    ]
+    assert "link: ranks=(0, 1)" in first
+    for rank in range(2):
+        assert f"volume: rank={rank} path={tmp_path} problem=– free_bytes=" in first
     assert second == ""
 
 
@@ -197,8 +202,8 @@ def test_no_rank_0_is_said_by_those_who_look_for_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "lost", "phase"),
     [
-        ("signal 9:all-reduce:1:1", 1, "all-reduce"),
-        pytest.param("hang:train:1:1", 1, "train", marks=pytest.mark.slow),
+        ("signal 9:all_reduce:1:1", 1, "all_reduce"),
+        pytest.param("hang:training:1:1", 1, "training", marks=pytest.mark.slow),
     ],
 )
 def test_a_rank_lost_on_the_way_is_named(tmp_path: Path, fault: str, lost: int, phase: str) -> None:
@@ -216,8 +221,8 @@ def test_a_rank_lost_on_the_way_is_named(tmp_path: Path, fault: str, lost: int, 
 @pytest.mark.parametrize(
     ("fault", "ended"),
     [
-        ("signal 9:all-reduce:1:1", "rank 1 was killed by SIGKILL"),
-        ("hang:train:1:1", "rank 1 hangs, and is ended because another one has failed"),
+        ("signal 9:all_reduce:1:1", "rank 1 was killed by SIGKILL"),
+        ("hang:training:1:1", "rank 1 hangs, and is ended because another one has failed"),
         ("hang:volumes:1:0", "rank 0 hangs, and is ended because another one has failed"),
     ],
 )
@@ -234,8 +239,8 @@ def test_the_verb_ends_whatever_a_rank_does(fault: str, ended: str) -> None:
 def test_asked_to_stop_it_leaves_at_once_and_nobody_behind(
     number: signal.Signals, code: int
 ) -> None:
-    environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:all-reduce:1:1"}
-    command = [sys.executable, "-m", "kubetune", "smoke", *SMALL.flags(), "--processes=2"]
+    environ = {**os.environ, "KUBETUNE_FAULT": "signal 19:all_reduce:1:1"}
+    command = [sys.executable, "-m", "kubetune", "smoke", *words(SMALL), "--processes=2"]
     with subprocess.Popen(
         command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -273,7 +278,7 @@ def throttled(process: ForkServerProcess, *, runs: float, stands: float) -> Iter
 
 @pytest.mark.slow
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:
-    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGSTOP:d}:compute:1:1"}
+    environ = {"KUBETUNE_FAULT": f"signal {signal.SIGSTOP:d}:compute_seconds:1:1"}
     with started(examine, 2, replace(SMALL, slow_factor=3), tmp_path, environ=environ) as ranks:
         wait_until_stopped(ranks[1])
         # A thirtieth of the time: its neighbour is never that slow by chance of a busy machine.
@@ -281,12 +286,12 @@ def test_a_slow_rank_is_named(tmp_path: Path) -> None:
             assert wait_all(ranks[:1]) == [0]
     (problem,) = reports(tmp_path)[0]["problems"]
     assert problem.startswith("rank 1 on ")
-    assert "is slow: the same work takes" in problem
+    assert "is slow: " in problem
 
 
 def examine_full(settings: Settings, folder: Path) -> int:
-    """Be a rank for which no volume is large enough."""
-    measure.VOLUME_MIB = 1 << 40
+    """Be a rank whose files may have a mebibyte, and no more."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
     return examine(settings, folder)
 
 
@@ -300,8 +305,9 @@ def test_volumes_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         assert wait_all(ranks) == [0]
     no_folder, full = reports(out)[0]["problems"]
     assert f"volume {small} on rank 0" in no_folder
-    assert no_folder.endswith("is no folder")
-    assert "MiB free, 1099511627776 MiB were to be written" in full
+    assert no_folder.endswith("Not a directory")
+    assert full.endswith("File too large")
+    assert not [path for path in out.iterdir() if path.suffix != ".json"]
 
 
 def print_to(path: Path, settings: Settings) -> int:
@@ -314,26 +320,28 @@ def test_a_loss_that_does_not_fall_is_bad(tmp_path: Path) -> None:
     with started(print_to, 1, tmp_path / "report.json", replace(SMALL, lr=1e9, json=True)) as ranks:
         assert wait_all(ranks) == [errors.ENVIRONMENT]
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["verdict"] == "bad"
     assert report["problems"][0].startswith("training did not improve: loss ")
 
 
 def test_wrong_sums_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two ranks here are the names alone: one sum is wrong, and the speed does not matter."""
-    of_two = checks.Checks(World(size=2), ["rank 0 on host-0", "rank 1 on host-1"])
-    monkeypatch.setattr(checks, "_LARGEST_BYTES", {"cpu": 4096})
+    of_two = checks.Checks(World(size=2), SMALL)
+    monkeypatch.setattr(checks, "_SIZES", {"cpu": (4096,)})
     monkeypatch.setattr(measure, "all_reduce_seconds", lambda size, world: 1e-3)
     monkeypatch.setattr(process_group, "sum_", lambda tensor, world: tensor)
-    monkeypatch.setattr(process_group, "gather", lambda is_right, world: [True, is_right])
+    monkeypatch.setattr(process_group, "agree", lambda flag, world: flag)
     of_two.all_reduces()
-    assert of_two.problems == ["all-reduce of 4,096 bytes gave wrong sums on rank 1 on host-1"]
+    assert of_two.problems == ["all-reduce of 4,096 bytes gave a wrong sum"]
+    monkeypatch.setattr(process_group, "sum_", lambda tensor, world: tensor.fill_(3.0))
+    of_two.problems.clear()
+    of_two.all_reduces()
+    assert of_two.problems == []
 
 
 def test_a_fall_back_to_sockets_is_named(tmp_path: Path) -> None:
     log = tmp_path / "nccl.log"
     log.write_text("NET/IB : No device found.\nhost:1:1 [0] NCCL INFO Using network Socket\n")
-    alone = checks.Checks(World(), ["rank 0 on host-0"])
-    assert alone.networks(log) == ["Socket"]
+    alone = checks.Checks(World(), SMALL, log, ["rank 0 on host-0"])
+    assert alone.networks() == ["Socket"]
     assert alone.problems == [
         "rank 0 on host-0: RDMA was asked for (NCCL_IB_HCA), but NCCL uses sockets: no adapter of that name can be "
         "opened"
@@ -355,7 +363,7 @@ def test_outliers_are_measured_by_all_others() -> None:
         (["--nodes", "2"], "NODE_RANK (or PET_NODE_RANK, JOB_COMPLETION_INDEX) is not set"),
         (
             ["--timeout", "1e20"],
-            "--timeout: found '1e20'; expected a number above 0, at most 86400",
+            "--timeout: found '1e20'; expected a number above 0, at most 1000000",
         ),
         (["--epoch", "3"], "unrecognized arguments: --epoch 3"),
     ],
@@ -373,7 +381,7 @@ RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        ({"PET_NNODES": "two"}, "PET_NNODES is 'two'; expected a number of nodes"),
+        ({"PET_NNODES": "two"}, "--nodes: found 'two'; expected a number from 1 on"),
         pytest.param(
             RANK | {"RANK": "2"},
             "RANK is 2, but WORLD_SIZE is 1; expected 0",

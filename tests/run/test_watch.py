@@ -63,8 +63,10 @@ def test_a_finished_run_is_shown_once(run_dir: Path, capsys: pytest.CaptureFixtu
         "\n", ""
     )
     for words in (
-        "step        loss=",
-        "speed       tokens_per_second=",
+        "numbers     step=14",
+        "loss=",
+        "timing      step=14",
+        "tokens_per_second=",
         "peak_memory_bytes=",
         "evaluation  step=14",
         "checkpoint  step=14",
@@ -316,7 +318,7 @@ def test_ranks_are_shown_one_by_one_only_where_some_wait_long_for_others() -> No
     rows = [line for line in text.splitlines() if line.startswith("rank ")]
     assert [row.split()[1] for row in rows[:3]] == ["39", "3", "0"]
     assert "waiting=True" in rows[2]
-    assert "more=34" in text
+    assert len(rows) == 6
 
 
 LOG = [
@@ -360,12 +362,12 @@ def test_the_screen_fills_a_terminal(width: int, height: int, ranks: int) -> Non
     text = "\n".join(lines)
     for words in (
         "full  running  step 59/12,000 (0%)  ETA 2h00m  on this machine",
-        "step        loss=2.2",
-        "speed       tokens_per_second=5,001 peak_memory_bytes=16 GiB",
+        "numbers     loss=2.2",
+        "timing      tokens_per_second=5,001 peak_memory_bytes=16 GiB",
         "evaluation  step=40 eval_loss=2.1 eval_accuracy=0.5",
         "checkpoint  step=50",
         "best        step=40 value=2.1",
-        "restarts    times=1 reason=killed by the kernel",
+        "restarts    times=1 code=137 reason=killed by the kernel",
         f"ranks       number={ranks} phase=step",
         "10:15:00 [DATA] WARNING: 3 rows were dropped",
         "10:15:01 [ERROR] rank 3 lost its peers",
@@ -398,15 +400,13 @@ def test_answers_of_a_run_by_reward_are_counted() -> None:
     timing = {"seconds": 9.0, "generate_seconds": 5.0, "reward_seconds": 0.5, "train_seconds": 3.5}
     status = {"numbers": numbers, "timing": timing}
     run_view = RunView("r", "running", "", "", status)
-    lines = [line.rstrip() for line in shown(run_view, 80).splitlines()]
-    assert lines[1:] == [
-        "step     loss=0.1 reward=0.5 kl=0.01",
-        "answers  reward/exact_match=0.25 solved=0.75 zero_variance=0.25",
-        "         completion_length=96.5 truncated=0.125 entropy=1.5 clip_low=0.01",
-        "         clip_high=0.02 sampling_difference=1e-07",
-        "speed    seconds=9 s generate_seconds=5 s reward_seconds=0.5 s train_seconds=3.5",
-        "         s",
-    ]
+    text = " ".join(shown(run_view, 80).split())
+    for words in (
+        "numbers loss=0.1 reward=0.5 reward/exact_match=0.25 completion_length=96.5 solved=0.75",
+        "kl=0.01 clip_low=0.01 clip_high=0.02 sampling_difference=1e-07",
+        "timing seconds=9 s generate_seconds=5 s reward_seconds=0.5 s train_seconds=3.5 s",
+    ):
+        assert words in text, words
 
 
 def test_a_run_that_does_not_exist_yet_may_be_named_by_a_path_of_here(

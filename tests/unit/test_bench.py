@@ -88,7 +88,7 @@ def test_every_case_is_a_run_that_can_be_planned(tmp_path: Path) -> None:
 
 def test_what_cannot_be_measured_is_a_row(tmp_path: Path) -> None:
     """Real processes: one whose model cannot be made, one that takes too long; then no time is left."""
-    wanted = [cases.Case("tiny", "LoRA")]
+    wanted = [cases.Case("tiny", "LoRA", {})]
     (row,) = (row for _, row in measure.measure(wanted, tmp_path, "cpu", 0.0))
     assert row == {"failed": "left out: the 0 minutes were over"}
     assert measure._run(["sh", "-c", "echo first; echo last; exit 3"], 60.0) == (3, "last")

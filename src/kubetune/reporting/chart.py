@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from kubetune.reporting.series import Number, Series, merge
+from kubetune.reporting.series import Column, Series, merge, spread
 
 _TABLE_ROWS = 10
 
@@ -26,11 +26,6 @@ class Line:
     dash: int = 0  # number of a dash pattern
     run: int = 0  # index of the run among those of the page
     mark: str = ""  # the letter of the run, drawn on the line where there are several runs
-
-    @property
-    def has_band(self) -> bool:
-        """True if the lowest and highest values are drawn behind the mean."""
-        return self.band and self.series.low is not None and self.series.high is not None
 
 
 @dataclass(frozen=True)
@@ -55,35 +50,29 @@ class Chart:
             column  1      2               3              4
             bands   [[2, 3]]
         """
-        # Three lists that grow together: a column of numbers, the series whose steps it has, and its look.
-        parts: list[Series] = []
-        columns: list[Sequence[Number]] = []
-        drawn: list[dict[str, Any]] = []
+        columns: list[Column] = []
+        drawn: list[dict[str, Any]] = []  # how each column looks
         bands: list[list[int]] = []
         for line in self.lines:
             series = line.series
-            # The column of the line itself.
-            look = {"colour": line.colour, "run": line.run}
-            parts.append(series)
-            columns.append(series.values)
+            of_run = {"colour": line.colour, "run": line.run}
+            columns.append((series.steps, series.values))
             drawn.append(
                 {
                     "label": line.label,
                     "kind": line.kind,
                     "dash": line.dash,
                     "mark": line.mark,
-                    **look,
+                    **of_run,
                 }
             )
-            if not line.has_band:
+            if not line.band or series.low is None or series.high is None:
                 continue
             # The columns of the band's edges. charts.js shades what lies between.
             bands.append([len(drawn) + 1, len(drawn) + 2])
             for name, edge in (("highest", series.high), ("lowest", series.low)):
-                assert edge is not None, "a line with a band has both"
-                parts.append(series)
-                columns.append(edge)
-                drawn.append({"label": f"{line.label}, {name}", "kind": "edge", **look})
+                columns.append((series.steps, edge))
+                drawn.append({"label": f"{line.label}, {name}", "kind": "edge", **of_run})
 
         return {
             "name": self.name,
@@ -92,40 +81,13 @@ class Chart:
             "axis": self.axis or self.title,
             "lines": drawn,
             "bands": bands,
-            "data": merge(parts, columns),
+            "data": merge(columns),
             "markers": list(self.markers),
         }
 
-    @property
-    def is_positive(self) -> bool:
-        """True if a logarithmic scale can show all values."""
-        for line in self.lines:
-            # The lowest values of a band lie below its means.
-            values = line.series.low or line.series.values
-            if any(value is not None and value <= 0 for value in values):
-                return False
-        return True
-
     def table(self) -> tuple[list[str], list[list[Any]]]:
         """Return heading and a few rows of the lines' values. The first column is the step."""
-        heading = ["step"]
-        all_steps: set[int] = set()
-        columns = []  # of each line, its values by step
-        for line in self.lines:
-            heading.append(line.label)
-            all_steps.update(line.series.steps)
-            columns.append(dict(zip(line.series.steps, line.series.values, strict=True)))
-
-        rows: list[list[Any]] = []
-        for step in _spread(sorted(all_steps)):
-            rows.append([step, *(column.get(step) for column in columns)])
-        return heading, rows
-
-
-def _spread(steps: list[int]) -> list[int]:
-    """Return at most `_TABLE_ROWS` of the steps, evenly spread, with the first and the last."""
-    if len(steps) <= _TABLE_ROWS:
-        return steps
-    # No whole number: 100 steps in 10 rows are the first, the 12th, the 23rd, …, the last.
-    stride = (len(steps) - 1) / (_TABLE_ROWS - 1)
-    return [steps[round(row * stride)] for row in range(_TABLE_ROWS)]
+        heading = ["step", *(line.label for line in self.lines)]
+        columns = merge([(line.series.steps, line.series.values) for line in self.lines])
+        rows = [list(row) for row in zip(*columns, strict=True)]
+        return heading, spread(rows, _TABLE_ROWS)

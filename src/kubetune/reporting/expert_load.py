@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 # Loads of experts, as multiples of the mean of their layer.
-EDGES: Final = (0.25, 0.5, 1.0, 2.0, 4.0)
+EDGES: Final = (1e-9, 0.25, 0.5, 1.0, 2.0, 4.0)
 HEADINGS: Final = ("none", "< ¼", "¼–½", "½–1", "1–2", "2–4", "≥ 4")
 
 
@@ -16,8 +16,8 @@ class LayerLoad(NamedTuple):
 
     name: str
     counts: list[int]  # of experts under each of HEADINGS
-    fullest: tuple[int, float]  # expert, and its load as a multiple of the mean
-    emptiest: tuple[int, float]
+    fullest: int  # the expert with the highest load
+    load: float  # of that expert, as a multiple of the mean
 
 
 class ExpertLoad(NamedTuple):
@@ -49,19 +49,9 @@ def _layer_load(name: str, tokens: list[int]) -> LayerLoad:
     loads = [count / mean for count in tokens]
     counts = [0] * len(HEADINGS)
     for load in loads:
-        # No load at all has a heading of its own; EDGES part the others.
-        heading = 0
-        if load:
-            heading = 1 + bisect_right(EDGES, load)
+        # No load at all lies below the first edge.
+        heading = bisect_right(EDGES, load)
         counts[heading] += 1
 
-    # The first of the emptiest and the last of the fullest, where several have the same load.
-    by_load = sorted(range(len(loads)), key=loads.__getitem__)
-    fullest = by_load[-1]
-    emptiest = by_load[0]
-    return LayerLoad(
-        name,
-        counts,
-        (fullest, loads[fullest]),
-        (emptiest, loads[emptiest]),
-    )
+    load = max(loads)
+    return LayerLoad(name, counts, loads.index(load), load)

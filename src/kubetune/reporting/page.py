@@ -175,7 +175,6 @@ def _chart_facts(chart: Chart) -> dict[str, Any]:
         "heading": heading,
         "rows": rows,
         "markers": chart.markers,
-        "has_logarithm": chart.is_positive,
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from kubetune.base.files import IrregularFileError
 from kubetune.base.humanize import visible
 from kubetune.config.schema.grpo import RewardConfig
+from kubetune.reporting.series import spread
 from kubetune.rundir import rollouts
 
 # Of one page. Files of a run may have gigabytes: of more than these bytes the first and the last ones are read.
@@ -138,7 +139,7 @@ def _prompt(
     shown = []
     text = ""
     damaged = 0
-    for step in _spread(sorted(places), limits.steps):
+    for step in spread(sorted(places), limits.steps):
         try:
             line = rollouts.read_line(run_dir, step, places[step])
         except (OSError, IrregularFileError):
@@ -154,14 +155,6 @@ def _prompt(
     # The end of a prompt is what is asked.
     prompt = ShownPrompt(row, visible(text[-limits.characters :]), is_shortened, len(places), shown)
     return prompt, damaged
-
-
-def _spread(steps: Sequence[int], most: int) -> list[int]:
-    """Return at most so many steps, evenly spread from the first to the last."""
-    if len(steps) <= most:
-        return list(steps)
-    last = len(steps) - 1
-    return [steps[round(number * last / (most - 1))] for number in range(most)]
 
 
 def _step(

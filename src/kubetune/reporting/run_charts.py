@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os.path
+from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
+from string import ascii_uppercase
+from types import NoneType
 from typing import Any
 
 from kubetune.config.metric_names import SECONDS_OF_PARTS
@@ -23,9 +27,9 @@ def points_of(runs: int) -> int:
 
 
 def column(lines: Lines, key: str, points: int) -> Series | None:
-    """Return one key of all lines that have it, or None where none has a value."""
-    # An evaluation has no training loss, and a line of a step no evaluation loss.
-    having = [line for line in lines if key in line]
+    """Return one key of all lines where it is a number, or None where none has a value."""
+    # An evaluation has no training loss, and a line of a step no evaluation loss. None: it was not finite.
+    having = [line for line in lines if isinstance(line.get(key, ""), int | float | NoneType)]
     steps = [line["step"] for line in having]
     values = [line[key] for line in having]
     return shorten(steps, values, points)
@@ -40,21 +44,15 @@ def labels(runs: Runs) -> list[str]:
     if len(set(names)) == len(names):
         return names
     paths = [run.path.absolute() for run in runs]
-    if len(set(paths)) == len(paths):
-        # What all paths begin with tells nothing apart.
-        common = os.path.commonpath(paths)
-        return [str(path.relative_to(common)) for path in paths]
-
-    # The same folder twice.
-    return [f"{name} ({number})" for number, name in enumerate(names, 1)]
+    # What all paths begin with tells nothing apart.
+    common = os.path.commonpath({path.parent for path in paths})
+    return [os.path.relpath(path, common) for path in paths]
 
 
 def letter(number: int) -> str:
-    """Return the letters of a run among several: A, B, …, Z, AA, AB, …"""
-    last = chr(ord("A") + number % 26)
-    if number < 26:
-        return last
-    return letter(number // 26 - 1) + last
+    """Return the letter of a run among several: A, B, …, Z, A1, B1, …"""
+    turn, place = divmod(number, 26)
+    return ascii_uppercase[place] + str(turn or "")
 
 
 def line_of(runs: Runs, run: int, name: str, series: Series, metric: int = 0, **look: Any) -> Line:
@@ -108,6 +106,13 @@ CURVES = (
         smoothed=True,
     ),
     Curves("reward", "Reward", ("reward",), "Mean over the answers of a step.", smoothed=True),
+    Curves(
+        "functions",
+        "Reward by function",
+        (),
+        "Mean of what each function gave, before its weight.",
+        smoothed=True,
+    ),
     Curves(
         "groups",
         "Shares of prompts and answers",
@@ -227,26 +232,18 @@ def curve_charts(runs: Runs) -> list[Chart]:
 
 
 def _curves_of(runs: Runs) -> list[Curves]:
-    """Return CURVES, and after the reward its parts, by function, of which each run may have others."""
-    keys: dict[str, None] = {}  # an ordered set
+    """Return CURVES, with the functions of a reward, of which each run may have others."""
+    functions: dict[str, None] = {}  # an ordered set
     for run in runs:
         for key in run.numbers.curves:
             if key.startswith(OF_REWARD):
-                keys[key] = None
-    curves = list(CURVES)
-    if keys:
-        names = [chart.name for chart in CURVES]
-        about = "Mean of what each function gave, before its weight."
-        by_function = Curves(
-            "functions",
-            "Reward by function",
-            tuple(keys),
-            about,
-            smoothed=True,
-            label=_label(next(iter(keys))),
-        )
-        curves.insert(names.index("reward") + 1, by_function)
-    return curves
+                functions[key] = None
+    charts = []
+    for curves in CURVES:
+        if curves.name == "functions":
+            curves = replace(curves, keys=tuple(functions))
+        charts.append(curves)
+    return charts
 
 
 def _label(key: str) -> str:
@@ -269,7 +266,7 @@ def _lines_of(runs: Runs, index: int, curves: Curves, number: int) -> list[Line]
     # reward_chosen → "reward chosen"; a lone line is called as its chart.
     label = _label(key)
     is_lone = len(curves.keys) == 1
-    if is_lone:
+    if is_lone and not key.startswith(OF_REWARD):
         label = curves.label or curves.title.lower()
     # The band of one run would cover the line of another.
     if not curves.smoothed:
@@ -317,8 +314,7 @@ def machine_charts(runs: Runs) -> list[Chart]:
     charts = []
     busy = _machine_lines(runs[0], "CPU", "cpu_percent", "percent", scale=0.01)
     if busy:
-        title = "CPU and GPU in use" if len(busy) > 1 else "CPU in use"
-        charts.append(Chart("busy", title, "percent", busy, about, "in use"))
+        charts.append(Chart("busy", "Processors in use", "percent", busy, about, "in use"))
     memory = _machine_lines(runs[0], "machine", "memory_bytes", "memory_bytes")
     if memory:
         title = "Memory of the machine in use"
@@ -338,7 +334,7 @@ def _machine_lines(
     The load is sampled by time, so several samples may share a step: a line has their mean.
     """
     # {"CPU": {1: [0.51, 0.55], 3: [0.53]}, "GPU 0": {1: [0.8], …}}
-    samples: dict[str, dict[int, list[float]]] = {}  # by label, then by step
+    samples: dict[str, defaultdict[int, list[float]]] = {}  # by label, then by step
     for sample in run.load:
         values = {label: sample.get(key)}
         for gpu in sample.get("gpus", ()):
@@ -347,12 +343,12 @@ def _machine_lines(
         # A sensor that gave nothing has no value in the sample.
         for name, value in values.items():
             if isinstance(value, int | float):
-                by_step = samples.setdefault(name, {})
-                by_step.setdefault(sample["step"], []).append(value * scale)
+                by_step = samples.setdefault(name, defaultdict(list))
+                by_step[sample["step"]].append(value * scale)
 
     lines = []
     for index, (name, by_step) in enumerate(samples.items()):
-        means = [sum(values) / len(values) for values in by_step.values()]
+        means = [fmean(values) for values in by_step.values()]
         series = shorten(list(by_step), means, POINTS)
         if series is not None:
             lines.append(Line(name, series, index, dash=index))

@@ -9,9 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+T = TypeVar("T")
 
 # None stands for a value that is not finite.
 Number = float | int | None
+# Steps, and as many values.
+Column = tuple[Sequence[int], Sequence[Number]]
 
 
 @dataclass(frozen=True)
@@ -55,8 +60,8 @@ class Thinner:
         while begin < len(steps):
             # As many values as the open bucket still takes.
             end = begin + self._size - self._open.count
-            self._open.add(steps[begin:end], values[begin:end])
-            begin = min(end, len(steps))
+            self._open.join(_Bucket.of(steps[begin:end], values[begin:end]))
+            begin = end
             if self._open.count == self._size:
                 self._buckets.append(self._open)
                 self._open = _Bucket()
@@ -83,9 +88,9 @@ class Thinner:
         if not any(bucket.finite for bucket in buckets):
             return None
 
-        # A bucket is None only if all its values are.
+        # A bucket is None only if all its values are: a number by NaN is NaN.
         steps = [bucket.step for bucket in buckets]
-        means = [_rounded(bucket.mean) for bucket in buckets]
+        means = [_rounded(bucket.total / (bucket.finite or math.nan)) for bucket in buckets]
 
         # Without joined values there is no band.
         if self._size == 1:
@@ -103,69 +108,60 @@ class _Bucket:
     count: int = 0
     finite: int = 0  # how many of the values are finite; the sum and the extremes are of these
     total: float = 0
-    low: Number = None
-    high: Number = None
+    low: float = math.inf
+    high: float = -math.inf
 
-    def add(self, steps: Sequence[int], values: Sequence[Number]) -> None:
-        """Add values that come after those of the bucket."""
-        self.step = steps[-1]
-        self.count += len(steps)
-        # math.fsum rounds once, so that a mean does not depend on how a column was cut into buckets.
+    @classmethod
+    def of(cls, steps: Sequence[int], values: Sequence[Number]) -> _Bucket:
+        """Return a bucket of these values."""
         finite = [value for value in values if value is not None]
-        if finite:
-            self._add_finite(len(finite), math.fsum(finite), min(finite), max(finite))
+        # math.fsum rounds once, so that a mean does not depend on how a column was cut into buckets.
+        total = math.fsum(finite)
+        low = min(finite, default=math.inf)
+        high = max(finite, default=-math.inf)
+        return cls(steps[-1], len(steps), len(finite), total, low, high)
 
     def join(self, later: _Bucket) -> None:
         """Add another bucket's values, which come after those of this one."""
         self.step = later.step
         self.count += later.count
-        # A bucket without a finite value has no extremes to compare with.
-        if later.low is not None and later.high is not None:
-            self._add_finite(later.finite, later.total, later.low, later.high)
-
-    def _add_finite(
-        self,
-        count: int,
-        total: float,
-        low: float,
-        high: float,
-    ) -> None:
-        """Add so many finite values by their sum, lowest and highest."""
-        self.finite += count
-        self.total += total
-        if self.low is None or low < self.low:
-            self.low = low
-        if self.high is None or high > self.high:
-            self.high = high
-
-    @property
-    def mean(self) -> Number:
-        """The mean of the finite values, or None if there are none."""
-        if self.finite == 0:
-            return None
-        return self.total / self.finite
+        self.finite += later.finite
+        self.total += later.total
+        self.low = min(self.low, later.low)
+        self.high = max(self.high, later.high)
 
 
-def merge(parts: Sequence[Series], columns: Sequence[Sequence[Number]]) -> list[list[Number]]:
-    """Return the steps of all parts, and each part's column on these steps. None where a part lacks a step.
+def merge(columns: Sequence[Column]) -> list[list[Number]]:
+    """Return the steps of all columns, and the values of each on these steps. None where it lacks a step.
 
-    parts     steps 1 2, column a b  ·  steps 2 3, column c d
+    columns   steps 1 2, values a b  ·  steps 2 3, values c d
     result    [1 2 3]  [a b –]  [– c d]
     """
     all_steps: set[int] = set()
-    for part in parts:
-        all_steps.update(part.steps)
+    for steps, _ in columns:
+        all_steps.update(steps)
     axis = sorted(all_steps)
 
     result: list[list[Number]] = [list(axis)]
-    for part, column in zip(parts, columns, strict=True):
-        value_at = dict(zip(part.steps, column, strict=True))
+    for steps, values in columns:
+        value_at = dict(zip(steps, values, strict=True))
         result.append([value_at.get(step) for step in axis])
     return result
 
 
-def _rounded(value: Number) -> Number:
-    """Return five digits of a value: more than an eye sees, and half the bytes."""
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """Return at most so many of the items, evenly spread from the first to the last."""
+    if len(items) <= most:
+        return list(items)
+    # No whole number: of 100 items 10 are the first, the 12th, the 23rd, …, the last.
+    stride = (len(items) - 1) / (most - 1)
+    return [items[round(place * stride)] for place in range(most)]
+
+
+def _rounded(value: float) -> Number:
+    """Return five digits of a value, more than an eye sees, at half the bytes. None if it is not finite."""
+    if not math.isfinite(value):
+        return None
     if isinstance(value, float):
         return float(f"{value:.5g}")
     return value

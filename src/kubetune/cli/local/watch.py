@@ -9,23 +9,27 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
 
 from kubetune.base.humanize import visible
 from kubetune.base.signals import stoppable
 from kubetune.cli.json_answers import Answer, add_json, prints_json
+from kubetune.cli.local.watch_screen import RunView, draw
 from kubetune.cli.program import next_commands, next_steps
-from kubetune.cli.remote.run_on_cluster import add_namespace
+from kubetune.cli.remote.run_on_cluster import add_namespace, find
+from kubetune.config.load import load_config, read_config
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError, first_line
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kubetune.cli.local.watch_screen import RunView
+from kubetune.rundir.status import read_status, state_of
 
 # Between two looks. Each look at a run on a cluster is some requests to its API server.
 SECONDS = 2.0
+
+# States after which nothing changes any more.
+ENDED = ("done", "stopped", "failed", "absent")
 
 HINT = "Ctrl-C leaves; the run goes on"
 
@@ -49,29 +53,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Show the run until it ends or the reader leaves. Raise ConfigError where there is no such run."""
-    from rich.console import Console
-
-    from kubetune.cli.local.watch_screen import draw
-
     console = Console(highlight=False)
     is_live = sys.stdout.isatty() and not (args.once or args.json or console.is_dumb_terminal)
     run_dir = None
     if args.namespace is None:
         run_dir = _local_run_dir(args.run_name)
-    look: Callable[[], RunView]
-    if run_dir is not None:
+    if run_dir is None:
+        if args.namespace is None:
+            # The name may be that of a folder, mistyped.
+            hint = f"there is no folder {args.run_name} here, so a cluster is asked"
+            print(hint, file=sys.stderr)
+        look = partial(look_there, *find(args))
+    else:
         _require(run_dir, can_wait=is_live)
         look = partial(look_here, run_dir)
-    else:
-        look = _on_cluster(args)
-
     run_view = look()
     if is_live:
         run_view = follow(run_view, look, console)
 
     def show() -> None:
         console.print(draw(run_view, console))
-        if run_view.is_over and run_view.state != "absent":
+        if run_view.state in ("done", "stopped", "failed"):
             print(visible(_next(run_view, run_dir)))
         elif is_live:
             print("The run goes on. The same command shows it again.")
@@ -82,18 +84,14 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _local_run_dir(name: str) -> Path | None:
     """Return the run directory of this machine that is meant, existing or not; None for a run on a cluster."""
-    # A word without a slash that is no folder is the name of a run on a cluster.
     path = Path(name)
-    if path.suffix not in (".yaml", ".yml"):
-        return path if path.is_dir() or "/" in name else None
-    if not path.is_file():
-        return None
-    from kubetune.config.load import load_config
-
-    config = load_config(path, environ={})
-    if config.output is None or config.kubernetes is not None:
-        return None
-    return Path(config.output)
+    if path.suffix in (".yaml", ".yml") and path.is_file():
+        config = load_config(path, environ={})
+        if config.output is None or config.kubernetes is not None:
+            return None
+        return Path(config.output)
+    # A word without a slash that is no folder is the name of a run on a cluster.
+    return path if path.is_dir() or "/" in name else None
 
 
 def _require(run_dir: Path, *, can_wait: bool) -> None:
@@ -109,31 +107,16 @@ def _require(run_dir: Path, *, can_wait: bool) -> None:
         time.sleep(SECONDS / 8)
 
 
-def _on_cluster(args: argparse.Namespace) -> Callable[[], RunView]:
-    """Return a function that looks at a run on a cluster."""
-    from kubetune.cli.remote.run_on_cluster import find
-
-    if args.namespace is None:
-        # The name may be that of a folder, mistyped.
-        print(f"there is no folder {args.run_name} here, so a cluster is asked", file=sys.stderr)
-    cluster, spec = find(args)
-    return partial(look_there, cluster, spec)
-
-
 def follow(run_view: RunView, look: Callable[[], RunView], console: Console) -> RunView:
     """Draw the run until it ends or the reader presses Ctrl-C. Return the last view.
 
     While the cluster does not answer, the last view stays on the screen, with the reason.
     """
-    from rich.live import Live
-
-    from kubetune.cli.local.watch_screen import draw
-
     # SIGTERM gives the terminal back too. Nothing is drawn before `live` is entered, which it could interrupt.
     live = Live(console=console, screen=True, auto_refresh=False)
     with suppress(KeyboardInterrupt), stoppable(), live:
         live.update(draw(run_view, console, HINT), refresh=True)
-        while not run_view.is_over:
+        while run_view.state not in ENDED:
             time.sleep(SECONDS)
             hint = HINT
             try:
@@ -146,10 +129,6 @@ def follow(run_view: RunView, look: Callable[[], RunView], console: Console) -> 
 
 def look_here(run_dir: Path) -> RunView:
     """Return the state of a run of this machine. Raise ConfigError where the folder is no run directory."""
-    from kubetune.cli.local.watch_screen import RunView
-    from kubetune.config.load import read_config
-    from kubetune.rundir.status import read_status, state_of
-
     name = read_config(run_dir).name or run_dir.absolute().name
     status = read_status(run_dir)
     progress = status["progress"]
@@ -159,7 +138,6 @@ def look_here(run_dir: Path) -> RunView:
 
 def look_there(cluster: Any, spec: Any) -> RunView:
     """Return the state of a run on a cluster: its pods, and what the first running one reads in the run directory."""
-    from kubetune.cli.local.watch_screen import RunView
     from kubetune.cli.remote.status import facts
     from kubetune.k8s.cluster.cluster_runs import ask, observe, running
 
@@ -178,7 +156,6 @@ def look_there(cluster: Any, spec: Any) -> RunView:
     if len(pods) > 1:
         # The GPUs of one node would look like all of them; `kubetune gpus` asks every pod.
         status.pop("gpus", None)
-
     where = f"{run_facts['namespace']}, {len(pods)} of {run_facts['nodes']} pods running"
     return RunView(spec.name, observed.state, why, where, status)
 
@@ -188,7 +165,5 @@ def _next(run_view: RunView, run_dir: Path | None) -> str:
     if run_dir is None:
         return next_commands(("logs", "cp", "resume"), run_view.name)
     if run_view.state == "done":
-        from kubetune.config.load import read_config
-
         return next_steps(run_dir, read_config(run_dir).task)
     return f"{next_commands(('report',), run_dir)}; the command that started it continues it"

@@ -52,10 +52,14 @@ def model_facts(model: str | None, task: str, environ: Mapping[str, str]) -> Mod
             f"vision-language model such as {_EXAMPLES[task]}. Nothing was written."
         )
     positions = positions_of(task, model, environ)
+    limit = None
+    if positions is not None:
+        limit = positions.limit
     # A tokenizer needs no data, but its loader takes the folder of prepared data.
-    tokenizer = load_here(ModelConfig(path=model), DataConfig.model_validate({"train": "unread"}))
-    limit = None if positions is None else positions.limit
-    return ModelFacts(tokenizer.chat is not None, limit)
+    data = DataConfig.model_validate({"train": "unread"})
+    tokenizer = load_here(ModelConfig(path=model), data)
+    has_template = tokenizer.chat is not None
+    return ModelFacts(has_template, limit)
 
 
 class _Lines:
@@ -66,19 +70,24 @@ class _Lines:
 
     def add(self, depth: int, key: str, value: Any = None, reason: str = "") -> None:
         """Add a key, with its value unless it begins a section."""
-        text = f"{'  ' * depth}{key}:"
+        indent = "  " * depth
+        text = f"{indent}{key}:"
         if value is not None:
             text += f" {_yaml(value)}"
-        # A reason is one line, whatever a column is called.
-        reason = " ".join(reason.split())
-        self.lines.append(f"{text:<{_WIDTH}} # {reason}" if reason else text)
+        if reason:
+            # A reason is one line, whatever a column is called.
+            words = " ".join(reason.split())
+            text = f"{text:<{_WIDTH}} # {words}"
+        self.lines.append(text)
 
 
 def _yaml(value: Any) -> str:
     """Return a value as YAML has it; a text is quoted as JSON unless it needs no quotes."""
     if isinstance(value, float):
+        if value >= 0.001:
+            return f"{value:g}"
         # As people write it: 5e-6, where Python writes 5e-06.
-        text = f"{value:.0e}" if value < 0.001 else f"{value:g}"
+        text = f"{value:.0e}"
         return text.replace("e-0", "e-")
     if not isinstance(value, str):
         return json.dumps(value)
@@ -105,31 +114,44 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
 
     _add_data(lines, proposal, facts)
     _add_training(lines, proposal)
-    lines.add(0, "output", f"outputs/{name}", "the run directory: the same command continues in it")
-    head = [
-        f"# Made by `kubetune init` from the first records of {' '.join(proposal.path.split())}. "
+    reason = "the run directory: the same command continues in it"
+    lines.add(0, "output", f"outputs/{name}", reason)
+    return "\n".join([*_head(proposal), "", *lines.lines, ""])
+
+
+def _head(proposal: Proposal) -> list[str]:
+    """Return the comments at the top."""
+    remarks = [
+        f"Made by `kubetune init` from the first records of {proposal.path}. "
         "Each choice has its reason beside it.",
-        "# Every key with its range and default: docs/config.md",
-        *(f"# {' '.join(remark.split())}" for remark in proposal.remarks),
-        "",
+        "Every key with its range and default: docs/config.md",
+        *proposal.remarks,
     ]
-    return "\n".join([*head, *lines.lines]) + "\n"
+    lines = []
+    for remark in remarks:
+        # A remark is one line, whatever a file is called.
+        words = " ".join(remark.split())
+        lines.append(f"# {words}")
+    return lines
 
 
 def _name(path: str) -> str:
     """Return a name of a run that says which data it is for: my-data for `x/My data.csv`."""
-    stem = model_short_name(path).partition(".")[0].partition("#")[0]
-    name = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:40].rstrip("-")
-    return name or "my-run"
+    stem = re.split("[.#]", model_short_name(path))[0]
+    words = re.findall(r"[a-z0-9]+", stem.lower())
+    name = "-".join(words)[:40]
+    return name.rstrip("-") or "my-run"
 
 
 def _add_model(lines: _Lines, proposal: Proposal, model: str | None, facts: ModelFacts) -> None:
     """Add the model, and a template where it has none and needs one."""
     if model is None:
         example = _EXAMPLES.get(proposal.task.value, _EXAMPLE)
-        lines.add(0, "model", example, "an example: put a hub id or a folder of your own")
+        reason = "an example: put a hub id or a folder of your own"
+        lines.add(0, "model", example, reason)
         return
-    needs_template = proposal.conversations and proposal.task.value != "sequence_classification"
+    is_classifier = proposal.task.value == "sequence_classification"
+    needs_template = proposal.conversations and not is_classifier
     if needs_template and facts.has_template is False:
         lines.add(0, "model")
         lines.add(1, "path", model)
@@ -148,7 +170,9 @@ def _add_data(lines: _Lines, proposal: Proposal, facts: ModelFacts) -> None:
     """Add the data: where they are, what they are, and what is held out of them."""
     lines.add(0, "data")
     lines.add(1, "train")
-    rows = "" if proposal.rows is None else counted(proposal.rows, "record")
+    rows = ""
+    if proposal.rows is not None:
+        rows = counted(proposal.rows, "record")
     lines.add(2, "path", proposal.path, rows)
     shape = _format(proposal, facts)
     if shape is not None:
@@ -168,15 +192,16 @@ def _add_data(lines: _Lines, proposal: Proposal, facts: ModelFacts) -> None:
 def _add_training(lines: _Lines, proposal: Proposal) -> None:
     """Add what is trained, and how."""
     start = starting_values(proposal.rows)
+    lora = start["lora"]
     lines.add(0, "lora")
-    lines.add(1, "r", start["lora"].value["r"], start["lora"].reason)
+    lines.add(1, "r", lora.value["r"], lora.reason)
     lines.add(0, "training")
     for name in ("num_train_epochs", "global_batch_size"):
         value = start[f"training.{name}"]
         lines.add(1, name, value.value, value.reason)
     rate, _ = LEARNING_RATES.get(proposal.task.value, (2e-4, 1e-5))
-    rate_text = "of LoRA for this task; a tenth or less for full fine-tuning"
-    lines.add(1, "learning_rate", rate, rate_text)
+    reason = "of LoRA for this task; a tenth or less for full fine-tuning"
+    lines.add(1, "learning_rate", rate, reason)
 
 
 def _format(proposal: Proposal, facts: ModelFacts) -> Choice | None:

@@ -287,7 +287,9 @@
       if (keys[event.key]) { keys[event.key](); event.preventDefault(); }
     });
     const scale = document.querySelector(`[data-scale="${index}"]`);
-    scale?.addEventListener("change", () => { scales.set(index, scale.value); draw(index); });
+    // A logarithmic scale shows no values up to 0.
+    scale.hidden = chart.data.slice(1).flat().some((value) => value !== null && value <= 0);
+    scale.addEventListener("change", () => { scales.set(index, scale.value); draw(index); });
     document.querySelector(`[data-csv="${index}"]`).addEventListener("click", () =>
       save(`${chart.name}.csv`, new Blob([table(chart)], { type: "text/csv" })));
     document.querySelector(`[data-png="${index}"]`).addEventListener("click", () => picture(index));

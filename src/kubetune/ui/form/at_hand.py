@@ -68,7 +68,11 @@ def at_hand(request: Request) -> Response:
 def _listed(choices: Mapping[str, str], ran_out: bool) -> dict[str, Any]:
     """Return choices for a list of the page. It says how many were left out, and whether there may be more."""
     sent = list(choices.items())[:_MOST_SENT]
-    return {"choices": sent, "left_out": len(choices) - len(sent), "ran_out": ran_out}
+    return {
+        "choices": sent,
+        "left_out": len(choices) - len(sent),
+        "ran_out": ran_out,
+    }
 
 
 def _of_runs(site: Site, limit: _TimeLimit) -> dict[str, str]:
@@ -81,11 +85,13 @@ def _of_runs(site: Site, limit: _TimeLimit) -> dict[str, str]:
             path = read_config(run_dir).model.path
         except KubetuneError:
             continue
-        models[path] = f"{model_label(path)} (as in {site.records.name_of(run_dir)})"
+        name = site.records.name_of(run_dir)
+        models[path] = f"{model_label(path)} (as in {name})"
         # A checkpoint of adapters has no config.json: it is no model to start from.
         best = run_dir / "checkpoints" / "best"
-        if (best / "config.json").is_file():
-            models[str(best)] = f"{site.records.name_of(run_dir)}, as trained"
+        config = best / "config.json"
+        if config.is_file():
+            models[str(best)] = f"{name}, as trained"
     return models
 
 
@@ -103,33 +109,42 @@ def _in_cache() -> dict[str, str]:
 def _in_folder(top: Path, limit: _TimeLimit) -> tuple[dict[str, str], dict[str, str]]:
     """Return the models and the data files below a folder, by their paths; the newest files come first."""
     models = {}
-    files = []
-    for place, names in _walk(top, limit):
-        shown = os.path.relpath(place, top)
-        if "config.json" in names and any(name.endswith(".safetensors") for name in names):
+    facts: dict[Path, os.stat_result] = {}
+    for folder, names in _walk(top, limit):
+        shown = os.path.relpath(folder, top)
+        has_weights = any(name.endswith(".safetensors") for name in names)
+        if has_weights and "config.json" in names:
             models[shown] = f"{model_label(shown)} (folder)"
         if any(name in names for name in _SETTINGS):
             continue
         for name in names:
             if is_read(name):
-                path = Path(place, name)
-                facts = path.stat()
-                files.append((facts.st_mtime, os.path.relpath(path, top), facts.st_size))
-    files.sort(reverse=True)
-    return models, {path: f"{path} ({size(count)})" for _, path, count in files}
+                path = folder / name
+                facts[path] = path.stat()
+
+    listed = {}
+    for path in sorted(facts, key=lambda path: facts[path].st_mtime, reverse=True):
+        shown = os.path.relpath(path, top)
+        listed[shown] = f"{shown} ({size(facts[path].st_size)})"
+    return models, listed
 
 
-def _walk(top: Path, limit: _TimeLimit) -> Iterator[tuple[str, list[str]]]:
+def _walk(top: Path, limit: _TimeLimit) -> Iterator[tuple[Path, list[str]]]:
     """Yield folders below a folder with the names of their plain files: not those of runs, not hidden ones."""
     for place, folders, names in os.walk(top):
         # A home directory may hold a million files.
         if not limit.has_time():
             return
-        depth = len(Path(place).relative_to(top).parts)
-        if RESOLVED in names or depth >= _DEPTH:
-            folders.clear()
-        folders[:] = sorted(
-            name for name in folders if not name.startswith(".") and name not in _SKIPPED
-        )
-        if RESOLVED not in names:
-            yield place, [name for name in sorted(names) if Path(place, name).is_file()]
+        folder = Path(place)
+        is_run = RESOLVED in names
+        depth = len(folder.relative_to(top).parts)
+        # `os.walk` goes into the folders that are left in its list.
+        deeper = []
+        if not is_run and depth < _DEPTH:
+            for name in sorted(folders):
+                if not name.startswith(".") and name not in _SKIPPED:
+                    deeper.append(name)
+        folders[:] = deeper
+        if not is_run:
+            plain = [name for name in sorted(names) if (folder / name).is_file()]
+            yield folder, plain

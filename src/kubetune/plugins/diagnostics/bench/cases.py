@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -65,7 +65,7 @@ class Case:
 
     shape: str  # key of SHAPES
     what: str  # the settings, in words
-    settings: Mapping[str, Any] = field(default_factory=dict)  # by dotted key
+    settings: Mapping[str, Any]  # by dotted key
 
     @property
     def name(self) -> str:
@@ -92,11 +92,7 @@ def on_gpu() -> list[Case]:
             Case(shape, "LoRA, bfloat16", LORA | PLAIN),
             Case(shape, "LoRA, bfloat16, compiled layers", LORA | LAYERS),
             Case(shape, "LoRA, bfloat16, compiled, fp8", LORA | COMPILED | FP8),
+            Case(shape, "LoRA, bfloat16, one sequence at a time", LORA | PLAIN | ALONE),
+            Case(shape, "full, bfloat16, compiled", FULL | COMPILED),
         ]
-        # What differs by the size only a little is measured for one size.
-        if shape == "4B":
-            alone = LORA | PLAIN | ALONE
-            cases.append(Case(shape, "LoRA, bfloat16, one sequence at a time", alone))
-        else:
-            cases.append(Case(shape, "full, bfloat16, compiled", FULL | COMPILED))
     return cases

@@ -76,10 +76,9 @@ def write_rows(path: Path, rows: int, vocabulary: int) -> None:
     with path.open("w") as file:
         for _ in range(rows):
             tokens = draw.lognormvariate(MEAN_OF_LOGARITHM, SPREAD_OF_LOGARITHM)
-            length = int(min(LONGEST - 1, max(16.0, tokens)))
-            # A quarter to two thirds of a row is its prompt.
-            prompt = max(1, int(length * draw.uniform(0.25, 0.65)))
-            row = {"prompt": words(prompt), "completion": f" {words(length - prompt)}"}
+            # Half of a row is its prompt.
+            half = int(min(LONGEST - 1, max(16, tokens))) // 2
+            row = {"prompt": words(half), "completion": f" {words(half)}"}
             file.write(json.dumps(row) + "\n")
 
 

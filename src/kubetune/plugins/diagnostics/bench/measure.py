@@ -81,12 +81,11 @@ def _measured(case: Case, folder: Path, device: str, seconds: float) -> Row:
     config = load_config(None, flags=flags)
     create_run_dir(config, run_dir, make_plan(config, world_size=1))
 
-    began = time.time()
     code, last_line = _run(processes.module("kubetune.worker", run_dir), seconds)
     # A run that was killed after enough steps counts too.
     steps = metrics.read_lines(run_dir / metrics.TIMINGS)
     if len(steps) > WARM:
-        return {"seconds": time.time() - began, **_results(case, run_dir, steps[WARM:])}
+        return _results(case, run_dir, steps[WARM:])
     status = exit_status.read_rank_exit_statuses(run_dir).get(0)
     if status is not None and status.reason:
         return {"failed": status.reason}
@@ -124,7 +123,6 @@ def _results(case: Case, run_dir: Path, steps: Sequence[dict[str, Any]]) -> Row:
     if start.get("flops_per_token"):
         row["tflops"] = speed * start["flops_per_token"] / 1e12
         row["peak_tflops"] = start["peak_tflops"]
-        row["peak_source"] = start["peak_source"]
     return row
 
 
@@ -150,7 +148,5 @@ def _run(command: list[str], seconds: float) -> tuple[int, str]:
         return -9, f"took longer than {seconds:.0f} s"
     if done.returncode == -9:
         return -9, "killed, as the kernel does when memory runs out"
-    lines = done.stdout.strip().splitlines()
-    if not lines:
-        return done.returncode, ""
-    return done.returncode, lines[-1].strip()[:300]
+    last_line = done.stdout.strip().rpartition("\n")[2]
+    return done.returncode, last_line

@@ -51,10 +51,10 @@ def choices(rows: Rows, shapes: Sequence[str]) -> dict[str, Any]:
     for question in QUESTIONS:
         for shape in shapes:
             answer, reason = _answer(question, rows, shape)
-            if answer:
-                values.update(answer)
+            # Shapes come in the order in which they matter.
+            if question.key in answer and question.key not in values:
+                values |= answer
                 reasons.append(reason)
-                break
     return {**values, "why": "; ".join(reasons)}
 
 
@@ -64,14 +64,12 @@ def _answer(question: Question, rows: Rows, shape: str) -> tuple[dict[str, Any],
     4B LoRA, bfloat16              1,000 tokens/s
     4B LoRA, bfloat16, compiled    1,100 tokens/s    faster by more than LEAD: {"compile": True, …}
     """
-    # A case that failed has no speed, and decides nothing.
     plain = _speed(rows, f"{shape} {question.plain}")
     speeds = {}
     for value, case in question.cases.items():
-        speed = _speed(rows, f"{shape} {case}")
-        if speed:
-            speeds[value] = speed
-    if not plain or not speeds:
+        speeds[value] = _speed(rows, f"{shape} {case}")
+    # A case that failed decides nothing.
+    if not plain or not any(speeds.values()):
         return {}, ""
     fastest = max(speeds, key=lambda value: speeds[value])
     case = question.cases[fastest]
@@ -94,20 +92,19 @@ def _compile_from(row: Mapping[str, Any], plain: float) -> float:
 def disagreements(rows: Rows) -> list[str]:
     """Return a sentence for each case whose first loss is not that of the others that compute the same."""
     sentences = []
-    # By shape: the first case and its loss.
-    first_cases: dict[str, tuple[str, float]] = {}
+    firsts: dict[str, tuple[str, float]] = {}  # by shape: its first case, and its loss
     for name, row in rows.items():
         # Weights in 8 bits give another loss.
         if not row.get("losses") or "fp8" in name:
             continue
-        loss = float(row["losses"][0])
-        other, expected = first_cases.setdefault(name.split()[0], (name, loss))
-        if abs(loss - expected) > TOLERANCE * abs(expected):
+        shape = name.split()[0]
+        loss = row["losses"][0]
+        other, expected = firsts.setdefault(shape, (name, loss))
+        if abs(loss - expected) > TOLERANCE * expected:
             sentences.append(f"{name}: the first loss is {loss:.4f}, and {expected:.4f} of {other}")
     return sentences
 
 
-def _speed(rows: Rows, name: str) -> float | None:
-    """Return tokens/s of a case; None where it was not measured."""
-    speed = rows.get(name, {}).get("tokens_per_second")
-    return float(speed) if speed else None
+def _speed(rows: Rows, name: str) -> float:
+    """Return tokens/s of a case; 0 where it was not measured."""
+    return float(rows.get(name, {}).get("tokens_per_second", 0))

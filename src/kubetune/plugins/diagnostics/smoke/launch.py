@@ -19,7 +19,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import fields
 
 from kubetune import errors
 from kubetune.base import processes
@@ -39,9 +38,6 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
     if threading.current_thread() is threading.main_thread():
         # There is nothing to save. Without a handler process 1 of a container does not get the signal at all.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(errors.PREEMPTED))
-    values = {field.name: getattr(args, field.name) for field in fields(Settings)}
-    values["volume"] = tuple(args.volume)
-    settings = Settings(**values)
     # Operators set RANK for a node, torchrun sets LOCAL_RANK too; without --processes a node is one rank.
     if "LOCAL_RANK" in environ or ("RANK" in environ and args.processes is None):
         # Read when torch is loaded. Lost ranks are explained here, and not by stacks of C++ functions.
@@ -50,22 +46,13 @@ def run(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> in
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
         from kubetune.plugins.diagnostics.smoke.checks import run_rank
 
-        return run_rank(settings)
+        return run_rank(Settings.of(args))
     count = args.processes or visible_gpus(environ) or 1
-    nodes = args.nodes or _nodes(environ)
-    place = find_place(nodes, count, environ, origin="the number of nodes")
-    return launch(settings, place, environ)
+    place = find_place(args.nodes, count, environ, origin="the number of nodes")
+    return launch(place, environ, args.timeout)
 
 
-def _nodes(environ: Mapping[str, str]) -> int:
-    """Return the number of nodes by torchrun's variable, which pods of a run have. Its form may be "2:4"."""
-    text = environ.get("PET_NNODES", "1").partition(":")[0]
-    if not text.isdecimal() or int(text) < 1:
-        raise errors.ConfigError(f"PET_NNODES is {text!r}; expected a number of nodes, from 1 on")
-    return int(text)
-
-
-def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
+def launch(place: Place, environ: Mapping[str, str], timeout_seconds: float) -> int:
     """Start this node's ranks and wait for them; return the exit code.
 
     torchrun would wait for missing nodes without a message, so the ranks meet without it.
@@ -83,7 +70,8 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
         "WORLD_SIZE": str(place.nodes * place.processes),
         "LOCAL_WORLD_SIZE": str(place.processes),
     }
-    command = processes.module("kubetune", "smoke", *settings.flags())
+    # Each rank has this command line too, and variables that say which rank it is.
+    command = processes.module("kubetune", *sys.argv[1:])
     children = {}
     for local_rank, rank in enumerate(place.ranks):
         variables = {**common, "RANK": str(rank), "LOCAL_RANK": str(local_rank)}
@@ -95,44 +83,37 @@ def launch(settings: Settings, place: Place, environ: Mapping[str, str]) -> int:
             preexec_fn=processes.die_with_parent,
         )
     try:
-        _wait(children, settings.timeout)
+        _wait(children, timeout_seconds)
     finally:
         for child in children.values():
             child.kill()
             child.wait()
 
     # The smallest code says most: a bug's, then the user's, then the environment's, such as of killed ranks.
-    code = errors.OK
+    codes = []
     for rank, child in children.items():
         if child.returncode < 0:
             name = signal.Signals(-child.returncode).name
             print(f"kubetune: rank {rank} was killed by {name}", file=sys.stderr)
-        if child.returncode != 0:
-            failure = max(child.returncode, 0) or errors.ENVIRONMENT
-            code = min(code or failure, failure)
-    return code
+            codes.append(errors.ENVIRONMENT)
+        elif child.returncode > 0:
+            codes.append(child.returncode)
+    return min(codes, default=errors.OK)
 
 
 def _wait(children: Mapping[int, subprocess.Popen[bytes]], timeout_seconds: float) -> None:
-    """Wait for all ranks. One that hangs is killed when another has failed and the rest has had time to notice."""
+    """Wait for all ranks, but not for one that hangs when another has failed and the rest has had time to notice."""
     waiting = dict(children)
     deadline = math.inf
-    while waiting:
+    while waiting and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         waiting = {rank: child for rank, child in waiting.items() if child.poll() is None}
-        now = time.monotonic()
         if any(child.returncode for child in children.values()):
             # The others notice within their timeout, and rank 0, which names the lost ones, may wait as long again.
             patience = 2 * timeout_seconds + 10
             if 0 in children and 0 not in waiting:
                 patience = _LAST_WORD_SECONDS
-            deadline = min(deadline, now + patience)
-        if now > deadline:
-            for rank, child in waiting.items():
-                print(
-                    f"kubetune: rank {rank} hangs, and is ended because another one has failed",
-                    file=sys.stderr,
-                )
-                child.kill()
-                child.wait()
-            return
+            deadline = min(deadline, time.monotonic() + patience)
+    for rank in waiting:
+        message = f"rank {rank} hangs, and is ended because another one has failed"
+        print(f"kubetune: {message}", file=sys.stderr)

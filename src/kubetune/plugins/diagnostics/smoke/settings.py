@@ -3,7 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import os
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
+
+# Sockets take no longer timeouts, in seconds.
+_MOST = 1_000_000
+
+
+def _count(text: str) -> int:
+    """Return a whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; expected a number from 1 on")
+    return int(text)
+
+
+def _amount(text: str) -> float:
+    """Return a number above 0."""
+    with suppress(ValueError):
+        number = float(text)
+        if 0 < number <= _MOST:
+            return number
+    raise argparse.ArgumentTypeError(f"found {text!r}; expected a number above 0, at most {_MOST}")
 
 
 @dataclass(frozen=True)
@@ -22,83 +44,46 @@ class Settings:
     volume: tuple[str, ...] = ()
     json: bool = False
 
-    def flags(self) -> list[str]:
-        """Return the command line that gives these settings."""
-        flags = [f"--volume={path}" for path in self.volume]
-        if self.json:
-            flags.append("--json")
-        for field in fields(self):
-            if field.name not in ("volume", "json"):
-                flag = field.name.replace("_", "-")
-                flags.append(f"--{flag}={getattr(self, field.name)}")
-        return flags
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Settings:
+        """Return what the flags of a command line say."""
+        values = {field.name: getattr(args, field.name) for field in fields(cls)}
+        values["volume"] = tuple(args.volume)
+        return cls(**values)
 
 
-# Sockets take no longer timeouts.
-_DAY_SECONDS = 86400
+# The flags that take a number, with their help.
+_NUMBERS: dict[str, tuple[Callable[[str], float], str]] = {
+    "--epochs": (_count, "over the samples"),
+    "--batch": (_count, "samples of a step, per process"),
+    "--samples": (_count, "of the training data"),
+    "--features": (_count, "of each sample"),
+    "--classes": (_count, "of samples"),
+    "--lr": (_amount, "learning rate"),
+    "--seed": (int, "of samples, weights and order"),
+    "--slow-factor": (
+        _amount,
+        "name a rank or link that takes this many times as long as the others",
+    ),
+    "--timeout": (_amount, "seconds to wait for a missing rank"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `Settings`, and of how many processes to start."""
-    training = parser.add_argument_group("training: a small network on linearly separable data")
-    shown = "default %(default)s"
-    for flag in ("--epochs", "--batch", "--samples", "--features", "--classes"):
-        default = getattr(Settings, flag.removeprefix("--"))
-        per_process = "per process, " if flag == "--batch" else ""
-        training.add_argument(
-            flag, type=_count, default=default, metavar="N", help=f"{per_process}{shown}"
-        )
-    training.add_argument("--lr", type=_amount, default=Settings.lr, metavar="N", help=shown)
-    training.add_argument("--seed", type=int, default=Settings.seed, metavar="N", help=shown)
+    for flag, (kind, text) in _NUMBERS.items():
+        name = flag.removeprefix("--").replace("-", "_")
+        default = getattr(Settings, name)
+        text = f"{text}, default {default}"
+        parser.add_argument(flag, type=kind, default=default, metavar="N", help=text)
 
-    checks = parser.add_argument_group("checks")
-    checks.add_argument(
-        "--volume",
-        action="append",
-        default=[],
-        metavar="DIR",
-        help="test write speed and free space here; repeatable",
-    )
-    checks.add_argument(
-        "--slow-factor",
-        type=_amount,
-        default=Settings.slow_factor,
-        metavar="N",
-        help=f"name a rank or link that takes this many times as long as the others, {shown}",
-    )
-    checks.add_argument(
-        "--timeout",
-        type=_amount,
-        default=Settings.timeout,
-        metavar="N",
-        help=f"seconds to wait for a missing rank, {shown}",
-    )
-
-    where = parser.add_argument_group("processes", "under torchrun these are torchrun's")
+    volumes = "test write speed and free space here; repeatable"
+    parser.add_argument("--volume", action="append", default=[], metavar="DIR", help=volumes)
     processes = "on each node; default: one for each GPU, or 1"
-    where.add_argument("--processes", type=_count, metavar="N", help=processes)
-    where.add_argument("--nodes", type=_count, metavar="N", help="default: PET_NNODES, or 1")
-    where.add_argument(
-        "--json",
-        action="store_true",
-        help="print the report as JSON; log lines go to standard error",
-    )
-
-
-def _count(text: str) -> int:
-    """Return a whole number from 1 on."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}; expected a number from 1 on")
-    return int(text)
-
-
-def _amount(text: str) -> float:
-    """Return a number above 0, and no more than the seconds of a day."""
-    try:
-        number = float(text)
-    except ValueError:
-        number = 0.0
-    if not 0 < number <= _DAY_SECONDS:
-        message = f"found {text!r}; expected a number above 0, at most {_DAY_SECONDS}"
-        raise argparse.ArgumentTypeError(message)
-    return number
+    parser.add_argument("--processes", type=_count, metavar="N", help=processes)
+    # Pods of a run know their number as torchrun reads it, such as 4 or 4:4.
+    nodes = os.environ.get("PET_NNODES", "1").partition(":")[0]
+    text = "default: PET_NNODES, or 1"
+    parser.add_argument("--nodes", type=_count, default=nodes, metavar="N", help=text)
+    report = "print the report as JSON; log lines go to standard error"
+    parser.add_argument("--json", action="store_true", help=report)
