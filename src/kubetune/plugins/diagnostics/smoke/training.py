@@ -56,8 +56,8 @@ def train(settings: Settings, world: World, problems: list[str]) -> dict[str, An
     # Any machine that works learns this. Not ">": a loss that is not a number is no improvement either.
     if not losses[-1] < losses[0]:
         problems.append(
-            f"training did not improve: loss {losses[0]:.4g} before, {losses[-1]:.4g} after it, "
-            f"at --lr {settings.lr:g}"
+            f"training did not improve: loss {losses[0]:.4g} at the first step, "
+            f"{losses[-1]:.4g} at the last, with --lr {settings.lr:g}"
         )
     # All ranks took the same steps from the same weights, so their weights are equal to the last bit.
     digest = step_digest.digest(optimizer.master)
