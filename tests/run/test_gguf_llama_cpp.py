@@ -374,11 +374,49 @@ def test_a_run_is_exported_in_every_type(run: Path, tmp_path: Path, kind: str) -
         lost = made["proof"]["base_quantised_alike"]["difference"]
         share = 1.5 if kind == "q8_0" else 4.0
         assert comparisons[1]["difference"] <= max(2e-2, share * lost)
+        asked = len(made["proof"]["greedy"])
+        assert len(made["proof"]["greedy_quantised"]) == asked > 0
+        assert len(made["proof"]["base_quantised_alike"]["greedy"]) == asked
     card = (tmp_path / "out" / "README.md").read_text()
     assert made["file"] in card
     assert "llama.cpp (llama-cpp-python" in card
     modelfile = (tmp_path / "out" / "Modelfile").read_text()
     assert f"{'ADAPTER' if kind == 'adapter' else 'FROM'} ./{made['file']}" in modelfile
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write data, and a model whose logits are so wide that 16 bits cost it more than they cost others."""
+    folder = toy.make_inputs(tmp_path_factory.mktemp("inputs"))
+    save(folder / "model", "llama", num_hidden_layers=8, initializer_range=0.09)
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["bf16", "adapter"])
+def test_what_sixteen_bits_cost_transformers_is_no_fault(
+    wide_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    # At the usual rate the first steps make the logits narrow.
+    training = {"max_steps": 4, "eval_steps": 4, "save_steps": 4, "learning_rate": 1e-4}
+    # Of a model that was trained whole nothing is merged, which in 16 bits would move it before llama.cpp is asked.
+    lora = {"r": 4} if kind == "adapter" else None
+    dtype = "bfloat16" if kind == "adapter" else None
+    model = {"path": str(wide_model / "model"), "dtype": "bfloat16"}
+    config = toy.make_config(wide_model, training, lora=lora, model=model)
+    run_dir = toy.finished(wide_model / kind, config)
+    lines: list[str] = []
+    exported = export_run(run_dir, out=tmp_path / "out", gguf=kind, dtype=dtype, tell=lines.append)
+    made = exported.facts["gguf"]["proof"]
+    (comparison,) = made["comparisons"]
+    least = proof.ALLOWED_ROUNDED if kind == "adapter" else proof.ALLOWED["bf16"]
+    assert least < comparison["difference"] <= comparison["tolerance"] == 2 * made["rounding"]
+    assert "asking what bfloat16 costs without llama.cpp" in lines
+    # Keys of rows in another order move them much further.
+    swapped = families.Family("llama", families._llama_keys)
+    monkeypatch.setitem(families.FAMILIES, "llama", swapped)
+    with pytest.raises(errors.ModelError, match="log-probabilities differ"):
+        export_run(run_dir, out=tmp_path / "wrong", gguf=kind, dtype=dtype, tell=lines.append)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 FAULTS = {

@@ -283,9 +283,44 @@ def test_an_answer_ends_where_transformers_ends_it() -> None:
 
 
 @pytest.mark.parametrize("kinds", [["bf16"], ["bf16", "q4_0"]])
-def test_whose_greedy_answers_were_compared_is_said(kinds: list[str]) -> None:
+def test_greedy_answers_of_both_files_and_of_the_base_are_in_the_card(kinds: list[str]) -> None:
     row = {"difference": 1e-3, "tolerance": 2e-2, "agreement": 1.0}
     comparisons = [{"what": kind, **row} for kind in kinds]
-    facts = {"proof": {"llama_cpp_python": "0", "comparisons": comparisons, "greedy": [None]}}
-    end = " before quantising." if len(kinds) > 1 else "."
-    assert f"1 of 1 equal{end}" in card.proof_by_llama_cpp(facts)
+    notes: dict[str, Any] = {"llama_cpp_python": "0", "comparisons": comparisons, "greedy": [None]}
+    expected = "Greedy answers of up to 64 tokens: 1 of 1 equal."
+    if len(kinds) > 1:
+        parting = {"token": 3, "gap": 0.25}
+        base = {"difference": 1e-3, "agreement": 1.0, "greedy": [None, parting]}
+        notes |= {"greedy_quantised": [parting], "base_quantised_alike": base}
+        expected = (
+            "Greedy answers of up to 64 tokens: 0 of 1 equal; answer 1 parts at token 4, where the first choice leads by "
+            "2.5e-01. Before quantising: 1 of 1 equal. The base, quantised alike, is 1.0e-03 from itself, and 1 of 2 of its "
+            "greedy answers are equal."
+        )
+    assert expected in card.proof_by_llama_cpp({"proof": notes})
+
+
+@pytest.mark.parametrize(
+    ("moved", "rounding", "faults"),
+    [(0.01, 9.0, 0), (0.06, 0.04, 0), (0.06, 0.02, 1), (0.06, float("nan"), 1), (5.0, 0.04, 2)],
+)
+def test_more_is_allowed_where_sixteen_bits_cost_transformers_more(
+    monkeypatch: pytest.MonkeyPatch, moved: float, rounding: float, faults: int
+) -> None:
+    """Two tokens are equally likely in transformers but for a little; llama.cpp prefers the other by `moved`."""
+    logits = torch.tensor([[moved, 0.0]])
+    lost = [logits.log_softmax(1)]
+    answer = llama_cpp.Answer("0", [torch.tensor([[-moved, 0.0]])], [[1]], [], [], [], [])
+    monkeypatch.setattr(proof, "ask", lambda request: answer)
+    checked = proof.Proof()
+    asked: list[float] = []
+
+    def ask_in_sixteen_bits() -> float:
+        asked.append(rounding)
+        return rounding
+
+    request = llama_cpp.Request("m.gguf", [])
+    reference = proof.Reference([logits], lost)
+    proof.check_plain(checked, "both", request, reference, 2e-2, ask_in_sixteen_bits)
+    assert len(checked.faults) == faults
+    assert len(asked) == (moved > 2e-2), "the model is loaded again only where it is needed"

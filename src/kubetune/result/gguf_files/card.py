@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 # What llama.cpp's programs are given where they would ask a template to think, and training did not.
@@ -48,11 +48,17 @@ def proof_by_llama_cpp(facts: Mapping[str, Any]) -> str:
             f"| {comparison['what']} | {difference} | {allowed} | {comparison['agreement']:.2%} |"
         )
 
-    is_quantised = len(proof["comparisons"]) > 1
-    sentences = [_greedy(proof["greedy"], is_quantised=is_quantised)]
+    sentences = _of_greedy(proof)
     base = proof.get("base_quantised_alike")
     if isinstance(base, Mapping):
-        sentences.append(f"The base, quantised alike, is {base['difference']:.1e} from itself.")
+        sentences.append(
+            f"The base, quantised alike, is {base['difference']:.1e} from itself, and {count_equal(base['greedy'])} of its "
+            "greedy answers are equal."
+        )
+    if "rounding" in proof:
+        sentences.append(
+            f"Transformers in 16 bits is {proof['rounding']:.1e} from itself in 32, so up to twice that is rounding."
+        )
     if "texts_tokenized_alike" in proof:
         sentences.append(f"Texts tokenized alike: {proof['texts_tokenized_alike']}.")
     parts = ["\n".join(rows), " ".join(sentences)]
@@ -60,13 +66,26 @@ def proof_by_llama_cpp(facts: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def _greedy(partings: list[Mapping[str, Any] | None], *, is_quantised: bool) -> str:
-    """Return in words how far greedy answers are the same. A quantised file is asked for none: its plain one was."""
-    # Greedy answers of up to 64 tokens: 2 of 3 equal; answer 3 parts at token 17, where the first choice leads by 1.2e-03.
+def count_equal(partings: Sequence[Mapping[str, Any] | None]) -> str:
+    """Return how many greedy answers do not part, such as `2 of 3`."""
     equal = sum(parting is None for parting in partings)
-    text = f"Greedy answers of up to 64 tokens: {equal} of {len(partings)} equal"
-    if is_quantised:
-        text += " before quantising"
+    return f"{equal} of {len(partings)}"
+
+
+def _of_greedy(proof: Mapping[str, Any]) -> list[str]:
+    """Return in words how far greedy answers are the same: of the file, and of the plain one that it was quantised from."""
+    asked = "Greedy answers of up to 64 tokens"
+    if "greedy_quantised" not in proof:
+        return [_greedy(asked, proof["greedy"])]
+    return [
+        _greedy(asked, proof["greedy_quantised"]),
+        _greedy("Before quantising", proof["greedy"]),
+    ]
+
+
+def _greedy(of: str, partings: Sequence[Mapping[str, Any] | None]) -> str:
+    # Greedy answers of up to 64 tokens: 2 of 3 equal; answer 3 parts at token 17, where the first choice leads by 1.2e-03.
+    text = f"{of}: {count_equal(partings)} equal"
     for number, parting in enumerate(partings):
         if parting is not None:
             text += (

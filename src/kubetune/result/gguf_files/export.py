@@ -21,11 +21,14 @@ from __future__ import annotations
 import gc
 import re
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch import Tensor
 
 from kubetune import errors
 from kubetune.base import processes
@@ -35,7 +38,7 @@ from kubetune.result.fits import GGUF_ADAPTER, GGUF_TYPES, require_gguf
 from kubetune.result.gguf_files import card, llama_cpp, quantise
 from kubetune.result.gguf_files import proof as proofs
 from kubetune.result.inference.result import Result
-from kubetune.result.publishing.equivalence import Comparison, Sample
+from kubetune.result.publishing.equivalence import Sample
 from kubetune.result.publishing.model_card import base_name
 from kubetune.result.publishing.writers import Job
 
@@ -246,16 +249,24 @@ def _prove_model(job: Job, sample: Sample, files: Files) -> dict[str, Any]:
     tokenizer = job.result.tokenizer
     sample = _fitting(sample, files.context, tokenizer.vocab_size)
     request = _request(job, sample, files.plain, files.context)
-    model, allowed = _load_plain(job, files.folder, files.plain)
+    dtype = _dtype_to_ask_in(job, files.plain)
+    model = _load_plain(job, files.folder, dtype)
     reference = _ask_transformers(job, model, sample, request.prompts)
     # llama.cpp's model needs the memory.
     del model
     gc.collect()
 
     plain = plain_kind(job.dtype)
+    allowed = proofs.ALLOWED[plain]
+    rounding = None
+    if dtype != torch.float32:
+        allowed = proofs.ALLOWED_ROUNDED
+    elif job.dtype != torch.float32:
+        load = partial(_load_plain, job, files.folder, job.dtype)
+        rounding = partial(_rounding, job, sample, reference.logits, load)
     what = f"transformers and llama.cpp, {plain}"
     proof = proofs.Proof()
-    answer = proofs.check_plain(proof, what, request, reference, allowed)
+    answer = proofs.check_plain(proof, what, request, reference, allowed, rounding)
     proofs.check_tokens(proof, tokenizer, request.texts, answer)
     proofs.note_chats(proof, tokenizer, answer)
     proof.notes["llama_cpp_python"] = answer.version
@@ -265,7 +276,7 @@ def _prove_model(job: Job, sample: Sample, files: Files) -> dict[str, Any]:
         allowed = _allowed(job, sample, files, proof.notes)
         quantised = replace(request, model=str(files.path))
         what = f"transformers and llama.cpp, {files.kind}"
-        proofs.check_quantised(proof, what, quantised, reference.logits, allowed)
+        proofs.check_quantised(proof, what, quantised, reference, allowed)
     _require(proof.faults)
     return proof.facts()
 
@@ -287,25 +298,39 @@ def _require(faults: list[str]) -> None:
         )
 
 
-def _load_plain(job: Job, folder: Path, plain: Path) -> tuple[Any, float]:
-    """Load a whole model with plain transformers, in fp32 if the memory holds that. `plain`: its file of plain weights.
-
-    Return how far llama.cpp may be from it, too.
-    """
+def _dtype_to_ask_in(job: Job, plain: Path) -> torch.dtype:
+    """Return float32 if the memory holds the model in it; else the export's dtype. `plain`: its file of plain weights."""
     dtype = torch.float32
-    allowed = proofs.ALLOWED[plain_kind(job.dtype)]
     # The plain file has about as many bytes as the model in its own dtype.
     needed = plain.stat().st_size // job.dtype.itemsize * dtype.itemsize
     if processes.free_memory_bytes() < needed:
         job.tell(
             f"in float32 the model would take {needed / 1e9:.1f} GB, so transformers is asked in {job.dtype_name}"
         )
-        dtype = job.dtype
-        allowed = proofs.ALLOWED_ROUNDED
-    model = job.result.auto_class.from_pretrained(
+        return job.dtype
+    return dtype
+
+
+def _load_plain(job: Job, folder: Path, dtype: torch.dtype) -> Any:
+    """Load a whole model with plain transformers."""
+    return job.result.auto_class.from_pretrained(
         folder, dtype=dtype, local_files_only=True, trust_remote_code=False
     )
-    return model, allowed
+
+
+def _rounding(
+    job: Job,
+    sample: Sample,
+    logits: list[Tensor],
+    load: Callable[[], Any],
+) -> float:
+    """Return how far the model in 16 bits is from itself in 32.
+
+    `logits` are of one of the two, and `load` loads the other.
+    """
+    job.tell(f"asking what {job.dtype_name} costs without llama.cpp")
+    others = job.ask(load(), sample)
+    return proofs.compare("rounding", logits, others, 0.0).difference
 
 
 def _ask_transformers(
@@ -369,12 +394,13 @@ def _allowed(
         bits = int(re.sub(r"\D", "", files.kind)[0])
         return proofs.WITHOUT_BASE[bits]
 
-    notes["base_quantised_alike"] = {"difference": base.difference, "agreement": base.agreement}
-    return max(proofs.LEAST_ALLOWED, proofs.SHARE_OF_BASE * base.difference)
+    notes["base_quantised_alike"] = base
+    lost: float = base["difference"]
+    return max(proofs.LEAST_ALLOWED, proofs.SHARE_OF_BASE * lost)
 
 
-def _compare_base(job: Job, sample: Sample, files: Files) -> Comparison:
-    """Return what the base loses when it is quantised alike."""
+def _compare_base(job: Job, sample: Sample, files: Files) -> dict[str, Any]:
+    """Return what the base loses when it is quantised alike, for provenance.json."""
     from kubetune.result.gguf_files.writer import facts_of, write_model
 
     base = _base_folder(job.result)
@@ -394,10 +420,17 @@ def _compare_base(job: Job, sample: Sample, files: Files) -> Comparison:
     if not sample.batches:
         raise errors.ModelError("the rows have tokens that it does not know")
     request = _request(job, sample, path, written.context)
-    answer = llama_cpp.ask(replace(request, prompts=[], texts=[], chats=[]))
-    model, _ = _load_plain(job, base, plain)
-    logits = job.ask(model, sample)
-    return proofs.compare("the base", logits, answer.logits, 0.0)
+    prompts = [ids for ids in request.prompts if max(ids) < vocabulary]
+    answer = llama_cpp.ask(replace(request, prompts=prompts, texts=[], chats=[]))
+    model = _load_plain(job, base, _dtype_to_ask_in(job, plain))
+    reference = _ask_transformers(job, model, sample, prompts)
+    compared = proofs.compare("the base", reference.logits, answer.logits, 0.0)
+    parted = proofs.partings(reference.greedy, answer.continuations)
+    return {
+        "difference": compared.difference,
+        "agreement": compared.agreement,
+        "greedy": proofs.noted(parted),
+    }
 
 
 def _write_adapter(
@@ -459,11 +492,16 @@ def _prove_adapter(
     gc.collect()
 
     allowed = proofs.ALLOWED_ROUNDED
+    rounding = None
     if kind == "f32":
         allowed = proofs.ALLOWED[kind]
+    elif _dtype_to_ask_in(job, plain) == torch.float32:
+        in_full = replace(job, dtype=torch.float32, device=torch.device("cpu"))
+        load = partial(in_full.load, staging, quantized=False)
+        rounding = partial(_rounding, job, sample, reference.logits, load)
     proof = proofs.Proof()
     what = f"PEFT and llama.cpp, {kind}"
-    answer = proofs.check_plain(proof, what, request, reference, allowed)
+    answer = proofs.check_plain(proof, what, request, reference, allowed, rounding)
     proof.notes["llama_cpp_python"] = answer.version
     _require(proof.faults)
     return proof.facts()

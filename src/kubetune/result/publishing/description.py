@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted
+from kubetune.result.gguf_files import card as gguf_card
 
 
 def describe(path: Path, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -74,18 +75,20 @@ def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         label = ""
     base = proof.get("base_quantised_alike")
     if isinstance(base, dict):
-        yield "", f"the base quantised alike loses {base['difference']:.1e}"
+        equal = gguf_card.count_equal(base["greedy"])
+        yield (
+            "",
+            f"the base quantised alike loses {base['difference']:.1e}, greedy answers equal: {equal}",
+        )
     elif base is not None:
         yield "", f"the base quantised alike: {base}"
-    gaps = [parting["gap"] for parting in proof["greedy"] if parting is not None]
-    count = len(proof["greedy"])
-    line = f"greedy answers of up to 64 tokens equal: {count - len(gaps)} of {count}"
-    # A quantised file is compared second, and asked for no answers.
-    if len(proof["comparisons"]) > 1:
-        line += " before quantising"
-    if gaps:
-        line += f"; others part where the first choice leads by {max(gaps):.1e} at most"
-    yield "", line
+    if "rounding" in proof:
+        yield "", f"transformers in 16 bits is {proof['rounding']:.1e} from itself in 32"
+    asked = "greedy answers of up to 64 tokens equal"
+    if "greedy_quantised" in proof:
+        yield "", _greedy(asked, proof["greedy_quantised"])
+        asked = "before quantising"
+    yield "", _greedy(asked, proof["greedy"])
     if "texts_tokenized_alike" in proof:
         yield "", f"texts tokenized alike: {proof['texts_tokenized_alike']}"
     chats = proof.get("chats")
@@ -96,6 +99,18 @@ def _gguf(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         if unknown:
             line += "; it does not know this template, so run it with --jinja"
         yield "", line
+
+
+def _greedy(of: str, partings: list[dict[str, Any] | None]) -> str:
+    """Return how many greedy answers are equal, and where the others part."""
+    # greedy answers of up to 64 tokens equal: 2 of 4; others part from token 17 on, where the first choice leads by …
+    line = f"{of}: {gguf_card.count_equal(partings)}"
+    parted = [parting for parting in partings if parting is not None]
+    if parted:
+        first = min(parting["token"] for parting in parted) + 1
+        gap = max(parting["gap"] for parting in parted)
+        line += f"; others part from token {first} on, where the first choice leads by {gap:.1e} at most"
+    return line
 
 
 def _proof(proof: dict[str, Any]) -> Iterator[tuple[str, str]]:
