@@ -22,7 +22,7 @@ from kubetune.rundir import labels, metrics
 from tests import browser
 from tests.push_hub import TOKEN, serving
 from tests.run.test_report_long import write_run
-from tests.run.test_ui_clicked import SECONDS, Server, go, wait
+from tests.run.test_ui_clicked import SECONDS, Server, go, leave, wait
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -64,12 +64,6 @@ def server(tmp_path_factory: pytest.TempPathFactory, trained: Path) -> Iterator[
     shutil.copytree(trained, folder / "bot", symlinks=True)
     server = Server(folder)
     yield server
-    server.end()
-
-
-def leave(tab: Page, server: Server) -> None:
-    """End a server. Its page is left before, since one that stays open complains that nobody answers."""
-    tab.goto("about:blank")
     server.end()
 
 

@@ -259,7 +259,10 @@ def _require_proof(comparisons: Sequence[Comparison]) -> None:
             )
     if problems:
         reason = "; ".join(problems)
-        raise errors.ModelError(f"{reason}. Nothing was written. `--dtype float32` rounds nothing.")
+        raise errors.ModelError(
+            f"{reason}. Nothing was written. Nothing is rounded by "
+            "`--dtype float32`, or by `--gguf f32`."
+        )
 
 
 def _write_modelfile(
