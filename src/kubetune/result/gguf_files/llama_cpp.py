@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.util import find_spec
@@ -73,14 +74,7 @@ def missing() -> str | None:
 def _why_broken(origin: str) -> str | None:
     """Return why the package at this place does not load; None if it does."""
     # One that was built for another machine, or lacks a package, is no fault of the file that it is asked about.
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", "import llama_cpp"],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = run_to_end([sys.executable, "-P", "-c", "import llama_cpp"])
     if done.returncode:
         reason = " ".join(done.stderr.split("\n")[-2:]).strip()
         return f"{PACKAGE} is installed, and does not load ({reason or f'exit code {done.returncode}'})"
@@ -96,14 +90,9 @@ def ask(request: Request) -> Answer:
         question = Path(folder) / "request.json"
         answer = Path(folder) / "answer.npz"
         question.write_text(json.dumps(asdict(request)))
-        done = subprocess.run(
+        done = run_to_end(
             processes.module("kubetune.result.gguf_files.llama_worker", question, answer),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            check=False,
         )
         if done.returncode or not answer.is_file():
             raise errors.ModelError(
@@ -116,6 +105,25 @@ def ask(request: Request) -> Answer:
             for number in range(len(request.rows)):
                 logits.append(torch.from_numpy(arrays[f"logits_{number}"]))
     return Answer(logits=logits, **facts)
+
+
+def run_to_end(
+    command: Sequence[str],
+    *,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run a program until it ends, with nothing to read, and return what it printed and its exit code."""
+    return subprocess.run(
+        command,
+        cwd=cwd,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
 
 
 def last_lines(done: subprocess.CompletedProcess[str]) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Final
 
 from kubetune import errors
 from kubetune.base import whole_folder
 from kubetune.result.fits import PROVENANCE
-from kubetune.result.gguf_files.llama_cpp import last_lines
+from kubetune.result.gguf_files.llama_cpp import last_lines, run_to_end
 from kubetune.result.publishing.ollama_modelfile import MODELFILE
 
 PROGRAM: Final = "ollama"
@@ -46,15 +45,7 @@ def find_export(target: Path) -> Path:
 def create(folder: Path, name: str) -> None:
     """Make the model of an export known to Ollama under a name. Raise EnvironmentFault if Ollama does not take it."""
     require()
-    done = subprocess.run(
-        [PROGRAM, "create", name, "-f", MODELFILE],
-        cwd=folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = run_to_end([PROGRAM, "create", name, "-f", MODELFILE], cwd=folder)
     if done.returncode:
         raise errors.EnvironmentFault(
             f"ollama create ends with exit code {done.returncode}: {last_lines(done)}"

@@ -6,7 +6,6 @@ That code is the program `llama-quantize` or the Python package llama_cpp. It co
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -71,14 +70,7 @@ def _run_llama_cpp(plain: Path, path: Path, kind: str) -> None:
         command = [program, str(plain), str(path), name]
     else:
         command = [sys.executable, "-P", "-c", _BY_PACKAGE, str(plain), str(path), name]
-    done = subprocess.run(
-        command,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
+    done = llama_cpp.run_to_end(command)
     if done.returncode or not path.is_file():
         raise errors.ModelError(
             f"llama.cpp does not make {name} of this model (exit code {done.returncode}: "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -58,28 +58,17 @@ def evaluations_of(run_dir: Path) -> list[Choice]:
     ]
 
 
-def forms_of(run_dir: Path) -> list[Choice]:
-    """Return the forms that the run's model can be exported in. The types of GGUF are in `gguf_types_of`."""
+def forms_of(run_dir: Path, gguf_types: Sequence[Choice]) -> list[Choice]:
+    """Return the forms that the run's model can be exported in. `gguf_types`: those of `gguf_types_of`."""
     config = read_config(run_dir)
-    plain = Choice(PLAIN, "Model", "For transformers and vLLM: every weight was trained.")
-    if config.lora is not None:
-        plain = Choice(PLAIN, "Adapter", "Small; for PEFT, and for vLLM beside the base.")
-
-    # If llama.cpp cannot run the model at all, every type is refused for the same reason.
     gguf = Choice(
         "gguf", "GGUF", "One file for llama.cpp and Ollama, proved by llama.cpp if it is installed."
     )
-    types = gguf_types_of(run_dir)
-    if all(choice.refusal for choice in types):
-        gguf = Choice(gguf.value, gguf.label, gguf.about, types[0].refusal)
+    # If llama.cpp cannot run the model at all, every type is refused for the same reason.
+    if all(choice.refusal for choice in gguf_types):
+        gguf = replace(gguf, refusal=gguf_types[0].refusal)
     return [
-        plain,
-        _choice(
-            "merged",
-            "Merged",
-            "The adapter added to the base's weights: one model for transformers and vLLM.",
-            lambda: fits.require_adapter(config.lora, run_dir),
-        ),
+        *pushed_forms_of(run_dir),
         gguf,
         _choice(
             "fp8",
@@ -94,7 +83,17 @@ def forms_of(run_dir: Path) -> list[Choice]:
 
 def pushed_forms_of(run_dir: Path) -> list[Choice]:
     """Return the forms that the run's model can be pushed in."""
-    return [choice for choice in forms_of(run_dir) if choice.value in (PLAIN, "merged")]
+    config = read_config(run_dir)
+    plain = Choice(PLAIN, "Model", "For transformers and vLLM: every weight was trained.")
+    if config.lora is not None:
+        plain = Choice(PLAIN, "Adapter", "Small; for PEFT, and for vLLM beside the base.")
+    merged = _choice(
+        "merged",
+        "Merged",
+        "The adapter added to the base's weights: one model for transformers and vLLM.",
+        lambda: fits.require_adapter(config.lora, run_dir),
+    )
+    return [plain, merged]
 
 
 def gguf_types_of(run_dir: Path) -> list[Choice]:
@@ -109,6 +108,8 @@ def gguf_types_of(run_dir: Path) -> list[Choice]:
             config.task_name,
             answers_text=config.answers_text,
         )
+
+    def require_family() -> None:
         # A model that was trained whole is described by its checkpoint.
         described = config.model.path
         if config.lora is None:
@@ -118,12 +119,15 @@ def gguf_types_of(run_dir: Path) -> list[Choice]:
         if facts is not None:
             known_family(facts)
 
+    # The family is the same for all types, so the model's files are read once.
+    of_family = _choice("family", "", "", require_family).refusal
     choices = []
     for kind in fits.GGUF_TYPES:
         label = kind
         if kind == fits.GGUF_ADAPTER:
             label = "the adapter alone"
-        choices.append(_choice(kind, label, "", partial(require, kind)))
+        choice = _choice(kind, label, "", partial(require, kind))
+        choices.append(replace(choice, refusal=choice.refusal or of_family))
     return choices
 
 

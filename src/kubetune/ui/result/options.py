@@ -9,7 +9,7 @@ Only these options are taken, and each is checked as its verb does before it loa
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,7 +75,7 @@ def _taken(texts: dict[str, str], *names: str) -> list[str]:
     return words
 
 
-def _require_offered(choices: list[Choice], value: str, name: str) -> None:
+def _require_offered(choices: Sequence[Choice], value: str, name: str) -> None:
     """Raise ConfigError for what is not on the list, or does not fit this run."""
     for choice in choices:
         if choice.value == value:
@@ -108,7 +108,8 @@ def _evaluate(run_dir: Path, texts: dict[str, str]) -> list[str]:
 
 def _export(run_dir: Path, texts: dict[str, str]) -> list[str]:
     form = texts.pop("form", PLAIN)
-    _require_offered(forms_of(run_dir), form, "form")
+    gguf_types = gguf_types_of(run_dir)
+    _require_offered(forms_of(run_dir, gguf_types), form, "form")
     words = []
     if form == "merged":
         words = ["--merge"]
@@ -116,7 +117,7 @@ def _export(run_dir: Path, texts: dict[str, str]) -> list[str]:
         words = ["--quantize=fp8"]
     gguf = texts.get("gguf", "")
     if form == "gguf":
-        _require_offered(gguf_types_of(run_dir), gguf, "gguf")
+        _require_offered(gguf_types, gguf, "gguf")
         words = _taken(texts, "gguf")
 
     # Only a name is taken, so that exports are written below the run.

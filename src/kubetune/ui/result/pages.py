@@ -41,6 +41,7 @@ def result(request: Request) -> Response:
     comparison = None
     if not job["running"] and "--compare=base" in job["words"]:
         comparison = comparison_in(site.jobs.result(result_job(name)), site.folder / FOLDER)
+    gguf_types = gguf_types_of(run_dir)
     facts = {
         "title": f"Result of {record.name}",
         "run": name,
@@ -55,8 +56,8 @@ def result(request: Request) -> Response:
         "checkpoints": checkpoints.steps(run_dir),
         "dtypes": sorted(set(DTYPE_NAMES.values())),
         "evaluations": evaluations_of(run_dir),
-        "forms": forms_of(run_dir),
-        "gguf_types": gguf_types_of(run_dir),
+        "forms": forms_of(run_dir, gguf_types),
+        "gguf_types": gguf_types,
         "pushed_forms": pushed_forms_of(run_dir),
         "push_to": record.config.push,
         "exports": exports_of(run_dir),
