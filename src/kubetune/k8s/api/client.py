@@ -16,6 +16,7 @@ import lightkube
 from httpx2.websockets import HTTPXWSException, WebSocketUpgradeError
 from lightkube.core.generic_client import BasicRequest
 from lightkube.core.websocket import WebsocketDriver
+from lightkube.models.meta_v1 import Status
 
 from kubetune.errors import ConfigError
 from kubetune.k8s.api.answers import Object, foreign, is_object, lines_of, list_of, object_of
@@ -23,6 +24,7 @@ from kubetune.k8s.api.api_errors import NoNamespace, Question, Refused, Unreacha
 from kubetune.k8s.api.connection import PATIENCE_SECONDS, Connection, say
 from kubetune.k8s.api.credentials import not_a_namespace, read_login
 from kubetune.k8s.api.kinds import KINDS
+from kubetune.k8s.api.kubeconfig import build_decoders
 
 __all__ = ["PATIENCE_SECONDS", "Cluster", "Object", "Sink", "say"]
 
@@ -36,6 +38,9 @@ _MERGE = "application/merge-patch+json"
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
 # The beginning of such a time, where a line was cut off within it.
 _TORN_TIME = re.compile(r"\d[\d:.TZ+-]*")
+
+# A command's end is a Status, which lightkube decodes in the thread that asked for the command.
+build_decoders(Status)
 
 
 class Sink(Protocol):

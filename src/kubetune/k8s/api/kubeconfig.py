@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -156,6 +157,17 @@ def beside(file: Path, path: str) -> Path:
     return file.parent / os.path.expanduser(path)
 
 
+def build_decoders(*types: type) -> None:
+    """Have msgspec build what it reads these types with, before there are threads.
+
+    It builds that at the first use of a type, without a lock: two threads that are first at once crash the process.
+    """
+    for model in types:
+        # A value with no required field does not fit, but by then the decoder is built.
+        with suppress(msgspec.ValidationError):
+            msgspec.json.decode(b"{}", type=model)
+
+
 def convert(section: Any, model: type[S], where: str = "") -> S:
     """Return what was read as a model. Raise ValueError naming the key that does not fit."""
     try:
@@ -176,3 +188,6 @@ def _without_nulls(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
+
+
+build_decoders(*_MODELS.values())

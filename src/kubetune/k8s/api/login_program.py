@@ -26,7 +26,13 @@ from lightkube.config.models import FileStr
 from kubetune.base.reminders import reminding
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import NotLoggedIn
-from kubetune.k8s.api.kubeconfig import ClusterEntry, LoginProgram, beside, convert
+from kubetune.k8s.api.kubeconfig import (
+    ClusterEntry,
+    LoginProgram,
+    beside,
+    build_decoders,
+    convert,
+)
 
 _VERSIONS = (
     "client.authentication.k8s.io/v1",
@@ -58,6 +64,9 @@ class Credential(msgspec.Struct):
         except ValueError:
             return float("inf")
         return end.timestamp() - _MARGIN_SECONDS
+
+
+build_decoders(Credential)
 
 
 class ExecLogin(httpx2.Auth):
