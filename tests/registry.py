@@ -41,7 +41,8 @@ class Registry(ThreadingHTTPServer):
         self.damaged: set[str] = set()  # digests of blobs that come back with another byte
         self.realm: str | None = None  # of the token server; None: this one
         self.store: str | None = None  # where downloads are sent to
-        self.secrets_at_store: list[str | None] = []
+        self.uploads: str | None = None  # where uploads are sent to
+        self.secrets_at_store: list[str | None] = []  # also those for a token
 
     @property
     def host(self) -> str:
@@ -71,7 +72,10 @@ class _Connection(BaseHTTPRequestHandler):
             self._token(parse_qs(urlsplit(self.path).query))
         elif path.startswith("/store/"):
             self.server.secrets_at_store.append(self.headers.get("Authorization"))
-            self._answer(200, self.server.blobs[path.removeprefix("/store/")])
+            if self.server.login is None:
+                self._answer(200, self.server.blobs[path.removeprefix("/store/")])
+            else:
+                self._ask_for_login()
         else:
             self._read_blob_or_manifest()
 
@@ -80,7 +84,7 @@ class _Connection(BaseHTTPRequestHandler):
         if urlsplit(self.path).path == "/token":
             self._token(parse_qs(body.decode()))
         elif self._may("POST"):
-            place = f"{urlsplit(self.path).path}an-upload?_state=a%3Db"
+            place = f"{self.server.uploads or ''}{urlsplit(self.path).path}an-upload?_state=a%3Db"
             self._answer(202, b"", {"Location": place})
 
     def do_PUT(self) -> None:
@@ -96,6 +100,10 @@ class _Connection(BaseHTTPRequestHandler):
             self.connection.close()
             return
         body = self.rfile.read(length)
+        if url.path.startswith("/store/"):
+            self.server.secrets_at_store.append(self.headers.get("Authorization"))
+            self._ask_for_login()
+            return
         if not self._may("PUT"):
             return
         digest = f"sha256:{hashlib.sha256(body).hexdigest()}"
@@ -170,7 +178,13 @@ class _Connection(BaseHTTPRequestHandler):
         granted = header.removeprefix(f"Bearer {TOKEN}:repository:{name}:")
         return granted != header and set(rights.split(",")) <= set(granted.split(","))
 
+    def _ask_for_login(self) -> None:
+        """Answer as a host does that downloads are sent to, and that wants the login of the registry."""
+        challenge = f'Bearer realm="http://{self.server.host}/token",service="test",scope="a:b:c"'
+        self._refuse(401, "UNAUTHORIZED", "log in here", challenge)
+
     def _token(self, asked: dict[str, list[str]]) -> None:
+        self.server.secrets_at_store.append(self.headers.get("Authorization"))
         is_known = self.headers.get("Authorization") == basic()
         if asked.get("refresh_token") == ["an-identity-token"] and self.command == "POST":
             is_known = True

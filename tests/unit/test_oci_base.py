@@ -62,6 +62,32 @@ def link(target: str, name: str = "model") -> bytes:
     return buffer.getvalue()
 
 
+def declaring(size: int) -> bytes:
+    """Return a tar whose only file is declared to be that large, and is empty."""
+    member = tarfile.TarInfo("zeros")
+    member.size = size
+    return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+
+
+def pax(size: int) -> bytes:
+    """Return a tar that begins with attributes of that many bytes."""
+    header = tarfile.TarInfo("attributes")
+    header.type = tarfile.XHDTYPE
+    header.size = size
+    return header.tobuf() + bytes(size) + tar({"config.json": b"{}"})
+
+
+def long_names(number: int) -> bytes:
+    """Return a tar in which a header announces a long name for the next header, which does the same, and so on."""
+    header = tarfile.TarInfo("name")
+    header.type = tarfile.GNUTYPE_LONGNAME
+    return header.tobuf() * number + tar({"config.json": b"{}"})
+
+
+def many_files(number: int) -> bytes:
+    return tar({f"{count}": b"" for count in range(number)})
+
+
 def put(server: Registry, *layers: tuple[str, bytes, dict[str, str]]) -> str:
     """Put an image of these layers (type, bytes, annotations) at tag 1, and return its digest."""
     described: list[dict[str, Any]] = []
@@ -170,6 +196,7 @@ def test_what_is_no_model_in_whole_is_refused_and_leaves_nothing(
     path = f"oci://{registry.host}/team/bot:1"
     with pytest.raises(errors.ModelError, match="has no image"):
         pull.fetch(path)
+    monkeypatch.setattr(pull, "_MOST_FILES", 100)
     for layers, message in (
         ([(TAR, tar({"../evil": b""}), {})], "no path inside the image"),
         ([(TAR, tar({"/evil": b""}), {})], "no path inside the image"),
@@ -179,13 +206,50 @@ def test_what_is_no_model_in_whole_is_refused_and_leaves_nothing(
         ([(RAW, b"w", {})], "has no path of its file"),
         ([(RAW, b"w", {"org.cncf.model.filepath": "../evil"})], "no path inside the image"),
         ([(f"{TAR}+zstd", b"", {})], "packed by zstd"),
+        ([(RAW, b"w", {"org.cncf.model.filepath": "a/" * 1500 + "b"})], "no path inside the image"),
+        ([(TAR, tar({"a/" * 1500 + "b": b""}), {})], "no path inside the image"),
+        (
+            [(TAR, tar({"config\x1b[2J.json": b""}), {})],
+            r"'config\\x1b.* is no path inside the image",
+        ),
+        ([(f"{TAR}+gzip", gzip.compress(declaring(300 << 20)), {})], "than 10 times its size"),
+        ([(f"{TAR}+gzip", gzip.compress(declaring(1 << 50)), {})], "than 10 times its size"),
+        ([(TAR, declaring(-512), {})], "than 10 times its size|is no tar"),
+        ([(f"{TAR}+gzip", gzip.compress(pax(8 << 20)), {})], "a header of more than 4 MiB"),
+        ([(TAR, long_names(5000), {})], "a layer is no tar"),
+        ([(f"{TAR}+gzip", gzip.compress(tar({"a": b"x" * 999}))[:-20], {})], "a layer is no tar"),
+        ([(f"{TAR}+gzip", gzip.compress(many_files(101)), {})], "more than 100 files"),
+        ([(TAR, tar({}), {})], "holds no files"),
+        ([], "no single image with layers"),
     ):
         put(registry, *layers)
         with pytest.raises(errors.ModelError, match=message):
             pull.fetch(path)
-    registry.manifests["1"] = b'{"manifests": []}'
-    with pytest.raises(errors.ModelError, match="no single image with layers"):
-        pull.fetch(path)
+    layer = f'"mediaType": "{TAR}", "digest": "sha256:{"0" * 64}"'
+    for manifest in (
+        '{"manifests": []}',
+        '{"layers": [1]}',
+        f'{{"layers": [{{{layer}, "size": 1e999}}]}}',
+        f'{{"layers": [{{{layer}, "size": -1}}]}}',
+        f'{{"layers": [{{{layer}, "size": 1, "annotations": "text"}}]}}',
+        f'{{"layers": [{{{layer}, "size": 1, "annotations": ["text"]}}]}}',
+        f'{{"layers": [{{{layer}, "size": 1, "annotations": {{"a": 1}}}}]}}',
+        "[" * 100_000,
+        "\xff",
+    ):
+        registry.manifests["1"] = manifest.encode("latin-1")
+        with pytest.raises(errors.ModelError, match="no single image with layers"):
+            pull.fetch(path)
+
+    # The digest is right, and the size is not.
+    content = tar({"config.json": b"{}" * 5000})
+    for size in (5, len(content) - 1, len(content) + 1):
+        put(registry, (TAR, content, {}))
+        named = json.loads(registry.manifests["1"])
+        named["layers"][0]["size"] = size
+        registry.manifests["1"] = json.dumps(named).encode()
+        with pytest.raises(errors.EnvironmentFault, match=r"bytes that sha256:.* is to have"):
+            pull.fetch(path)
 
     put(registry, (TAR, tar({"config.json": b"{}" * 5000}), {}))
     registry.damaged = set(registry.blobs)

@@ -18,7 +18,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import whole_folder
-from kubetune.base.registry import client, credentials
+from kubetune.base.registry import client, credentials, pull
 from kubetune.base.registry.address import parse
 from kubetune.result.publishing import oci_image
 from kubetune.result.publishing.oci_image import PushedImage
@@ -222,6 +222,32 @@ def test_credentials_are_those_of_docker(registry: Registry, export: Path, login
         assert store.secrets_at_store
         assert set(store.secrets_at_store) == {None}
     assert pulled(of(registry)) == contents(export)
+
+
+def test_no_host_that_a_registry_names_gets_its_login(
+    registry: Registry, export: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a host asks for a login as the registry would, and names a token server of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    log_in(registry.host)
+    push(export, registry.host)
+    with registries.serving() as other:
+        other.login = "bearer"
+        elsewhere = f"http://localhost:{other.server_port}"
+        registry.store = elsewhere
+        with pytest.raises(
+            errors.EnvironmentFault, match=r"localhost for .* No login was sent there"
+        ):
+            pull.fetch(f"oci://{registry.host}/team/bot:1")
+        registry.store = None
+        registry.blobs.clear()
+        registry.uploads = f"{elsewhere}/store"
+        with pytest.raises(
+            errors.EnvironmentFault, match=r"localhost for .* No login was sent there"
+        ):
+            push(export, registry.host)
+        assert other.secrets_at_store
+        assert set(other.secrets_at_store) == {None}
 
 
 @pytest.mark.parametrize("key", ["credHelpers", "credsStore"])

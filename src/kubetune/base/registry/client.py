@@ -29,6 +29,8 @@ PATIENCE_SECONDS = 600.0
 
 MANIFEST_TYPE: Final = "application/vnd.oci.image.manifest.v1+json"
 MOST_MANIFEST_BYTES: Final = 4 * 1024 * 1024  # the spec asks registries for no more
+_MOST_TOKEN_BYTES: Final = 1024 * 1024
+_MOST_REASON_BYTES: Final = 10_000
 _UNAUTHORIZED: Final = 401
 # A registry that is busy or out of order may do better later; so may one that has forgotten an upload.
 _LATER: Final = (408, 425, 429)
@@ -51,10 +53,12 @@ class Registry:
     def __init__(self, address: Address, tell: Callable[[str], None] = print) -> None:
         self.address = address
         self._tell = tell
+        self._origin = _origin(httpx.URL(address.url))
         self._authorization: str | None = None
         self._client = httpx.Client(
             timeout=httpx.Timeout(PATIENCE_SECONDS, connect=30.0),
-            headers={"User-Agent": "kubetune"},
+            # A body that is packed for the transfer could grow a thousandfold as it is read.
+            headers={"User-Agent": "kubetune", "Accept-Encoding": "identity"},
         )
 
     def __enter__(self) -> Registry:
@@ -103,13 +107,19 @@ class Registry:
         count = 0
         url = f"{self.address.url}/blobs/{digest}"
         with self._send("GET", url, follow=True) as response:
-            for chunk in response.iter_bytes(1024 * 1024):
+            for chunk in response.iter_raw(1024 * 1024):
                 sha256.update(chunk)
                 count += len(chunk)
                 # A registry must not fill the disk with what nobody asked for.
                 if count > size:
-                    break
+                    raise EnvironmentFault(
+                        f"{self.address.host} gives more than the {size:,} bytes that {digest} is to have"
+                    )
                 yield chunk
+        if count < size:
+            raise EnvironmentFault(
+                f"{self.address.host} gives {count:,} of the {size:,} bytes that {digest} is to have"
+            )
         if f"sha256:{sha256.hexdigest()}" != digest:
             raise EnvironmentFault(
                 f"{self.address.host} gives other bytes than {digest}, which it was asked for"
@@ -131,16 +141,12 @@ class Registry:
             url = f"{self.address.url}/manifests/{reference}"
             try:
                 with self._send("GET", url, headers={"Accept": MANIFEST_TYPE}) as response:
-                    content = b""
-                    for chunk in response.iter_bytes():
-                        content += chunk
-                        if len(content) > MOST_MANIFEST_BYTES:
-                            raise EnvironmentFault(
-                                f"{self.address}: the manifest is larger than 4 MiB"
-                            )
-                    return content
+                    content = _read(response, MOST_MANIFEST_BYTES)
             except _Missing:
                 return None
+            if len(content) > MOST_MANIFEST_BYTES:
+                raise EnvironmentFault(f"{self.address}: the manifest is larger than 4 MiB")
+            return content
 
         return self.persistently(ask)
 
@@ -192,8 +198,10 @@ class Registry:
         self._require_safe(url)
         with self._explained():
             response = self._answer(method, url, body, headers, follow=follow)
-            # The first answer says which login is wanted. So does one after which a token has run out.
-            if response.status_code == _UNAUTHORIZED:
+            # The first answer says which login is wanted. So does one after which a token has run out. Where the
+            # registry has sent us to another host, that host must not choose who gets the login.
+            is_of_registry = _origin(response.url) == self._origin
+            if response.status_code == _UNAUTHORIZED and is_of_registry:
                 challenge = response.headers.get("WWW-Authenticate", "")
                 response.close()
                 self._log_in(challenge)
@@ -215,7 +223,7 @@ class Registry:
     ) -> httpx.Response:
         all_headers = dict(headers or {})
         # An upload may go to a store beside the registry, which gets no secret.
-        if self._authorization and _origin(url) == _origin(self.address.url):
+        if self._authorization and _origin(httpx.URL(url)) == self._origin:
             all_headers["Authorization"] = self._authorization
         # The body is read anew for each attempt, since an iterator is used up by the first.
         content = body() if body is not None else None
@@ -260,6 +268,11 @@ class Registry:
         if status >= 500 or status in _LATER:
             raise _Interrupted(f"it answers with {reason}")
         host = self.address.host
+        if _origin(response.url) != self._origin:
+            raise EnvironmentFault(
+                f"{host} names {response.url.host} for {self.address.name}, which refused ({reason}). No login was sent "
+                "there"
+            )
         if status in (_UNAUTHORIZED, 403):
             what = "docker's config has no login for it"
             if self._authorization:
@@ -284,11 +297,16 @@ class Registry:
         realm = parameters.pop("realm")
         self._require_safe(realm)
         # A token to read is refused where something is written; then the registry asks for a second one.
-        response = self._ask_token(realm, parameters, credential)
+        request = self._token_request(realm, parameters, credential)
+        response = self._client.send(request, stream=True)
+        try:
+            content = _read(response, _MOST_TOKEN_BYTES)
+        finally:
+            response.close()
         if response.status_code >= 500 or response.status_code in _LATER:
             raise _Interrupted(f"its token server answers with {response.status_code}")
         try:
-            answer = response.json() if response.is_success else {}
+            answer = json.loads(content) if response.is_success else {}
             token = answer.get("token") or answer.get("access_token")
         except (ValueError, AttributeError, RecursionError):
             token = None
@@ -300,13 +318,13 @@ class Registry:
             )
         self._authorization = f"Bearer {token}"
 
-    def _ask_token(
+    def _token_request(
         self,
         realm: str,
         parameters: dict[str, str],
         credential: credentials.Credential | None,
-    ) -> httpx.Response:
-        """Ask the token server, as docker does: with an identity token by POST, else by GET."""
+    ) -> httpx.Request:
+        """Return the question to the token server, as docker asks it: with an identity token by POST, else by GET."""
         if credential is not None and credential.identity_token:
             form = {
                 **parameters,
@@ -314,20 +332,30 @@ class Registry:
                 "refresh_token": credential.identity_token,
                 "client_id": "kubetune",
             }
-            return self._client.post(realm, data=form)
+            return self._client.build_request("POST", realm, data=form)
         headers = {"Authorization": credential.basic} if credential is not None else {}
-        return self._client.get(realm, params=parameters, headers=headers)
+        return self._client.build_request("GET", realm, params=parameters, headers=headers)
 
 
-def _origin(url: str) -> tuple[str, str]:
-    parts = urlsplit(url)
-    return parts.scheme, parts.netloc
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    # httpx writes hosts in lower case, and leaves out a scheme's own port.
+    return url.scheme, url.host, url.port
+
+
+def _read(response: httpx.Response, most_bytes: int) -> bytes:
+    """Return the body of an answer. What goes beyond `most_bytes` is cut off soon after."""
+    content = b""
+    for chunk in response.iter_raw():
+        content += chunk
+        if len(content) > most_bytes:
+            break
+    return content
 
 
 def _reason(response: httpx.Response) -> str:
     """Return the first error that a registry's answer names, as the spec has it; else the status in words."""
     try:
-        content = response.read()[:10_000]
+        content = _read(response, _MOST_REASON_BYTES)
         error: Any = json.loads(content)["errors"][0]
         text = f"{error['code']} {error.get('message', '')}".strip()
     except (httpx.HTTPError, ValueError, LookupError, TypeError, AttributeError, RecursionError):

@@ -3,19 +3,26 @@
     ~/.cache/kubetune/oci/registry.example.com+5000/team/bot/sha256-1a2b…/config.json
 
 Pods may have the image mounted instead, in the same place below /images.
+
+An image may come from anybody. So its manifest is checked before it is believed, and what it unpacks to has limits: bytes,
+files, folders in a path, and the headers of a tar.
 """
 
 from __future__ import annotations
 
-import json
+import gzip
 import os
-import re
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from typing import IO, Any, Final, cast
+from typing import IO, Annotated, Final, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kubetune.base import files, whole_folder
 from kubetune.base.registry.address import (
@@ -29,11 +36,48 @@ from kubetune.base.registry.address import (
     parse,
 )
 from kubetune.base.registry.client import Registry
-from kubetune.errors import EnvironmentFault, ModelError
+from kubetune.errors import EnvironmentFault, ModelError, first_line
 
 # Where ModelPack and oras write the path of a file that is a layer by itself.
 _PATHS: Final = ("org.cncf.model.filepath", "org.opencontainers.image.title")
 _BUFFER_BYTES: Final = 1024 * 1024
+# An image unpacks to no more than this many times its packed size, beyond what small files may. Weights hardly shrink
+# when they are packed, text to a fifth.
+_MOST_GROWTH: Final = 10
+_SMALL_FILES_BYTES: Final = 256 * 1024 * 1024
+_MOST_FILES: Final = 10_000
+_MOST_FOLDERS: Final = 32  # of a path
+# Between the files of a tar: a header, with the long names and other attributes that precede it.
+_MOST_HEADER_BYTES: Final = 4 * 1024 * 1024
+# What the readers raise of damaged bytes; RecursionError of a header that announces the next, a thousand times.
+_NO_TAR: Final = (
+    tarfile.TarError,
+    gzip.BadGzipFile,
+    zlib.error,
+    EOFError,
+    ValueError,
+    RecursionError,
+)
+_GZIP: Final = b"\x1f\x8b"
+
+
+class _Layer(BaseModel):
+    """What a manifest says of a layer."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    digest: Annotated[str, Field(pattern=r"\Asha256:[0-9a-f]{64}\z")]
+    size: Annotated[int, Field(ge=0)]
+    media_type: Annotated[str, Field(alias="mediaType")]
+    annotations: dict[str, str] | None = None
+
+
+class _Manifest(BaseModel):
+    """The part of a manifest that a pull needs."""
+
+    model_config = ConfigDict(strict=True, frozen=True)
+
+    layers: Annotated[tuple[_Layer, ...], Field(min_length=1, strict=False)]
 
 
 def fetch(
@@ -89,70 +133,102 @@ def _store() -> Path:
     return files.user_cache(os.environ) / "kubetune"
 
 
-def _layers(content: bytes, address: Address) -> list[dict[str, Any]]:
+def _layers(content: bytes, address: Address) -> tuple[_Layer, ...]:
     """Return the layers that a manifest names. Raise ModelError if it is not one of a single image."""
     try:
-        layers: list[dict[str, Any]] = json.loads(content)["layers"]
-        for layer in layers:
-            is_digest = re.fullmatch("sha256:[0-9a-f]{64}", layer["digest"])
-            if not is_digest or int(layer["size"]) < 0 or not isinstance(layer["mediaType"], str):
-                raise ValueError
-    except (ValueError, LookupError, TypeError, RecursionError):
+        return _Manifest.model_validate_json(content).layers
+    except ValidationError:
         raise ModelError(
             f"{address} is no single image with layers; expected one such as `kubetune push` writes"
         ) from None
-    return layers
 
 
 def _fill(
-    registry: Registry, layers: list[dict[str, Any]], folder: Path, tell: Callable[[str], None]
+    registry: Registry, layers: tuple[_Layer, ...], folder: Path, tell: Callable[[str], None]
 ) -> None:
-    # A tar packed by gzip takes more in the end, but weights hardly do.
-    needed = sum(int(layer["size"]) for layer in layers)
-    free = files.free_bytes(folder.parent)
-    if free < needed:
-        raise EnvironmentFault(
-            f"{folder.parent}: {registry.address} takes {needed:,} bytes, {free:,} are free"
-        )
-    tell(f"fetching {registry.address} ({needed / 1e9:.2f} GB)")
-    with whole_folder.written(folder, "pull") as partial:
+    packed = sum(layer.size for layer in layers)
+    _require_room(folder.parent, packed, registry.address)
+    tell(f"fetching {registry.address} ({packed / 1e9:.2f} GB)")
+    with whole_folder.written(folder, "pull") as unpacked:
+        allowance = _Allowance(packed * _MOST_GROWTH + _SMALL_FILES_BYTES, _MOST_FILES)
         for layer in layers:
-            _unpack_persistently(registry, layer, partial)
+            # After a lost connection the files of the layer are written anew.
+            unpack = partial(_unpack, registry, layer, unpacked, allowance)
+            allowance = registry.persistently(unpack)
+        if allowance.files == _MOST_FILES:
+            raise ModelError(f"{registry.address} holds no files; expected those of a model")
 
 
-def _unpack_persistently(registry: Registry, layer: dict[str, Any], folder: Path) -> None:
-    """Write the files of a layer. After a lost connection its files are written anew."""
-    registry.persistently(lambda: _unpack(registry, layer, folder))
+def _require_room(folder: Path, needed: int, address: Address) -> None:
+    free = files.free_bytes(folder)
+    if free < needed:
+        raise EnvironmentFault(f"{folder}: {address} takes {needed:,} bytes, {free:,} are free")
 
 
-def _unpack(registry: Registry, layer: dict[str, Any], folder: Path) -> None:
-    chunks = registry.blob(layer["digest"], int(layer["size"]))
-    kind: str = layer["mediaType"]
+@dataclass(frozen=True)
+class _Allowance:
+    """How much an image may still unpack to."""
+
+    bytes: int
+    files: int  # folders count too
+
+    def less(self, size: int, address: Address) -> _Allowance:
+        """Return what is left after a file. Raise ModelError if that is too large, or one too many."""
+        # A damaged header may have a negative size.
+        if not 0 <= size <= self.bytes:
+            raise ModelError(
+                f"{address} unpacks to more than {_MOST_GROWTH} times its size, which no model does. Nothing was kept."
+            )
+        if self.files < 1:
+            raise ModelError(f"{address} holds more than {_MOST_FILES:,} files. Nothing was kept.")
+        return _Allowance(self.bytes - size, self.files - 1)
+
+
+def _unpack(registry: Registry, layer: _Layer, folder: Path, allowance: _Allowance) -> _Allowance:
+    """Write the files of a layer. Return what the image may still unpack to."""
+    chunks = registry.blob(layer.digest, layer.size)
+    kind = layer.media_type
+    address = registry.address
     # ModelPack calls a file that is a layer by itself raw; oras gives it a type of its own.
     if kind.endswith(".raw") or "tar" not in kind:
-        annotations = layer.get("annotations") or {}
+        annotations = layer.annotations or {}
         name = next((annotations[key] for key in _PATHS if key in annotations), None)
-        if not isinstance(name, str):
-            raise ModelError(f"{registry.address}: a layer of type {kind} has no path of its file")
-        with open(_place_of(folder, name, registry.address), "wb") as file:
+        if name is None:
+            raise ModelError(f"{address}: a layer of type {kind!r} has no path of its file")
+        left = allowance.less(layer.size, address)
+        with open(_place_of(folder, name, address), "wb") as file:
             for chunk in chunks:
                 file.write(chunk)
-        return
+        return left
     if kind.endswith("zstd"):
-        raise ModelError(f"{registry.address}: a layer is packed by zstd; expected tar or gzip")
-    stream = _Stream(chunks)
+        raise ModelError(f"{address}: a layer is packed by zstd; expected tar or gzip")
     try:
-        with tarfile.open(
-            fileobj=cast(IO[bytes], stream), mode="r|*", bufsize=_BUFFER_BYTES
-        ) as archive:
-            for member in archive:
-                if not member.isdir() and not _is_link_to_root(member):
-                    _write(archive, member, folder, registry.address)
-    except tarfile.TarError as error:
-        raise ModelError(f"{registry.address}: a layer is no tar: {error}") from None
+        left = _unpack_tar(_Stream(chunks), folder, allowance, address)
+    except _NO_TAR as error:
+        reason = first_line(error) or type(error).__name__
+        raise ModelError(f"{address}: a layer is no tar: {reason}") from None
     # The digest is compared at the end, which a tar's reader does not read up to.
     for _ in chunks:
         pass
+    return left
+
+
+def _unpack_tar(
+    packed: _Stream, folder: Path, allowance: _Allowance, address: Address
+) -> _Allowance:
+    content: IO[bytes] = cast(IO[bytes], packed)
+    if packed.begins_with(_GZIP):
+        # It unpacks no more at a time than is read; tarfile would unpack a megabyte to a gigabyte at once.
+        content = cast(IO[bytes], gzip.GzipFile(fileobj=content))
+    stream = _TarStream(content, address)
+    with tarfile.open(fileobj=cast(IO[bytes], stream), mode="r|", bufsize=_BUFFER_BYTES) as archive:
+        for member in archive:
+            allowance = allowance.less(member.size, address)
+            _require_room(folder, member.size, address)
+            stream.allow(member.offset_data + member.size)
+            if not member.isdir() and not _is_link_to_root(member):
+                _write(archive, member, folder, address)
+    return allowance
 
 
 def _is_link_to_root(member: tarfile.TarInfo) -> bool:
@@ -166,16 +242,19 @@ def _write(
     """Write a file of a tar. Links and devices are refused: they could lead out of the folder."""
     source = archive.extractfile(member) if member.isreg() else None
     if source is None:
-        raise ModelError(f"{address}: {member.name} is neither a file nor a folder")
+        raise ModelError(f"{address}: {member.name!r} is neither a file nor a folder")
     with open(_place_of(folder, member.name, address), "wb") as file:
         shutil.copyfileobj(source, file, _BUFFER_BYTES)
 
 
 def _place_of(folder: Path, name: str, address: Address) -> Path:
-    """Return where a file goes. Raise ModelError for a path out of the folder."""
+    """Return where a file goes. Raise ModelError for a path out of the folder, or one that no model has."""
     parts = Path(name.removeprefix("./")).parts
-    if not parts or name.startswith("/") or ".." in parts or "\0" in name:
-        raise ModelError(f"{address}: {name!r} is no path inside the image")
+    leads_out = not parts or name.startswith("/") or ".." in parts
+    # Names are shown in terminals.
+    if leads_out or not name.isprintable() or len(parts) > _MOST_FOLDERS:
+        shown = name if len(name) <= 100 else f"{name[:100]}…"
+        raise ModelError(f"{address}: {shown!r} is no path inside the image")
     path = folder.joinpath(*parts)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
@@ -186,15 +265,44 @@ class _Stream:
 
     def __init__(self, chunks: Iterator[bytes]) -> None:
         self._chunks = chunks
-        self._rest = b""
+        # A view, so that small reads of a large chunk copy only what they return.
+        self._rest = memoryview(next(chunks, b""))
+
+    def begins_with(self, mark: bytes) -> bool:
+        """True if the bytes begin with `mark`. Asked before the first read."""
+        return bytes(self._rest[: len(mark)]) == mark
 
     def read(self, count: int) -> bytes:
-        """Return the next `count` bytes, fewer at the end."""
-        while len(self._rest) < count:
-            chunk = next(self._chunks, b"")
-            if not chunk:
-                break
-            self._rest += chunk
-        content = self._rest[:count]
+        """Return the next bytes, `count` at most, and none only at the end."""
+        if not self._rest:
+            self._rest = memoryview(next(self._chunks, b""))
+        content = bytes(self._rest[:count])
         self._rest = self._rest[count:]
+        return content
+
+
+class _TarStream:
+    """A tar that may be read so far as its files go that are known, and a header further.
+
+    tarfile reads a header into memory whole, and a header says itself how large it is.
+    """
+
+    def __init__(self, content: IO[bytes], address: Address) -> None:
+        self._content = content
+        self._address = address
+        self._position = 0
+        self._end = _MOST_HEADER_BYTES
+
+    def allow(self, end: int) -> None:
+        """Let the reader go to the end of a file, and to the one after it."""
+        self._end = end + _MOST_HEADER_BYTES
+
+    def read(self, count: int) -> bytes:
+        """Return the next bytes, `count` at most. Raise ModelError beyond what may be read."""
+        if self._position > self._end:
+            raise ModelError(
+                f"{self._address}: a layer has a header of more than {_MOST_HEADER_BYTES >> 20} MiB"
+            )
+        content = self._content.read(count)
+        self._position += len(content)
         return content

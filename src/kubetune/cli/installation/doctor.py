@@ -284,7 +284,8 @@ def _ask_hub(endpoint: str, token: str | None, token_state: str) -> Finding:
         path = "whoami-v2" if token else "models?limit=1"
         request = urllib.request.Request(f"{address}/api/{path}")
         if token:
-            request.add_header("Authorization", f"Bearer {token}")
+            # Where the hub sends us to another host, that host gets no token.
+            request.add_unredirected_header("Authorization", f"Bearer {token}")
         answer = _answer_to(request)
     except urllib.error.HTTPError as error:
         if error.code == 401:
