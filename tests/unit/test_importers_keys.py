@@ -251,7 +251,7 @@ def test_launchers_and_further_commands_of_a_script_are_told(tmp_path: Path) -> 
     result = import_config(tmp_path / "a.sh")
     assert "processes: 8" in result.text
     assert [(note.key, note.value) for note in result.of("dropped")] == [
-        ("launcher --config_file", "z3.yaml"), ("line 1", "trl dpo --beta 1"), ("line 3", "trl sft --packing true")
+        ("launcher --config_file", "z3.yaml"), ("line 2", "trl dpo --beta 1"), ("line 3", "trl sft --packing true")
     ]  # fmt: skip
 
 
@@ -260,6 +260,10 @@ def test_every_key_of_a_source_of_axolotl_is_carried_or_told(tmp_path: Path) -> 
     lost = []
     for key, value in keys("axolotl datasets"):
         settings = {**SMALLEST["axolotl"], "datasets": [{**SOURCE, key: value}]}
+        if key.startswith("message_field_training"):
+            with pytest.raises(ConfigError, match=f"say under `{value}` what is trained"):
+                notes_of("axolotl", settings, tmp_path)
+            continue
         notes = notes_of("axolotl", settings, tmp_path)
         is_carried = {note.text for note in notes if note.key == "datasets"} != {
             note.text for note in plain if note.key == "datasets"

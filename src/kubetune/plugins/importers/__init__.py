@@ -82,7 +82,7 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     theirs = foreign.settings
     if isinstance(theirs.get(tool.merged), dict):
         theirs = {**theirs[tool.merged], **theirs}
-    draft = Draft(tool, theirs, foreign.lines, str(path), foreign.command)
+    draft = Draft(tool, theirs, foreign.lines, str(path), foreign.command, foreign.variables)
     # verl's command has the name of another method; the file says that it is GRPO.
     kinds.require_known_kind(draft, is_named=foreign.peer == "verl")
     try:
@@ -92,10 +92,17 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
     _complete(draft)
-    why = "a further command of the script; a run file holds one run"
-    for line, command in foreign.more.items():
-        draft.notes.append(Note("dropped", f"line {line}", command, why, line))
+    _add_notes_of_script(draft, foreign)
     return draft
+
+
+def _add_notes_of_script(draft: Draft, foreign: Foreign) -> None:
+    """Name what stands in a script and is not followed: further commands, and lines that only a running shell knows."""
+    for line, command in foreign.more.items():
+        text = "a further command of the script; a run file holds one run"
+        draft.notes.append(Note("dropped", f"line {line}", command, text, line))
+    for line, text in foreign.notes.items():
+        draft.notes.append(Note("approximated", f"line {line}", None, text, line))
 
 
 def _tools() -> dict[str, Tool]:
@@ -128,7 +135,7 @@ def _require_model_and_data(draft: Draft) -> None:
     # `model: $MODEL` in a script that does not set it names one, but not to us.
     problems = []
     for note in draft.notes:
-        if note.kind == "dropped" and " holds $" in note.text:
+        if note.kind == "dropped" and (" holds $" in note.text or note.key in draft.variables):
             problems.append(f"{draft.path}:{note.line}: {note.key}: {note.text}.")
     keys = ", ".join(list(draft.theirs)[:8])
     raise ConfigError(

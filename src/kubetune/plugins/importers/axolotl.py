@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kubetune.data.reading.messages import SWITCHES
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -144,6 +145,17 @@ def _properties(value: Any, section: Draft) -> Outcome:
     return unneeded("they say the shape of records")
 
 
+def _switch_of_a_message(value: Any, section: Draft) -> Outcome:
+    """Take the key by which each message says whether it is trained, if data are read by it here too."""
+    if value not in SWITCHES:
+        section.refuse(
+            section.at,
+            f"messages of the data say under `{value}` what is trained, and here they say it under `train`; rename "
+            "the key in the data",
+        )
+    return unneeded(f"`{value}` in a message says so here too")
+
+
 def _bits(value: Any, draft: Draft) -> Outcome:
     """Take 4 bits of the base, which axolotl has with qlora alone."""
     if value and draft.get("adapter") == "lora":
@@ -220,7 +232,6 @@ _DROPPED = {
     "roles_to_train": "answers of the assistant are trained, or everything (data.train_on)",
     "train_on_eos train_on_eot": "an answer is trained with the end that its chat template writes",
     "skip": "write range: [first, end), which counts shuffled rows",
-    "message_field_training": "a message of the data says `train: false` itself",
     "roles": "roles are known by their usual names: user, human, assistant, gpt, system, tool",
     "format prompt_format no_input_format system_format system_prompt":
         "prompts are the chat template's, or the data's own",
@@ -231,12 +242,14 @@ _UNNEEDED = {
     "preprocess_shards": "data are read in pieces by themselves",
     "message_field_role message_field_content": "they say the shape of records",
 }
+_TRAINED = Row("message_field_training message_field_training_detail", other=_switch_of_a_message)
 _RECORDS = Table(
     same={"columns.prompt": "field_instruction", "columns.completion": "field_output"},
     rows=[
         Row("type", "format", other=_shape),
         Row("message_property_mappings", other=_properties),
         Row("field_messages field text_column", other=_column),
+        _TRAINED,
     ],
     dropped=_DROPPED,
     unneeded=_UNNEEDED,
@@ -246,7 +259,7 @@ _ANSWERS = Table(
         f"columns.{name}": f"field_{name}"
         for name in ("messages", "prompt", "system", "chosen", "rejected", "completion", "label")
     },
-    rows=[Row("type", "format", other=_shape_of_answers)],
+    rows=[Row("type", "format", other=_shape_of_answers), _TRAINED],
     dropped=_DROPPED
     | {"field text_column": "of type: completion, which a source of answers is not"},
     unneeded=_UNNEEDED,

@@ -46,8 +46,8 @@ Step = Callable[["Draft"], None]
 
 # Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name.
 WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
-# $NAME, ${NAME} or $(command): only a shell knows the value.
-_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\$\(")
+# $NAME, $1, ${NAME} or $(command): only a shell knows the value.
+_VARIABLE = re.compile(r"\$(\w+)|\$\{([\w.]+)\}|\$[@*#({]")
 
 
 @dataclass(frozen=True)
@@ -190,6 +190,9 @@ class Draft:
     lines: Mapping[str, int] = field(default_factory=dict)
     path: str = ""  # of their file
     command: str | None = None  # of a script, such as `sft` or `pt`
+    variables: Mapping[str, str] = field(
+        default_factory=dict
+    )  # of a script: why values are not certain
     place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
     settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
     comments: dict[str, str] = field(default_factory=dict)  # beside a setting
@@ -197,6 +200,9 @@ class Draft:
     notes: list[Note] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)  # keys that need no row any more
     at: str = ""  # the key that was taken last
+    undecided: set[str] = field(
+        default_factory=set
+    )  # paths of ours whose keys have values that are not known
 
     def take(self, key: str) -> Any:
         """Return the value of a key that the caller deals with, or None where it is missing or empty."""
@@ -228,11 +234,10 @@ class Draft:
             self.note(outcome.kind, key, outcome.text)
             return
         written = inline(outcome.value)
-        variable = _VARIABLE.search(written)
-        # A source is written as a whole, so a variable within it is seen at its place.
-        if variable and outcome.kind == "carried" and not self.place:
-            why = f"{written} holds {variable[0]}, which the file does not set; put its value there"
-            self.drop(key, why)
+        reason = self._unknown(key, written)
+        if reason:
+            self.undecided.add(path)
+            self.drop(key, reason)
             return
         # Two keys for one setting: the tool would take one, and nobody can tell which was meant.
         earlier = self.origin(path)
@@ -254,6 +259,24 @@ class Draft:
             text = outcome.text
         self.note(outcome.kind, key, text)
 
+    def _unknown(self, key: str, written: str = "") -> str:
+        """Return why the value of a key is not known, as a script leaves it to its shell; empty where it is known."""
+        # A source is written as a whole, so a variable within it is seen at its place. The rule of batches knows divisions.
+        theirs = inline(self.theirs.get(key))
+        if self.place or "$(expr " in theirs:
+            return ""
+        variable = _VARIABLE.search(written) or _VARIABLE.search(theirs)
+        if variable is None:
+            return ""
+        reason = self.variables.get(variable[1] or variable[2], "the file does not set")
+        if self._is_of_branches(key):
+            return f"{reason}; put its value there"
+        return f"{variable.string} holds {variable[0]}, which {reason}; put its value there"
+
+    def _is_of_branches(self, key: str) -> bool:
+        """Return True for an option that only some branches of a script give."""
+        return self.theirs.get(key) == f"${{{key}}}"
+
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Write down that our setting means the same."""
         self.write(key, carried(value, text), path)
@@ -270,8 +293,8 @@ class Draft:
                 self.note("unneeded", key, why)
 
     def assume(self, path: str, value: Any, why: str = "") -> None:
-        """Write down a default of the tool, unless the setting is filled in."""
-        if self.has(path):
+        """Write down a default of the tool, unless the file fills in the setting, be it with a value not known."""
+        if self.has(path) or path in self.undecided:
             return
         self.settings[path] = value
         # None is a section without a setting, such as `lora`.
@@ -281,7 +304,8 @@ class Draft:
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise ConfigError at a key's line: no run could mean what it says."""
         line = self.lines.get(key, 1)
-        raise ConfigError(f"{self.path}:{line}: {key}: {why}. Nothing was written.")
+        place = f"{self.path}:{line}: {self.place}{key}"
+        raise ConfigError(f"{place}: {why}. Nothing was written.")
 
     def refuse_value(self, key: str) -> NoReturn:
         """Raise ConfigError at a key's line: its value is of another kind than its tool takes."""
@@ -301,7 +325,9 @@ class Draft:
 
     def section(self, place: str, item: Mapping[str, Any]) -> Draft:
         """Return a draft of one section of the file, such as a source of data, with notes of its own."""
-        return Draft(self.tool, item, place=f"{place}.")
+        # Lines are known of the keys at the top of a file only.
+        line = self.lines.get(re.split(r"[.\[]", place)[0], 1)
+        return Draft(self.tool, item, dict.fromkeys(item, line), self.path, place=f"{place}.")
 
     def apply(self, table: Mapping[str, Row], first: str = "", unknown: str = "") -> None:
         """Send every key that nobody took to its row, those of `first` before the others.
@@ -315,6 +341,11 @@ class Draft:
             if key in self.taken or is_silent:
                 continue
             row = table.get(key) or _row_without_table(key, unknown, table)
+            reason = self._unknown(key) if row.path else ""
+            if reason:
+                self.undecided.add(row.path)
+                self.drop(key, reason)
+                continue
             try:
                 outcome = row.outcome(self.take(key), self)
             except WRONG_KINDS:
@@ -324,7 +355,7 @@ class Draft:
     def note(self, kind: Kind, key: str, text: str) -> None:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
         self.taken.add(key)
-        value = self.theirs.get(key)
+        value = None if self._is_of_branches(key) else self.theirs.get(key)
         # Notes end up in the run file, which people commit.
         if isinstance(value, str) and is_secret((key,), value, known=False):
             value = None

@@ -6,14 +6,14 @@ The file of each tool knows what its keys mean and which commands it has; nothin
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from kubetune.base.yaml_reader import parse_value, read_entries
 from kubetune.errors import ConfigError
+from kubetune.plugins.importers.shell import Command, Word, read_script
 
 _SCRIPTS = (".sh", ".bash")
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
@@ -23,13 +23,6 @@ _LAUNCHED = {
     "num_processes": "NPROC_PER_NODE",
     "nnodes": "NNODES",
 }
-# NAME=value, and arrays: ARGS=( … ) and ARGS+=( … ).
-_ASSIGNMENT = re.compile(r"(export\s+)?(?:declare\s+-a\s+)?(\w+)(\+?)=(?:\((.*)\)|([^\s$`]*))")
-_ARRAY_BEGINS = re.compile(r"\s*(?:export\s+|declare\s+-a\s+)?\w+\+?=\(")
-_SHELL_VARIABLE = re.compile(r"\$\{(\w+)(?::?-([^{}]*))?\}|\$(\w+)")
-# "${ARGS[@]}" stands for all words of an array.
-_ALL_WORDS = re.compile(r""""?\$\{(\w+)\[[@*]\]\}"?""")
-_ENDS_OF_A_COMMAND = (";", "&&", "||", "|", "&")
 # Keys that mark configs which do not describe a training run, with what such a file is.
 _OTHER_FILES = {
     "compute_environment": "a config of accelerate, which says how processes are started",
@@ -48,6 +41,10 @@ class Foreign:
     peer: str | None = None  # the tool, where the file names it
     command: str | None = None  # subcommand in a script, such as `sft`
     more: dict[int, str] = field(default_factory=dict)  # further training commands, by line
+    variables: dict[str, str] = field(default_factory=dict)  # why a script's `$NAME` is not known
+    notes: dict[int, str] = field(
+        default_factory=dict
+    )  # lines of a script that are not followed, with why
 
 
 def read_foreign(path: Path, commands: Mapping[str, str]) -> Foreign:
@@ -118,114 +115,119 @@ def _refuse(path: Path, problem: str) -> NoReturn:
 
 
 def _read_script(path: Path, commands: Mapping[str, str]) -> Foreign:
-    """Return the settings of the first training command, with the variables set before it."""
+    """Return the settings of the first training command that the script surely calls."""
     try:
-        text = path.read_text("utf-8")
+        script = read_script(path.read_text("utf-8"))
     except UnicodeDecodeError:
         _refuse(path, "is no text file")
-    # MODEL=…, ARGS=(…), and export NPROC_PER_NODE=…, which the tool reads itself.
-    variables: dict[str, str] = {}
-    exported: dict[str, Any] = {}
-    calls: list[_Call] = []
-    for line, written in _commands(text):
-        command = _without_comment(_filled_in(written, variables))
-        if match := _ASSIGNMENT.fullmatch(command.strip()):
-            is_exported, name, adds, words, text_of_value = match.groups()
-            # An array has words, any other variable a value.
-            value = words
-            if words is None:
-                value = text_of_value.strip("'\"")
-            # NAME+=( … ) adds words to those before.
-            if adds:
-                value = f"{variables.get(name, '')} {value}".strip()
-            variables[name] = value
-            if is_exported:
-                exported[name] = _value(value)
-            continue
-        for peer, pattern in commands.items():
-            for match in re.finditer(pattern, command):
-                calls.append(_Call(line, peer, match, dict(exported)))
+    calls = []
+    for command in script.commands:
+        call = _call(command, commands)
+        if call is not None:
+            calls.append(call)
     if not calls:
         expected = "`swift sft` or `rlhf`, `trl sft`, `dpo` or `grpo`, `llamafactory-cli train` or verl's `main_ppo`"
-        _refuse(path, f"holds no command that is known; expected {expected}, with its arguments")
-    # One line may hold two: swift sft … && swift rlhf …
-    first, *others = calls
-    more = {}
-    for call in others:
-        start = call.match.start() if call.line == first.line else 0
-        more[call.line] = call.match.string[start:].strip()
-    return replace(_read_command(path, first), more=more)
+        _refuse(path, f"calls no command that is known; expected {expected}, with its arguments")
+    sure = [call for call in calls if not call.command.condition]
+    if not sure and len(calls) > 1:
+        lines = [f"line {call.command.line} (where {call.command.condition})" for call in calls]
+        _refuse(
+            path,
+            f"calls a training in several branches, and only a running shell knows which: {', '.join(lines)}; "
+            "leave one of them in the file",
+        )
+    first = (sure or calls)[0]
+    more: dict[int, str] = {}
+    for call in calls:
+        if call is not first:
+            earlier = more.get(call.command.line)
+            text = call.text[call.start :]
+            more[call.command.line] = f"{earlier}; {text}" if earlier else text
+    notes = dict(script.unread)
+    if not sure:
+        notes[first.command.line] = (
+            f"is called only where {first.command.condition}, which a running shell knows; taken as if it were"
+        )
+    foreign = _read_command(path, first)
+    variables = {**script.unclear, **foreign.variables}
+    return replace(foreign, more=more, notes=notes, variables=variables)
 
 
 @dataclass(frozen=True)
 class _Call:
     """One call of a tool in a script."""
 
-    line: int
+    command: Command
+    text: str  # its words, with spaces between
+    start: int  # where the tool's name begins in the text
     peer: str  # the tool
-    match: re.Match[str]  # of its command, in the whole command line
-    exported: Mapping[str, Any]  # variables of the environment
+    subcommand: str
+    before: tuple[Word, ...]  # words of its launcher
+    after: tuple[Word, ...]  # its arguments
+
+
+def _call(command: Command, commands: Mapping[str, str]) -> _Call | None:
+    """Return the call of a tool that a command is, or None for any other command."""
+    # Spaces within a word are none between words: `--note "swift sft"` calls nothing.
+    spans = []
+    texts: list[str] = []
+    start = 0
+    for word in command.words:
+        text = re.sub(r"\s", "_", word.text)
+        spans.append((start, start + len(text)))
+        texts.append(text)
+        start += len(text) + 1
+    line = " ".join(texts)
+    matches = []
+    for peer, pattern in commands.items():
+        # In `strategy=megatron trainer.nnodes=2` the name is no command: it begins within a word.
+        matches += [(match, peer) for match in re.finditer(rf"(?<![^\s/]){pattern}", line)]
+    if not matches:
+        return None
+    match, peer = min(matches, key=lambda pair: pair[0].start())
+    pairs = list(zip(command.words, spans, strict=True))
+    return _Call(
+        command,
+        text=" ".join(word.text for word in command.words),
+        start=match.start(),
+        peer=peer,
+        subcommand=next(filter(None, match.groups())),
+        before=tuple(word for word, (_, end) in pairs if end <= match.start()),
+        after=tuple(word for word, (start, _) in pairs if start >= match.end()),
+    )
 
 
 def _read_command(path: Path, call: _Call) -> Foreign:
     """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
-    command = call.match.string
-    after = command[call.match.end() :]
-    launcher, variables = _arguments(command[: call.match.start()], path, call.line, assigns=True)
-    options, assigned = _arguments(after, path, call.line, assigns=call.peer == "verl")
-    settings = {**call.exported, **variables, **_from_file(after, path), **options, **assigned}
+    launcher = _arguments(call.before, assigns=True)
+    arguments = _arguments(call.after, assigns=call.peer == "verl")
+    exported = {name: _value(text) for name, text in call.command.exported.items()}
+    settings = {
+        **exported,
+        **launcher.assigned,
+        **_from_file(call.after, path),
+        **arguments.options,
+        **arguments.assigned,
+    }
     # `accelerate launch --num_processes 8 sft.py`: options before the command are its launcher's.
-    for key, value in launcher.items():
+    for key, value in launcher.options.items():
         # Of several values the others are the program's name.
         first = value
         if isinstance(value, list):
             first = value[0]
         settings[_LAUNCHED.get(key, f"launcher --{key}")] = first
-    subcommand = next(filter(None, call.match.groups()))
-    return Foreign(settings, dict.fromkeys(settings, call.line), call.peer, subcommand)
+    # An option that only some branches add has a value that nobody knows.
+    unclear = launcher.unclear | arguments.unclear
+    for key in unclear:
+        settings[key] = f"${{{key}}}"
+    lines = dict.fromkeys(settings, call.command.line)
+    return Foreign(settings, lines, call.peer, call.subcommand, variables=unclear)
 
 
-def _filled_in(command: str, variables: Mapping[str, str]) -> str:
-    """Return a command with the values of its variables: ${SIZE:-8} is what was set above it, or 8."""
-
-    def value_of(match: re.Match[str]) -> str:
-        # Without a default a variable that nothing sets stays as it is written.
-        default = match[0] if match[2] is None else match[2]
-        return variables.get(match[1] or match[3], default)
-
-    command = _ALL_WORDS.sub(lambda match: variables.get(match[1], match[0]), command)
-    return _SHELL_VARIABLE.sub(value_of, command)
-
-
-def _commands(text: str) -> Iterator[tuple[int, str]]:
-    """Yield each command with the line it begins in: lines joined by a backslash, or within ARGS=( … )."""
-    start = 1
-    parts: list[str] = []
-    for number, line in enumerate(text.splitlines(), 1):
-        if not parts:
-            start = number
-        if line.lstrip().startswith("#"):
-            continue
-        is_array = _ARRAY_BEGINS.match(parts[0] if parts else line) is not None
-        stripped = _without_comment(line).rstrip() if is_array else line.rstrip()
-        parts.append(stripped.removesuffix("\\"))
-        if not stripped.endswith("\\") and (not is_array or stripped.endswith(")")):
-            yield start, " ".join(parts)
-            parts = []
-    if parts:
-        yield start, " ".join(parts)
-
-
-def _without_comment(command: str) -> str:
-    """Cut at a `#` that begins a word; within a word, as in `chats#500`, or in quotes it is no comment."""
-    # What is in quotes, or a letter that does not begin a comment.
-    match = re.match(r"""(?:'[^']*'?|"[^"]*"?|(?<=\S)#|[^'"#])*""", command)
-    return match[0] if match else command
-
-
-def _from_file(text: str, path: Path) -> Mapping[str, Any]:
+def _from_file(words: Sequence[Word], path: Path) -> Mapping[str, Any]:
     """Return settings from a file, as in `swift sft config.yaml` and `trl sft --config config.yaml`."""
-    match = _CONFIG.match(text)
+    texts = [word.text for word in words]
+    match = _CONFIG.match(f" {' '.join(texts)}")
     if match is None:
         return {}
     # Such commands are called from the root of a repository, which is above the script.
@@ -235,44 +237,47 @@ def _from_file(text: str, path: Path) -> Mapping[str, Any]:
     _refuse(path, f"takes its settings from {match[1]}, which is not found")
 
 
-def _arguments(
-    text: str, path: Path, line: int, assigns: bool
-) -> tuple[dict[str, Any], dict[str, Any]]:
+@dataclass
+class _Arguments:
+    """What the words of a command say."""
+
+    options: dict[str, Any] = field(default_factory=dict)  # --key value
+    assigned: dict[str, Any] = field(default_factory=dict)  # key=value
+    unclear: dict[str, str] = field(
+        default_factory=dict
+    )  # keys that branches set: why they are not certain
+
+
+def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:
     """Return `--key value`, `--key=value`, `--key a b` and `--flag` of a command, and its assignments, `key=value`.
 
     --lr 1e-4 --modules q k --bf16   →   lr: 1e-4, modules: [q, k], bf16: True
     """
-    # $(expr 64 / 4) is one word, whatever it holds.
-    text = re.sub(r"\$\([^)]*\)", lambda match: shlex.quote(match[0]), text)
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise ConfigError(f"{path}:{line}: is no shell command that can be read: {error}") from None
-
+    arguments = _Arguments()
     values: dict[str, list[Any]] = {}
-    assigned: dict[str, Any] = {}
     key = ""
     for word in words:
-        name, sign, value = word.partition("=")
-        if word in _ENDS_OF_A_COMMAND or word.startswith((">", "2>")):
-            break
-        if word.startswith("--"):
+        name, sign, value = word.text.partition("=")
+        if word.text.startswith("--"):
             key = name.removeprefix("--").replace("-", "_")
             values[key] = [_value(value)] if sign else []
+            if word.why:
+                arguments.unclear[key] = word.why
         elif assigns and sign:
-            assigned[name] = _value(value)
+            arguments.assigned[name] = _value(value)
+            if word.why:
+                arguments.unclear[name.lstrip("+")] = word.why
         elif key:
-            values[key].append(_value(word))
+            values[key].append(_value(word.text))
     # An option without a value is a flag, and of several values a list.
-    options: dict[str, Any] = {}
     for key, several in values.items():
         if len(several) > 1:
-            options[key] = several
+            arguments.options[key] = several
         elif several:
-            options[key] = several[0]
+            arguments.options[key] = several[0]
         else:
-            options[key] = True
-    return options, assigned
+            arguments.options[key] = True
+    return arguments
 
 
 def _value(text: str) -> Any:

@@ -252,7 +252,8 @@ TOOL = Tool(
             *[replace(row, beside="quant_method") for row in bits("quant_bits", "bnb_4bit_quant_type", 4)],
             # Training, and where it runs.
             Row("early_stop_interval", "training.early_stopping_patience", {0: NO_STOP}),
-            Row("loss_scale", "data.train_on", {"default": "assistant", "all": "all"},
+            Row("loss_scale", "data.train_on", {"default": "assistant", "all": "all", "last_round": near(
+                "assistant", "all answers of a conversation are trained, and there only the last")},
                 near("assistant", "every answer weighs the same")),
             Row("deepspeed", "training.parallelism", other=_deepspeed),
             count("nproc_per_node", "compute.processes"),

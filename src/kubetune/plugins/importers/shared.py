@@ -46,6 +46,15 @@ _READERS = ("json", "csv", "parquet", "text", None)
 _SHAPES = ("lr_scheduler_kwargs", "jagged_restart_steps")
 _SHAPES_OF_COSINE = (*_SHAPES, "cosine_min_lr_ratio", "min_lr", "lr_decay_iters")
 _SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_restarts": "cosine"}
+# Keys of the sizes of images.
+_OF_IMAGES = (
+    "image_max_pixels",
+    "image_min_pixels",
+    "max_pixels",
+    "MAX_PIXELS",
+    "min_pixels",
+    "MIN_PIXELS",
+)
 # Names of models that see, where their config.json is not on this machine.
 _SEEING = re.compile(
     r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v",
@@ -323,7 +332,8 @@ def sees(value: Any, draft: Draft) -> Outcome:
     facts = read_config(model, os.environ)
     does_see = "vision_config" in str(facts)
     if not facts:
-        does_see = value is False or bool(_SEEING.search(model))
+        other_keys = any(draft.theirs.get(key) for key in _OF_IMAGES)
+        does_see = value is False or other_keys or bool(_SEEING.search(model))
     if not does_see:
         return unneeded(
             "nothing here says that the model sees; where it does, set task: vision_language"

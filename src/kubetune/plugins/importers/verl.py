@@ -57,11 +57,15 @@ def _data(draft: Draft) -> None:
     column = draft.get("data.prompt_key")
 
     def source(_: Draft, place: str, file: Any) -> list[Any]:
-        # $HOME is the one variable that is the same in any shell.
-        path = str(file).strip("[]'\" ").replace("$HOME/", "~/")
+        path = str(file).strip("[]'\" ")
         return [tidy({"path": path, "columns.prompt": None if column == "messages" else column})]
 
     take_sources(draft, {"data.train_files": "data.train", "data.val_files": "data.eval"}, source)
+
+
+def _images(_: Any, draft: Draft) -> Outcome:
+    """Refuse prompts with images."""
+    draft.refuse(draft.at, "is of prompts with images, and GRPO asks about texts alone")
 
 
 def _reward(value: Any, draft: Draft) -> Outcome:
@@ -74,12 +78,24 @@ def _asked(value: Any, draft: Draft) -> Outcome:
     """Take how many steps learn from answers that are drawn together, from the prompts that are asked together.
 
     train_batch_size 1024, ppo_mini_batch_size 256    steps_per_generation: 4
+    train_batch_size 64, ppo_mini_batch_size 256      one step, of the 64 prompts that there are
     """
     of_step = draft.get(_OF_STEP) or 256
-    steps = max(1, value // of_step)
+    if value < of_step:
+        return carried(1, f"a step learns from all {value} prompts that are asked together")
+    steps = value // of_step
     if value % of_step:
         return near(steps, f"{value} prompts are no whole number of steps of {of_step}")
     return carried(steps)
+
+
+def _prompts(value: Any, draft: Draft) -> Outcome:
+    """Take the prompts of a step; there are no more than are asked together."""
+    asked = draft.get("data.train_batch_size") or 1024
+    if asked < value:
+        why = f"{value} there, of which data.train_batch_size leaves {asked}"
+        return near(asked, why)
+    return carried(value)
 
 
 def _divergence(_: Any, draft: Draft) -> Outcome:
@@ -99,7 +115,7 @@ def _finish(draft: Draft) -> None:
     if not draft.has("rewards"):
         draft.assume("rewards", [{"name": "numeric"}], _BY_SOURCE)
         draft.comments["rewards"] = _BY_SOURCE
-    draft.assume("training.global_batch_size", 256)
+    draft.assume("training.global_batch_size", min(256, draft.get("data.train_batch_size") or 256))
     draft.assume("grpo.steps_per_generation", _asked(1024, draft).value)
     draft.assume("grpo.delta", 3.0, "verl bounds the ratio of bad answers too (clip_ratio_c)")
     if not draft.has("training.warmup_steps"):
@@ -158,14 +174,15 @@ TOOL = Tool(
             "training.per_device_train_batch_size": f"{_ACTOR}ppo_micro_batch_size_per_gpu",
             "training.num_train_epochs": "trainer.total_epochs",
             "training.seed": "data.seed",
-            "training.global_batch_size": _OF_STEP,
             "compute.gpus_per_node": "trainer.n_gpus_per_node",
             "compute.nodes": "trainer.nnodes",
         },
         rows=[
             Row("algorithm.adv_estimator", "task", other=_estimator),
+            Row("data.image_key data.video_key", other=_images),
             Row(f"{_MODEL}lora_rank", "lora.r", {0: unneeded("0: every parameter is trained")}),
             Row("custom_reward_function.path reward.custom_reward_function.path", "rewards", other=_reward),
+            Row(_OF_STEP, "training.global_batch_size", other=_prompts),
             Row("data.train_batch_size", "grpo.steps_per_generation", other=_asked),
             Row(f"{_ACTOR}use_kl_loss", "grpo.beta", {False: OFF}, _divergence),
             Row(f"{_ACTOR}kl_loss_coef", "grpo.beta", beside=f"{_ACTOR}use_kl_loss"),

@@ -1,0 +1,254 @@
+"""Shell scripts for `kubetune import`, read as bash runs them; what only a running shell knows is named, never guessed."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from kubetune import cli
+from kubetune.errors import ConfigError
+from kubetune.plugins.importers import import_config
+from kubetune.plugins.importers.shell import read_script
+
+# Each calls `swift` with words that a shell can tell from the script alone.
+SURE = {
+    "plain": "A=1\nswift sft --a $A --b '$A' --c \"x $A y\"  # a comment",
+    "default": "SIZE=${SIZE:-small} B=${C-d}\nswift sft --a ${SIZE} --b $B --c ${SIZE:+is set} --d ${NO:+set}",
+    "assigned default": ": ${RANK:=32}\nswift sft --lora_rank $RANK",
+    "if": "S=small\nif [ $S = small ]; then M=a; elif [ $S = large ]; then M=b; else M=c; fi\nswift sft --m $M",
+    "elif": 'S=large\nif [ "$S" == small ]; then M=a; elif [ "$S" == large ]; then M=b; else M=c; fi\nswift sft --m $M',
+    "else": "S=x\nif [[ $S == small ]]; then\n  M=a\nelse\n  M=c\nfi\nswift sft --m $M",
+    "nested": "A=1\nif true; then if [ $A -gt 3 ]; then M=a; else M=b; fi; fi\nswift sft --m $M",
+    "if false": "if false; then\n  swift sft --m wrong\nfi\nswift sft --m right",
+    "negated": 'if ! [ a = b ]; then M=1; fi\nif [ ! -z "$M" ]; then N=2; fi\nswift sft --m $M --n $N',
+    "and, or": '[ a = a ] && M=1 || M=2\n[ a = b ] && N=1 || N=2\n[ -z "$M" ] && M=3\nswift sft --m $M --n $N',
+    "two conditions": "A=1\nif [ $A = 1 ] && [ $A != 2 ]; then M=1; fi\nif [[ $A == 2 || $A == 1 ]]; then N=2; fi\n"
+    "swift sft --m $M --n $N",
+    "pattern": "A=Qwen3-8B\nif [[ $A == Qwen* ]]; then T=qwen; fi\nswift sft --t $T",
+    "case": "A=Qwen3-8B\ncase $A in\n llama*|gemma*) T=a ;;\n Qwen*) T=b ;;\n *) T=c ;;\nesac\nswift sft --t $T",
+    "arithmetic": "A=64 B=4\nN=$((A / B)) M=$(( (A+2) * $B - 1 ))\n(( N > 8 )) && K=big\nswift sft --n $N --m $M --k $K "
+    "--j $((7 / 2))",
+    "array": 'ARGS=(--a 1\n  --b "x y")  # words\nARGS+=(--c 3)\nswift sft "${ARGS[@]}" --d 4',
+    "words in a text": 'EXTRA="--a 1 --b 2"\nEXTRA+=" --c 3"\nswift sft $EXTRA --d "$EXTRA"',
+    "function": 'train() {\n  local LR=$1\n  swift sft --lr $LR --out "$2"\n}\nLR=0\ntrain 1e-4 "my run"',
+    "function that returns": "f() { [ $1 = x ] && return; swift sft --a $1; }\nf x\nf y",
+    "function never called": "f() { M=wrong; swift sft --m wrong; }\nM=right\nswift sft --m $M",
+    "exit": 'if [ a = b ]; then\n  echo usage\n  exit 1\nfi\nswift sft --a 1\nexit 0\nswift sft --a 2',
+    "subshell": "A=1\n(A=2; cd /; swift sft --a $A)\nswift sft --a $A",
+    "one turn": "for A in only; do swift sft --a $A; done",
+    "heredoc": "A=1\ncat > /dev/null <<END\nA=2\nswift sft --a wrong\nEND\nswift sft --a $A",
+    "bash -c": "A=1\nexport A\nbash -c 'swift sft --a 1 --b \"x y\"'",
+    "quotes": "swift sft --a \"it's\" --b 'say \"x\"' --c a\\ b --d \"\\$5\" --e $'x\\ty'",
+    "continued": "swift sft \\\n  --a 1 \\\n  --b 2 2>&1 | tee /dev/null",
+    "prefix": "A=1 B=2 swift sft --a x",
+    "unset": "A=1\nunset A\nswift sft --a ${A:-gone}",
+    "printed": "echo swift sft --a wrong > /dev/null\nswift sft --a right",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_what_is_certain_is_what_bash_does(name: str, tmp_path: Path) -> None:
+    swift = tmp_path / "swift"
+    swift.write_text("#!/bin/sh\nfor word; do printf '%s\\0' \"$word\"; done\nprintf '\\n\\0'\n")
+    swift.chmod(0o755)
+    done = subprocess.run(
+        ["bash", "-c", SURE[name]], env={"PATH": f"{tmp_path}:/usr/bin:/bin"}, capture_output=True, text=True
+    )  # fmt: skip
+    called = [text.split("\0")[:-1] for text in done.stdout.split("\n\0") if text]
+    script = read_script(SURE[name])
+    read = []
+    for command in script.commands:
+        words = [word.text for word in command.words]
+        if words[0] == "swift" or ("swift" in words[:-1] and "=" in words[0]):
+            assert not command.condition
+            assert not any(word.why for word in command.words)
+            read.append(words[words.index("swift") + 1 :])
+    assert called
+    assert read == called
+
+
+# The lines before a call of `swift sft --model a/b --dataset org/chats … --x $X`, and why its key is not carried over.
+UNSURE = {
+    "branches": ("if [ -d data ]; then X=1; else X=2; fi", "is set in branches (lines 1)"),
+    "one branch": ("X=1\nif [ $NODE = 0 ]; then\n  X=2\nfi", "is set in branches (lines 1, 3)"),
+    "case": ("case $1 in a) X=1 ;; b) X=2 ;; esac", "is set in branches (line 1)"),
+    "list": ("X=1\n[ -d data ] && X=2", "is set in branches (lines 1, 2)"),
+    "while": ("X=1\nwhile read line; do X=2; done < file", "is set in branches (lines 1, 2)"),
+    "for": ("for X in 1 2; do :; done", "has several values (line 1)"),
+    "command": ("X=1\nX=$(python rank.py)", "is set by a command (line 2)"),
+    "command in backticks": ("X=`python rank.py`", "is set by a command (line 1)"),
+    "read": ("X=1\nread X", "is read when the script runs (line 2)"),
+    "argument": ("X=$1", "holds $1, which the file does not set"),
+    "not set": ("", "holds $X, which the file does not set"),
+    "through another": ("if [ -d x ]; then Y=1; else Y=2; fi\nX=$Y", "is set in branches (line 1)"),
+    "calculated": ("if [ -d x ]; then Y=1; else Y=2; fi\nX=$((Y * 2))", "is set by a command (line 2)"),
+}  # fmt: skip
+CALL = "\nswift sft --model a/b --dataset org/chats --use_hf true --max_length $X\n"
+
+
+def dropped(path: Path, text: str) -> tuple[str, dict[str, str]]:
+    """Return the run file, and the notes of keys that are dropped."""
+    path.write_text(text)
+    result = import_config(path)
+    assert {note.key for note in result.notes if note.kind == "carried"}.isdisjoint(
+        {note.key for note in result.notes if note.kind == "dropped"}
+    )
+    return result.text, {note.key: note.text for note in result.of("dropped")}
+
+
+@pytest.mark.parametrize("name", UNSURE)
+def test_what_branches_decide_is_dropped_by_name(name: str, tmp_path: Path) -> None:
+    before, why = UNSURE[name]
+    text, notes = dropped(tmp_path / "a.sh", before + CALL)
+    assert why.replace("(lines 1)", "(line 1)") in notes["max_length"]
+    assert "max_length" not in text.split("Not carried over")[0]
+
+
+def test_a_branch_that_ends_the_script_decides_nothing(tmp_path: Path) -> None:
+    text, notes = dropped(
+        tmp_path / "a.sh", 'X=8\nif [ -z "$1" ]; then\n  X=9\n  echo usage\n  exit 1\nfi' + CALL
+    )
+    assert ("max_length: 8" in text, notes) == (True, {})
+
+
+def test_branches_that_agree_decide_nothing(tmp_path: Path) -> None:
+    text, notes = dropped(tmp_path / "a.sh", "if [ -d x ]; then X=8; else X=8; fi" + CALL)
+    assert ("max_length: 8" in text, notes) == (True, {})
+
+
+def test_options_that_a_branch_adds_are_named(tmp_path: Path) -> None:
+    script = (
+        "ARGS=(--learning_rate 1e-4 --lora_rank 8)\nif [ $USE_MORE = 1 ]; then\n"
+        '  ARGS+=(--learning_rate 3e-4 --packing true)\nfi\nMORE=""\n[ -d x ] && MORE="--max_length 99 --bf16 true"\n'
+        'swift sft --model a/b --dataset org/chats --use_hf true --tuner_type lora "${ARGS[@]}" $MORE\n'
+    )
+    text, notes = dropped(tmp_path / "a.sh", script)
+    assert notes.keys() == {"learning_rate", "packing", "max_length", "bf16"}
+    assert "is set in branches (lines 1, 3)" in notes["learning_rate"]
+    assert "r: 8" in text
+    assert "3e-4" not in text
+    settings = text.split("Not carried over")[0]
+    assert not any(word in settings for word in ("max_length", "packed", "packing", "dtype"))
+
+
+def test_a_model_that_branches_choose_is_refused_with_their_lines(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text(
+        "if [ $1 = small ]; then\n  M=a/small\nelse\n  M=a/large\nfi\nswift sft --model $M --dataset org/chats\n"
+    )
+    with pytest.raises(ConfigError) as caught:
+        import_config(file)
+    assert (
+        "a.sh:6: model: $M holds $M, which is set in branches (lines 2, 4); put its value there"
+        in str(caught.value)
+    )
+
+
+def test_a_call_within_a_branch_is_taken_with_a_word(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    call = "swift sft --model a/b --dataset org/chats --use_hf true"
+    file.write_text(f"if [ $NODE_RANK = 0 ]; then\n  {call}\nfi\n")
+    result = import_config(file)
+    notes = {note.key: note.text for note in result.of("approximated")}
+    assert "is called only where [ $NODE_RANK = 0 ]" in notes["line 2"]
+    file.write_text(f"if [ $NODE_RANK = 0 ]; then\n  {call}\nelse\n  {call} --lora_rank 4\nfi\n")
+    with pytest.raises(ConfigError) as caught:
+        import_config(file)
+    assert "line 2 (where [ $NODE_RANK = 0 ]), line 4 (where not [ $NODE_RANK = 0 ])" in str(
+        caught.value
+    )
+    # The call that is certain counts, whatever stands in branches before it.
+    file.write_text(f"if [ $STAGE = 1 ]; then\n  {call} --lora_rank 4\nfi\n{call} --lora_rank 64\n")
+    result = import_config(file)
+    assert "r: 64" in result.text
+    assert "line 2" in {note.key for note in result.of("dropped")}
+
+
+def test_what_is_not_followed_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text("source env.sh\nswift sft --model a/b --dataset org/chats --use_hf true\n")
+    notes = {note.key: note.text for note in import_config(file).of("approximated")}
+    assert notes["line 1"] == "source: what it sets is not known"
+
+
+def test_the_last_branch_is_not_taken_for_all(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A published script chooses its model by a size that has a default."""
+    script = (
+        'SIZE=${SIZE:-"7b"}\nif [ "$SIZE" = "7b" ]; then\n  MODEL=lab/model-7B\n  LR=1e-6\nelif [ "$SIZE" = "72b" ]; then\n'
+        "  MODEL=lab/model-72B\n  LR=5e-7\nelse\n  exit 1\nfi\n"
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo "
+        "data.train_files=$HOME/sums.parquet actor_rollout_ref.model.path=$MODEL actor_rollout_ref.actor.optim.lr=$LR\n"
+    )
+    (tmp_path / "a.sh").write_text(script)
+    assert cli.main(["import", str(tmp_path / "a.sh")]) == 0
+    text = capsys.readouterr().out
+    assert "model: lab/model-7B" in text
+    assert "72B" not in text
+    assert "learning_rate: 1e-6" in text
+    assert "path: ~/sums.parquet" in text or "train: ~/sums.parquet" in text
+
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a.parquet "
+    "actor_rollout_ref.model.path=a/b "
+)
+
+
+def test_a_step_of_verl_has_no_more_prompts_than_are_asked(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text(
+        f"{VERL} data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=256"
+    )
+    result = import_config(file)
+    assert "global_batch_size: 64" in result.text
+    assert "steps_per_generation" not in {note.key for note in result.of("approximated")}
+    file.write_text(f"{VERL} data.train_batch_size=64")
+    assert "global_batch_size: 64" in import_config(file).text
+
+
+def test_prompts_with_images_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text(f"{VERL} data.image_key=images")
+    with pytest.raises(ConfigError, match=r"a\.sh:1: data\.image_key: is of prompts with images"):
+        import_config(file)
+
+
+def test_answers_that_are_not_trained_there_are_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.sh"
+    file.write_text("swift sft --model a/b --dataset org/chats --loss_scale last_round\n")
+    notes = {note.key: note.text for note in import_config(file).of("approximated")}
+    assert "there only the last" in notes["loss_scale"]
+
+
+def test_the_key_of_trained_messages_is_known_or_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.yml"
+    text = (
+        "base_model: a/b\nsequence_len: 512\n"
+        "datasets: [{path: y, type: chat_template, message_field_training: NAME}]\n"
+    )
+    file.write_text(text.replace("NAME", "train"))
+    notes = {note.key: note.text for note in import_config(file).of("unneeded")}
+    assert "`train` in a message" in notes["datasets[0].message_field_training"]
+    file.write_text(text.replace("NAME", "learn_it"))
+    with pytest.raises(ConfigError) as caught:
+        import_config(file)
+    assert (
+        "a.yml:3: datasets[0].message_field_training: messages of the data say under `learn_it`"
+        in str(caught.value)
+    )
+
+
+def test_limits_of_images_say_that_the_model_sees(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(
+        "stage: dpo\nmodel_name_or_path: a/b\ndataset: d\nfinetuning_type: lora\nimage_max_pixels: 262144\n"
+        "freeze_vision_tower: true\n"
+    )
+    notes = [note.text for note in import_config(file).notes]
+    assert (
+        any("preference.images: true" in text for text in notes)
+        or "images: true" in import_config(file).text
+    )
+    assert not any("nothing here says that the model sees" in text for text in notes)
