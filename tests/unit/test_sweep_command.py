@@ -124,7 +124,9 @@ def test_a_sweep_without_its_driver_is_shown_so_and_put_to_rest(
     ):
         (tmp_path / LOCK).write_text(f"process {driver} on {socket.gethostname()}\n")
         assert cli.main(["sweep", "status", str(tmp_path)]) == errors.OK
-        assert capsys.readouterr().out.endswith(f"0 device hours{message}\n")
+        assert capsys.readouterr().out.endswith(
+            f"0 device hours with the start of each trial{message}\n"
+        )
     assert cli.main(["sweep", "stop", str(tmp_path)]) == errors.OK
     assert [run.state for run in read_record(tmp_path).runs] == ["waiting"]
 

@@ -262,7 +262,7 @@ def _show_status(folder: Path, search: Search, record: Record) -> None:
     head = ("TRIAL", "STATE", "STEP", search.metric.upper(), "VALUES", "WHY")
     print_table(head, [_row(trial) for trial in record.trials])
 
-    line = f"{summary(record)}; {record.device_hours:.3g} device hours"
+    line = f"{summary(record)}; {record.device_hours:.3g} device hours with the start of each trial"
     _, why = sweep_state(folder, record, search)
     if why:
         line += f"; {why}"

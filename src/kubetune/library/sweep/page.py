@@ -200,10 +200,10 @@ def _cards(record: Record, search: Search, best: TrialFacts | None) -> list[Card
 
 
 def _elapsed(record: Record) -> str:
-    """Return the time for which somebody waited."""
+    """Return the time for which somebody waited. Each trial is a process, whose start counts in both."""
     if not record.seconds:
         return ""
-    return f"in {duration(record.seconds)}"
+    return f"in {duration(record.seconds)}, with each trial's start"
 
 
 def _importance(record: Record, done: int) -> str:

@@ -275,7 +275,9 @@ def _conclude(
     result = summary(record)
     if len(tried) == settings_in(search.ranges):
         result += "; every setting of these ranges was tried"
-    print(f"\n{'trials':<10} {result}; {record.device_hours:.3g} device hours")
+    print(
+        f"\n{'trials':<10} {result}; {record.device_hours:.3g} device hours with the start of each trial"
+    )
     if record.ranked(greater=search.greater):
         path = write_winner()
         # Only the first line of the result has a label.
