@@ -17,12 +17,14 @@ WAYS = ("refused", "reset", "cut", "silent", "slow", "garbage", "401", "403", "4
 
 # The right answer, whose content comes a byte every tenth of a second.
 DRIP = "drip"
+# The request arrives, and nothing comes back.
+WITHHELD = "withheld"
 
 
 class BrokenStore(ThreadingHTTPServer):
     """`way`: one of WAYS, or "" to pass on to `behind`.
 
-    `healthy`: requests to pass on first. `until`: a text in the path of the first request that breaks.
+    `healthy`: requests to pass on first. `until`: a text in the first line of the first request that breaks.
     """
 
     daemon_threads = True
@@ -35,6 +37,7 @@ class BrokenStore(ThreadingHTTPServer):
         self.until = until
         self.asked = 0
         self.has_broken = False
+        self.arrived = threading.Event()  # a request whose answer is withheld
         self.ended = threading.Event()
 
     @property
@@ -56,7 +59,7 @@ class _Connection(BaseHTTPRequestHandler):
         self.server.asked += 1
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.server.has_broken |= (
-            self.server.asked > self.server.healthy and self.server.until in self.path
+            self.server.asked > self.server.healthy and self.server.until in self.requestline
         )
         if not self.server.has_broken or not self.server.way:
             self._pass_on(body)
@@ -70,6 +73,10 @@ class _Connection(BaseHTTPRequestHandler):
                 self._drip(itertools.repeat(b"x"))
         elif self.server.way == DRIP:
             self._pass_on(body)
+        elif self.server.way == WITHHELD:
+            urllib.request.urlopen(self._request(body)).close()
+            self.server.arrived.set()
+            self.server.ended.wait(300)
         elif self.server.way == "cut":
             self._send(200, b'{"run', {"Content-Length": "1000"})
             self._reset()
@@ -80,17 +87,19 @@ class _Connection(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
 
-    def _pass_on(self, body: bytes) -> None:
+    def _request(self, body: bytes) -> urllib.request.Request:
         headers = {
             name: value for name, value in self.headers.items() if name.lower() != "connection"
         }
         # Without a type, urllib would declare the body to be a form.
         headers = {"Content-Type": "application/octet-stream", **headers}
-        request = urllib.request.Request(
+        return urllib.request.Request(
             self.server.behind + self.path, data=body or None, headers=headers, method=self.command
         )
+
+    def _pass_on(self, body: bytes) -> None:
         try:
-            with urllib.request.urlopen(request) as answer:
+            with urllib.request.urlopen(self._request(body)) as answer:
                 self._send(answer.status, answer.read(), dict(answer.headers))
         except urllib.error.HTTPError as refusal:
             self._send(refusal.code, refusal.read(), dict(refusal.headers))

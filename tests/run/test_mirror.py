@@ -23,6 +23,7 @@ from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.mirror import copier, lease, sync
 from kubetune.rundir.mirror.sync import Mirror
 from tests import s3, toy
+from tests.broken_store import WITHHELD, serving
 from tests.ranks import free_port, wait_until
 from tests.s3 import Store
 from tests.toy import run_file
@@ -360,6 +361,46 @@ def test_two_that_claim_an_empty_store_at_once_do_not_both_get_it(
     with pytest.raises(errors.ConfigError, match="holds another run"):
         copies[1].lease._create(lease.Owner("second"))
     copies[0].send()
+
+
+def test_a_claim_is_known_again_after_a_kill_before_the_store_has_answered(
+    store: Store, run_dir: Path, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    shutil.copytree(run_dir, mine, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
+    command = [sys.executable, "-m", "kubetune", "sync", str(mine), "s3://runs/killed"]
+    with serving(store.url, WITHHELD, until="PUT /runs/killed/mirror.json") as proxy:
+        environ = {**os.environ, "AWS_ENDPOINT_URL": proxy.url}
+        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE) as killed:
+            assert proxy.arrived.wait(60)
+            killed.kill()
+    again = subprocess.run(command, capture_output=True, text=True)
+    assert (again.returncode, again.stderr) == (0, "")
+    assert "checkpoints [3, 6, 7]" in again.stdout
+
+
+def test_a_claim_with_nothing_beside_it_is_taken_over(
+    store: Store, run_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    address = "s3://runs/claimed"
+    copies = []
+    for name in ("first", "second"):
+        made = tmp_path / name
+        shutil.copytree(run_dir, made, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
+        copies.append(Mirror(made, address))
+    first, second = copies
+    first.lease.take()
+    with pytest.raises(errors.ConfigError, match="holds another run"):
+        second.fetch()
+    second.lease.take()
+    assert f"{address} was claimed by another run" in caplog.text
+    # It still lives, and does not take the copy back.
+    with pytest.raises(errors.ConfigError, match="or delete what is there, which is no whole run"):
+        first.send()
+    second.send()
+    with pytest.raises(errors.ConfigError, match=f"fetch that one .*: kubetune sync {address} DIR"):
+        first.send()
+    assert second.remote_steps() == [3, 6, 7]
 
 
 def test_a_fetch_that_was_cut_off_is_done_again(

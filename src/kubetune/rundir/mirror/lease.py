@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base import files
+from kubetune.base import files, logs
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.rundir import metrics
@@ -24,6 +24,10 @@ from kubetune.rundir.starts import moved_numbers
 
 REMOTE = "mirror.json"
 LOCAL = ".mirror.json"
+# The claim that is being made, written before the store gets it.
+DRAFT = ".mirror-draft.json"
+
+_log = logs.family_logger("MIRROR")
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Owner:
         """Return the owner in a text. `where` it was read is for messages. Raise EnvironmentFault."""
         try:
             return cls(**json.loads(text))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise errors.EnvironmentFault(
                 f"{where} is damaged ({error}); expected what kubetune wrote there"
             ) from None
@@ -57,7 +61,10 @@ class Lease:
     # run whose machine has just died. So there is none:
     #
     # - The *run* has a name that never changes. `_create` writes it, without overwriting if the store can refuse that. A
-    #   run that finds another name there refuses (`recognise`). So two runs never mix.
+    #   run that finds another name there refuses (`recognise`). So two runs never mix. The name is in the directory
+    #   before it is in the store: a process that is killed before the store has answered knows its claim again.
+    # - A claim with nothing beside it protects nothing, so a run that has begun takes it over. A run that has just made
+    #   it, and still lives, notices at its next `check`.
     # - The *start* that writes has a name too, and the newest wins: `take` overwrites it. The displaced start notices at
     #   its next `check`, before each time it sends, and stops. What it sent in between is harmless: checkpoints of the
     #   same run and the same steps, whole by their manifests.
@@ -73,25 +80,61 @@ class Lease:
     def recognise(self, *, claims: bool) -> None:
         """Check that the store and the directory hold the same run. A directory that has not begun takes the store's.
 
-        `claims`: an empty store gets the directory's run. Raise ConfigError if the two hold different runs.
+        `claims`: a store that is empty, or holds only a claim, gets the directory's run. Raise ConfigError if the two
+        hold different runs.
         """
         remote = self._remote_owner()
-        local = self._local_owner()
+        local = self._owner_in(LOCAL)
+        draft = self._owner_in(DRAFT)
         if remote is None:
             if claims:
-                self._create(local or Owner(uuid.uuid4().hex))
-        elif local is None and not self.has_begun():
+                self._create(local or draft or self._draft())
+            return
+        if local is not None and local.run == remote.run:
+            return
+        if draft is not None and draft.run == remote.run:
+            self._keep(remote)  # the answer to our claim was lost
+            return
+        if local is None and not self.has_begun():
             # Another node on the same disk may have written its config already.
             config = self._run_dir / RESOLVED
             if config.is_file():
                 self.require_config(json.loads(config.read_text()), has_begun=False)
             self._keep(remote)
-        elif local is None or local.run != remote.run:
-            raise errors.ConfigError(
-                f"{self._address} holds another run than {self._run_dir}{_begun(remote)}; choose another address for "
-                f"this one, or fetch that one into a folder of its own: kubetune sync {self._address} DIR. Nothing was "
-                "sent."
+            return
+        self._displace(remote, local or draft, claims=claims)
+
+    def _displace(self, remote: Owner, known: Owner | None, *, claims: bool) -> None:
+        """Take over the claim of another run that has sent nothing. Raise ConfigError if it has sent something."""
+        sent = self._names_in_store()
+        # A start that held the copy and lost it does not take it back.
+        if claims and not sent and not self._writer:
+            _log.warning(
+                "%s was claimed by another run%s that sent nothing; it is now that of %s",
+                self._address,
+                _begun(remote),
+                self._run_dir,
             )
+            owner = known or self._draft()
+            self._store.pipe_file(self._place, owner.text().encode())
+            self._keep(owner)
+            return
+        remedy = f"or fetch that one into a folder of its own: kubetune sync {self._address} DIR"
+        if RESOLVED not in sent:
+            remedy = "or delete what is there, which is no whole run"
+        raise errors.ConfigError(
+            f"{self._address} holds another run than {self._run_dir}{_begun(remote)}; choose another address for "
+            f"this one, {remedy}. Nothing was sent."
+        )
+
+    def _names_in_store(self) -> set[str]:
+        """Return the names of the files beside the claim."""
+        try:
+            places = self._store.find(self._root)
+        except FileNotFoundError:
+            return set()
+        names = {place[len(self._root) + 1 :] for place in places}
+        return names - {REMOTE}
 
     def has_begun(self) -> bool:
         """True if a step was trained in the directory. Until then it may become any run of its config."""
@@ -148,14 +191,21 @@ class Lease:
             self._store.pipe_file(self._place, owner.text().encode())
         self._keep(owner)
 
+    def _draft(self) -> Owner:
+        """Return a new claim, which is on the disk of the run from now on."""
+        owner = Owner(uuid.uuid4().hex)
+        files.write_atomic(self._run_dir / DRAFT, owner.text())
+        return owner
+
     def _keep(self, owner: Owner) -> None:
         files.write_atomic(self._run_dir / LOCAL, owner.text())
+        (self._run_dir / DRAFT).unlink(missing_ok=True)
 
-    def _local_owner(self) -> Owner | None:
-        path = self._run_dir / LOCAL
+    def _owner_in(self, name: str) -> Owner | None:
+        path = self._run_dir / name
         if not path.is_file():
             return None
-        return Owner.read(path.read_text(), str(path))
+        return Owner.read(path.read_text("utf-8", "replace"), str(path))
 
     def _remote_owner(self) -> Owner | None:
         text = self.read(REMOTE)
