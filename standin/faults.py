@@ -35,6 +35,7 @@ class Trouble:
     html: bool = False  # refused with a page of some proxy
     cut: str = ""  # the connection is closed, `before` the answer or `within` it
     seconds: float = 0.0  # it takes so long first
+    after: int = 0  # so many requests pass first
     times: int = -1  # of so many requests; below 0 of all
 
 
@@ -114,6 +115,9 @@ class Faults:
         for trouble in self._troubles:
             is_meant = re.fullmatch(trouble.request, asked) and re.search(trouble.about, name)
             if not trouble.times or not is_meant:
+                continue
+            if trouble.after:
+                trouble.after -= 1
                 continue
             trouble.times -= 1
             await asyncio.sleep(trouble.seconds)

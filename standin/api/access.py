@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aiohttp import web
+
 from standin.state.errors import ApiError, forbidden
 from standin.state.objects import Object
-from standin.state.resources import Target
+from standin.state.resources import BY_KIND, Target
 from standin.state.store import Store
 
 ADMIN = "admin"
@@ -21,6 +23,11 @@ class Action:
     group: str
     plural: str  # may end in `/subresource`
     namespace: str
+
+
+def token_of(request: web.Request) -> str:
+    """Return the token by which a request says whose it is; empty without one."""
+    return request.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def check(
@@ -82,6 +89,19 @@ def _grants(rule: Object, action: Action) -> bool:
     """True if a rule of a Role covers an action."""
     wanted = {"verbs": action.verb, "apiGroups": action.group, "resources": action.plural}
     return all({"*", value} & set(rule.get(field, [])) for field, value in wanted.items())
+
+
+def check_grant(store: Store, token: str, binding: Object) -> None:
+    """Raise ApiError 404 for a RoleBinding without its Role.
+
+    Who may not grant whatever they like is asked for the rights of the Role, so it has to be there.
+    """
+    if token in ("", ADMIN):
+        return
+    reference = binding["roleRef"]
+    if reference["kind"] == "Role":
+        namespace = binding["metadata"]["namespace"]
+        store.require(BY_KIND["Role"], namespace, reference["name"])
 
 
 def review(store: Store, token: str, body: Object) -> Object:

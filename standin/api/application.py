@@ -91,7 +91,7 @@ class Api:
         if resource not in self._faults.served():
             raise no_such_path()
         verb = _verb(request, target)
-        token = _token(request)
+        token = access.token_of(request)
         plural = resource.plural
         if target.subresource:
             plural += f"/{target.subresource}"
@@ -124,7 +124,9 @@ class Api:
     def _write(self, request: web.Request, verb: str, target: Target, body: Any) -> web.Response:
         match verb:
             case "create" if target.resource.kind == "SelfSubjectAccessReview":
-                return json_response(access.review(self._store, _token(request), body), 201)
+                return json_response(
+                    access.review(self._store, access.token_of(request), body), 201
+                )
             case "create":
                 return self._writer.create(request, target, body)
             case "update":
@@ -152,7 +154,3 @@ def _verb(request: web.Request, target: Target) -> str:
         message = "the server does not allow this method on the requested resource"
         raise ApiError(405, "MethodNotAllowed", message)
     return _WRITE_VERBS[request.method]
-
-
-def _token(request: web.Request) -> str:
-    return request.headers.get("Authorization", "").removeprefix("Bearer ")

@@ -7,13 +7,14 @@ from typing import Any
 
 from aiohttp import web
 
-from standin.api import merge
+from standin.api import access, merge
 from standin.api.apply import apply
 from standin.api.defaults import fill_defaults
 from standin.api.responses import SUCCESS, flag, json_response, object_response
 from standin.api.rules import admit_pod, broken_rules, pod_security_violations, restricted
 from standin.api.selectors import selector
 from standin.api.validation import check_schema
+from standin.api.webhooks import Webhooks
 from standin.faults import Faults
 from standin.settings import Settings
 from standin.state.errors import (
@@ -50,6 +51,7 @@ class Writer:
         self._store = store
         self._faults = faults
         self._settings = settings
+        self._webhooks = Webhooks(store)
 
     def create(self, request: web.Request, target: Target, body: Object) -> web.Response:
         """Create an object."""
@@ -169,6 +171,9 @@ class Writer:
         # Who may not create may still change what exists.
         if old is None:
             self._faults.check_creation(obj)
+            self._webhooks.admit(obj)
+            if resource.kind == "RoleBinding":
+                access.check_grant(self._store, access.token_of(request), obj)
             if resource.kind == "Pod":
                 admit_pod(self._store, obj)
         if resource.kind in _WITH_TEMPLATES and restricted(self._store, target.namespace):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
     from kubetune.k8s.cluster.cluster_runs import ObservedRun
     from kubetune.k8s.cluster.log_follow import Source
+    from kubetune.k8s.cluster.submit import JobRef
     from kubetune.k8s.manifests.spec import Manifest, RunSpec
 
 
@@ -100,7 +101,7 @@ def submit_config(
 
     where = f"{job.kind} {job.name} in namespace {job.namespace}"
     if job.outcome == "checked":
-        print(f"kubetune: the cluster would accept {where}. Nothing was changed.")
+        print(f"kubetune: the cluster would accept {_checked(job, where)}. Nothing was changed.")
         return errors.OK
 
     # How other commands name this run, for the hints below.
@@ -118,6 +119,17 @@ def submit_config(
         return wait_for_end(cluster, spec_of(config, files), show_logs=args.follow)
     print(f"kubetune: see kubetune status {typed}, and kubetune logs -f {typed}")
     return errors.OK
+
+
+def _checked(job: JobRef, where: str) -> str:
+    """Return what a dry run has checked, and what it could not."""
+    if not job.unchecked:
+        return where
+    rest = ", ".join(job.unchecked)
+    return (
+        f"what it can check of {where}; it cannot check {rest} before the object exists that it refers to. submit checks "
+        "that first, and removes all again if it is refused"
+    )
 
 
 def _unchanged(objects: list[Manifest]) -> list[Manifest]:

@@ -42,11 +42,14 @@ class ApiError(EnvironmentFault):
 
 
 class Refused(ApiError):
-    """The API server refused a request. `code` is the HTTP status."""
+    """The API server refused a request. `code` is the HTTP status, `words` what the server itself said."""
 
-    def __init__(self, message: str, code: int, pause_seconds: float = 0.0) -> None:
+    def __init__(
+        self, message: str, code: int, pause_seconds: float = 0.0, words: str = ""
+    ) -> None:
         super().__init__(message, pause_seconds)
         self.code = code
+        self.words = words or message
 
 
 class MissingRight(Refused):
@@ -145,7 +148,7 @@ def refusal(
     if specific is not None:
         return specific
     sentence = f"{question}: {_sentence(question, code, message, status)}"
-    return Refused(sentence, code, pause_seconds)
+    return Refused(sentence, code, pause_seconds, message)
 
 
 def _no_program(question: Question, message: str) -> NoProgram | None:

@@ -33,6 +33,7 @@ MANAGER = "kubetune"
 
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
+_CREATED = 201
 # A line of a log begins with its time, and its text may be empty.
 # 2026-11-20T10:15:00.123456789Z text
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
@@ -121,14 +122,14 @@ class Cluster:
             if isinstance(error, NoNamespace) or error.code != 403:
                 raise
 
-    def apply(self, obj: Object, *, dry_run: bool = False) -> Object:
-        """Apply an object on the server, checked strictly: fields the server does not know are errors."""
+    def apply(self, obj: Object, *, dry_run: bool = False) -> bool:
+        """Apply an object on the server; return True if it is new there. Fields that the server does not know are errors."""
         params = {"fieldManager": MANAGER, "fieldValidation": "Strict"}
         if dry_run:
             params["dryRun"] = "All"
         question = self._question("apply", obj["kind"], obj["metadata"]["name"])
         response = self._connection.send("PATCH", question, params, obj, _APPLY)
-        return object_of(response, obj["kind"])
+        return bool(object_of(response, obj["kind"])) and response.status_code == _CREATED
 
     def create(self, obj: Object) -> Object:
         """Create an object. Raise Refused with code 409 where it exists."""

@@ -17,11 +17,12 @@ from kubetune.config import consent
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
-from kubetune.k8s.api.api_errors import MissingRight, NoNamespace, Refused, missing_rights
+from kubetune.k8s.api.api_errors import NoNamespace, Refused, missing_rights
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.cluster import kueue, pods, preparation
+from kubetune.k8s.cluster.admission import Admission
 from kubetune.k8s.cluster.cluster_runs import FILES, read_run, workload_kind
 from kubetune.k8s.cluster.log_follow import wait_for_job
 from kubetune.k8s.cluster.termination import note_progress
@@ -62,6 +63,8 @@ class JobRef:
     kind: str
     outcome: Outcome
     state: State
+    # Objects that the cluster could not check yet, since what they refer to is not there.
+    unchecked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,11 @@ def submit(
 ) -> JobRef:
     """Apply the objects of a run, after the server has accepted all of them in a dry run.
 
-    Doing it twice changes nothing. `confirm` is asked, once, before pods that exist are replaced; `change` has the
-    last word on the objects. Where a Job of its own prepares the run, `wait` is called to see it end well before the
-    trainer is made; left out, it is waited for in silence. Raise ConfigError when the name belongs to another run or
-    the answer was no, EnvironmentFault with everything the server refuses.
+    Doing it twice changes nothing. What a submission makes that is refused half-way, or interrupted, is removed again;
+    once the Job that prepares has begun, all stays. `confirm` is asked, once, before pods that exist are replaced;
+    `change` has the last word on the objects. Where a Job of its own prepares the run, `wait` is called to see it end
+    well before the trainer is made; left out, it is waited for in silence. Raise ConfigError when the name belongs to
+    another run or the answer was no, EnvironmentFault with everything the server refuses.
     """
     # Before anything is asked of the cluster: files leave this machine.
     sent_files = [consent.of_sent_file(path) for path in files]
@@ -140,14 +144,24 @@ def submit(
     # Everything that can be refused is refused now, before anything is changed.
     submission = _compare(cluster, config, files, change)
     spec = submission.spec
-    _check(cluster, spec, _to_check(submission))
+    admission = Admission(cluster, submission.objects)
+    _check(cluster, spec, admission, _to_check(submission))
     if dry_run:
-        return JobRef(spec.name, cluster.namespace, submission.kind, "checked", submission.state)
+        return JobRef(
+            spec.name,
+            cluster.namespace,
+            submission.kind,
+            "checked",
+            submission.state,
+            tuple(admission.unchecked),
+        )
 
-    if submission.replaces:
-        _replace(cluster, submission, confirm)
-    _make_tokens(cluster, spec)
-    _apply_all(cluster, submission, wait or partial(_wait_in_silence, cluster))
+    with admission.taking_back(f"submit again, or remove it: kubetune delete {spec.typed}"):
+        admission.try_waiting()
+        if submission.replaces:
+            _replace(cluster, submission, confirm)
+        _make_tokens(admission, spec)
+        _apply_all(cluster, submission, admission, wait or partial(_wait_in_silence, cluster))
 
     state: State = submission.state
     if submission.makes_trainer:
@@ -212,7 +226,12 @@ def _to_check(submission: _Submission) -> list[Manifest]:
     return objects
 
 
-def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpec], None]) -> None:
+def _apply_all(
+    cluster: Cluster,
+    submission: _Submission,
+    admission: Admission,
+    wait: Callable[[RunSpec], None],
+) -> None:
     """Apply everything but the trainer, wait until the run is prepared, then apply the trainer."""
     spec = submission.spec
     has_job = preparation.has_own_job(spec)
@@ -229,8 +248,10 @@ def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpe
         is_needless = has_job and not submission.makes_trainer and submission.is_job(obj)
         holds_gpus = submission.is_trainer(obj) or submission.is_beside(obj)
         if not holds_gpus and not is_needless:
-            _apply(cluster, obj)
+            _apply(cluster, admission, obj)
     if has_job and submission.makes_trainer:
+        # It may take hours, and goes on whatever becomes of this command.
+        admission.keep()
         wait(spec)
 
     # To apply a stopped run's workload would start it.
@@ -238,10 +259,10 @@ def _apply_all(cluster: Cluster, submission: _Submission, wait: Callable[[RunSpe
         return
     for obj in submission.objects:
         if submission.is_beside(obj):
-            _start_beside(cluster, spec, obj)
+            _start_beside(cluster, spec, obj, admission.apply)
     for obj in submission.objects:
         if submission.is_trainer(obj):
-            cluster.apply(obj)
+            admission.apply(obj)
 
 
 def _as_seen(spec: RunSpec) -> dict[str, Any]:
@@ -283,7 +304,9 @@ def _check_owner(cluster: Cluster, spec: RunSpec, old: RunSpec | None) -> None:
         )
 
 
-def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None:
+def _check(
+    cluster: Cluster, spec: RunSpec, admission: Admission, objects: Sequence[Manifest]
+) -> None:
     """Raise EnvironmentFault with all that the server would refuse, and with missing Secrets and queues."""
     problems = _missing_secrets(cluster, spec)
     if spec.kubernetes.queue:
@@ -291,18 +314,11 @@ def _check(cluster: Cluster, spec: RunSpec, objects: Sequence[Manifest]) -> None
         if missing_queue:
             problems.append(missing_queue)
 
-    rights: list[MissingRight] = []
-    # All objects are tried, so that the user learns of all problems at once.
-    for obj in objects:
-        try:
-            cluster.apply(obj, dry_run=True)
-        except NoNamespace as error:
-            raise EnvironmentFault(f"{error}. Nothing was changed.") from None
-        except MissingRight as error:
-            rights.append(error)
-        except Refused as error:
-            problems.append(str(error))
-
+    try:
+        rights, refused = admission.try_all(objects)
+    except NoNamespace as error:
+        raise EnvironmentFault(f"{error}. Nothing was changed.") from None
+    problems += refused
     # Missing rights are listed together, as one request to whoever may grant them.
     if rights:
         problems.append(missing_rights(rights))
@@ -360,7 +376,9 @@ def _remove_job(cluster: Cluster, spec: RunSpec) -> None:
     wait_gone(cluster, spec, _JOB, name, components=(PREPROCESS,))
 
 
-def _start_beside(cluster: Cluster, spec: RunSpec, job: Manifest) -> None:
+def _start_beside(
+    cluster: Cluster, spec: RunSpec, job: Manifest, apply: Callable[[Manifest], object]
+) -> None:
     """Start a Job beside the workload, or let it go on. One that has ended is made anew."""
     name = job["metadata"]["name"]
     existing = cluster.get(_JOB, name)
@@ -371,10 +389,10 @@ def _start_beside(cluster: Cluster, spec: RunSpec, job: Manifest) -> None:
             wait_gone(cluster, spec, _JOB, name, components=(SAMPLER,))
         elif state == "stopped":
             cluster.merge(_JOB, name, {"spec": {"suspend": False}})
-    cluster.apply(job)
+    apply(job)
 
 
-def _apply(cluster: Cluster, obj: Manifest) -> None:
+def _apply(cluster: Cluster, admission: Admission, obj: Manifest) -> None:
     """Apply an object. A bare pod that has ended is made anew."""
     name = obj["metadata"]["name"]
     if obj["kind"] == "Pod":
@@ -383,7 +401,7 @@ def _apply(cluster: Cluster, obj: Manifest) -> None:
             cluster.delete("Pod", name, grace_seconds=0)
     if obj["kind"] == _VOLUMES:
         _wait_until_new(cluster, name)
-    cluster.apply(obj)
+    admission.apply(obj)
 
 
 def _wait_until_new(cluster: Cluster, claim: str) -> None:
@@ -410,13 +428,13 @@ def _wait_in_silence(cluster: Cluster, spec: RunSpec) -> None:
     wait_for_job(cluster, spec, lambda source, text: None)
 
 
-def _make_tokens(cluster: Cluster, spec: RunSpec) -> None:
+def _make_tokens(admission: Admission, spec: RunSpec) -> None:
     """Give each server that asks for a token a random one, once."""
     for server in token_servers(spec):
         name, key = token_secret(spec, server)
         token = {key: secrets.token_urlsafe(32)}
         try:
-            cluster.create(
+            admission.create(
                 spec.manifest("v1", "Secret", name, server, type="Opaque", stringData=token)
             )
         except Refused as error:
@@ -502,7 +520,7 @@ def _suspend(cluster: Cluster, spec: RunSpec, workload: Object, *, suspend: bool
         # Before the trainer, which asks them.
         for obj in _rendered(spec):
             if obj["kind"] == _JOB and obj["metadata"]["name"] in beside:
-                _start_beside(cluster, spec, obj)
+                _start_beside(cluster, spec, obj, cluster.apply)
     change = kind.suspension(spec.nodes, suspend=suspend)
     cluster.merge(kind.name, spec.name, change)
     if suspend:

@@ -1,6 +1,7 @@
 """Sync waves: the order in which Argo CD applies the objects of a run. It waits until those of a wave are healthy.
 
-    wave -1   accounts, roles, policies, ConfigMaps: pods need them to be made at all, or to be reached
+    wave -1   accounts, roles, policies, ConfigMaps: pods need them to be made at all, or to be reached; what the
+              workload refers to, without which a webhook refuses it
     wave  0   the Job that prepares, and the claims that its pod mounts
     wave  1   all else
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kubetune.k8s.manifests.initialisers import PREPROCESS
+from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
 from kubetune.k8s.manifests.spec import COMPONENT, Manifest
 
 WAVE = "argocd.argoproj.io/sync-wave"
@@ -34,11 +36,16 @@ def in_waves(objects: Sequence[Manifest]) -> list[Manifest]:
 
 
 def _wave(obj: Manifest, *, prepares: bool) -> int:
-    if obj["kind"] in FIRST:
+    if obj["kind"] in FIRST or obj["kind"] in _referred_kinds():
         return -1
     if _is_preparation(obj) or (prepares and obj["kind"] == "PersistentVolumeClaim"):
         return 0
     return 1
+
+
+def _referred_kinds() -> list[str]:
+    """Return the kinds of objects to which workloads refer."""
+    return [other.name for name in KINDS for other in kind_of(name).others]
 
 
 def _is_preparation(obj: Manifest) -> bool:
