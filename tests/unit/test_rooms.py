@@ -327,3 +327,28 @@ def _public(
             yield child
             if isinstance(child, ast.ClassDef):
                 yield from _public(child)
+
+
+# Rooms that a rank imports, whose threads docs/design.md lists.
+OF_A_RANK = ORDER[: ORDER.index("training") + 1]
+NOT_OF_A_RANK = {"plan", "k8s", "reporting", "supervisor"}
+# Their threads are in processes of their own.
+THREADS_ELSEWHERE = {"rundir/mirror/copier.py", "data/text/turns/limited_template.py"}
+
+
+def test_the_page_says_why_each_thread_of_a_rank_is_safe() -> None:
+    """Such as the thread that writes checkpoints: it must touch nothing that the loop computes with."""
+    starting = set()
+    for room in set(OF_A_RANK) - NOT_OF_A_RANK:
+        for path in (PACKAGE / room).rglob("*.py"):
+            # `reminders.beside` starts a thread too.
+            if re.search(
+                r"\bThread\(|\bThreadPoolExecutor\(|\bTimer\(|reminders\.beside\(",
+                path.read_text("utf-8"),
+            ):
+                starting.add(str(path.relative_to(PACKAGE)))
+    page = (PACKAGE.parents[1] / "docs" / "design.md").read_text("utf-8")
+    table = page.partition("**Threads.**")[2].partition("test_beside_the_loop")[0]
+    listed = set(re.findall(r"\(\.\./src/kubetune/(\S+?)\)", table))
+    listed.discard("training/checkpoint_copies.py")  # what a thread gets
+    assert listed == starting - THREADS_ELSEWHERE

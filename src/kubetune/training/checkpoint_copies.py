@@ -1,39 +1,54 @@
-"""Copies of a checkpoint's tensors in the memory of the host; a thread writes them while the loop goes on."""
+"""All that a checkpoint is written from, taken by the loop's thread between two steps.
+
+A thread may write it while the loop goes on, so nothing in it is what the loop computes with: what a step changes is
+copied to the memory of the host, and what no step changes (frozen weights) is only ever read.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from kubetune.models import fsdp
+from kubetune.models.padding_free import unwrap
+from kubetune.training import saved_model
 from kubetune.training.optimizer.adamw import FlatAdamW
+from kubetune.training.optimizer.shards import OptimizerShard
+from kubetune.training.saved_model import SavedModel
 
 # Writing a smaller checkpoint takes so little time that a copy does not pay.
 WORTH_BACKGROUND_BYTES = 64 * 2**20
 
 
-def writes_in_background(setting: bool | str, optimizer: FlatAdamW) -> bool:
+def writes_in_background(setting: bool | str, optimizer: FlatAdamW, device_type: str) -> bool:
     """Return `training.async_save`. `auto` means large checkpoints on a GPU, whose copies are in other memory."""
     if setting != "auto":
         return bool(setting)
     # On a CPU the copies would lie in the memory that the training needs.
     size = sum(tensor.nbytes for tensor in optimizer.state().values())
-    return optimizer.master.is_cuda and size >= WORTH_BACKGROUND_BYTES
+    return device_type == "cuda" and size >= WORTH_BACKGROUND_BYTES
 
 
-class Tensors(NamedTuple):
-    """What one rank writes of a checkpoint: copies, or the tensors themselves."""
+@dataclass(frozen=True)
+class Snapshot:
+    """What one rank writes of a checkpoint."""
 
+    # Buffers by name, and where they are in those of the whole model.
     optimizer: dict[str, Tensor]
-    # None: take them from the model while they are written.
-    weights: dict[str, Tensor] | None = None
+    shards: list[OptimizerShard]
+    # None on ranks that write no model.
+    model: SavedModel | None
 
 
 class CheckpointCopies:
-    """Buffers in the host's memory, which all checkpoints reuse."""
+    """Makes snapshots of a run. With `background` they hold copies, in buffers that all checkpoints reuse."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, background: bool) -> None:
+        self._background = background
         self._buffers: dict[str, Tensor] = {}
 
     def take(
@@ -42,30 +57,55 @@ class CheckpointCopies:
         optimizer: FlatAdamW,
         *,
         is_whole: bool,
-    ) -> Tensors:
-        """Copy the tensors as they are now, and the weights too if this rank has all of them (`is_whole`)."""
+        labelled: bool,
+        is_main: bool,
+    ) -> Snapshot:
+        """Return the model and the optimizer as they are now.
+
+        `is_whole`: this rank has all of the model, so that rank 0 (`is_main`) writes all of the checkpoint. `labelled`:
+        the model is a classifier.
+        """
+        if is_whole and not is_main:
+            return Snapshot({}, [], None)
+
         state = {}
         for name, tensor in optimizer.state().items():
-            state[name] = self._copy(f"optimizer.{name}", tensor)
-        if not is_whole:
-            return Tensors(state)
+            state[name] = self._kept(f"optimizer.{name}", tensor)
+        shards = optimizer.shards
+        if not is_main:
+            return Snapshot(state, shards, None)
 
-        # `keep_vars`, so that trained parameters can be distinguished from frozen ones.
-        entries = model.state_dict(keep_vars=True)
+        saved: SavedModel
+        if not is_whole:
+            others = self._changing(fsdp.saved_beside(model))
+            saved = saved_model.parts_with(model, optimizer.layout, others)
+        elif unwrap(model) is not model:
+            tensors = self._changing(saved_model.adapter_tensors(model))
+            saved = saved_model.adapter_with(model, tensors, labelled=labelled)
+        else:
+            # `keep_vars`, so that trained parameters can be distinguished from frozen ones.
+            weights = self._changing(model.state_dict(keep_vars=True))
+            saved = saved_model.whole_with(model, weights)
+        return Snapshot(state, shards, saved)
+
+    def _changing(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors: of those that a step may change, copies."""
         # A tied weight has several names. It has one buffer, under its first name.
         first_names: dict[int, str] = {}
-        for name, value in entries.items():
-            first_names.setdefault(id(value), name)
-        weights = {}
-        for name, value in entries.items():
-            if value.requires_grad:
-                weights[name] = self._copy(first_names[id(value)], value)
+        for name, tensor in tensors.items():
+            first_names.setdefault(id(tensor), name)
+        kept = {}
+        for name, tensor in tensors.items():
+            is_frozen = isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad
+            if is_frozen:
+                kept[name] = tensor.detach()
             else:
-                weights[name] = value.detach()  # frozen, so no step changes it
+                kept[name] = self._kept(first_names[id(tensor)], tensor)
+        return kept
 
-        return Tensors(state, weights)
-
-    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+    def _kept(self, name: str, tensor: Tensor) -> Tensor:
+        if not self._background:
+            return tensor.detach()
         # Made at the first checkpoint, and then reused.
         if name not in self._buffers:
             self._buffers[name] = torch.empty(tensor.shape, dtype=tensor.dtype)

@@ -36,12 +36,10 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main, raise_first
 from kubetune.distributed.process_group import World
-from kubetune.models import fsdp
-from kubetune.models.padding_free import unwrap
 from kubetune.rundir import checkpoints as checkpoint
 from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
-from kubetune.training.checkpoint_copies import CheckpointCopies, Tensors
+from kubetune.training.checkpoint_copies import CheckpointCopies, Snapshot
 from kubetune.training.full_disk import explained_full_disk, require_free
 from kubetune.training.optimizer import shards
 from kubetune.training.optimizer.adamw import FlatAdamW
@@ -68,7 +66,6 @@ class Checkpointer:
     _state: State = field(default_factory=State, init=False)
     _stall_seconds: float = field(default=0.0, init=False)
 
-    _copies: CheckpointCopies = field(default_factory=CheckpointCopies, init=False)
     _bytes: int = field(default=0, init=False)  # of one checkpoint
 
     def __post_init__(self) -> None:
@@ -78,6 +75,7 @@ class Checkpointer:
         if not self._is_whole:
             # A thread's collectives must not mix with the loop's, so it has a group of its own.
             self._group = process_group.side_group(self.world, self.timeout_seconds)
+        self._copies = CheckpointCopies(background=self.background)
         # One thread, so that one checkpoint is written after the other.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
 
@@ -105,17 +103,17 @@ class Checkpointer:
         state = replace(state, saved_step=state.step)
         self._state = state
 
-        tensors = self._tensors()
+        snapshot = self._snapshot()
         if self.background:
             self._writing = self._thread.submit(
                 self._attempt,
                 self.run_dir,
                 state,
-                tensors,
+                snapshot,
             )
             self._stall_seconds = time.perf_counter() - began
         else:
-            failure = self._attempt(self.run_dir, state, tensors)
+            failure = self._attempt(self.run_dir, state, snapshot)
             self._stall_seconds = time.perf_counter() - began
             self._settle(failure)
 
@@ -129,7 +127,7 @@ class Checkpointer:
         sibling = files.temporary_sibling(self.run_dir / "checkpoints" / "preflight")
         rehearsal_dir = process_group.broadcast(sibling, self.world)
         try:
-            self._require_all(self._attempt(rehearsal_dir, state, self._tensors()))
+            self._require_all(self._attempt(rehearsal_dir, state, self._snapshot()))
             # Links to the checkpoint would count its files twice.
             sizes = []
             for path in (rehearsal_dir / "checkpoints").rglob("*"):
@@ -160,11 +158,15 @@ class Checkpointer:
         self._writing = None
         self._settle(failure)
 
-    def _tensors(self) -> Tensors:
-        """Return what this rank writes: copies if a thread writes them, else the tensors themselves."""
-        if self.background:
-            return self._copies.take(self.model, self.optimizer, is_whole=self._is_whole)
-        return Tensors(self.optimizer.state())
+    def _snapshot(self) -> Snapshot:
+        """Return what this rank writes: with copies if a thread writes it."""
+        return self._copies.take(
+            self.model,
+            self.optimizer,
+            is_whole=self._is_whole,
+            labelled=self.labelled,
+            is_main=self.world.is_main,
+        )
 
     def _require_all(self, failure: errors.KubetuneError | None) -> None:
         """Raise on every rank an error that any rank had."""
@@ -192,10 +194,11 @@ class Checkpointer:
         self,
         run_dir: Path,
         state: State,
-        tensors: Tensors,
+        snapshot: Snapshot,
     ) -> errors.KubetuneError | None:
         """Write, commit and tidy up. Return the error rather than raise it, for `_require_all`.
 
+        A thread may call this while the loop goes on, so it uses neither model nor optimizer, only the snapshot.
         `run_dir`: the run's, or that of a rehearsal.
         """
         try:
@@ -204,10 +207,10 @@ class Checkpointer:
                 self.base.record()
 
             if not self._is_whole:
-                self._commit_parts(run_dir, state, tensors)
+                self._commit_parts(run_dir, state, snapshot)
             elif self.world.is_main:
                 self._require_place(run_dir)
-                checkpoint.commit(run_dir, state, lambda folder: self._write(folder, tensors))
+                checkpoint.commit(run_dir, state, lambda folder: self._write(folder, snapshot))
 
             self._tidy(run_dir, state)
 
@@ -264,34 +267,31 @@ class Checkpointer:
         # The best one stays, however old it is.
         checkpoint.prune(run_dir, self.keep, {best or 0})
 
-    def _write(self, folder: Path, tensors: Tensors) -> None:
+    def _write(self, folder: Path, snapshot: Snapshot) -> None:
         """Write a whole checkpoint into the folder."""
         with explained_full_disk(folder):
-            # PEFT writes a model card, an empty form, unless there is one.
-            card = folder / "README.md"
-            card.write_text("---\nlibrary_name: peft\n---\n")
-            self.model.save_pretrained(folder, state_dict=tensors.weights)
-            card.unlink()
-            base_model = unwrap(self.model)
-            if self.labelled and base_model is not self.model:
-                # An adapter of a classifier is useless without the number and names of its classes.
-                base_model.config.save_pretrained(folder)
-            self.tokenizer.save(folder)
-            # A kill here leaves a folder without a manifest, which the next start removes.
-            fault_injection.reach("commit.weights")
-            save_file(tensors.optimizer, folder / shards.OPTIMIZER)
+            self._write_model(folder, snapshot)
+            save_file(snapshot.optimizer, folder / shards.OPTIMIZER)
+
+    def _write_model(self, folder: Path, snapshot: Snapshot) -> None:
+        """Write the model with its tokenizer."""
+        assert snapshot.model is not None
+        snapshot.model.write(folder)
+        self.tokenizer.save(folder)
+        # A kill here leaves a folder without a manifest, which the next start removes.
+        fault_injection.reach("commit.weights")
 
     def _commit_parts(
         self,
         run_dir: Path,
         state: State,
-        tensors: Tensors,
+        snapshot: Snapshot,
     ) -> None:
         """Write a checkpoint of a sharded model, in the four steps that the top of this module shows."""
         if not self.world.is_main:
             folder = process_group.broadcast(None, self.world, self._group)
             if folder is not None:
-                self._write_part(folder, tensors)
+                self._write_part(folder, snapshot)
             return
 
         is_announced = False  # the other ranks know the folder
@@ -300,9 +300,9 @@ class Checkpointer:
             nonlocal is_announced
             is_announced = True
             process_group.broadcast(folder, self.world, self._group)
-            self._write_part(folder, tensors)
+            self._write_part(folder, snapshot)
             with explained_full_disk(folder):
-                self._write_model(folder)
+                self._write_model(folder, snapshot)
 
         try:
             self._require_place(run_dir)
@@ -312,34 +312,18 @@ class Checkpointer:
                 # No folder was made, and the others wait for one.
                 process_group.broadcast(None, self.world, self._group)
 
-    def _write_part(self, folder: Path, tensors: Tensors) -> None:
+    def _write_part(self, folder: Path, snapshot: Snapshot) -> None:
         """Write this rank's shards. Raise on every rank an error that any rank had."""
         # Kept until all ranks have met: one that raised alone would leave the others waiting.
         failure: errors.KubetuneError | None = None
         path = folder / shards.part_name(self.world.rank, self.world.size)
         try:
             with files.explained_writes(path), explained_full_disk(folder):
-                shards.write_part(path, tensors.optimizer, self.optimizer.shards)
+                shards.write_part(path, snapshot.optimizer, snapshot.shards)
                 fault_injection.reach("commit.part")
         except errors.EnvironmentFault as error:
             failure = error
         raise_first(process_group.gather(failure, self.world, self._group))
-
-    def _write_model(self, folder: Path) -> None:
-        """Put the model together from the parts in the folder, and write the files that belong to it."""
-        config = self.model.config
-        others = fsdp.saved_beside(self.model)
-        shards.write_weights(
-            folder,
-            self.optimizer.layout,
-            config.dtype,
-            others,
-        )
-        config.save_pretrained(folder)
-        if self.model.can_generate():
-            self.model.generation_config.save_pretrained(folder)
-        self.tokenizer.save(folder)
-        fault_injection.reach("commit.weights")
 
     def restore(self, mode: str, first: State) -> State:
         """Load the newest whole checkpoint and return its state, or return `first` if there is none.

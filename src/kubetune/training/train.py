@@ -126,6 +126,8 @@ def _build(
     learner, optimizer = _with_optimizer(learner, config.training)
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
+    async_save = config.training.async_save
+    background = writes_in_background(async_save, optimizer, world.device.type)
     checkpointer = Checkpointer(
         run_dir,
         world,
@@ -134,7 +136,8 @@ def _build(
         data.tokenizer,
         config.training.save_total_limit,
         labelled=config.classifies,
-        background=writes_in_background(config.training.async_save, optimizer),
+        # Slices differ in size, and all ranks must save in the same way.
+        background=process_group.broadcast(background, world),
         timeout_seconds=config.training.timeout_seconds,
         base=base,
         # An adapter's checkpoint holds no code: that of the base is loaded with the base.

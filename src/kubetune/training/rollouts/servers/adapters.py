@@ -25,6 +25,7 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.base import files, logs, whole_folder
 from kubetune.rundir import heartbeat
+from kubetune.training import saved_model
 from kubetune.training.full_disk import explained_full_disk
 from kubetune.training.rollouts.servers.client import Refused, Server, ServerTrouble
 
@@ -68,9 +69,7 @@ class AdapterFiles:
 
     def write(self, step: int) -> Adapter:
         """Write the adapter as it is now, whole or not at all, and return it."""
-        from peft import get_peft_model_state_dict
-
-        tensors: dict[str, Tensor] = get_peft_model_state_dict(self.model)
+        tensors = saved_model.adapter_tensors(self.model)
         adapter = self._adapter(f"{self._prefix}{step:06d}-{_digest(tensors)}", step)
         folder = Path(adapter.folder)
         # The same weights were written before, by a start that was killed after that.
@@ -78,10 +77,7 @@ class AdapterFiles:
             with files.explained_writes(folder):
                 folder.parent.mkdir(exist_ok=True)
             with whole_folder.written(folder, "adapter") as partial, explained_full_disk(folder):
-                # PEFT writes a model card, an empty form, unless there is one.
-                (partial / "README.md").write_text("---\nlibrary_name: peft\n---\n")
-                self.model.save_pretrained(partial)
-                (partial / "README.md").unlink()
+                saved_model.adapter_with(self.model, tensors).write(partial)
                 whole_folder.share_like(partial, partial / "adapter_config.json")
         return adapter
 
