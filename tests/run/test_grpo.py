@@ -551,12 +551,12 @@ def test_answers_that_teach_nothing_still_balance_the_experts(inputs: Path, tmp_
 
 
 def test_a_model_that_cannot_draw_with_a_cache_is_refused_by_name(tmp_path: Path) -> None:
-    train_tokenizer(tmp_path / "mamba")
-    config = AutoConfig.for_model("mamba", **HYBRIDS["mamba"])
+    train_tokenizer(tmp_path / "rwkv")
+    config = AutoConfig.for_model("rwkv", **HYBRIDS["rwkv"])
     model = AutoModelForCausalLM.from_config(config)
-    learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(tmp_path / "mamba"))))
+    learner = causal_lm.TASK.learner_of(model, ModelSpec(ModelConfig(path=str(tmp_path / "rwkv"))))
     with pytest.raises(
-        errors.ModelError, match="MambaForCausalLM cannot draw answers with the cache"
+        errors.ModelError, match="RwkvForCausalLM cannot draw answers with the cache"
     ):
         require_sampling(replace(learner, grpo=GrpoConfig()), PROMPTS[:1], 0)
 

@@ -132,8 +132,9 @@ class MaskRule:
 
 def probe_mask(
     *,
-    q_length: int,
     mask_function: Callable[..., Tensor],
+    q_length: int = 0,
+    cache_position: Tensor | None = None,
     attention_mask: Tensor | None = None,
     **settings: Any,
 ) -> MaskRule:
@@ -144,6 +145,9 @@ def probe_mask(
     places alone is asked on the CPU: nothing waits for the GPU.
     """
     cu_seqlens = CURRENT.cu_seqlens
+    # Before transformers 5.4 queries are told by their places.
+    if cache_position is not None:
+        q_length = len(cache_position)
     if cu_seqlens is None or q_length != cu_seqlens[-1]:
         raise CannotRunPaddingFree("a mask is made outside a packed batch")
     # Some models make one of ones.

@@ -71,7 +71,7 @@ def load(
 ) -> nn.Module:
     """Return the model of `loading.load_pretrained`, sharded if training asks for it.
 
-    Sharded, it is on no rank ever whole, if the version of transformers is known (patches.py).
+    Sharded, it is on no rank ever whole, if the patches of transformers fit (patches.py).
 
     `frozen`: an expression for the names of what does not learn of a model trained in full, which every rank has whole.
     `labels`: settings of a classifier.
@@ -98,18 +98,7 @@ def load(
     )
     cut_by = partial(_cut_for, arithmetic, frozen, trained=trained)
 
-    model: Any
-    if patches.can_shard_while_loading():
-        with cutting(cut_by, world.size) as settings:
-            model = read(**settings)
-    else:
-        logs.MODEL.info(
-            "this kubetune cannot shard a model while transformers %s reads it: at the start each rank holds all of it "
-            "once",
-            transformers.__version__,
-        )
-        model = cut_by(read())
-
+    model = _read(read, cut_by, world)
     if trained:
         for parameter in model.parameters():
             # What is whole does not learn, but was read in fp32 like what does.
@@ -120,6 +109,21 @@ def load(
     model.config.dtype = arithmetic
     model.config.distributed_config = None
     return cast(nn.Module, model)
+
+
+def _read(read: Callable[..., Any], cut_by: Callable[[Any], Any], world: World) -> Any:
+    """Return what `read` reads, cut: in slices if transformers can be made to, else whole first."""
+    why_whole = patches.why_whole()
+    if not why_whole:
+        with cutting(cut_by, world.size) as settings:
+            return read(**settings)
+    logs.MODEL.info(
+        "this kubetune cannot shard a model while transformers %s reads it (%s): at the start each rank holds all of it "
+        "once",
+        transformers.__version__,
+        why_whole,
+    )
+    return cut_by(read())
 
 
 @contextmanager

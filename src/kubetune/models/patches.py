@@ -1,4 +1,4 @@
-"""Every change to transformers that holds for a whole process: what, checked with which versions, and undone.
+"""Every change to transformers that holds for a whole process: what, and how it is undone.
 
     patch                 without it
     SHARD_ON_LOAD …       a sharded model is read whole by each rank, and cut afterwards
@@ -6,13 +6,15 @@
     LOAD_REPORT           transformers prints a table of weights that a checkpoint lacks
     PACKING               a GPU is waited for in every forward
 
-So a version that a patch was not checked with, or that lacks the name, gives the same results, slower or in more memory.
-Tests look for the names in the versions that are installed, and train without any patch. Documented hooks (attention
-functions registered by name) and forwards set on modules of one model are no patches.
+Whether a patch fits is read from the installed code, not from the number of its release: the name, what it takes, and
+how its callers use it. Where one of these is otherwise, the results are the same, slower or in more memory. Tests look
+at the release that is installed, and train without any patch. Documented hooks (attention functions registered by name)
+and forwards set on modules of one model are no patches.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -20,9 +22,14 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
-from packaging.requirements import Requirement
+
+class Use(NamedTuple):
+    """What a patch relies on in other code: a text in the source of a function."""
+
+    place: str  # `module:function`, or `module:class.method`
+    text: str  # white space aside
 
 
 @dataclass(frozen=True)
@@ -31,53 +38,143 @@ class Patch:
 
     place: str  # what holds the name: `module`, or `module:class`
     name: str
-    checked: str  # the versions that the patch was checked with, as a requirement
+    parameters: tuple[str, ...] = ()  # the first ones that it takes
+    uses: tuple[Use, ...] = ()
 
     def owner(self) -> Any:
         """Return what holds the name. Raise ImportError or AttributeError if this version has no such place."""
-        module_name, _, class_name = self.place.partition(":")
-        module = import_module(module_name)
-        return getattr(module, class_name) if class_name else module
+        return _find(self.place)
 
     @cache  # noqa: B019  # the patches of this file live as long as the process
-    def is_known(self) -> bool:
-        """True if the installed version is one that the patch was checked with, and has the name."""
-        requirement = Requirement(self.checked)
-        if not requirement.specifier.contains(version(requirement.name), prereleases=True):
-            return False
+    def misfit(self) -> str:
+        """Return why the patch does not fit the installed version, nothing if it fits."""
         try:
-            return hasattr(self.owner(), self.name)
-        except (ImportError, AttributeError):
-            return False
+            content = vars(self.owner())[self.name]
+            # What is bound to a class, as callers that name the class see it.
+            is_bound = isinstance(content, classmethod)
+            function = content.__func__ if is_bound else content
+            if self.parameters:
+                names = tuple(inspect.signature(function).parameters)[is_bound:]
+                if names[: len(self.parameters)] != self.parameters:
+                    return f"{self.name} takes ({', '.join(names)}); expected ({', '.join(self.parameters)})"
+            for use in self.uses:
+                if _squeezed(use.text) not in _squeezed(inspect.getsource(_find(use.place))):
+                    return f"{use.place.rpartition(':')[2]} has no `{use.text}`"
+        except (ImportError, AttributeError, KeyError):
+            return f"{self.place} has no {self.name}, or has it elsewhere"
+        except (OSError, TypeError, ValueError, SyntaxError) as error:
+            return f"the source of {self.name} cannot be read ({error})"
+        return ""
+
+    def is_known(self) -> bool:
+        """True if the installed version has the name, and uses it as the patch expects."""
+        return not self.misfit()
 
 
-_SHARDING = "transformers>=5.23,<5.24"
-_MODEL_CODE = "transformers>=5.0,<5.24"
+def _find(place: str) -> Any:
+    module_name, _, path = place.partition(":")
+    value = import_module(module_name)
+    for name in path.split(".") if path else ():
+        value = getattr(value, name)
+    return value
+
+
+def _squeezed(source: str) -> str:
+    return "".join(source.split())
+
+
+_LOADING = "transformers.core_model_loading"
+_SLICING = "transformers.distributed.sharding_utils:DtensorShardOperation"
 
 # Sharding within `from_pretrained`. transformers' own plans know some architectures only (fsdp.py).
 SHARD_ON_LOAD = Patch(
-    "transformers.distributed.mixin:DistributedMixin", "maybe_distribute_model", _SHARDING
+    "transformers.distributed.mixin:DistributedMixin",
+    "maybe_distribute_model",
+    ("model", "distributed_config"),
+    (
+        Use(
+            "transformers.modeling_utils:PreTrainedModel.from_pretrained",
+            "cls.maybe_distribute_model(model,",
+        ),
+    ),
 )
 # Transposes experts that may lie in files the other way (Qwen3-VL-MoE). It would take a slice for those.
-TRANSPOSE_EXPERTS = Patch("transformers.core_model_loading:Transpose", "convert", _SHARDING)
+TRANSPOSE_EXPERTS = Patch(
+    f"{_LOADING}:Transpose",
+    "convert",
+    ("self", "input_dict"),
+    (
+        Use(
+            f"{_LOADING}:Transpose.convert",
+            'kwargs["model"].get_parameter(kwargs["full_layer_name"]).shape',
+        ),
+        Use(f"{_LOADING}:Transpose.convert", "if not self.check_dims:"),
+    ),
+)
 # Reads a rank's slice from a file, also of parts that a weight is joined from (Kimi-Linear, OLMo-hybrid).
 READ_SLICE = Patch(
-    "transformers.distributed.sharding_utils:DtensorShardOperation", "shard_tensor", _SHARDING
+    _SLICING,
+    "shard_tensor",
+    ("self", "source", "tensor_idx", "device", "dtype"),
+    (
+        Use(f"{_SLICING}.__init__", "self.param_ndim = param.ndim"),
+        Use(f"{_SLICING}.__init__", "self._axis0_size = param.shape[0]"),
+        Use(f"{_LOADING}:spawn_materialize", "device=device, dtype=dtype)"),
+    ),
 )
 # Converts the tensors of files to weights: whole tensors become whole weights.
-CONVERT_WEIGHTS = Patch("transformers.core_model_loading:WeightConverter", "convert", _SHARDING)
+CONVERT_WEIGHTS = Patch(
+    f"{_LOADING}:WeightConverter",
+    "convert",
+    ("self", "layer_name", "model"),
+    (
+        Use(
+            f"{_LOADING}:convert_and_load_state_dict_in_model",
+            "mapping.convert(first_param_name, model=model,",
+        ),
+        # What is returned is a rank's slice, whose shape is compared.
+        Use(f"{_LOADING}:set_param_for_module", "expected_shape = ref._local_tensor.shape"),
+        Use(f"{_LOADING}:set_param_for_module", "_dtensor_from_local_like(local_param, ref)"),
+    ),
+)
 # Gives what no file has its first values. It takes FSDP's classes for custom code, and passes over modules of custom
 # code whose tensors were all read, or that have none, such as one that fills in a buffer of its layers (Falcon-H1).
 INIT_MISSING = Patch(
-    "transformers.modeling_utils:PreTrainedModel", "_initialize_weights", _SHARDING
+    "transformers.modeling_utils:PreTrainedModel",
+    "_initialize_weights",
+    ("self", "module", "is_custom_code"),
+    (
+        Use(
+            "transformers.modeling_utils:PreTrainedModel.initialize_weights",
+            "smart_apply(child, child._initialize_weights, is_custom_code)",
+        ),
+    ),
 )
-# Rotary embedding, a function of the source file of each architecture. Llama's stands for all of them here.
-ROTARY = Patch("transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", _MODEL_CODE)
+# Rotary embedding, a function of the source file of each architecture, of which Llama's stands here. Each is tried on
+# random input before it is replaced (fused_forwards.py).
+ROTARY = Patch(
+    "transformers.models.llama.modeling_llama", "apply_rotary_pos_emb", ("q", "k", "cos", "sin")
+)
 # The table of weights that a checkpoint lacks, which loading.py logs in one line.
-LOAD_REPORT = Patch("transformers.modeling_utils", "logger", _MODEL_CODE)
+LOAD_REPORT = Patch("transformers.modeling_utils", "logger")
 # Finds where sequences of a packed batch begin, by their positions. On a GPU that is waited for in every forward, and
 # `cu_seqlens` tell it anyway.
-PACKING = Patch("transformers.masking_utils", "find_packed_sequence_indices", _MODEL_CODE)
+PACKING = Patch(
+    "transformers.masking_utils",
+    "find_packed_sequence_indices",
+    ("position_ids",),
+    (
+        Use(
+            "transformers.masking_utils:_preprocess_mask_arguments",
+            "packed_sequence_mask = find_packed_sequence_indices(position_ids)",
+        ),
+        # So nothing is done where it finds none.
+        Use(
+            "transformers.masking_utils:create_causal_mask",
+            "if packed_sequence_mask is not None:",
+        ),
+    ),
+)
 
 SHARDING_PATCHES = (
     SHARD_ON_LOAD,
@@ -120,19 +217,22 @@ def original_of(patch: Patch) -> Any:
     return vars(patch.owner())[patch.name]
 
 
-def can_shard_while_loading() -> bool:
-    """True if `cutting_by` and `reading_slices` fit the installed version."""
-    return all(patch.is_known() for patch in SHARDING_PATCHES)
-
-
-def unchecked_version() -> str:
-    """Return a warning for the log if a patch for speed was not checked with the installed version, else nothing."""
-    if ROTARY.is_known() and PACKING.is_known():
+def why_slower() -> str:
+    """Return a line for the log if the patch for speed does not fit the installed version, else nothing."""
+    if PACKING.is_known():
         return ""
     return (
-        f"this kubetune was not checked with transformers {version('transformers')} (expected {PACKING.checked}): "
-        "models run by transformers' own code, which gives the same results and may be slower on a GPU"
+        f"transformers {version('transformers')} finds packed sequences in a way that this kubetune does not know "
+        f"({PACKING.misfit()}): its own code runs, which gives the same results and may be slower on a GPU"
     )
+
+
+def why_whole() -> str:
+    """Return why a model cannot be sharded while transformers reads it, nothing if it can."""
+    for patch in SHARDING_PATCHES:
+        if patch.misfit():
+            return patch.misfit()
+    return ""
 
 
 def cutting_by(cut: Any) -> Replaced:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.turns.template import ChatTemplate
+from kubetune.models.forward_cache import cache_of
 from kubetune.result.gguf_files.llama_cpp import Answer, Request, Row, ask
 from kubetune.result.publishing.equivalence import POSITIONS, Comparison, Sample
 
@@ -186,12 +187,12 @@ def follow_greedily(model: Any, prompt: Sequence[int], ends: Collection[int] = (
     """
     device = next(model.parameters()).device
     ids = torch.tensor([list(prompt)], device=device)
-    past = None
+    past: dict[str, Any] = {}
     steps: list[Tensor] = []
     while len(steps) < LENGTH:
         # After the first time one token goes in, and the cache has the others.
-        answer = model(input_ids=ids, past_key_values=past, use_cache=True)
-        past = answer.past_key_values
+        answer = model(input_ids=ids, **past, use_cache=True)
+        past = cache_of(answer)
         last = answer.logits[0, -1].float()
         steps.append(last.log_softmax(-1).cpu())
         likeliest = int(last.argmax())

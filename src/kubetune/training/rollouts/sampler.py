@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kubetune.models.forward_cache import cache_of
 from kubetune.rundir import heartbeat
 from kubetune.scoring.counted_draws import choose
 
@@ -115,7 +116,8 @@ class _Decoder:
             use_cache=True,
             logits_to_keep=1,
         )
-        self._cache = out.past_key_values
+        self._past = cache_of(out)
+        (self._cache,) = self._past.values()
 
         # 0 0 0 1 1 1: as beam search repeats rows, which caches of all kinds of layers know.
         repeated = torch.arange(len(prompts), device=device).repeat_interleave(answers)
@@ -135,7 +137,7 @@ class _Decoder:
             input_ids=tokens[:, None],
             attention_mask=self._mask,
             position_ids=self._positions,
-            past_key_values=self._cache,
+            **self._past,
             use_cache=True,
             logits_to_keep=1,
         )

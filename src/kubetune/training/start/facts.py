@@ -95,9 +95,9 @@ def log_model(learner: Any, optimizer: FlatAdamW) -> None:
         logs.MODEL.info("one sequence at a time: %s", learner.route.why_not)
 
     # Of a newer transformers some patches may not apply, which costs speed.
-    warning = patches.unchecked_version()
-    if warning:
-        logs.MODEL.info("%s", warning)
+    why_slower = patches.why_slower()
+    if why_slower:
+        logs.MODEL.info("%s", why_slower)
 
 
 def log_padding(tokenizer: Tokenizer, world: World) -> None:
