@@ -70,6 +70,10 @@ INKLING = {
 # Recurrent models that run on packed batches.
 HYBRIDS: dict[str, dict[str, Any]] = {
     "qwen3_next": DELTA_EXPERTS,
+    "lara_mini": {
+        **DELTA_EXPERTS,
+        "layer_types": [*["linear_attention"] * 2, "sliding_attention", "full_attention"],
+    },
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA_EXPERTS,
     "olmo_hybrid": {**DELTA, "linear_num_value_heads": 4, "linear_num_key_heads": 4},
@@ -187,4 +191,12 @@ BIASED: dict[str, dict[str, Any]] = {
         "n_shared_experts": 1,
     },
     "inkling2_text": {**INKLING, "n_layers_per_attn_res_block": 2},
+    "inkling2_loop_text": {
+        **INKLING,
+        "n_layers_per_attn_res_block": 1,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 2,
+        "loop_num_passes": 2,
+        "loop_gate_rank": 4,
+    },
 }

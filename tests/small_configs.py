@@ -39,16 +39,16 @@ GENERAL: dict[str, Any] = {
 ROTARY = {"rope_type": "default", "rope_theta": 10_000.0}
 LATENT = {"num_key_value_heads": 4}
 _PLAIN = (
-    "afmoe", "apertus", "arcee", "aria_text", "biogpt", "bitnet", "cohere2_moe", "ctrl", "cwm", "dots1",
-    "ernie4_5_moe", "exaone_moe", "flex_olmo", "flint", "gemma4_unified_text", "glm", "glm4_moe",
+    "afmoe", "apertus", "apertus1p5_text", "arcee", "aria_text", "biogpt", "bitnet", "cohere2_moe", "ctrl", "cwm", "dots1",
+    "ernie4_5_moe", "exaone", "exaone_moe", "flex_olmo", "flint", "gemma4_unified_text", "glm", "glm4_moe",
     "granite_swa", "granitemoe", "granitemoe_swa", "granitemoeshared", "hrm_text", "hunyuan_v1_moe", "hy_v3",
     "hyperclovax", "internlm3", "iquestcoder", "jais2", "jetmoe", "kolibri1", "laguna", "mellum",
     "mimo_v2_flash", "minimax_m2", "minimax_m3_vl_text", "ministral3", "nanochat",
-    "olmo", "olmo3", "openai-gpt", "phimoe", "solar_open", "vaultgemma",
+    "olmo", "olmo3", "openai-gpt", "phimoe", "sarvam_moe", "solar_open", "vaultgemma",
 )  # fmt: skip
 _WITH_LATENT = (
     "axk1", "axk2", "deepseek_v2", "deepseek_v32", "dots3_note_text", "glm4_moe_lite", "glm_moe_dsa", "hy_v4",
-    "minicpm3", "youtu",
+    "minicpm3", "sarvam_mla", "youtu",
 )  # fmt: skip
 # Families, with what they want beside or otherwise.
 OTHERS: dict[str, dict[str, Any]] = {
@@ -100,6 +100,8 @@ UNTRIED: dict[str, tuple[str, ...]] = {
     "bytes in patches, with a model of its own to cut them": ("blt",),
     "a configuration in parts, of which no tiny one was made": ("dbrx",),
     "layers share their keys by a schedule that no tiny model has": ("gemma3n_text",),
-    "refused when a run starts, as its logits are made by a rule that is not known here": ("modernbert-decoder",),
+    "refused when a run starts, as its logits are made by a rule that is not known here": (
+        "dory", "modernbert-decoder",
+    ),
     "old, and hardly trained any more": ("cpmant", "gpt-sw3", "gpt_neox_japanese"),
 }  # fmt: skip

@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from kubetune.batching.batch import Batch, collate
-from kubetune.config.schema import LoraConfig
+from kubetune.config.schema import LoraConfig, TrainingConfig
 from kubetune.data.prepared.micro_batches import pack
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import attention_hooks as hooks
-from kubetune.models.acceleration import recompute_activations
+from kubetune.models.acceleration import Workload, recompute_activations, tune
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree, MaskRule, attend, packed
 from kubetune.models.fused_forwards import swap_forwards
@@ -28,6 +28,7 @@ from kubetune.models.padding_free import Route, choose_attention, self_check
 from kubetune.tasks.causal_lm import TASK
 from tests.architectures import (
     COMMON,
+    PADDING_FREE,
     PROMISED,
     SMALL_EXPERTS,
     build_model,
@@ -37,6 +38,8 @@ from tests.architectures import (
     relative_error,
     take_gradients,
 )
+from tests.hybrids import HYBRIDS
+from tests.small_configs import settings
 
 EXACT = 1e-5
 
@@ -181,12 +184,7 @@ def test_the_rule_of_a_mask_is_found_without_a_look_at_the_device(model_type, se
         embedded = torch.empty(1, batch.num_tokens, 64, device=device)
         positions = batch.position_ids[None].to(device)
         with packed(batch.cu_seqlens):
-            asked = [
-                make_mask(
-                    model.config, embedded, None, past_key_values=None, position_ids=positions
-                )
-                for make_mask in make
-            ]
+            asked = [make_mask(model.config, embedded, None, None, positions) for make_mask in make]
             assert [rule.window for rule in asked] == rules
 
 
@@ -308,3 +306,23 @@ def test_a_frozen_layer_with_a_forward_of_its_own_keeps_it():
     assert swap_forwards(model, None, ExitStack())["lora"] == len(
         base.model.layers
     )  # down_proj alone
+
+
+def test_a_model_that_runs_layers_in_turns_keeps_all_rows() -> None:
+    """HRM's two stacks take turns, so that rows without a label behind the last attention are seen again."""
+    model = build_model("hrm_text", settings("hrm_text"), lora=False)
+    rows = [(ids, np.arange(len(ids)) > len(ids) // 2) for ids, _ in random_rows((37, 5, 60))]
+    expected = reference_gradients(model, rows)
+    learner = Learner(model, choose_attention(model))
+    assert learner.route.padding_free
+    learner = tune(learner, TrainingConfig(), Workload(total_tokens=1), "", torch.device("cpu"))
+    labels = sum(int(trained[1:].sum()) for _, trained in rows)
+    loss = float(TASK.backward(learner, collate(rows), 1 / labels))
+    assert loss == pytest.approx(expected[0], rel=1e-6)
+    assert relative_error(take_gradients(model), expected[1]) <= 5e-6
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "qwen3_5_text"])
+def test_most_models_end_in_their_last_layer(name: str) -> None:
+    known = PROMISED | PADDING_FREE | HYBRIDS
+    assert choose_attention(build_model(name, known[name])).ends_in_last_layer

@@ -32,6 +32,7 @@ from kubetune.models.prefix_sharing import why_not
 from kubetune.tasks.causal_lm import TASK
 from tests import toy
 from tests.architectures import (
+    COMMON,
     PROMISED,
     build_model,
     random_rows,
@@ -233,6 +234,19 @@ def test_an_unknown_rule_of_logits_is_refused() -> None:
     lm.forward = scaled
     with pytest.raises(errors.ModelError, match="rule that is not known"):
         require_head(model)
+
+
+def test_a_head_with_more_than_weight_and_bias_is_refused() -> None:
+    """The loss takes these two alone. Dory's head multiplies the logits by a parameter, which begins as ones."""
+    dory = {"num_hidden_layers": 3, "n_input_layers": 1, "n_output_layers": 1}
+    adapted = build_model("dory", {**COMMON, **dory})
+    require_head(adapted)
+    lm = adapted.get_base_model()
+    with torch.no_grad():
+        lm.lm_head.logit_scale[7] *= 2
+    for model in (adapted, build_model("dory", {**COMMON, **dory}, lora=False)):
+        with pytest.raises(errors.ModelError, match="rule that is not known"):
+            require_head(model)
 
 
 @pytest.fixture

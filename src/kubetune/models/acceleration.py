@@ -92,7 +92,7 @@ def tune(
             model,
             kernels,
             learner.undo,
-            packed=route.padding_free,
+            skip_rows=route.ends_in_last_layer,
         )
         counts = ", ".join(f"{count} × {name}" for name, count in swapped.items())
         logs.MODEL.debug("fused forwards: %s", counts or "none")

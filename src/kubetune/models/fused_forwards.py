@@ -47,12 +47,13 @@ def swap_forwards(
     kernels: Kernels | None,
     undo: ExitStack,
     *,
-    packed: bool = True,
+    skip_rows: bool = True,
 ) -> Counter[str]:
     """Swap what can be swapped. Return how many forwards of each kind were.
 
-    `kernels`: also swap what pays only when it is compiled, to run by these. `packed`: sequences go through in packed
-    batches, whose labels are known. `undo` takes back what was swapped for all models of an architecture.
+    `kernels`: also swap what pays only when it is compiled, to run by these. `skip_rows`: sequences go through in packed
+    batches, whose labels are known, and the last layer ends the forward (Route.ends_in_last_layer). `undo` takes back
+    what was swapped for all models of an architecture.
     """
     swapped: Counter[str] = Counter()
     swapped["lora"] += shared_input.swap(model)
@@ -61,7 +62,7 @@ def swap_forwards(
         swapped["norm"] += _swap_norms(model, kernels)
         swapped["swiglu"] += _swap_swiglu(model, kernels)
         swapped["rotary"] += _swap_rotary(unwrap(model), kernels, undo)
-    if packed:
+    if skip_rows:
         swapped["rows"] += _skip_unlabelled_rows(model)
     swapped["embeddings"] += _make_embedding_gradients_sparse(model)
     return +swapped  # without the kinds that there are none of
@@ -238,8 +239,8 @@ def _gives_the_same(
 def _swap_rotary(lm: Any, kernels: Kernels, undo: ExitStack) -> int:
     """Swap the rotary embedding of a model's source file, which all layers of the model call. Return 1 if it was."""
     source = sys.modules[type(lm).__module__]
-    stock = getattr(source, "apply_rotary_pos_emb", None)
-    if stock is None or stock.__module__ == __name__ or not patches.ROTARY.is_known():
+    stock = getattr(source, patches.ROTARY.name, None)
+    if stock is None or stock.__module__ == __name__:
         return 0
 
     def apply(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *args: Any, **kwargs: Any) -> Any:

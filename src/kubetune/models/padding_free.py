@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from kubetune import errors
@@ -55,6 +56,8 @@ class Route:
     why_not: str = ""  # what refused packed batches
     difference: float = 0.0  # largest relative difference of outputs, packed and one by one
     in_rows: tuple[str, ...] = ()  # classes of recurrent modules that run on rows of padded batches
+    # The last of the decoder layers is run once in a forward, after all others. Some models run layers in loops.
+    ends_in_last_layer: bool = False
 
 
 def unwrap(model: nn.Module) -> Any:
@@ -192,8 +195,12 @@ def require_head(
         batch = lay(examples(lm.config.get_text_config().vocab_size)[1:2])
     batch = batch.to(next(lm.parameters()).device)
 
+    head = lm.get_output_embeddings()
+    bias = getattr(head, "bias", None)
+
     def logits() -> Tensor:
-        return cast(Tensor, lm.get_output_embeddings()(hidden(lm, batch)))
+        # Not by calling the head: the loss takes its weight and bias. Dory's has a scale for each token besides.
+        return F.linear(hidden(lm, batch).to(head.weight.dtype), head.weight, bias)
 
     was_training = lm.training
     lm.eval()
@@ -210,7 +217,9 @@ def require_head(
         # Relative to the logits, as everywhere here.
         difference = (ours - expected.float()).norm()
         is_same = bool(difference <= TOLERANCE[expected.dtype] * expected.norm())
-    if not is_same:
+    # Another parameter that learns would get no gradient, even if it changes nothing yet.
+    learns = {name.rpartition(".")[2] for name, p in head.named_parameters() if p.requires_grad}
+    if learns - {"weight", "bias"} or not is_same:
         raise errors.ModelError(
             f"model {lm.name_or_path}: {type(lm).__name__} makes its logits of its hidden states by a rule that is not "
             "known here, so its loss would be another one. Nothing was trained; choose another model"
@@ -352,17 +361,58 @@ def choose_attention(
 def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
     """Return the route of packed batches, with recurrent modules in rows if `check` is content only then."""
     try:
-        return Route(True, difference=check(model))
+        difference, ends = _watched(model, check)
+        return Route(True, difference=difference, ends_in_last_layer=ends)
     except FOREIGN_ERRORS:
         kept_apart = recurrences.keep_apart(decoder_layers(model), partial(check, model))
         if not kept_apart.modules:
             raise  # nothing in it was recurrent
 
     try:
-        return Route(True, difference=check(model), in_rows=kept_apart.in_rows)
+        difference, ends = _watched(model, check)
+        return Route(
+            True, difference=difference, in_rows=kept_apart.in_rows, ends_in_last_layer=ends
+        )
     except BaseException:
         kept_apart.undo()
         raise
+
+
+def _watched(model: nn.Module, check: Callable[[nn.Module], float]) -> tuple[float, bool]:
+    """Return what `check` does, and whether each of its forwards ended in the last decoder layer, which ran once.
+
+    A forward begins with the embeddings E. Of two stacks that take turns, and of layers 1 and 2 that run in a loop:
+
+        as usual      E 0 1 2    E 0 1 2        layers are lists of modules, of whatever class
+        two stacks    E a0 a1 b0 b1 a0 a1       refused: the last list's b1 is not the end
+        a loop        E 0 1 2 1 2               refused: 2 runs twice
+    """
+    lm = unwrap(model)
+    layers = decoder_layers(model)
+    if not layers:
+        return check(model), False
+    last = layers[-1]
+    embeddings = lm.get_input_embeddings()
+    entries = {embeddings}
+    for module in language_model(lm).modules():
+        if isinstance(module, nn.ModuleList):
+            entries.update(entry for entry in module if type(entry) is type(last))
+
+    calls: list[nn.Module] = []
+    hooks = []
+    for entry in entries:
+        hooks.append(entry.register_forward_hook(lambda module, *_: calls.append(module)))
+    try:
+        difference = check(model)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+    ends = bool(calls)
+    for number, module in enumerate(calls):
+        is_end = number + 1 == len(calls) or calls[number + 1] is embeddings
+        ends = ends and (module is last) == is_end
+    return difference, ends
 
 
 def decoder_layers(model: nn.Module) -> nn.ModuleList:
