@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from dataclasses import dataclass
 
 from aiohttp import web
@@ -17,6 +18,8 @@ from standin.state.objects import Object, finished, set_condition, terminating
 from standin.state.resources import BY_KIND, RESOURCES, Resource
 from standin.state.store import Store
 
+# A kubelet knows no pod for up to a second after its start; counted, it is the same on a slow machine.
+_REFUSALS_OF_KUBELET = 3
 _KUBELET_PATHS = {"log": "containerLogs", "portforward": "portForward"}
 # A real server refuses for some seconds; counted, it is the same on a slow machine.
 _REFUSALS_AT_START = 5
@@ -54,6 +57,9 @@ class Faults:
         self._refusals: dict[str, str] = {}
         self._nodes_away: set[str] = set()
         self._starting = 0  # refusals that are left
+        self._kubelet_starts: Counter[str] = Counter()  # by node
+        self._kubelet_refusals: Counter[str] = Counter()  # that are left, by node
+        self._too_large = 0  # lists and watches that are yet to be refused
 
     def never_schedule(self, pod: str) -> None:
         """Let no node ever fit a pod whose `namespace/name` matches this regular expression."""
@@ -82,8 +88,26 @@ class Faults:
     def is_kubelet_away(self, pod: Object) -> bool:
         return pod["spec"].get("nodeName") in self._nodes_away
 
+    def restart_kubelet(self, node: str) -> None:
+        """Let the kubelet of a node start anew: it cuts its streams, and knows no pod at first."""
+        self._kubelet_starts[node] += 1
+        self._kubelet_refusals[node] = _REFUSALS_OF_KUBELET
+
+    def kubelet_start(self, pod: Object) -> int:
+        """Return the number of the present start of a pod's kubelet."""
+        return self._kubelet_starts[pod["spec"].get("nodeName", "")]
+
+    def lag_behind(self, times: int) -> None:
+        """Refuse so many lists and watches of users: the server has not read yet what it was asked for."""
+        self._too_large = times
+
+    def is_behind(self) -> bool:
+        """True for the next lists and watches, which this counts."""
+        self._too_large -= 1
+        return self._too_large >= 0
+
     def require_kubelet(self, pod: Object, subresource: str) -> None:
-        """Raise ApiError 500, as the API server does for a node that refuses connections."""
+        """Raise ApiError 500, as the API server does for a node that refuses connections; 404 for one that just started."""
         if self.is_kubelet_away(pod):
             address = "10.88.7.1:10250"
             where = f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
@@ -92,6 +116,14 @@ class Faults:
                 f"dial tcp {address}: connect: connection refused"
             )
             raise ApiError(500, "InternalError", message)
+        node = pod["spec"].get("nodeName", "")
+        if self._kubelet_refusals[node] > 0:
+            self._kubelet_refusals[node] -= 1
+            name = pod["metadata"]["name"]
+            message = (
+                f"the server could not find the requested resource ( pods/{subresource} {name})"
+            )
+            raise ApiError(404, "NotFound", message, {"name": name, "kind": f"pods/{subresource}"})
 
     def start_slowly(self) -> None:
         """Refuse the next requests of users without all rights, as an API server that has just started."""
@@ -143,6 +175,8 @@ class Faults:
         self._refusals.clear()
         self._nodes_away.clear()
         self._starting = 0
+        self._kubelet_refusals.clear()
+        self._too_large = 0
 
     def served(self) -> list[Resource]:
         """Return the kinds that are installed."""

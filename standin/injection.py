@@ -34,6 +34,10 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
             faults.leave_unbound(**body)
         case "leave-kubelet":
             faults.leave_kubelet(**body)
+        case "restart-kubelet":
+            faults.restart_kubelet(**body)
+        case "lag-behind":
+            faults.lag_behind(**body)
         case "break-image":
             faults.break_image(**body)
         case "uninstall":

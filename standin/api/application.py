@@ -10,7 +10,7 @@ from standin import faults
 from standin.api import access, discovery
 from standin.api.pods import serve_subresource
 from standin.api.responses import SUCCESS, flag, json_response, object_response, read_body
-from standin.api.watch import list_objects, watch_objects
+from standin.api.watch import list_objects, refuse_as_too_large, watch_objects
 from standin.api.writing import Writer
 from standin.injection import inject
 from standin.node.kubelet import Kubelet
@@ -109,6 +109,9 @@ class Api:
             return await serve_subresource(
                 request, self._store, self._kubelet, self._faults, pod, target.subresource or ""
             )
+        is_late = bool(token) and verb in ("list", "watch") and self._faults.is_behind()
+        if is_late:
+            return await refuse_as_too_large(request, self._store.revision)
         match verb:
             case "list":
                 return list_objects(request, self._store, resource, target.namespace)

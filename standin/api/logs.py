@@ -24,11 +24,11 @@ async def send_log(
     pod: Object,
     name: str,
     container: Container | None,
-    is_away: Callable[[], bool],
+    is_cut: Callable[[], bool],
 ) -> web.StreamResponse:
     """Stream a container's log. ApiError 400 when it has not started, or has no previous run.
 
-    `is_away` is true while the pod's kubelet is away, which cuts the stream: within a line, and the API server then ends
+    `is_cut` is true once the pod's kubelet has gone, which cuts the stream: within a line, and the API server then ends
     its answer as if that were all.
     """
     if container is None:
@@ -46,7 +46,7 @@ async def send_log(
         with path.open("rb") as file:
             file.seek(_tail_start(path, request.query.get("tailLines")))
             while not hung_up(request):
-                if is_away():
+                if is_cut():
                     text = plain.text(file.read())
                     await response.write(text[: -_TORN_BYTES - 1])
                     break

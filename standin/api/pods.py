@@ -47,9 +47,13 @@ async def serve_subresource(
     if subresource == "log" and is_fake(store, pod):
         return await send_fake_log(request, pod)
     if subresource == "log":
-        return await send_log(
-            request, pod, name, container, lambda: faults_in_force.is_kubelet_away(pod)
-        )
+        start = faults_in_force.kubelet_start(pod)
+
+        def is_cut() -> bool:
+            is_other = faults_in_force.kubelet_start(pod) != start
+            return is_other or faults_in_force.is_kubelet_away(pod)
+
+        return await send_log(request, pod, name, container, is_cut)
     if container is None or container.pid is None:
         where = f"{namespace_of(pod)}/{name_of(pod)}"
         raise bad_request(

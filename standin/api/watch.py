@@ -67,6 +67,23 @@ async def watch_objects(
     return stream.response
 
 
+async def refuse_as_too_large(request: web.Request, revision: int) -> web.StreamResponse:
+    """Refuse a request as a server does whose cache has not read the newest revision yet: a watch within its stream."""
+    message = (
+        f"Timeout: Too large resource version: {revision}, current: {revision - 1}; try again later"
+    )
+    cause = {"reason": "ResourceVersionTooLarge", "message": "Too large resource version"}
+    details = {"causes": [cause], "retryAfterSeconds": 1}
+    error = ApiError(504, "Timeout", message, details)
+    if not flag(request, "watch"):
+        raise error
+    response = web.StreamResponse(headers={"Content-Type": "application/json"})
+    await response.prepare(request)
+    await response.write(json.dumps({"type": "ERROR", "object": error.status()}).encode() + b"\n")
+    await response.write_eof()
+    return response
+
+
 class _Stream:
     """One watch: which changes concern it, and how they are written."""
 

@@ -247,6 +247,14 @@ class Cluster:
         """Let the kubelet of a node not answer until faults are cleared."""
         self._fault("leave-kubelet", node=node)
 
+    def restart_kubelet(self, node: str) -> None:
+        """Let the kubelet of a node start anew: its streams are cut, and its next answers are 404."""
+        self._fault("restart-kubelet", node=node)
+
+    def lag_behind(self, times: int) -> None:
+        """Refuse so many lists and watches of users, as a server that has not read the newest revision yet."""
+        self._fault("lag-behind", times=times)
+
     def break_image(self, image: str) -> None:
         """Let no image be pulled whose name matches the regular expression."""
         self._fault("break-image", image=image)

@@ -749,7 +749,7 @@ def test_a_server_that_asks_for_a_pause_has_it(
     assert clock.slept == [7, 1, 0.4]
     assert messages == [f"{url(server)} asks for 7 s without requests; trying for 60 s"]
     server.busy = [(429, "3600")] * 3  # which nobody waits for
-    with pytest.raises(EnvironmentFault, match=r"the API server has a problem \(429\)"):
+    with pytest.raises(EnvironmentFault, match=r"the API server has too much to do \(429\)"):
         cluster.list("ConfigMap")
     assert sum(clock.slept) == 7 + 1 + 0.4 + 60
     server.busy = [(429, "5")]

@@ -194,3 +194,26 @@ def test_what_a_node_says_in_the_place_of_a_log_is_no_line_of_it(desk: Desk) -> 
     assert f"says of its log: {gone}" in done.stderr
     for kept in (desk.folder / "outputs/fit/logs/pods").glob("*"):
         assert "unable" not in kept.read_text()
+
+
+@pytest.mark.parametrize("verb", ["status", "cp"])
+def test_a_server_that_has_not_read_the_newest_revision_is_asked_again(
+    desk: Desk, verb: str
+) -> None:
+    """As one of several does right after a write; `cp` watches the pod that it has just made."""
+    desk.submit_script("echo done", compute__nodes=1)
+    write_progress(desk)
+    desk.cluster.wait_condition("Job", "fit", "Complete")
+    desk.cluster.lag_behind(2)
+    desk.quick(verb, "fit")
+
+
+def test_a_watch_that_is_ahead_of_the_server_goes_on(desk: Desk) -> None:
+    desk.submit_script(COUNT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    follower = Follower(desk, "logs", "-f", "fit")
+    follower.read(5)
+    desk.cluster.lag_behind(2)
+    follower.read(5)
+    end(desk)
+    follower.end()

@@ -77,6 +77,41 @@ def test_followed_logs_lose_and_double_nothing_in_an_outage(desk: Desk, seconds:
     ]
 
 
+def test_followed_logs_go_on_after_a_kubelet_has_started_anew(desk: Desk) -> None:
+    """It answers 404 at first, for pods that run, whoever asks."""
+    desk.submit_script(COUNT, compute__nodes=1)
+    (pod,) = desk.cluster.wait_ready("fit")
+    with desk.started("logs", "-f", "fit") as process:
+        assert process.stdout is not None
+        seen = [process.stdout.readline() for _ in range(20)]
+        for _ in range(2):
+            desk.cluster.restart_kubelet(pod["spec"]["nodeName"])
+            seen += [process.stdout.readline() for _ in range(20)]
+        desk.cluster.restart_kubelet(pod["spec"]["nodeName"])
+        assert desk.quick("exec", "fit", "--", "echo", "here").stdout == "here\n"
+        desk.cluster.restart_kubelet(pod["spec"]["nodeName"])
+        assert desk.quick("logs", "fit").stdout.startswith("line 1\n")
+        (desk.cluster.claim_folder("fit-outputs") / "end").touch()
+        seen += process.stdout.readlines()
+    assert process.returncode == 0
+    count = len(seen) - 1
+    lines = [line.strip() for line in seen]
+    assert lines == [*(f"line {n}" for n in range(1, count + 1)), f"last {count}"]
+    (kept,) = (desk.folder / "outputs" / "fit" / "logs" / "pods").iterdir()
+    assert [line.split(" ", 1)[1] for line in kept.read_text().splitlines()] == lines
+
+
+def test_a_pod_that_the_server_denies_is_read_on_while_the_watch_has_it(desk: Desk) -> None:
+    desk.submit_script(COUNT, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    desk.cluster.trouble("get pods/log", code=404, message='pods "fit-0" not found', times=2)
+    with desk.started("logs", "-f", "fit") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "line 1\n"
+        (desk.cluster.claim_folder("fit-outputs") / "end").touch()
+        assert process.stdout.readlines()[-1].startswith("last ")
+
+
 @pytest.mark.parametrize(
     "kind", ["job", *(slow(kind) for kind in ("statefulset", "jobset", "pytorchjob"))]
 )

@@ -13,13 +13,13 @@ from typing import Any
 from kubetune.base.yaml_text import dump
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.kinds import Kind
+from kubetune.k8s.api.passing import PATIENCE_SECONDS, passing_refusal
 
 # Messages of API servers. They are the only place where these facts are: a Status has no field for them.
 _CANNOT = re.compile(
     r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)" in API group "(?P<group>[^"]*)"'
 )
 _RBAC = "rbac.authorization.k8s.io"
-_NOT_READY = "not yet ready to handle request"
 # runc's and crun's words for a command that they cannot start.
 _NO_PROGRAM = re.compile(
     r'exec: "(?P<program>[^"]+)": (?:executable file not found in \$PATH|.*no such file or directory)'
@@ -33,8 +33,11 @@ _QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<amounts>.*)")
 class ApiError(EnvironmentFault):
     """A request to the API server failed: it was refused, or nobody answered.
 
-    `pause_seconds` is the time without requests that the server asks for.
+    `pause_seconds` is the time without requests that the server asks for; `again_seconds` for how long the same request
+    is worth another try.
     """
+
+    again_seconds: float = PATIENCE_SECONDS
 
     def __init__(self, message: str, pause_seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -43,6 +46,8 @@ class ApiError(EnvironmentFault):
 
 class Refused(ApiError):
     """The API server refused a request. `code` is the HTTP status, `words` what the server itself said."""
+
+    again_seconds = 0.0
 
     def __init__(
         self, message: str, code: int, pause_seconds: float = 0.0, words: str = ""
@@ -75,7 +80,9 @@ class NotLoggedIn(Unreachable):
 
 
 class Distrusted(Unreachable):
-    """The API server does not prove who it is."""
+    """The API server does not prove who it is. Waiting does not help."""
+
+    again_seconds = 0.0
 
 
 class NoProgram(Refused):
@@ -90,17 +97,9 @@ def may_pass(error: Exception) -> bool:
     """True if the same request may succeed later: nobody answered, or the server or the node had a problem."""
     if isinstance(error, NoProgram):
         return False
-    return isinstance(error, Unreachable) or (isinstance(error, Refused) and error.code >= 500)
-
-
-def is_doubtful(code: int, message: str) -> bool:
-    """True if the refusal may come from an API server that has just started, and may be another in a moment.
-
-    Such a server checks rights and accounts before it has read them all.
-    """
-    if code == 401:
-        return True
-    return code == 403 and bool(_CANNOT.search(message) or _NOT_READY in message)
+    if isinstance(error, Refused):
+        return error.again_seconds > 0 or error.code >= 500
+    return isinstance(error, Unreachable)
 
 
 @dataclass(frozen=True)
@@ -133,6 +132,7 @@ def refusal(
 ) -> Refused:
     """Return the error for an answer: its HTTP code, and the Status object (or as much of it as there was)."""
     message = str(status.get("message") or "no reason was given")
+    pause_seconds = max(pause_seconds, _pause_wanted(status))
     # Any request may meet a namespace that does not exist, and then says nothing of its object.
     if match := _NAMESPACE.search(message):
         name = match[1]
@@ -148,7 +148,18 @@ def refusal(
     if specific is not None:
         return specific
     sentence = f"{question}: {_sentence(question, code, message, status)}"
-    return Refused(sentence, code, pause_seconds, message)
+    refused = Refused(sentence, code, pause_seconds, message)
+    row = passing_refusal(code, message, question.subresource)
+    # Of those that a server which has just started gives, the connection knows when to believe them.
+    if row is not None and row.believed == "after a while":
+        refused.again_seconds = row.seconds
+    return refused
+
+
+def _pause_wanted(status: dict[str, Any]) -> float:
+    """Return the seconds without requests that a Status asks for."""
+    seconds = (status.get("details") or {}).get("retryAfterSeconds")
+    return float(seconds) if isinstance(seconds, int) else 0.0
 
 
 def _no_program(question: Question, message: str) -> NoProgram | None:
@@ -174,7 +185,7 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
     if code == 404 and not question.subresource and not (status.get("details") or {}).get("name"):
         how = question.kind.install or "ask whoever runs the cluster"
         return f"the cluster has no kind {question.kind.name} in {question.kind.api_version}; {how}"
-    if code == 404:
+    if code == 404 and passing_refusal(code, message, question.subresource) is None:
         return f"not found in namespace {question.namespace}"
     if code == 409:
         return f"{message}; somebody else changed it meanwhile, or another tool owns these fields"
@@ -189,8 +200,9 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
     if question.subresource and code >= 500:
         # The API server passes only requests for subresources on to the node.
         return f"its node cannot be asked ({code}): {message}; see kubectl get nodes"
-    if code == 429 or code >= 500:
-        return f"the API server has a problem ({code}): {message}; try again later"
+    row = passing_refusal(code, message, question.subresource)
+    if row is not None:
+        return f"{row.meaning} ({code}): {message}; try again later"
     return f"{message} ({code})"
 
 

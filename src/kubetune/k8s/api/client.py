@@ -21,10 +21,11 @@ from lightkube.models.meta_v1 import Status
 from kubetune.errors import ConfigError
 from kubetune.k8s.api.answers import Object, foreign, is_object, lines_of, list_of, object_of
 from kubetune.k8s.api.api_errors import NoNamespace, Question, Refused, Unreachable, refusal
-from kubetune.k8s.api.connection import PATIENCE_SECONDS, Connection, say
+from kubetune.k8s.api.connection import Connection, say
 from kubetune.k8s.api.credentials import not_a_namespace, read_login
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.api.kubeconfig import build_decoders
+from kubetune.k8s.api.passing import PATIENCE_SECONDS
 
 __all__ = ["PATIENCE_SECONDS", "Cluster", "Object", "Sink", "say"]
 
@@ -267,6 +268,7 @@ class Cluster:
         question = self._question("exec", "Pod", pod, "exec")
         request = BasicRequest("GET", question.path, params=params)
         sinks: Any = {"stdout": stdout or False, "stderr": stderr or False}
+        tries = self._connection.tries(seconds)
         try:
             while True:
                 # A client of its own: its silence ends this command, and no other.
@@ -275,9 +277,9 @@ class Cluster:
                     try:
                         return int(driver.write_and_read(stdin=stdin, **sinks).exit_code)
                     except WebSocketUpgradeError as error:
-                        # The command has not run yet, so a server that has just started can be asked again.
-                        if not self._connection.is_doubted(error.response):
-                            raise self._connection.declined(question, error.response) from None
+                        declined = self._connection.declined(question, error.response)
+                # The command has not run yet, so it can be asked for again.
+                tries.wait_or_raise(declined)
         # lightkube's error of the final Status, such as of a program that does not exist.
         except lightkube.ApiError as error:
             status = error.status
@@ -340,7 +342,10 @@ def _change(question: Question, response: httpx2.Response, line: bytes) -> tuple
             # A Status: 410 says that the revision is too old.
             code = obj.get("code", 500)
             if isinstance(code, int):
-                raise refusal(question, code, obj)
+                refused = refusal(question, code, obj)
+                if refused.again_seconds:
+                    raise Unreachable(str(refused), refused.pause_seconds)
+                raise refused
         if isinstance(change, str) and is_object(obj) and "resourceVersion" in obj["metadata"]:
             return change, obj
     raise foreign(response, line.decode(errors="replace"))

@@ -31,17 +31,11 @@ from kubetune.k8s.api.api_errors import (
     Question,
     Refused,
     Unreachable,
-    is_doubtful,
     refusal,
 )
 from kubetune.k8s.api.credentials import Login
+from kubetune.k8s.api.passing import PATIENCE_SECONDS, passing_refusal
 
-# Time for which requests are repeated while nothing answers.
-PATIENCE_SECONDS = 60.0
-# Time for which refusals are not believed, since an API server knows no rights before it is ready.
-STARTING_SECONDS = 30.0
-
-_TRY_AGAIN = (429, 502, 503, 504)
 # For so long the server counts as ready without being asked.
 _READY_SECONDS = 5.0
 _PAUSE_AT_START_SECONDS = 0.5
@@ -72,6 +66,29 @@ class _Client(httpx2.Client):
     # `Any`: lightkube calls this with options of httpx2's that are not ours to name.
     def websocket(self, *args: Any, **options: Any) -> Any:
         return super().websocket(*args, keepalive_ping_timeout_seconds=None, **options)
+
+
+class Tries:
+    """The tries of one request: again after longer and longer pauses, for as long as its refusal is worth it."""
+
+    def __init__(self, seconds: float, tell: Callable[[ApiError, float], None]) -> None:
+        self._seconds = seconds
+        self._tell = tell
+        self._began = time.monotonic()
+        self._pause = _FIRST_PAUSE_SECONDS
+
+    def wait_or_raise(self, error: ApiError) -> None:
+        """Wait until the next try. Raise the error where none is worth it, or time is up."""
+        seconds = min(self._seconds, error.again_seconds)
+        left = self._began + seconds - time.monotonic()
+        if left <= 0:
+            raise error
+        pause = max(self._pause, error.pause_seconds)
+        # The login program has explained itself, and the server is not to blame.
+        if pause >= _LONGEST_PAUSE_SECONDS and not isinstance(error, NotLoggedIn):
+            self._tell(error, seconds)
+        time.sleep(min(pause, left))
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
 
 class Connection:
@@ -150,20 +167,18 @@ class Connection:
         request = self.http.build_request(
             method, question.path, params=params, content=content, headers=headers
         )
-        deadline = time.monotonic() + self._patience_seconds
-        pause = _FIRST_PAUSE_SECONDS
+        tries = self.tries()
         while True:
             try:
                 return self._attempt(question, request)
             except ApiError as error:
-                left = deadline - time.monotonic()
-                if left <= 0 or not _is_worth_another_try(error):
-                    raise
-                # The login program has explained itself, and the server is not to blame.
-                if not isinstance(error, NotLoggedIn):
-                    self._tell_of_waiting(pause, error.pause_seconds)
-                time.sleep(min(max(pause, error.pause_seconds), left))
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                tries.wait_or_raise(error)
+
+    def tries(self, seconds: float | None = None) -> Tries:
+        """Return the tries of one request, for so long at most."""
+        if seconds is None:
+            seconds = self._patience_seconds
+        return Tries(min(seconds, self._patience_seconds), self._tell_of_waiting)
 
     def _attempt(self, question: Question, request: httpx2.Request) -> httpx2.Response:
         """Send a request once, or until a refusal can be believed. Raise the error for a refusal."""
@@ -179,29 +194,38 @@ class Connection:
             )
         return response
 
-    def _tell_of_waiting(self, pause: float, wanted: float) -> None:
-        """Tell the user that we wait, unless it is short. `wanted` is the pause that the server asks for, in s."""
-        if max(pause, wanted) < _LONGEST_PAUSE_SECONDS:
-            return
+    def _tell_of_waiting(self, error: ApiError, seconds: float) -> None:
+        """Tell the user that a request is repeated for so many seconds."""
         problem = "does not answer"
-        if wanted:
-            problem = f"asks for {wanted:.0f} s without requests"
-        self.tell_once(f"{self.address} {problem}; trying for {self._patience_seconds:.0f} s")
+        if error.pause_seconds:
+            problem = f"asks for {error.pause_seconds:.0f} s without requests"
+        elif isinstance(error, Refused):
+            problem = f"refuses for now ({error.code})"
+        self.tell_once(f"{self.address} {problem}; trying for {seconds:.0f} s")
 
     @contextmanager
     def stream(self, question: Question, params: Mapping[str, str]) -> Iterator[httpx2.Response]:
-        """Open an answer that goes on, such as a log, without a second try. Raise Unreachable when it breaks off."""
+        """Open an answer that goes on, such as a log. Raise Unreachable when it breaks off.
+
+        A log that is refused for the moment is asked for again. A watch is not: who watches can list meanwhile.
+        """
         client = self._streams
         if question.verb == "watch":
             client = self.http
         timeout = self._streams.timeout
-        with (
-            self._errors_explained(),
-            client.stream("GET", question.path, params=params, timeout=timeout) as response,
-        ):
-            if response.status_code >= 400:
-                raise self.declined(question, response)
-            yield response
+        tries = self.tries()
+        while True:
+            with (
+                self._errors_explained(),
+                client.stream("GET", question.path, params=params, timeout=timeout) as response,
+            ):
+                if response.status_code < 400:
+                    yield response
+                    return
+                error = self.declined(question, response)
+            if question.verb == "watch":
+                raise error
+            tries.wait_or_raise(error)
 
     @contextmanager
     def _errors_explained(self) -> Iterator[None]:
@@ -225,33 +249,33 @@ class Connection:
         except LightkubeError as error:
             raise EnvironmentFault(str(error)) from None
 
-    def declined(self, question: Question, response: httpx2.Response) -> EnvironmentFault:
-        """Return the error for a refused stream: Refused, or Unreachable where another try may do."""
+    def declined(self, question: Question, response: httpx2.Response) -> ApiError:
+        """Return the error for a refused stream or command: Refused, or Unreachable where another try may do."""
         code = response.status_code
-        pause = retry_after(response)
-        if code in _TRY_AGAIN or self.is_doubted(response):
-            message = str(status_of(response).get("message") or "")[:_SHOWN_CHARACTERS]
-            return Unreachable(
-                f"{question}: the API server is not ready ({code}): {message}", pause
-            )
-        error = refusal(question, code, status_of(response))
-        if question.subresource == "log" and code >= 500:
-            # The node is away, for a moment or for good: its pods' status will show which.
+        error: ApiError = refusal(question, code, status_of(response), retry_after(response))
+        if self.is_doubted(response):
             return Unreachable(str(error))
+        # A node that is away, for a moment or for good: its pods' status will show which.
+        is_node_away = question.subresource == "log" and code >= 500
+        if error.again_seconds or is_node_away:
+            unreachable = Unreachable(str(error), error.pause_seconds)
+            unreachable.again_seconds = error.again_seconds
+            return unreachable
         return error
 
     def is_doubted(self, response: httpx2.Response) -> bool:
         """True if a request is to be asked again, since a server that has just started may have refused it.
 
         A server that says that it is ready is believed, after one more try. Where it does not, or nobody may ask it,
-        refusals are doubted, with a pause after each, for STARTING_SECONDS; then no more, until it has been away.
+        refusals are doubted, with a pause after each, for `row.seconds`; then no more, until it has been away.
 
             0 s   403     /readyz 500   asked again, after a pause
             1 s   403     /readyz 200   asked again: it may have become ready in between
             1 s   403                   believed: sent after the server was ready
         """
         message = str(status_of(response).get("message"))
-        if not is_doubtful(response.status_code, message):
+        row = passing_refusal(response.status_code, message, "")
+        if row is None or row.believed != "once the server is ready":
             return False
         # What was sent before the server was ready may have been refused for that, though another
         # thread knows by now that it is ready.
@@ -260,7 +284,7 @@ class Connection:
             return False
         now = time.monotonic()
         if self._doubt_until is None:
-            self._doubt_until = now + min(STARTING_SECONDS, self._patience_seconds)
+            self._doubt_until = now + min(row.seconds, self._patience_seconds)
         if now > self._doubt_until:
             return False
         try:
@@ -274,14 +298,6 @@ class Connection:
             # It may have become ready since it refused: one more try decides.
             self._ready_since = time.monotonic()
         return True
-
-
-def _is_worth_another_try(error: ApiError) -> bool:
-    """True for silence, and for what a server says while it has too much to do."""
-    # Waiting does not make a certificate trusted.
-    if isinstance(error, Refused):
-        return error.code in _TRY_AGAIN
-    return not isinstance(error, Distrusted)
 
 
 def _read_refusal(response: httpx2.Response) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Self
 
-from kubetune.k8s.api.api_errors import ApiError, Refused, Unreachable
+from kubetune.k8s.api.api_errors import ApiError, Refused, Unreachable, may_pass
 from kubetune.k8s.api.client import PATIENCE_SECONDS, Cluster, Object
 
 # A watch that ends begins again where it ended, at the price of a request. Bookmarks keep its revision recent.
@@ -96,7 +96,7 @@ class Informer:
         if isinstance(error, Unreachable):
             pause = max(pause, error.pause_seconds)
         elif isinstance(error, Refused):
-            if error.code != _GONE and error.code < 500:
+            if error.code != _GONE and not may_pass(error):
                 raise error
             # The server no longer knows what has changed since then.
             self._revision = ""

@@ -400,7 +400,7 @@ class LogReader:
       While the run goes on there is no limit to it; once it is over, a log that gives no new line within
       `_PATIENCE_SECONDS` is an error;
     - **refused**: with 400 the container is still being created, or its log not open yet, so once more; with 404
-      the pod has gone, and the rest of its log with it.
+      the pod has gone, and the rest of its log with it, if the watch agrees. A server that has just started says so too.
 
     A container that was restarted meanwhile has a new start, which is read by another reader. What this one wrote at
     its end is then the *previous* log, read once more to its end; a 400 at that says it is not kept.
@@ -420,9 +420,15 @@ class LogReader:
 
     def read(self) -> None:
         """Emit all lines. Raise UnreadableLog where the rest of them cannot be had."""
-        while self._pass():
+        while self._pass() or self._is_running():
             pass
         self._emit(self._torn)
+
+    def _is_running(self) -> bool:
+        """True if more lines can come, whatever the last pass was told."""
+        if not self._follow or self._follower.stopped.wait(_PASSING_SECONDS):
+            return False
+        return self._follower.container_state(self._source) == "running"
 
     def _pass(self) -> bool:
         """Read from the last line on; return True if another pass has to follow."""
@@ -445,7 +451,7 @@ class LogReader:
         except Refused as error:
             if error.code not in (400, 404):
                 raise
-            if error.code == 404 or self._previous:
+            if self._previous or (error.code == 404 and not self._follow):
                 return False
         if not self._follow or (self._previous and is_whole):
             return False

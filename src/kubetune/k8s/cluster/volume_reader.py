@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import io
 import secrets
+import time
 from collections.abc import Sequence
 from typing import Self
 
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import ApiError, Refused
 from kubetune.k8s.api.client import Cluster, Object, say
+from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.cluster_runs import (
     ASK_SECONDS,
@@ -119,13 +121,17 @@ class VolumeReader:
         """Wait for our pod. Raise EnvironmentFault with what it waits for when time is up."""
         # The pod's last state, or an event, says what it waits for.
         last: Object = {}
-        for _, pod in self._cluster.watch("Pod", self._spec.selector(FILES), seconds=_POD_SECONDS):
-            if pods.name_of(pod) == name:
-                last = pod
-                if pods.is_running(pod):
+        deadline = time.monotonic() + _POD_SECONDS
+        with Informer(self._cluster, "Pod", fields={"metadata.name": name}) as informer:
+            while time.monotonic() < deadline:
+                last = informer.get(name) or {}
+                if last and pods.is_running(last):
                     return
-                if pods.has_ended(pod):
+                # It was deleted, or has ended.
+                if not last or pods.has_ended(last):
                     break
+                informer.changed.wait(deadline - time.monotonic())
+                informer.changed.clear()
         events = []
         for event in events_of(self._cluster, self._spec):
             if event["involvedObject"].get("name") == name:

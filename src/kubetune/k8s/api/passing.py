@@ -1,0 +1,77 @@
+"""Refusals that are not the last word: what each means, and for how long the same request is asked again.
+
+The table is all that kubetune knows of them, and every request goes through it. A row that says of a pod that it is not
+there is believed only by who asks what the watch knows of the pod (`k8s/cluster/log_follow`). One refusal is not in the
+table: 410 says that a revision is forgotten, and the informer then lists all objects anew.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+# How long a request is repeated while nobody answers, or who answers has too much to do.
+PATIENCE_SECONDS = 60.0
+# How long the refusals of a server are not believed that has just started.
+STARTING_SECONDS = 30.0
+_MOMENT_SECONDS = 10.0
+
+# Parts of a pod that the API server asks its node for.
+_OF_NODE = ("log", "exec", "portforward")
+Believed = Literal["after a while", "once the server is ready"]
+
+
+@dataclass(frozen=True)
+class PassingRefusal:
+    """A refusal that may be another answer in a moment."""
+
+    codes: tuple[int, ...]  # HTTP status
+    meaning: str  # in messages, as a sentence
+    seconds: float  # for so long it is asked again
+    words: str = ""  # regular expression that is found in the message
+    subresources: tuple[str, ...] = ()  # of those alone; empty: of all requests
+    believed: Believed = "after a while"
+
+
+PASSING = (
+    PassingRefusal(
+        (401,),
+        "the API server has just started and knows no accounts yet",
+        STARTING_SECONDS,
+        believed="once the server is ready",
+    ),
+    PassingRefusal(
+        (403,),
+        "the API server has just started and knows no rights yet",
+        STARTING_SECONDS,
+        words=r'User "[^"]*" cannot \w+ resource|not yet ready to handle request',
+        believed="once the server is ready",
+    ),
+    PassingRefusal(
+        (404, 500),
+        "its node has just started and does not know the pod yet",
+        STARTING_SECONDS,
+        words="could not find the requested resource|pod does not exist",
+        subresources=_OF_NODE,
+    ),
+    PassingRefusal((429,), "the API server has too much to do", PATIENCE_SECONDS),
+    PassingRefusal(
+        (504,),
+        "the API server has not read yet what another one has written",
+        PATIENCE_SECONDS,
+        words="Too large resource version",
+    ),
+    PassingRefusal((502, 503, 504), "the API server is not ready", PATIENCE_SECONDS),
+    # A webhook that starts, or a store that chooses a leader. A node that is away (500 of a subresource) may stay so.
+    PassingRefusal((500,), "the API server has a problem", _MOMENT_SECONDS, subresources=("",)),
+)
+
+
+def passing_refusal(code: int, message: str, subresource: str) -> PassingRefusal | None:
+    """Return the row for a refusal; None where it is the last word."""
+    for row in PASSING:
+        is_about = not row.subresources or subresource in row.subresources
+        if code in row.codes and is_about and re.search(row.words, message):
+            return row
+    return None

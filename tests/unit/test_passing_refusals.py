@@ -1,0 +1,68 @@
+"""Which refusals are asked again, and for how long: one table, which all requests go through."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("httpx2")
+
+from kubetune.k8s.api.api_errors import Question, may_pass, refusal
+from kubetune.k8s.api.kinds import KINDS
+from kubetune.k8s.api.passing import PASSING, passing_refusal
+
+POD = KINDS["Pod"]
+FRESH_KUBELET = "the server could not find the requested resource ( pods/log fit-0)"
+TOO_LARGE = "Timeout: Too large resource version: 11303, current: 11302; try again later"
+NO_RIGHT = 'pods is forbidden: User "ann" cannot list resource "pods" in API group ""'
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "subresource", "seconds"),
+    [
+        (404, FRESH_KUBELET, "log", 30),
+        (404, "the server could not find the requested resource ( pods/exec fit-0)", "exec", 30),
+        (500, "unable to upgrade connection: pod does not exist", "exec", 30),
+        # It is gone, and so is the kind.
+        (404, 'pods "fit-0" not found', "log", None),
+        (404, "the server could not find the requested resource", "", None),
+        (504, TOO_LARGE, "", 60),
+        (429, "too many requests", "", 60),
+        (503, "", "exec", 60),
+        (500, "etcdserver: leader changed", "", 10),
+        # Its node is away, and may stay so.
+        (500, "dial tcp 10.0.0.7:10250: connect: connection refused", "exec", None),
+        (403, NO_RIGHT, "", 30),
+        (403, "exceeded quota: gpus", "", None),
+        (409, "conflict", "", None),
+        (410, "too old resource version", "", None),
+        (422, "invalid", "", None),
+    ],
+)
+def test_a_refusal_is_asked_again_for_as_long_as_the_table_says(
+    code: int, message: str, subresource: str, seconds: int | None
+) -> None:
+    row = passing_refusal(code, message, subresource)
+    assert (None if row is None else row.seconds) == seconds
+
+
+def test_what_a_server_says_as_it_starts_is_not_repeated_by_the_clock_alone() -> None:
+    """The connection asks such a server whether it is ready, and believes it then."""
+    error = refusal(Question("list", POD, "team"), 403, {"message": NO_RIGHT})
+    assert error.again_seconds == 0
+    assert not may_pass(error)
+
+
+def test_a_pause_that_the_status_asks_for_is_made() -> None:
+    status = {"message": TOO_LARGE, "details": {"retryAfterSeconds": 3}}
+    error = refusal(Question("watch", POD, "team"), 504, status)
+    assert (error.again_seconds, error.pause_seconds) == (60, 3)
+    assert "has not read yet what another one has written" in str(error)
+
+
+def test_each_row_is_met() -> None:
+    """A row behind another that covers it would say nothing."""
+    for row in PASSING:
+        code = row.codes[0]
+        words = {401: "Unauthorized", 403: NO_RIGHT, 404: FRESH_KUBELET, 504: TOO_LARGE}
+        subresource = (row.subresources or ("",))[0]
+        assert passing_refusal(code, words.get(code, ""), subresource) is row
