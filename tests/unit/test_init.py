@@ -91,7 +91,7 @@ def test_a_task_that_is_given_is_kept() -> None:
     )
     assert (config.task, config.rewards[0].name, config.data.train[0].columns) == (
         "grpo",
-        "exact_match",
+        "numeric",
         {},
     )
     Path("run.yaml").unlink()
@@ -166,10 +166,11 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
     file = table("odd.csv", ("foo", "bar"), [(1, 2)])
     output = refused(capsys, file)
     assert "has the columns `foo` and `bar`" in output
-    assert "--columns prompt=foo completion=bar" in output
+    assert "--columns prompt=NAME completion=NAME" in output, "numbers are no question"
 
     # What it says to paste works.
-    table("odd.csv", ("foo", "bar"), [("What?", "That.")])
+    table("odd.csv", ("foo", "bar"), [("What is it?", "That is it.")])
+    assert "--columns prompt=foo completion=bar" in refused(capsys, file)
     config, _ = written(file, "--columns", "prompt=foo", "completion=bar")
     assert config.data.train[0].columns == {"prompt": "foo", "completion": "bar"}
 

@@ -229,7 +229,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no rejected": ({"prompt": "a", "chosen": "b"}, "expected two answers"),
     "two prompts": (
         {"prompt": "a", "question": "b", "chosen": "c", "rejected": "d"},
-        "`prompt` and `question`",
+        "`question` and `prompt`",
     ),
     "two chosen": (
         {"prompt": "a", "chosen": "b", "chosen_response": "c", "rejected": "d"},

@@ -6,7 +6,7 @@ import argparse
 import math
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from kubetune.config.schema import Config
+    from kubetune.data.columns import LeftOut
     from kubetune.data.findings.finding import Finding
-    from kubetune.data.inspect.check import Report, Sample
+    from kubetune.data.inspect.check import Report, Sample, Shapes
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.problems import Problems
     from kubetune.data.text.tokenizer import Tokenizer
@@ -233,6 +234,7 @@ def _write_page(
 def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
     """Check of which kind the records of a source are, without looking at tokens."""
     from kubetune.config.schema import SourceConfig
+    from kubetune.data.columns import left_out
     from kubetune.data.inspect.check import check_shapes
     from kubetune.data.reading.problems import SHOWN
     from kubetune.data.reading.sources import not_read
@@ -255,19 +257,11 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
     has_images = any("images" in kind for kind in kinds)
     files_not_read = not_read([source], images=has_images)
 
+    records = sum(kinds.values())
+    columns = list(left_out(shapes.columns.to_json(records), source.path))
+
     def show() -> None:
-        for kind, number in kinds.most_common():
-            console.print(f"{counted(number, 'record')} of kind {kind}")
-        if problems.total:
-            console.print(f"{counted(problems.total, 'record')} that cannot be used")
-        for reading, number in shapes.readings.most_common():
-            console.print(f"{reading}, in {counted(number, 'record')}", markup=False)
-        if problems.blank_lines:
-            console.print(f"{counted(problems.blank_lines, 'blank line')} among them, skipped")
-        for line in (unused_keys(shapes.unused), unused_keys(files_not_read, "files not read")):
-            if line:
-                console.print(line, markup=False)
-        console.print("Tokens were not checked; that needs --model, or a run file.")
+        _show_shapes(shapes, columns, files_not_read, console)
         if kinds and not problems.total:
             _show_next(args)
 
@@ -280,12 +274,37 @@ def _check_shapes(args: argparse.Namespace, console: Console) -> Answer:
         "ok": error is None,
         "records": kinds,
         "unused_keys": shapes.unused,
+        "unused_columns": shapes.columns.to_json(records),
         "taken": shapes.readings,
         "files_not_read": files_not_read,
         "blank_lines": problems.blank_lines,
         "problems": {"total": problems.total, "first": problems.first},
     }
     return Answer(facts, show, error=error)
+
+
+def _show_shapes(
+    shapes: Shapes, columns: Sequence[LeftOut], files_not_read: Mapping[str, int], console: Console
+) -> None:
+    """Print of which kind records are, and what in them and beside them nothing reads."""
+    for kind, number in shapes.kinds.most_common():
+        console.print(f"{counted(number, 'record')} of kind {kind}")
+    problems = shapes.problems
+    if problems.total:
+        console.print(f"{counted(problems.total, 'record')} that cannot be used")
+    for reading, number in shapes.readings.most_common():
+        console.print(f"{reading}, in {counted(number, 'record')}", markup=False)
+    if problems.blank_lines:
+        console.print(f"{counted(problems.blank_lines, 'blank line')} among them, skipped")
+    for column in columns:
+        sentence = f"`{column.name}` ({column.what}) is not used. {column.advice}"
+        console.print(visible(sentence), markup=False)
+    named = {column.name for column in columns}
+    others = {key: number for key, number in shapes.unused.items() if key not in named}
+    for line in (unused_keys(others), unused_keys(files_not_read, "files not read")):
+        if line:
+            console.print(line, markup=False)
+    console.print("Tokens were not checked; that needs --model, or a run file.")
 
 
 def _show_next(args: argparse.Namespace) -> None:
@@ -395,6 +414,15 @@ def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> 
     what = "what is trained"
     if answer:
         what = f"the {answer} answer"
+
+    # Answers to a prompt are drawn, so nothing of its row is trained.
+    if answer == "none":
+        console.print(
+            f"\n[bold]row {number}[/bold] (a prompt: answers to it are drawn, and rewarded)"
+        )
+        prompt = "".join(text for text, is_trained in sample if not is_trained)
+        console.print(Text(prompt))
+        return
 
     # Without colours, brackets mark what is trained:  Question: 2+2? ⟦4⟧
     if console.color_system and not console.no_color:

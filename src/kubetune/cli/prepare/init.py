@@ -132,18 +132,21 @@ def run(args: argparse.Namespace) -> int:
     if args.data is None and args.columns:
         raise ConfigError("command line: --columns names columns of DATA, which is missing")
     purpose = ""
+    unused: list[str] = []
     if args.schema:
         text = _schema_text()
     elif args.data is None:
         text = starter(args.task or "causal_lm", args.model)
     else:
-        text, purpose = _for_data(args)
+        text, purpose, unused = _for_data(args)
 
     if args.output is None:
         print(text, end="")
         return 0
     write_atomic(args.output, text)
     print(visible(f"wrote {args.output}{purpose}"))
+    for sentence in unused:
+        print(visible(sentence))
     if not args.schema:
         from kubetune.cli.program import next_commands
 
@@ -152,8 +155,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _for_data(args: argparse.Namespace) -> tuple[str, str]:
-    """Return the run file for data that are looked at, and in a few words what it is for."""
+def _for_data(args: argparse.Namespace) -> tuple[str, str, list[str]]:
+    """Return the run file for data that are looked at, in a few words what it is for, and what it leaves out."""
     from kubetune.base.yaml_reader import FileText
     from kubetune.cli.busy import busy
     from kubetune.cli.prepare.run_file import model_facts, run_file
@@ -169,7 +172,8 @@ def _for_data(args: argparse.Namespace) -> tuple[str, str]:
     text = run_file(proposal, args.model, facts)
     # What is written can be run: a mistake here is found before anything is written.
     load_config(FileText(args.output or Path("run.yaml"), text))
-    return text, f" ({proposal.task.value}: {proposal.task.reason})"
+    purpose = f" ({proposal.task.value}: {proposal.task.reason})"
+    return text, purpose, proposal.unused
 
 
 def starter(task: str, model: str | None = None) -> str:

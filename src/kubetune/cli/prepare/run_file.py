@@ -108,9 +108,11 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
         lines.add(0, "preference")
         lines.add(1, "loss", *proposal.loss)
 
-    if task == "grpo":
-        reason = "right answers are rewarded; others, and functions of yours: docs/grpo.md"
-        lines.add(0, "rewards", ["exact_match"], reason)
+    if proposal.reward is not None:
+        lines.add(0, "rewards", [proposal.reward.value], proposal.reward.reason)
+    if proposal.problem_type is not None:
+        lines.add(0, "classification")
+        lines.add(1, "problem_type", *proposal.problem_type)
 
     _add_data(lines, proposal, facts)
     _add_training(lines, proposal)
@@ -126,6 +128,7 @@ def _head(proposal: Proposal) -> list[str]:
         "Each choice has its reason beside it.",
         "Every key with its range and default: docs/config.md",
         *proposal.remarks,
+        *proposal.unused,
     ]
     lines = []
     for remark in remarks:

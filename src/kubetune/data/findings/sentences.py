@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
+from kubetune.data.columns import LeftOut, left_out
 from kubetune.data.findings.finding import MOST_PLACES, Finding, Severity
 from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import evaluated_rows, locate
@@ -473,16 +474,24 @@ def _blank_lines(counts: SplitCounts) -> Iterator[Finding]:
 
 
 def _unused(counts: SplitCounts) -> Iterator[Finding]:
-    """Find keys and files that nothing reads."""
+    """Find columns, keys and files that nothing reads."""
     sources = counts.stats["sources"]
     for source in sources:
-        line = unused_keys(source["unused_keys"])
+        where = counts.name
+        if len(sources) > 1:
+            where += f", {place(source['path'])}"
+        columns = list(left_out(source["unused_columns"], source["path"]))[:MOST_NAMES]
+        for column in columns:
+            number = source["unused_keys"][column.name]
+            sentence = f"{where}: `{column.name}` ({column.what}) is not used, in {counted(number, 'record')}"
+            severity = _severity_of(column, counts.task)
+            yield counts.finding(severity, "unused_column", sentence, number, advice=column.advice)
+
+        named = {column.name for column in columns}
+        others = {key: count for key, count in source["unused_keys"].items() if key not in named}
+        line = unused_keys(others)
         if line:
-            where = counts.name
-            if len(sources) > 1:
-                where += f", {place(source['path'])}"
-            number = sum(source["unused_keys"].values())
-            yield counts.finding("note", "unused_keys", f"{where}: {line}", number)
+            yield counts.finding("note", "unused_keys", f"{where}: {line}", sum(others.values()))
 
     # Only folders have such files, and older counts lack the key.
     files = counts.stats.get("files_not_read", {})
@@ -491,6 +500,16 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
         yield counts.finding(
             "note", "files_not_read", f"{counts.name}: {line}", sum(files.values())
         )
+
+
+def _severity_of(column: LeftOut, task: str) -> Severity:
+    """Return how bad it is that nothing reads a column."""
+    # Answers are learned without what leads to them, or texts without their class.
+    is_decisive = column.meaning in ("subject", "thought")
+    is_class_of_text = column.meaning == "class" and column.is_of_text
+    if task == "sequence_classification" or not (is_decisive or is_class_of_text):
+        return "note"
+    return "warning"
 
 
 FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (

@@ -14,13 +14,14 @@ from itertools import groupby
 from typing import Any, Final
 
 from kubetune.config.schema import Config, RecordKind, SourceConfig
+from kubetune.data.columns import Columns
 from kubetune.data.findings.data_pass import DataPass, with_files_not_read
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.row_watch import labels_of
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.prefix_sharing import saved_share
 from kubetune.data.inspect.references import References
-from kubetune.data.prepared.pipeline import Result, Split
+from kubetune.data.prepared.pipeline import Result, Split, written_texts
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import images_of, read
@@ -55,7 +56,8 @@ class Report:
     labels: Labels | None = None  # of a classifier
     profiles: dict[Split, Profile] = field(default_factory=dict)  # for a page alone
     samples: list[Sample] = field(default_factory=list)
-    sample_answers: list[str] = field(default_factory=list)  # chosen, rejected, good, bad, or empty
+    # chosen, rejected, good, bad, right, none, or empty
+    sample_answers: list[str] = field(default_factory=list)
     date: str = ""  # given to chat templates that ask for today's date
     saved_share: float = 0.0  # share of the tokens of the first rows that shared beginnings save
 
@@ -188,6 +190,7 @@ class Shapes:
     problems: Problems
     kinds: Counter[str] = field(default_factory=Counter)  # records by what they are
     unused: Counter[str] = field(default_factory=Counter)  # records by keys that nothing reads
+    columns: Columns = field(default_factory=Columns)  # what is in those that are columns
     # records by what keys were taken as that their names alone do not say
     readings: Counter[str] = field(default_factory=Counter)
 
@@ -213,6 +216,8 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
         for key in reading.unused:
             if key not in OF_TEMPLATES:
                 shapes.unused[key] += 1
+                texts = list(written_texts(reading.example))
+                shapes.columns.note(key, record.value, source.columns, texts)
         if reading.taken:
             shapes.readings[reading.taken] += 1
 
@@ -234,7 +239,8 @@ def check_shapes(source: SourceConfig, *, keep: int | None = SHOWN) -> Shapes:
 class _Sequence:
     """One sequence of a row; a pair of answers has two."""
 
-    answer: str  # chosen, rejected, good or bad; empty for a row that is no such answer
+    # chosen, rejected, good or bad; right or none behind a prompt; empty for a row that is no such answer
+    answer: str
     ids: list[int]
     trained: bytes  # a 1 for each id that is trained, else a 0
 
@@ -256,6 +262,11 @@ def _rows(chunk: Chunk, kind: RecordKind) -> Iterator[list[_Sequence]]:
         elif kind == "judged":
             answer = "good" if chunk.targets[number] else "bad"
             yield [_Sequence(answer, ids, trained)]
+        elif kind == "prompt" and sum(trained) == 1:
+            # A row without a right answer has the end of one, for a label.
+            yield [_Sequence("none", ids, trained)]
+        elif kind == "prompt":
+            yield [_Sequence("right", ids, trained)]
         else:
             yield [_Sequence("", ids, trained)]
 

@@ -6,6 +6,7 @@ they are not ours is guessed here, and nowhere else. `kubetune init` writes the 
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +14,27 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from kubetune.base.humanize import counted
+from kubetune.base.humanize import counted, shell_word
 from kubetune.config.data_files import ending_of, is_read
 from kubetune.config.schema import RecordKind, SourceConfig
+from kubetune.data.columns import (
+    ANSWERS,
+    MOST_CLASSES,
+    QUESTIONS,
+    TALKS,
+    Columns,
+    is_prose,
+    left_out,
+    left_subject,
+    names_bad_answer,
+    names_metadata,
+    with_subject,
+)
 from kubetune.data.inspect.estimate import taken_by
+from kubetune.data.prepared.pipeline import written_texts
 from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.formats import (
-    ANSWERS,
-    QUESTIONS,
+    Chat,
     Example,
     Judged,
     Labelled,
@@ -33,8 +47,10 @@ from kubetune.data.reading.formats import (
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import read_source
+from kubetune.data.text.answers import last_number
 from kubetune.errors import DataError
 
 # So many records are looked at.
@@ -67,6 +83,8 @@ _KINDS: Final[dict[str, RecordKind]] = {
     "grpo": "prompt",
 }
 _CLASSES_NAMED: Final = 6
+# Words of right answers, on average, up to which an answer may equal one.
+_WORDS_TO_MATCH: Final = 8
 
 
 class Choice(NamedTuple):
@@ -83,12 +101,17 @@ class Proposal:
     path: str
     task: Choice
     loss: Choice | None = None  # `preference.loss`, where it is not the default
+    reward: Choice | None = None  # `rewards`, of prompts
+    problem_type: Choice | None = (
+        None  # `classification.problem_type`, where labels are numbers to predict
+    )
     format: Choice | None = None  # None: it is recognised
     columns: dict[str, Choice] = field(default_factory=dict)
     rows: int | None = None
     plain_prompts: bool = False  # prompts and answers are plain texts
     conversations: bool = False  # the chat template of the model is needed
     remarks: list[str] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)  # columns that nothing reads, in words
 
 
 def propose(source: SourceConfig, task: str | None = None) -> Proposal:
@@ -104,28 +127,30 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         raise DataError(f"{source.path} holds no records. Nothing was written.")
 
     # From what records are to what their columns are called, and only then to reading them.
-    names = _names_in(records)
-    by_name = _by_our_names(names, records)
-    kind = _kind_of(records, by_name, source.columns)
+    seen = _Seen.of(records)
+    kind = _kind_of(seen, source.columns)
     if task is not None and not (task == "preference" and kind == "judged"):
         kind = _KINDS.get(task, "text")
-    columns = _columns_of(kind, records, names, source)
+    columns = _columns_of(kind, seen, source)
     keys = {key: choice.value for key, choice in columns.items()}
-    examples = _read_all(records, source, kind, keys)
+    examples, unused = _read_all(records, source, kind, keys)
 
     # The first record stands for all of what is no count.
     first = examples[0]
     choice = _task(kind, examples)
     if task is not None:
         choice = Choice(task, "as given")
-    proposal = Proposal(source.path, choice, columns=columns)
+    proposal = Proposal(source.path, choice, columns=columns, unused=unused)
     proposal.rows = taken_by(source)
     proposal.plain_prompts = _is_plain(first)
     proposal.conversations = _is_chat(first)
     if kind == "judged":
         proposal.loss = Choice("kto", "answers are judged one by one, not compared")
+    if kind == "prompt":
+        proposal.reward = _reward(examples, source.path)
     if kind == "labelled":
-        proposal.remarks.append(_classes_of(examples))
+        proposal.problem_type = _problem_type(examples)
+        proposal.remarks.append(_classes_of(examples, proposal.problem_type))
     bad = len(records) - len(examples) + problems.total
     if bad:
         proposal.remarks.append(
@@ -133,6 +158,58 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         )
 
     return proposal
+
+
+@dataclass
+class _Seen:
+    """What was seen of the records."""
+
+    records: Sequence[Record]
+    names: Mapping[str, str]  # keys that hold something, by their names as one compares them
+    by_name: dict[str, str | None]  # our name -> the key that stands for it
+    facts: Columns  # what is in each column
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> _Seen:
+        names = _names_in(records)
+        facts = Columns()
+        for record in records:
+            for key in names.values():
+                if record.value.get(key) not in (None, "", [], {}):
+                    facts.note(key, record.value, {}, ())
+        by_name = _by_our_names(names, records)
+        seen = cls(records, names, by_name, facts)
+        # Many different labels are no classes, whatever their column is called.
+        label = by_name["label"]
+        if label is not None and not seen.may_be_class(label):
+            by_name["label"] = None
+        return seen
+
+    @property
+    def first(self) -> Mapping[str, Any]:
+        return self.records[0].value
+
+    def may_be_class(self, name: str) -> bool:
+        """True if a column that is called like a label may be one."""
+        facts = self.facts[name]
+        is_sure = name.lower() in ("label", "labels", "class")
+        return is_sure or facts.records < 30 or facts.is_short
+
+    def classes(self) -> list[str]:
+        """Return the columns that are classes by their values."""
+        number = len(self.records)
+        return [name for name, facts in self.facts.items() if facts.is_class(name, records=number)]
+
+    def texts(self) -> list[str]:
+        """Return the columns of texts that may be learned: no ids, no classes, no answers that are bad."""
+        classes = self.classes()
+        texts = []
+        for name, facts in self.facts.items():
+            holds_text = isinstance(self.first.get(name), str) and facts.words >= 2 * facts.records
+            is_other = names_metadata(name) or names_bad_answer(name) or name in classes
+            if holds_text and not is_other:
+                texts.append(name)
+        return texts
 
 
 def _names_in(records: Sequence[Record]) -> dict[str, str]:
@@ -176,57 +253,111 @@ def _find(expected: str, names: Mapping[str, str]) -> str | None:
     return None
 
 
-def _kind_of(
-    records: Sequence[Record], by_name: Mapping[str, str | None], columns: Mapping[str, Any]
-) -> RecordKind:
+def _kind_of(seen: _Seen, columns: Mapping[str, str]) -> RecordKind:
     """Return the kind of the records."""
+    by_name = seen.by_name
     # Two answers to compare, or answers that are judged.
     if by_name["chosen"] and by_name["rejected"]:
         return "pair"
-    kinds = Counter(likely_kind(record.value) for record in records)
+    kinds = Counter(likely_kind(record.value) for record in seen.records)
     kind = kinds.most_common(1)[0][0]
     if kind != "text":
         return kind
-    # A label beside a text, with nothing that is an answer: the classes of a classifier.
     if "label" in columns:
         return "labelled"
-    talks = by_name["messages"] or by_name["completion"] or "conversations" in records[0].value
-    has_text = by_name["text"] or _can_be_read(records[0], "labelled")
-    if by_name["label"] and has_text and not talks:
+    if not columns and all(_lacks_answer(record.value) for record in seen.records):
+        return "prompt"
+    # A label beside a text, with nothing that is an answer: the classes of a classifier.
+    talks = by_name["messages"] or by_name["completion"] or "conversations" in seen.first
+    if talks or columns or by_name["image"]:
+        return "text"
+    if by_name["label"] and (by_name["text"] or _can_be_read(seen.records[0], "labelled")):
+        return "labelled"
+    if len(seen.classes()) == 1 and (by_name["text"] or len(seen.texts()) == 1):
+        by_name["label"] = seen.classes()[0]
+        by_name["text"] = by_name["text"] or seen.texts()[0]
         return "labelled"
     return "text"
 
 
-def _columns_of(
-    kind: RecordKind, records: Sequence[Record], names: Mapping[str, str], source: SourceConfig
-) -> dict[str, Choice]:
+def _lacks_answer(value: Mapping[str, Any]) -> bool:
+    """True for a conversation that does not end with an answer, and for a prompt with at most a right answer."""
+    for key in TALKS:
+        turns = value.get(key)
+        if isinstance(turns, list) and turns and isinstance(turns[-1], Mapping):
+            speaker = turns[-1].get("role", turns[-1].get("from"))
+            return speaker in ("user", "human", "tool", "observation")
+    if any(value.get(key) not in (None, "", [], {}) for key in ("text", *TALKS, *ANSWERS)):
+        return False
+    prompt = value.get("prompt")
+    if isinstance(prompt, list):
+        return bool(prompt)
+    asks = any(is_prose(value.get(key)) for key in (*QUESTIONS, "prompt"))
+    return asks and right_answer(value) is not None
+
+
+def _columns_of(kind: RecordKind, seen: _Seen, source: SourceConfig) -> dict[str, Choice]:
     """Return our names of columns that have others. Raise DataError where no column is known."""
-    by_name = _by_our_names(names, records)
+    by_name = seen.by_name
     images: dict[str, Choice] = {}
     if by_name["image"]:
         images = _other_columns(("image",), by_name)
     if source.columns:
         named = {key: Choice(name, "as given") for key, name in source.columns.items()}
         return {**images, **named} if kind == "text" else named
-    if kind != "text" and _can_be_read(records[0], kind):
+    subject = _with_subject(kind, seen)
+    if subject:
+        return {**images, **subject}
+    if kind != "text" and _can_be_read(seen.records[0], kind):
         return {}
     if kind in ("pair", "graded"):
         return _other_columns(("chosen", "rejected", "prompt"), by_name)
-    if kind == "judged":
+    if kind in ("judged", "prompt"):
         return _other_columns(("prompt", "completion"), by_name)
     if kind == "labelled":
         return _other_columns(("text", "label"), by_name)
 
     # Texts to write: the shape is known by its keys, or by other names of them.
-    if _can_be_read(records[0], "text"):
+    if _can_be_read(seen.records[0], "text"):
         return images
     # Of images with a question, the label is the answer.
     if by_name["image"] and by_name["completion"] is None:
         by_name["completion"] = by_name["label"]
+    # Of an article with its summary, the article is the prompt.
+    if by_name["completion"] and by_name["prompt"] is None:
+        others = [name for name in seen.texts() if name != by_name["completion"]]
+        if len(others) == 1:
+            by_name["prompt"] = others[0]
     for expected in (("prompt", "completion"), ("messages",), ("text",)):
         if all(by_name[key] for key in expected):
             return images | _other_columns(expected, by_name)
-    raise DataError(_unknown(names, source.path, bool(by_name["image"])))
+    raise DataError(_unknown(seen, source.path))
+
+
+def _with_subject(kind: RecordKind, seen: _Seen) -> dict[str, Choice]:
+    """Return the columns by which a text that the questions are about becomes part of the prompt; none without one."""
+    if kind == "labelled":
+        return {}
+    for record in seen.records:
+        # In the names that the readers know: other names are mapped to these.
+        mapped = _other_columns(("prompt", "completion", "chosen", "rejected"), seen.by_name)
+        names = {key: choice.value for key, choice in mapped.items()}
+        value = dict(record.value)
+        for key, name in names.items():
+            if name in value:
+                value[key] = value.pop(name)
+        subject = left_subject(value, {}, needs_answer=kind == "text")
+        use = with_subject(subject, record.value, names) if subject in record.value else {}
+        if use:
+            reasons = {
+                "instruction": "the question",
+                "input": "what the question is about: a part of the prompt",
+                "output": "the answer, which is learned",
+                "chosen": "the better answer",
+                "rejected": "the worse answer",
+            }
+            return {key: Choice(name, f"`{name}` is {reasons[key]}") for key, name in use.items()}
+    return {}
 
 
 def _can_be_read(record: Record, kind: RecordKind) -> bool:
@@ -270,24 +401,42 @@ _MEANINGS: Final = {
 
 def _read_all(
     records: Sequence[Record], source: SourceConfig, kind: RecordKind, columns: Mapping[str, str]
-) -> list[Example]:
-    """Return the records that can be read. Raise DataError, with the first reason, where none can."""
+) -> tuple[list[Example], list[str]]:
+    """Return the records that can be read, and in words the columns that nothing reads.
+
+    Raise DataError, with the first reason, where no record can be read.
+    """
     examples = []
     problems = Problems()
+    unused = Columns()
     for record in records:
         try:
-            examples.append(read(record.value, source.format, columns, kind=kind).example)
+            reading = read(record.value, source.format, columns, kind=kind)
         except ValueError as error:
             problems.add(record.where, str(error))
+            continue
+        examples.append(reading.example)
+        for key in reading.unused:
+            unused.note(key, record.value, columns, list(written_texts(reading.example)))
 
     if not examples:
         raise problems.error()
-    return examples
+    sentences = []
+    named = set()
+    for column in left_out(unused.to_json(len(examples)), source.path):
+        named.add(column.name)
+        sentences.append(f"`{column.name}` ({column.what}) is not used. {column.advice}")
+    others = [name for name in unused if name not in named]
+    if others:
+        sentences.append(f"not used: {', '.join(f'`{name}`' for name in others)}")
+    return examples, sentences
 
 
 def _task(kind: RecordKind, examples: Sequence[Example]) -> Choice:
     """Return the task, and why."""
     task = _TASKS.get(kind)
+    if kind == "prompt":
+        return Choice("grpo", "prompts without answers to copy: answers are drawn and rewarded")
     if kind == "pair":
         return Choice(task, "each row has a better and a worse answer")
     if kind == "judged":
@@ -323,8 +472,27 @@ def _is_plain(example: Example) -> bool:
     return False
 
 
-def _classes_of(examples: Sequence[Example]) -> str:
+def _problem_type(examples: Sequence[Example]) -> Choice | None:
+    """Return regression for labels that are numbers to predict, None for classes."""
+    labels = [example.label for example in examples if isinstance(example, Labelled)]
+    numbers = {label for label in labels if isinstance(label, (int, float))}
+    texts = [label for label in labels if isinstance(label, str)]
+    numbers |= {float(text) for text in texts if re.fullmatch(r"-?\d+(\.\d+)?", text)}
+    has_fraction = any(number != int(number) for number in numbers)
+    is_count = bool(numbers) and numbers == set(range(len(numbers)))
+    is_many = len(numbers) > MOST_CLASSES and not is_count
+    if not (has_fraction or is_many) or 2 * len(numbers) <= len({str(label) for label in labels}):
+        return None
+    reason = (
+        f"{counted(len(numbers), 'number')} from {min(numbers):g} to {max(numbers):g}: no classes"
+    )
+    return Choice("regression", reason)
+
+
+def _classes_of(examples: Sequence[Example], problem_type: Choice | None) -> str:
     """Return in words what the labels are."""
+    if problem_type is not None:
+        return f"The labels are numbers to predict: {problem_type.reason}"
     labels: Counter[str] = Counter()
     for example in examples:
         if isinstance(example, Labelled):
@@ -334,26 +502,65 @@ def _classes_of(examples: Sequence[Example]) -> str:
     return f"{counted(len(labels), 'label')}: {', '.join(most_common)}{more}"
 
 
-def _unknown(
-    names: Mapping[str, str],
-    path: str,
-    has_images: bool,
-) -> str:
-    """Return what a user should do where no column is known."""
-    columns = list(names.values())
-    text = f"{path} has the columns {quoted(columns[:12])}, and none is known as a question with its answer"
-    if has_images:
-        text = f"{path} has images ({quoted(columns[:12])}), but no question and answer about them"
-        return (
-            f"{text}; add a column `prompt` (such as: What is this?); the label, or "
-            "`--columns completion=NAME`, is its answer"
-        )
-    first = columns[0] if columns else "A"
-    last = columns[-1] if columns else "B"
-    return (
-        f"{text}, a text, or a text with its label. Say which is which: "
-        f"`--columns prompt={first} completion={last}`, `--columns text={first}`, or `--columns text={first} label={last}`"
+def _reward(examples: Sequence[Example], path: str) -> Choice:
+    """Return the reward that right answers allow. Raise DataError where none of the built-in ones can be got."""
+    answers = []
+    for example in examples:
+        if isinstance(example, Chat):
+            answers.append(example.messages[-1]["content"])
+        elif isinstance(example, Pair):
+            answers.append(example.completion)
+    answers = [answer for answer in answers if answer != NO_ANSWER]
+    advice = (
+        "a function of yours can reward answers: begin with `kubetune init --task grpo -o run.yaml` and write "
+        "`rewards: [{path: rewards.py:reward}]` (docs/grpo.md). Nothing was written."
     )
+    if not answers:
+        raise DataError(
+            f"{path} holds prompts without right answers, so none can be compared; {advice}"
+        )
+    numbers = sum(_ends_with_number(answer) for answer in answers)
+    if numbers >= 0.9 * len(answers):
+        return Choice("numeric", "the right answers end with a number, which is compared")
+    words = sum(len(answer.split()) for answer in answers) / len(answers)
+    if words > _WORDS_TO_MATCH:
+        raise DataError(
+            f"{path} has right answers of {words:.0f} words on average, which no answer equals word by word; {advice}"
+        )
+    return Choice(
+        "exact_match", "right answers are rewarded; others, and functions of yours: docs/grpo.md"
+    )
+
+
+def _ends_with_number(answer: str) -> bool:
+    """True for `72`, and for steps that end with `#### 72`."""
+    is_last = re.search(r"\d\S{0,3}\s*$", answer)
+    return is_last is not None and last_number(answer) is not None
+
+
+def _unknown(seen: _Seen, path: str) -> str:
+    """Return what a user should do where no column is known."""
+    columns = list(seen.names.values())
+    text = f"{path} has the columns {quoted(columns[:12])}"
+    if seen.by_name["image"]:
+        return (
+            f"{path} has images ({quoted(columns[:12])}), but no question and answer about them; add a column `prompt` "
+            "(such as: What is this?); the label, or `--columns completion=NAME`, is its answer"
+        )
+    text += ", and none is known as a question with its answer, a text, or a text with its label"
+    # What may be pasted names columns that fit.
+    texts = seen.texts()
+    classes = seen.classes()
+    ways = []
+    if len(texts) == 2:
+        ways.append(f"`--columns prompt={shell_word(texts[0])} completion={shell_word(texts[1])}`")
+    if len(texts) == 1:
+        ways.append(f"`--columns text={shell_word(texts[0])}`")
+    if texts and classes:
+        ways.append(f"`--columns text={shell_word(texts[0])} label={shell_word(classes[0])}`")
+    if not ways:
+        return f"{text}. Say which is which: `--columns prompt=NAME completion=NAME`, or `--columns text=NAME label=NAME`"
+    return f"{text}. Say which is which: {', or '.join(ways)}"
 
 
 def _require_no_bare_images(folder: Path) -> None:

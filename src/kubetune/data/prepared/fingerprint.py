@@ -19,7 +19,7 @@ from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
 
 # Changes when the same input would give other rows, or the files another form.
-FORMAT: Final = 7
+FORMAT: Final = 8
 
 MANIFEST: Final = "manifest.json"
 

@@ -18,6 +18,7 @@ from itertools import chain, islice
 from typing import Any, Final, Literal
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
+from kubetune.data.columns import Columns
 from kubetune.data.findings.finding import MOST_PLACES
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.prepared.row_writer import Chunk
@@ -147,6 +148,8 @@ class Tally:
 
     # Keys that decide nothing -> records in which they hold something.
     unused_keys: Counter[str] = field(default_factory=Counter)
+    # What is in those of them that are columns of the record.
+    unused_columns: Columns = field(default_factory=Columns)
     # Of answers that are compared or judged: see _answers.
     answers: Counter[str] = field(default_factory=Counter)
     # How a record with several readings was read -> records.
@@ -289,9 +292,14 @@ class Worker:
         )
         example = located(reading.example, record.file, self._data.cache)
         example = self._named(example, batch)
+        texts: list[str] | None = None
         for key in reading.unused:
-            if not self._is_read_by_template(key):
-                tally.unused_keys[key] += 1
+            if self._is_read_by_template(key):
+                continue
+            tally.unused_keys[key] += 1
+            if texts is None:
+                texts = list(written_texts(example))
+            tally.unused_columns.note(key, record.value, source.columns, texts)
         if reading.taken:
             tally.taken[reading.taken] += 1
         return example
@@ -411,7 +419,9 @@ class Worker:
 
     def _holds_special_tokens(self, example: Example) -> bool:
         """True if some text of the record holds what the tokenizer takes for a special token, as transformers' does."""
-        return self._find_special is not None and any(map(self._find_special, _texts_of(example)))
+        return self._find_special is not None and any(
+            map(self._find_special, written_texts(example))
+        )
 
 
 def _encoder_for(
@@ -512,7 +522,7 @@ def _teaches(encoded: Encoded) -> bool:
     return any(chosen_trained) and any(rejected_trained) and chosen != rejected
 
 
-def _texts_of(example: Example) -> Iterator[str]:
+def written_texts(example: Example) -> Iterator[str]:
     """Yield the texts that somebody wrote into a record: contents, reasoning, tools and calls, or its plain texts."""
     match example:
         case Chat():
@@ -521,14 +531,18 @@ def _texts_of(example: Example) -> Iterator[str]:
             if example.tools:
                 yield from _leaves(example.tools)
         case Preference():
-            yield from _texts_of(example.chosen)
-            yield from _texts_of(example.rejected)
+            yield from written_texts(example.chosen)
+            yield from written_texts(example.rejected)
         case Judged():
-            yield from _texts_of(example.answer)
+            yield from written_texts(example.answer)
         case Pair():
             yield from (example.prompt, example.completion)
         case Text():
             yield example.text
+        case Labelled(text, second):
+            yield text
+            if second is not None:
+                yield second
 
 
 def _texts_of_message(message: dict[str, Any], *, has_images: bool) -> Iterator[str]:

@@ -13,6 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 from kubetune.config.schema import RecordKind
+from kubetune.data.columns import (
+    ANSWERS,
+    QUESTIONS,
+    fitting,
+    in_words,
+    in_yaml,
+    is_prose,
+    joined_texts,
+    require_subjects,
+)
 from kubetune.data.reading.fields import (
     Fields,
     first_of,
@@ -27,6 +37,7 @@ from kubetune.data.reading.fields import (
 from kubetune.data.reading.images import data_address
 from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import (
+    REASONING,
     Turn,
     read_history,
     read_message,
@@ -45,10 +56,6 @@ from kubetune.data.reading.refusals import (
 )
 
 Value = Mapping[str, Any]
-
-# Names of what somebody asks, so that it goes through the chat template; a `prompt` may be any text.
-QUESTIONS: Final = ("question", "query", "instruction", "problem")
-ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,13 +189,16 @@ def read(
     require_trained(value)
     if kind == "prompt":
         value = with_answer(value)
-    elif kind not in ("text", "labelled"):
+    is_classified = kind == "labelled" or shape == "labelled"
+    if kind == "text" and not is_classified and shape != "text":
+        require_no_preference(value, columns)
+    if not is_classified and shape != "text":
+        require_subjects(value, columns, needs_answer=kind == "text")
+    if kind not in ("text", "labelled", "prompt"):
         # Of answers that are compared, preferences.py knows the shapes.
         answers, unused = _read_preference(value, shape, kind)
         return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
 
-    if kind == "text" and shape not in ("labelled", "text"):
-        require_no_preference(value, columns)
     record = Fields(value)
     for key in replaced:
         record.note_unused(key)
@@ -321,20 +331,43 @@ def detect(value: Value, *, kind: RecordKind = "text") -> str:
     for present in (held, value.keys()):
         for shape, groups in _MARKS:
             if all(first_of(group, present) is not None for group in groups):
+                if shape == "text" and present is held:
+                    _require_one_reading(value)
                 return shape
 
-    # What one may paste, with names of this record. A prompt or a completion that it has needs none.
-    expected = [name for name in ("prompt", "completion") if name not in value]
-    others = [str(key) for key in value if key not in ("prompt", "completion")] or ["A"]
-    names = {"prompt": others[0], "completion": others[-1]}
-    columns = ", ".join(f"{name}: {show(names[name])}" for name in expected)
-    words = " ".join(f"{name}={names[name]}" for name in expected)
     raise ValueError(
         f"{keys(value)}; expected `messages`, `prompt` and `completion`, `text`, `conversations`, `instruction` "
-        "and `output`, or `question` and `answer`; other names are given so: "
-        f"`data: {{train: {{path: FILE, columns: {{{columns}}}}}}}`, or `--columns {words}` "
-        "beside `--data`; `kubetune init FILE` proposes them"
+        f"and `output`, or `question` and `answer`{_other_names(value)}"
     )
+
+
+def _other_names(value: Value) -> str:
+    """Return what one may paste, with columns of this record that fit."""
+    columns = fitting(value)
+    if columns:
+        return (
+            f"; other names are given so: `data: {{train: {{path: FILE, {in_yaml(columns)}}}}}`, or `{in_words(columns)}` "
+            "beside `--data`; `kubetune init FILE` proposes them"
+        )
+    if value.get("prompt"):
+        return "; prompts without an answer are for `task: grpo`"
+    return ""
+
+
+def _require_one_reading(value: Value) -> None:
+    """Raise ValueError for a `text` beside a question with its answer that it does not hold: one of both would be lost."""
+    text = value["text"]
+    for key in QUESTIONS:
+        answer_key = next((name for name in ANSWERS if is_prose(value.get(name))), "")
+        if not answer_key or not is_prose(value.get(key)):
+            continue
+        if isinstance(text, str) and str(value[answer_key]).strip() in text:
+            return
+        raise ValueError(
+            f"has `text` beside {quoted((key, answer_key))}, and either would be lost; give `columns: {{instruction: "
+            f"{key}, input: text, output: {answer_key}}}` if the question is about it, or `format: text` to learn the "
+            "text alone"
+        )
 
 
 # Each shape with the keys it is known by: one of each group. The first shape that fits is taken.
@@ -342,6 +375,7 @@ _MARKS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
     ("messages", (("messages",),)),
     ("sharegpt", (("conversations",),)),
     ("alpaca", (("instruction",), ("output",))),
+    ("question_answer", (QUESTIONS, ("input",), ANSWERS)),
     ("prompt_completion", (("prompt", "input"), ("completion", "output"))),
     ("text", (("text",),)),
     ("question_answer", (QUESTIONS, ANSWERS)),
@@ -435,17 +469,47 @@ def _key_of(
 
 def _from_question(record: Fields) -> Chat:
     """Read a question and its answer under one of their names, as a conversation."""
-    question_key = _only_key(record, (*QUESTIONS, "prompt", "input"), "question")
+    question_key = _question_key(record)
     answer_key = _only_key(record, ANSWERS, "answer")
     record.note_taken(question_key, "the user's message")
+    question = text_of(required(record, question_key), question_key)
+    # What the question is about, on a line of its own, as Alpaca has it.
+    if question_key != "input" and record.holds("input"):
+        record.note_taken("input", "what it is about")
+        question = f"{question}\n{_subject(record)}"
     record.note_taken(answer_key, "the assistant's")
 
     turns = _history(record)
-    question = text_of(required(record, question_key), question_key)
     turns.append(_spoken("user", question))
     answer = text_of(required(record, answer_key), answer_key)
-    turns.append(_spoken("assistant", answer))
+    turns.append(_answer(record, answer))
     return _chat(record, turns)
+
+
+def _question_key(record: Fields) -> str:
+    """Return the key of the question. An `input` beside it is what the question is about."""
+    names: tuple[str, ...] = (*QUESTIONS, "prompt")
+    if not any(record.holds(name) for name in names):
+        names = (*names, "input")
+    return _only_key(record, names, "question")
+
+
+def _subject(record: Fields) -> str:
+    """Return the text under `input` that an instruction is about; of a list, each text on a line of its own."""
+    return text_of(joined_texts(record["input"]), "input", may_be_empty=True)
+
+
+def _answer(record: Fields, content: str) -> Turn:
+    """Return the assistant's message, with the thoughts that stand in a column beside it."""
+    message = {"role": "assistant", "content": content}
+    for key in REASONING:
+        thought = joined_texts(record.peek(key))
+        # A number beside it, or the name of an effort, is no thought.
+        if isinstance(thought, str) and is_prose(thought):
+            record.note_taken(key, "the thoughts before it")
+            message[key] = text_of(joined_texts(record[key]), key)
+            break
+    return Turn(message, None, "assistant")
 
 
 def _only_key(
@@ -483,7 +547,7 @@ def _from_alpaca(record: Fields) -> Chat:
     # What the instruction is about, on a line of its own. Either of the two may be empty.
     extra = ""
     if record.get("input") is not None:
-        extra = text_of(record["input"], "input", may_be_empty=True)
+        extra = _subject(record)
     has_extra = bool(extra.strip())
     instruction = text_of(required(record, "instruction"), "instruction", may_be_empty=has_extra)
     question = "\n".join(filter(None, (instruction, extra)))
@@ -491,7 +555,7 @@ def _from_alpaca(record: Fields) -> Chat:
 
     turns = _history(record)
     turns.append(_spoken("user", question))
-    turns.append(_spoken("assistant", answer))
+    turns.append(_answer(record, answer))
     return _chat(record, turns)
 
 

@@ -53,8 +53,8 @@ _OF_ANSWERS_ONLY: Final = ("loss", "loss_scale")
 _DETAILS: Final = ("train_detail", "training_detail")
 
 # What a message's thoughts are under.
-_REASONING: Final = ("reasoning_content", "thinking", "reasoning")
-_READ: Final = frozenset(("role", "content", "tool_calls", *_REASONING))
+REASONING: Final = ("reasoning_content", "thinking", "reasoning")
+_READ: Final = frozenset(("role", "content", "tool_calls", *REASONING))
 # Keys that are used where the chat template names them, as many do.
 OF_TEMPLATES: Final = ("messages[].name", "messages[].tool_call_id")
 # What others call the `arguments` of a call; taken for none, they would be lost.
@@ -248,7 +248,7 @@ def _turn(
 
 def _require_one_thought(message: dict[str, Any], where: str) -> None:
     """Raise ValueError for reasoning that is no text, or that is under two keys and differs."""
-    keys = [key for key in _REASONING if key in message]
+    keys = [key for key in REASONING if key in message]
     # A tool may write the same thought under two names.
     texts = {text_of(message[key], f"{where}.{key}", may_be_empty=True) for key in keys}
     if len(texts) > 1:
@@ -353,7 +353,7 @@ def _joined(
 
     joined = {**message, "content": "".join(texts)}
     if thoughts:
-        if any(message.get(key) for key in _REASONING):
+        if any(message.get(key) for key in REASONING):
             raise ValueError(
                 f"{where} holds reasoning, and so does the message beside it; expected one of them"
             )

@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
+from kubetune.data.columns import PROMPTS, joined_texts
 from kubetune.data.reading.fields import keys, listed, quoted, show
 from kubetune.data.reading.messages import SPEAKERS, read_history
 
-_CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages")
-_REJECTED: Final = ("rejected", "rejected_response", "rejected_messages")
+_CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
+_REJECTED: Final = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")
 _TALKS: Final = ("messages", "conversations", "conversation")
-_QUESTIONS: Final = ("prompt", "question", "query", "instruction", "input")
 _ANSWERS: Final = ("completion", "output", "response", "answer")
 _VERDICTS: Final = ("label", "kto_tag")
 # Keys that say that a prompt goes through the chat template, plain text though it is.
@@ -71,7 +71,7 @@ def likely_kind(value: Mapping[str, Any]) -> RecordKind:
 
 def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     """Return the chosen answer and the rejected one. Raise ValueError for a record that can be read in two ways."""
-    rest = dict(value)
+    rest = _without_input_object(value)
     _require_one_context(rest)
 
     chosen = _take(rest, _CHOSEN)
@@ -108,6 +108,19 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
         Side(_record(rest, compared.prompt, compared.chosen, shape), chosen_name),
         Side(_record(rest, compared.prompt, compared.rejected, shape), rejected_name),
     )
+
+
+def _without_input_object(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record whose prompt is beside its answers; OpenAI's format has it one level below, in `input`."""
+    rest = dict(value)
+    request = rest.get("input")
+    if isinstance(request, Mapping) and "messages" in request:
+        del rest["input"]
+        # Settings of the API say nothing about the texts.
+        for key in ("messages", "tools"):
+            if request.get(key):
+                rest[key] = request[key]
+    return rest
 
 
 def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
@@ -177,7 +190,7 @@ def _compared(
     if talk is not None:
         _take_repeated_prompts(rest, talk)
         return _Compared(talk, chosen, rejected)
-    if any(rest.get(key) is not None for key in _QUESTIONS):
+    if any(rest.get(key) is not None for key in PROMPTS):
         was_text = isinstance(rest.get("prompt"), str)
         prompt = _question(rest)
         if was_text and isinstance(prompt, list):
@@ -275,12 +288,14 @@ def _turns(talk: list[Any]) -> list[Any]:
 def _question(rest: dict[str, Any]) -> Any:
     """Take out the prompt, in messages or as text. Alpaca's has two parts."""
     questions = {}
-    for key in _QUESTIONS:
+    for key in PROMPTS:
         if rest.get(key) not in (None, []):
             questions[key] = rest.pop(key)
-    if questions.keys() == {"instruction", "input"}:
-        # An instruction, and what it is about.
-        parts = (questions["instruction"], questions["input"])
+    if len(questions) == 2 and "input" in questions and "prompt" not in questions:
+        # A question, and what it is about.
+        subject = joined_texts(questions["input"])
+        (question,) = (text for key, text in questions.items() if key != "input")
+        parts = (question, subject)
         if all(isinstance(part, str) for part in parts):
             return _asked(rest, "\n".join(filter(None, parts)))
 
@@ -429,7 +444,7 @@ def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
         if isinstance(message, dict):
             contents.append(message.get("content", message.get("value")))
 
-    for key in (*_TALKS, *_QUESTIONS):
+    for key in (*_TALKS, *PROMPTS):
         prompt = rest.get(key)
         if prompt in (None, "", []):
             continue

@@ -19,7 +19,9 @@ NO_ANSWER: Final = "\N{WORD JOINER}"
 
 # Names of an answer by which records are read (formats.py).
 _COMPLETIONS: Final = ("completion", "output", "response", "answer")
-_REFERENCES: Final = ("solution", "ground_truth", "target", "answer")
+_REFERENCES: Final = (
+    "solution", "ground_truth", "target", "answer", "reference_answer", "expected_answer", "final_answer",
+)  # fmt: skip
 _TALKS: Final = ("messages", "conversations")
 _ASSISTANTS: Final = ("assistant", "gpt", "model")
 

@@ -21,6 +21,8 @@ _PREFERENCES: Final = (
     "rejected_response",
     "positive_messages",
     "negative_messages",
+    "preferred_output",
+    "non_preferred_output",
 )
 _PROMPTS: Final = (
     "instruction",

@@ -99,9 +99,12 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
     by_source = []
     for source, tally in zip(sources, tallies, strict=True):
         total.add(tally)
-        by_source.append({"path": source.path, **vars(tally)})
+        columns = tally.unused_columns.to_json(tally.records)
+        by_source.append({"path": source.path, **vars(tally), "unused_columns": columns})
 
     stats = dict(vars(total))
+    # Each source has columns of its own.
+    del stats["unused_columns"]
     stats["lost_share"] = total.lost_share
     stats["sources"] = by_source
     return stats

@@ -90,6 +90,11 @@ def for_data(proposal: Proposal, values: Mapping[str, str]) -> list[dict[str, An
         wanted["task"] = task
     if proposal.loss is not None and values.get("preference.loss") != proposal.loss.value:
         wanted["preference.loss"] = proposal.loss.value
+    if proposal.reward is not None and not values.get("rewards"):
+        wanted["rewards"] = proposal.reward.value
+    kind = proposal.problem_type
+    if kind is not None and values.get("classification.problem_type") != kind.value:
+        wanted["classification.problem_type"] = kind.value
     if wanted:
         fixes.append({"label": f"Set task to {TASKS[task]}", "values": wanted})
 

@@ -70,6 +70,8 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         about = f"{proposal.rows:,} rows. {about}"
     if len(columns) > len(shown):
         about += f". The first {len(shown)} of {len(columns)} columns are shown"
+    for sentence in proposal.unused:
+        about += f". {sentence[0].upper()}{sentence[1:]}"
     return {
         **seen,
         "columns": shown,

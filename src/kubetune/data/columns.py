@@ -1,0 +1,379 @@
+"""What a column of records is, by its name and its values: a text that answers are about, thoughts, a class, an id.
+
+Readers refuse by it, findings name what is not used by it, and `kubetune init` chooses by it. Nothing here knows shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
+
+from kubetune.base.humanize import shell_word
+
+Meaning = Literal["subject", "thought", "text", "class", "other"]
+
+# Names of what somebody asks, and of the answers.
+QUESTIONS: Final = ("question", "query", "instruction", "problem")
+ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
+PROMPTS: Final = (*QUESTIONS, "prompt", "input")
+TALKS: Final = ("messages", "conversations", "conversation")
+
+# Classes of a column: at most so many, in at least so many records.
+MOST_CLASSES: Final = 20
+FEWEST_RECORDS: Final = 30
+_LONGEST_CLASS: Final = 40  # characters
+# Words of a text that is worth a warning where nobody reads it, on average.
+_WORDS_OF_A_TEXT: Final = 5
+# Share of the records in which a column says what the record says anyway.
+_MOSTLY: Final = 0.9
+
+# Last words of names of texts that a question is about, as data sets for reading, retrieval, SQL and dialogue have them.
+_SUBJECTS: Final = frozenset((
+    "context", "passage", "document", "doc", "article", "paragraph", "story", "excerpt", "knowledge", "background",
+    "evidence", "transcript", "schema", "table", "abstract", "dialogue", "dialog", "snippet", "chunk", "scenario",
+    "body", "choice", "option", "premise",
+))  # fmt: skip
+_SUBJECT_NAMES: Final = frozenset((
+    "source_text", "reference_text", "input_text", "support", "supporting_text", "search_result", "retrieved",
+    "knowledge_base", "content",
+))  # fmt: skip
+_THOUGHTS: Final = frozenset(
+    ("reasoning", "thinking", "thought", "cot", "rationale", "scratchpad", "think")
+)
+# Words of names that say where a record is from, when, or how large it is.
+_METADATA: Final = frozenset((
+    "id", "uuid", "guid", "index", "idx", "row", "url", "uri", "link", "path", "file", "filename", "source", "origin",
+    "dataset", "split", "subset", "config", "fold", "date", "time", "timestamp", "created", "updated", "year", "version",
+    "license", "lang", "language", "locale", "model", "engine", "provider", "token", "length", "len", "count", "num",
+    "seed", "hash", "md5", "sha", "sha256", "user", "author", "annotator", "worker", "batch", "shard", "partition",
+    "repo", "repository", "domain",
+))  # fmt: skip
+# Words of names of answers that are not to be learned.
+_BAD: Final = frozenset((
+    "rejected", "dispreferred", "loser", "worse", "bad", "wrong", "incorrect", "negative", "non", "unsafe",
+))  # fmt: skip
+
+
+def words_of_name(name: str) -> list[str]:
+    """Return the words of a column's name, in lower case and without the s of a plural: `retrievedDocs` is retrieved doc."""
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", name)
+    words = re.findall(r"[^\W_]+", spaced.lower())
+    return [re.sub(r"(?<=[^s\W]{2})s$", "", word) for word in words]
+
+
+def names_subject(name: str) -> bool:
+    """True if a column is called like a text that a question is about."""
+    words = words_of_name(name)
+    return "_".join(words) in _SUBJECT_NAMES or bool(words and words[-1] in _SUBJECTS)
+
+
+def names_thought(name: str) -> bool:
+    """True if a column is called like the thoughts before an answer."""
+    # `Complex_CoT` has a capital within a word.
+    return not _THOUGHTS.isdisjoint((*words_of_name(name), *words_of_name(name.lower())))
+
+
+def names_metadata(name: str) -> bool:
+    """True if a column is called like an id, a date, a split, a language or a size."""
+    return not _METADATA.isdisjoint(words_of_name(name))
+
+
+def names_bad_answer(name: str) -> bool:
+    """True if a column is called like an answer that is not to be learned."""
+    return not _BAD.isdisjoint(words_of_name(name))
+
+
+def count_words(value: Any) -> int:
+    """Return the number of words of a text, or of all texts in a list or an object; ids, numbers and dates have none."""
+    if isinstance(value, str):
+        words = [word for word in value.split() if any(map(str.isalpha, word))]
+        # Chinese and its like have no spaces between words.
+        if not value.isascii():
+            return max(len(words), sum(char > "\u2e80" for char in value) // 2)
+        return len(words)
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(map(count_words, value))
+    return 0
+
+
+def is_prose(value: Any) -> bool:
+    """True if a value is a text of two words at least, or holds such texts."""
+    return count_words(value) >= 2
+
+
+def joined_texts(value: Any) -> Any:
+    """Return a list of texts as one text, a line each; anything else as it is."""
+    if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        return "\n".join(value)
+    return value
+
+
+def key_of(names: Sequence[str], value: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """Return the column that stands for the first of these names; empty if the record has none that holds something."""
+    for name in names:
+        column = columns.get(name, name)
+        if value.get(column) not in (None, "", [], {}):
+            return column
+    return ""
+
+
+def with_subject(name: str, value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the `columns` by which a text of a record becomes part of its prompt; none if no columns can do that."""
+    question = key_of(PROMPTS, value, columns)
+    text = joined_texts(value.get(name))
+    is_taken = "input" in columns or (value.get("input") is not None and question != "input")
+    if not question or is_taken or not isinstance(text, str):
+        return {}
+    if not isinstance(value[question], str):
+        return {}
+    chosen = {"instruction": question, "input": name}
+    for key in ("chosen", "rejected"):
+        if columns.get(key, key) in value:
+            return chosen | {key: columns[key] for key in ("chosen", "rejected") if key in columns}
+    answer = key_of(ANSWERS, value, columns)
+    if answer:
+        chosen["output"] = answer
+    return {key: column for key, column in chosen.items() if key != column}
+
+
+def fitting(value: Mapping[str, Any]) -> dict[str, str]:
+    """Return the columns of a record that may be its prompt and its completion, by their names and texts; none in doubt."""
+    texts = []
+    for name, text in value.items():
+        is_aside = names_metadata(name) or names_bad_answer(name) or names_thought(name)
+        if (
+            isinstance(text, str)
+            and is_prose(text)
+            and not is_aside
+            and not text.lstrip().startswith(("[", "{"))
+        ):
+            texts.append(name)
+    by_name = {name.lower(): name for name in texts}
+    prompt = next((by_name[name] for name in PROMPTS if name in by_name), "")
+    others = [name for name in texts if name != prompt and not names_subject(name)]
+    completion = next((by_name[name] for name in ANSWERS if name in by_name), "")
+    if not completion and len(others) == 1 and prompt:
+        completion = others[0]
+    is_answer = bool(others) and not set(ANSWERS).isdisjoint(
+        words_of_name(re.sub(r"\d", "", others[0]))
+    )
+    if not prompt and not completion and len(others) == 2 and not is_answer:
+        prompt = others[0]
+        completion = others[1]
+    if not prompt or not completion:
+        return {}
+    columns = {"prompt": prompt, "completion": completion}
+    return {key: name for key, name in columns.items() if key != name}
+
+
+def in_yaml(columns: Mapping[str, str]) -> str:
+    """Return columns as a run file has them: `columns: {input: context}`."""
+    pairs = ", ".join(f"{key}: {_quoted(name)}" for key, name in columns.items())
+    return f"columns: {{{pairs}}}"
+
+
+def in_words(columns: Mapping[str, str]) -> str:
+    """Return columns as the command line has them: `--columns input=context`."""
+    pairs = " ".join(shell_word(f"{key}={name}") for key, name in columns.items())
+    return f"--columns {pairs}"
+
+
+def _quoted(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_][\w-]*", name, re.ASCII) else f'"{name}"'
+
+
+def left_subject(
+    value: Mapping[str, Any], columns: Mapping[str, str], *, needs_answer: bool
+) -> str:
+    """Return the column with a text that a question is about, and that would be left out; empty if `columns` decide."""
+    # Whoever names a question or an answer has seen the other columns.
+    is_decided = not columns.keys().isdisjoint((*PROMPTS, *ANSWERS, *TALKS, "chosen", "rejected"))
+    if is_decided or key_of(TALKS, value, {}):
+        return ""
+    question = key_of(PROMPTS, value, {})
+    if not question or (needs_answer and not key_of(ANSWERS, value, {})):
+        return ""
+    for name, text in value.items():
+        if name == question or not names_subject(name) or not is_prose(text):
+            continue
+        if not _is_held(text, [value[question], value.get("input")]):
+            return name
+    return ""
+
+
+def require_subjects(
+    value: Mapping[str, Any], columns: Mapping[str, str], *, needs_answer: bool
+) -> None:
+    """Raise ValueError for a text that a question is about, and that would be left out."""
+    name = left_subject(value, columns, needs_answer=needs_answer)
+    if not name:
+        return
+    question = key_of(PROMPTS, value, {})
+    use = with_subject(name, value, {})
+    if not use:
+        raise ValueError(
+            f"has `{name}` beside `{question}`, and it would be left out; write its text into `{question}`, or "
+            "name the columns that make the record without it in `data.train.columns`"
+        )
+    raise ValueError(
+        f"has `{name}` beside `{question}`, and it would be left out of the prompt; give `{in_yaml(use)}` "
+        f"(`{in_words(use)}` beside `--data`), or name only the other columns to leave it out"
+    )
+
+
+def _is_held(value: Any, texts: Sequence[Any]) -> bool:
+    """True if a text is a part of one of these, or one of these is a part of it."""
+    text = joined_texts(value)
+    if not isinstance(text, str):
+        return False
+    text = text.strip()
+    return any(isinstance(other, str) and text in other for other in texts)
+
+
+@dataclass
+class ColumnFacts:
+    """What was seen of the values of one column."""
+
+    records: int = 0  # that hold something in it
+    words: int = 0
+    repeated: int = 0  # records whose other texts hold it too
+    # short values as JSON has them; one more than MOST_CLASSES stands for too many
+    values: set[str] = field(default_factory=set)
+    is_short: bool = True
+    # how a text of it is used, from the first record
+    use: dict[str, str] = field(default_factory=dict)
+    # the text that it may be a class of, and the answer beside it, from the first record
+    text: str = ""
+    answer: str = ""
+
+    def add(self, value: Any, texts: Sequence[str]) -> None:
+        """Count a value. `texts`: those of the record that are used."""
+        self.records += 1
+        words = count_words(value)
+        self.words += words
+        if words > 1 and _is_held(value, texts):
+            self.repeated += 1
+        is_plain = isinstance(value, (str, int)) and len(str(value)) <= _LONGEST_CLASS
+        self.is_short = self.is_short and is_plain
+        if is_plain and len(self.values) <= MOST_CLASSES:
+            self.values.add(str(value).strip())
+
+    def __add__(self, other: ColumnFacts) -> ColumnFacts:
+        return ColumnFacts(
+            self.records + other.records,
+            self.words + other.words,
+            self.repeated + other.repeated,
+            set(sorted(self.values | other.values)[: MOST_CLASSES + 1]),
+            self.is_short and other.is_short,
+            self.use or other.use,
+            self.text or other.text,
+            self.answer or other.answer,
+        )
+
+    def meaning(self, name: str, *, records: int) -> Meaning:
+        """Return what the column is. `records`: of all."""
+        if self.repeated >= _MOSTLY * self.records:
+            return "other"
+        mean = self.words / max(1, self.records)
+        if names_thought(name) and mean >= 2:
+            return "thought"
+        if names_subject(name) and mean >= 2:
+            return "subject"
+        if self.is_class(name, records=records):
+            return "class"
+        is_text = mean >= (1 if name in PROMPTS or name in ANSWERS else _WORDS_OF_A_TEXT)
+        return "text" if is_text and not names_metadata(name) else "other"
+
+    def is_class(self, name: str, *, records: int) -> bool:
+        """True if the values are few, short and in nearly all records, and the name is not that of an id or a split."""
+        if not self.is_short or names_metadata(name) or self.records < FEWEST_RECORDS:
+            return False
+        if self.records < _MOSTLY * records or not 2 <= len(self.values) <= MOST_CLASSES:
+            return False
+        # Few rows with a value each are names; numbers with a fraction and dates are no classes.
+        if len(self.values) > self.records / 3:
+            return False
+        return not any(re.fullmatch(r"-?\d+\.\d+|\d{4}-\d\d.*", value) for value in self.values)
+
+
+class Columns(dict[str, ColumnFacts]):
+    """What was seen of columns that nothing reads."""
+
+    def note(
+        self,
+        name: str,
+        value: Mapping[str, Any],
+        columns: Mapping[str, str],
+        texts: Sequence[str],
+    ) -> None:
+        """Count one column of a record. `texts`: those of the record that are used."""
+        if name not in value:
+            return
+        facts = self.setdefault(name, ColumnFacts())
+        if not facts.records:
+            facts.use = with_subject(name, value, columns)
+            facts.text = key_of(("text", "sentence", *PROMPTS), value, columns)
+            facts.answer = key_of((*ANSWERS, *TALKS, "chosen"), value, columns)
+        facts.add(value[name], texts)
+
+    def __add__(self, other: Columns) -> Columns:
+        """Return what was seen of both."""
+        merged = Columns(self)
+        for name, facts in other.items():
+            merged[name] = merged[name] + facts if name in merged else facts
+        return merged
+
+    def to_json(self, records: int) -> dict[str, dict[str, Any]]:
+        """Return what each column is, how many records hold it and how it is used."""
+        facts = {}
+        for name, of_column in self.items():
+            meaning = of_column.meaning(name, records=records)
+            if meaning != "other":
+                facts[name] = {
+                    "meaning": meaning,
+                    "records": of_column.records,
+                    "values": len(of_column.values),
+                    "use": of_column.use,
+                    "text": of_column.text,
+                    "answer": of_column.answer,
+                }
+        return facts
+
+
+class LeftOut(NamedTuple):
+    """A column that holds texts or classes, and that nothing reads."""
+
+    name: str
+    meaning: Meaning
+    what: str  # in words: `a text`
+    advice: str  # what would use it
+    is_of_text: bool = False  # a class beside a text that is not a question
+
+
+def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[LeftOut]:
+    """Yield the columns that nothing reads, of what `Columns.to_json` returns. `path`: of the data."""
+    for name, of_column in facts.items():
+        meaning: Meaning = of_column["meaning"]
+        use = of_column["use"]
+        if meaning == "thought":
+            columns = {"reasoning_content": name}
+            advice = (
+                f"`data.train.{in_yaml(columns)}` reads them before the answer of a conversation"
+            )
+            yield LeftOut(name, meaning, "thoughts", advice)
+        elif meaning == "class":
+            columns = {"text": of_column["text"] or "TEXT", "label": name}
+            words = f"--task sequence_classification {in_words(columns)}"
+            advice = f"`kubetune init {shell_word(path)} {words}` makes a classifier"
+            is_of_text = bool(of_column["text"]) and not of_column["answer"]
+            yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_of_text)
+        elif use:
+            advice = f"`data.train.{in_yaml(use)}` makes it part of the prompt"
+            yield LeftOut(name, meaning, "a text", advice)
+        else:
+            advice = "Write it into the texts that are read, if they need it"
+            yield LeftOut(name, meaning, "a text", advice)

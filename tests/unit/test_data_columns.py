@@ -1,0 +1,413 @@
+"""Columns that hold texts or classes: they are read, or refused or named with what would use them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kubetune import cli
+from kubetune.cli.local.demo import EMBEDDED
+from kubetune.config.load import load_config
+from kubetune.config.schema import RecordKind
+from kubetune.data.columns import Columns, left_out, names_metadata, names_subject, names_thought
+from kubetune.data.reading.formats import Chat, Preference, read
+from tests import records
+
+MODEL = str(EMBEDDED / "model")
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def lines(values: Sequence[dict[str, Any]], name: str = "d.jsonl") -> str:
+    Path(name).write_text("".join(json.dumps(value) + "\n" for value in values))
+    return name
+
+
+def questions(value: dict[str, Any], columns: dict[str, str], kind: RecordKind = "text") -> str:
+    """Return what the user asks in a record."""
+    example = read(value, "auto", columns, kind=kind).example
+    if isinstance(example, Preference):
+        example = example.chosen
+    assert isinstance(example, Chat)
+    return str(next(m["content"] for m in example.messages if m["role"] == "user"))
+
+
+PAIR = {
+    "question": "How many rows?",
+    "context": "CREATE TABLE t (a int)",
+    "chosen": "One row.",
+    "rejected": "No.",
+}
+SUBJECTS: list[tuple[dict[str, Any], RecordKind, dict[str, str]]] = [
+    (records.SQL_CREATE_CONTEXT, "text", {"instruction": "question", "input": "context", "output": "answer"}),
+    (records.DOLLY, "text", {"input": "context", "output": "response"}),
+    (PAIR, "pair", {"instruction": "question", "input": "context"}),
+    (
+        {**records.SQL_CREATE_CONTEXT, "answer": 3},
+        "prompt",
+        {"instruction": "question", "input": "context", "output": "answer"},
+    ),
+    (
+        {"prompt": "What is he?", "retrieved_documents": ["He is a cook.", "He is old."], "completion": "A cook."},
+        "text",
+        {"instruction": "prompt", "input": "retrieved_documents", "output": "completion"},
+    ),
+    (
+        {"query": "谁来了?", "参考": 1, "passage": "昨天晚上小王和小李来了。", "response": "小王和小李。"},
+        "text",
+        {"instruction": "query", "input": "passage", "output": "response"},
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("value", "kind", "columns"), SUBJECTS)
+def test_a_text_that_the_question_is_about_is_never_left_out_silently(
+    value: dict[str, Any], kind: RecordKind, columns: dict[str, str]
+) -> None:
+    name = columns["input"]
+    with pytest.raises(
+        ValueError, match=f"has `{name}` beside .* left out of the prompt; give `columns"
+    ) as error:
+        read(value, kind=kind)
+    pairs = " ".join(f"{key}={column}" for key, column in columns.items())
+    assert f"--columns {pairs}" in str(error.value)
+    # What the refusal says to write works.
+    if value.get("answer") == 3:
+        value = {**value, "answer": "3"}
+    text = value[name] if isinstance(value[name], str) else "\n".join(value[name])
+    assert questions(value, columns, kind).endswith(f"\n{text}")
+    # Whoever names the question and not the text has decided.
+    decided = {key: column for key, column in columns.items() if key != "input"}
+    decided.setdefault("instruction", "instruction")
+    reading = read(value, columns=decided, kind=kind)
+    assert kind == "prompt" or name in reading.unused
+
+
+def test_the_first_thing_that_one_tries_on_dolly_works() -> None:
+    asked = questions(records.DOLLY, {"input": "context"})
+    assert asked == f"{records.DOLLY['instruction']}\n{records.DOLLY['context']}"
+    assert (
+        questions({**records.DOLLY, "context": ""}, {"input": "context"})
+        == records.DOLLY["instruction"]
+    )
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"question": "Q is that?", "context": "", "answer": "A is."},
+        {"question": "Read: One two. Who?", "context": "One two.", "answer": "Two."},
+        {"question": "Q is that?", "context": "doc_12.pdf", "answer": "A is."},
+        {"question": "Q is that?", "context_length": "one two", "answer": "A is."},
+        {"instruction": "Sum up.", "input": "A text. B.", "output": "AB.", "document": "A text."},
+    ],
+)
+def test_what_says_nothing_more_than_the_question_is_no_subject(value: dict[str, Any]) -> None:
+    assert isinstance(read(value).example, Chat)
+
+
+def test_options_that_are_no_text_are_refused_too() -> None:
+    value = {
+        "question": "Which is red?",
+        "choices": {"text": ["A rose.", "The sky."]},
+        "answer": "A rose.",
+    }
+    with pytest.raises(
+        ValueError, match=r"has `choices` beside `question`.* write its text into `question`"
+    ):
+        read(value)
+
+
+def test_a_text_beside_a_question_and_an_answer_is_decided_by_the_user() -> None:
+    value = {"text": "Rain fell all day.", "question": "What fell then?", "answer": "Rain fell."}
+    with pytest.raises(
+        ValueError, match="has `text` beside `question` and `answer`, and either would be lost"
+    ):
+        read(value)
+    assert questions(
+        value, {"instruction": "question", "input": "text", "output": "answer"}
+    ).endswith("all day.")
+    # A text that holds both is how they are written for training.
+    whole = {**value, "text": "Q: What fell then? A: Rain fell."}
+    assert not isinstance(read(whole).example, Chat)
+
+
+def test_a_question_with_input_is_one_question() -> None:
+    value = {"question": "How many?", "input": "CREATE TABLE t", "output": "SELECT 1"}
+    assert questions(value, {}) == "How many?\nCREATE TABLE t"
+
+
+THOUGHT = "First I add, then I look."
+
+
+@pytest.mark.parametrize("key", ["reasoning_content", "reasoning", "thinking"])
+@pytest.mark.parametrize(
+    "value", [{"instruction": "Q?", "output": "a"}, {"question": "Q?", "answer": "a"}]
+)
+def test_thoughts_in_a_column_are_read(key: str, value: dict[str, Any]) -> None:
+    example = read({**value, key: THOUGHT}).example
+    assert isinstance(example, Chat)
+    assert example.messages[-1][key] == THOUGHT
+    # An effort or a number of tokens is no thought.
+    example = read({**value, key: "high"}).example
+    assert isinstance(example, Chat)
+    assert key not in example.messages[-1]
+
+
+def test_thoughts_under_other_names_are_read_where_columns_say_so() -> None:
+    columns = {"reasoning_content": "thinking_trajectories"}
+    example = read(records.S1K, columns=columns).example
+    assert isinstance(example, Chat)
+    assert example.messages[-1]["reasoning_content"].startswith("Let me add")
+
+
+def test_names_tell_what_columns_are() -> None:
+    assert all(
+        map(names_subject, ("Context", "retrieved_docs", "sourceText", "sql_context", "Background"))
+    )
+    assert not any(map(names_subject, ("context_id", "document_url", "title", "contextual")))
+    assert all(
+        map(names_thought, ("Complex_CoT", "thinking_trajectories", "rationale", "thoughts"))
+    )
+    assert not any(map(names_thought, ("cotton", "answer")))
+    assert all(
+        map(names_metadata, ("ids", "prompt_id", "createdAt_date", "lang", "source", "split"))
+    )
+    assert not any(map(names_metadata, ("verdict", "emotion", "category")))
+
+
+def meanings(values: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Return what the columns of records are, as far as they hold texts or classes."""
+    columns = Columns()
+    for value in values:
+        for name in value:
+            columns.note(name, value, {}, ("A text that is used.",))
+    return {name: facts["meaning"] for name, facts in columns.to_json(len(values)).items()}
+
+
+def test_classes_are_known_by_their_shape() -> None:
+    rows = [
+        {
+            "verdict": ("happy", "unhappy")[n % 2],
+            "grade": n % 5,
+            "id": n % 3,
+            "split": "train" if n % 4 else "test",
+            "always": "yes",
+            "name": f"n{n}",
+            "day": f"2026-01-{n % 9 + 1:02d}",
+            "share": f"0.{n % 4}",
+            "copy": "A text that is used.",
+            "remark": f"This is what was remarked of row {n}.",
+            "rationale": "It is so because it is.",
+        }
+        for n in range(40)
+    ]
+    assert meanings(rows) == {
+        "verdict": "class",
+        "grade": "class",
+        "remark": "text",
+        "rationale": "thought",
+    }
+    assert "verdict" not in meanings(rows[:20]), "too few rows to know"
+
+
+def test_the_counts_of_two_batches_are_those_of_all() -> None:
+    rows = [{"verdict": str(n % 7), "remark": "One two three four five six"} for n in range(60)]
+    parts = []
+    for part in (rows[:10], rows[10:], rows):
+        columns = Columns()
+        for row in part:
+            for name in row:
+                columns.note(name, row, {}, ())
+        parts.append(columns)
+    assert (parts[0] + parts[1]).to_json(60) == parts[2].to_json(60)
+    assert [column.what for column in left_out(parts[2].to_json(60), "x.csv")] == [
+        "7 values",
+        "a text",
+    ]
+
+
+def check(path: str, *words: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    code = cli.main(["data", "check", path, *words])
+    output = capsys.readouterr()
+    return code, output.out + output.err
+
+
+def test_init_makes_a_classifier_of_a_column_that_is_a_class(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        {"review": f"The film number {n} was seen.", "verdict": ("happy", "unhappy")[n % 2]}
+        for n in range(120)
+    ]
+    assert cli.main(["init", lines(rows), "--model", MODEL, "-o", "run.yaml"]) == 0
+    config = load_config(Path("run.yaml"))
+    assert config.task == "sequence_classification"
+    assert config.data.train[0].columns == {"text": "review", "label": "verdict"}
+
+
+def test_a_class_that_is_not_used_is_named_everywhere_with_what_would_use_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [
+        {
+            "text": f"The film number {n} was seen.",
+            "verdict": ("happy", "unhappy")[n % 2],
+            "mood": ("a", "b")[n % 2],
+        }
+        for n in range(120)
+    ]
+    path = lines(rows)
+    words = "--task sequence_classification --columns text=text label=verdict"
+    # Of two classes nobody knows which is meant.
+    assert cli.main(["init", path, "--model", MODEL, "-o", "run.yaml"]) == 0
+    assert (
+        f"`verdict` (2 values) is not used. `kubetune init {path} {words}`"
+        in capsys.readouterr().out
+    )
+    assert words in Path("run.yaml").read_text()
+    for output in (check("run.yaml", capsys=capsys)[1], check(path, capsys=capsys)[1]):
+        assert "`verdict` (2 values) is not used" in output
+        assert words in output
+    assert "warning: train: `verdict`" in check("run.yaml", capsys=capsys)[1]
+    # What it says to paste works.
+    assert cli.main(["init", path, *words.split(), "--model", MODEL, "-o", "c.yaml"]) == 0
+    assert check("c.yaml", capsys=capsys)[0] == 0
+
+
+def test_init_puts_the_text_that_questions_are_about_into_the_prompt(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = lines([records.SQL_CREATE_CONTEXT] * 30)
+    assert cli.main(["init", path, "--model", MODEL, "-o", "run.yaml"]) == 0
+    columns = {"instruction": "question", "input": "context", "output": "answer"}
+    assert load_config(Path("run.yaml")).data.train[0].columns == columns
+    code, output = check("run.yaml", capsys=capsys)
+    assert code == 0
+    assert "CREATE TABLE" in output
+
+
+def test_thoughts_that_nothing_reads_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{**records.S1K, "question": f"What is {n} and 2?"} for n in range(30)]
+    _, output = check(lines(rows), "--model", MODEL, capsys=capsys)
+    assert "warning: train: `thinking_trajectories` (thoughts) is not used, in 30 records" in output
+    assert "`data.train.columns: {reasoning_content: thinking_trajectories}`" in output
+
+
+@pytest.mark.parametrize(
+    ("value", "task", "reward"),
+    [
+        (records.VERL_GSM8K, "grpo", "numeric"),
+        (records.OPENAI_REINFORCEMENT, "grpo", "numeric"),
+        (
+            {"prompt": [{"role": "user", "content": "Who is it?"}], "ground_truth": "Ann Lee"},
+            "grpo",
+            "exact_match",
+        ),
+        (records.OPENAI_DPO, "preference", None),
+        (records.ULTRACHAT, "causal_lm", None),
+        (records.NO_ROBOTS, "causal_lm", None),
+        (records.HERMES, "causal_lm", None),
+        (records.PLAIN_GSM8K, "causal_lm", None),
+        (records.DOLLY, "causal_lm", None),
+    ],
+)
+def test_what_init_proposes_can_be_checked(
+    value: dict[str, Any], task: str, reward: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = lines([value] * 30)
+    assert cli.main(["init", path, "--model", MODEL, "-o", "run.yaml"]) == 0
+    config = load_config(Path("run.yaml"))
+    assert config.task == task
+    assert [item.name for item in config.rewards] == ([reward] if reward else [])
+    if value is not records.HERMES:  # the demo's template takes no results of tools
+        assert check("run.yaml", capsys=capsys)[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "Who is it?"}]},
+            "prompts without right answers",
+        ),
+        (
+            {
+                "prompt": [{"role": "user", "content": "Who is it?"}],
+                "ground_truth": "one two " * 20,
+            },
+            "right answers of 40 words",
+        ),
+    ],
+)
+def test_init_proposes_no_reward_that_nobody_can_get(
+    value: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["init", lines([value] * 30), "--model", MODEL, "-o", "run.yaml"]) == 2
+    assert words in capsys.readouterr().err
+    assert not Path("run.yaml").exists()
+
+
+def test_labels_that_are_many_numbers_are_a_regression(capsys: pytest.CaptureFixture[str]) -> None:
+    for labels in ([n * 0.2 for n in range(30)], [n * n for n in range(30)]):
+        rows = [
+            {"sentence": f"Sentence {n} here.", "label": label} for n, label in enumerate(labels)
+        ]
+        Path("run.yaml").unlink(missing_ok=True)
+        assert cli.main(["init", lines(rows), "--model", MODEL, "-o", "run.yaml"]) == 0
+        assert load_config(Path("run.yaml")).classification.problem_type == "regression"
+        assert "numbers to predict" in Path("run.yaml").read_text()
+    rows = [{"sentence": f"Sentence {n} here.", "label": n % 50} for n in range(100)]
+    Path("run.yaml").unlink()
+    assert cli.main(["init", lines(rows), "--model", MODEL, "-o", "run.yaml"]) == 0
+    assert load_config(Path("run.yaml")).classification.problem_type == "auto", "fifty intents"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [records.XLAM, records.SQUAD, records.SAFE_RLHF, records.HELPSTEER3, records.VERL_GSM8K],
+)
+def test_advice_names_no_column_that_does_not_fit(value: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="expected") as error:
+        read(value)
+    advice = str(error.value).partition("expected")[2]
+    for name in (
+        "=id",
+        "answers",
+        "extra_info",
+        "safer",
+        "better",
+        "domain",
+        "overall",
+        "response",
+    ):
+        assert f"completion={name}" not in advice
+        assert name not in advice.partition("--columns")[2]
+
+
+def test_the_preferences_of_openai_are_read() -> None:
+    example = read(records.OPENAI_DPO, kind="pair").example
+    assert isinstance(example, Preference)
+    assert isinstance(example.chosen, Chat)
+    assert example.chosen.messages[-1]["content"] == "It is warm today."
+    with pytest.raises(ValueError, match="is preference data"):
+        read(records.OPENAI_DPO)
+
+
+def test_a_prompt_is_not_shown_as_what_is_trained(capsys: pytest.CaptureFixture[str]) -> None:
+    prompt = [{"role": "user", "content": "What are 70 and 2?"}]
+    answered = {"prompt": prompt, "ground_truth": "72"}
+    base = ["--model", MODEL, "task=grpo", "rewards=[exact_match]"]
+    _, output = check(lines([answered] * 3), *base, capsys=capsys)
+    assert "row 1 (the right answer stands between" in output
+    assert "what is trained" not in output
+    _, output = check(lines([{"prompt": prompt}] * 3), *base, capsys=capsys)
+    assert "row 1 (a prompt: answers to it are drawn, and rewarded)" in output
+    assert "⟦" not in output
