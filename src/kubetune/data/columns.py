@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
-from kubetune.base.humanize import shell_word
+from kubetune.base.humanize import counted, shell_word
 
 Meaning = Literal["subject", "thought", "text", "class", "other"]
 
@@ -255,7 +255,7 @@ class ColumnFacts:
         self.records += 1
         words = count_words(value)
         self.words += words
-        if words > 1 and _is_held(value, texts):
+        if words and _is_held(value, texts):
             self.repeated += 1
         is_plain = isinstance(value, (str, int)) and len(str(value)) <= _LONGEST_CLASS
         self.is_short = self.is_short and is_plain
@@ -276,7 +276,9 @@ class ColumnFacts:
 
     def meaning(self, name: str, *, records: int) -> Meaning:
         """Return what the column is. `records`: of all."""
-        if self.repeated >= _MOSTLY * self.records:
+        # A prompt has to be that of each record.
+        share = 1.0 if name in PROMPTS else _MOSTLY
+        if self.repeated >= share * self.records:
             return "other"
         mean = self.words / max(1, self.records)
         if names_thought(name) and mean >= 2:
@@ -337,6 +339,7 @@ class Columns(dict[str, ColumnFacts]):
                     "meaning": meaning,
                     "records": of_column.records,
                     "values": len(of_column.values),
+                    "repeated": of_column.repeated,
                     "use": of_column.use,
                     "text": of_column.text,
                     "answer": of_column.answer,
@@ -351,7 +354,7 @@ class LeftOut(NamedTuple):
     meaning: Meaning
     what: str  # in words: `a text`
     advice: str  # what would use it
-    is_of_text: bool = False  # a class beside a text that is not a question
+    is_decisive: bool = False  # answers may be about it, or it is what a text is learned for
 
 
 def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[LeftOut]:
@@ -364,16 +367,20 @@ def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[Left
             advice = (
                 f"`data.train.{in_yaml(columns)}` reads them before the answer of a conversation"
             )
-            yield LeftOut(name, meaning, "thoughts", advice)
+            yield LeftOut(name, meaning, "thoughts", advice, True)
         elif meaning == "class":
             columns = {"text": of_column["text"] or "TEXT", "label": name}
             words = f"--task sequence_classification {in_words(columns)}"
             advice = f"`kubetune init {shell_word(path)} {words}` makes a classifier"
-            is_of_text = bool(of_column["text"]) and not of_column["answer"]
-            yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_of_text)
-        elif use:
-            advice = f"`data.train.{in_yaml(use)}` makes it part of the prompt"
-            yield LeftOut(name, meaning, "a text", advice)
+            is_decisive = bool(of_column["text"]) and not of_column["answer"]
+            yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_decisive)
         else:
+            is_decisive = meaning == "subject" or name in PROMPTS
+            what = "a text"
             advice = "Write it into the texts that are read, if they need it"
-            yield LeftOut(name, meaning, "a text", advice)
+            if use:
+                advice = f"`data.train.{in_yaml(use)}` makes it part of the prompt"
+            if name in PROMPTS:
+                differing = of_column["records"] - of_column["repeated"]
+                what = f"a text that differs from the others in {counted(differing, 'record')}"
+            yield LeftOut(name, meaning, what, advice, is_decisive)

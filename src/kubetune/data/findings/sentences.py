@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
-from kubetune.data.columns import LeftOut, left_out
+from kubetune.data.columns import left_out
 from kubetune.data.findings.finding import MOST_PLACES, Finding, Severity
 from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import evaluated_rows, locate
@@ -273,6 +273,23 @@ _CHANGED: Final = (
      "with BOS twice: the tokenizer writes it before every text, and the text begins with it too. Of a text without a "
      "prompt the second is trained",
      "Take it out of the texts, or set data.add_special_tokens: false"),
+    ("first_not_trained",
+     "with an empty prompt, behind no BOS: nothing predicts the first token of such an answer, so it is not trained",
+     "Write a prompt, or `text` in place of both"),
+    ("open_answers",
+     "with an answer whose end is not trained: the chat template writes nothing behind answers that ends one, so the model "
+     "would not learn to stop there",
+     "Name the tokens that end an answer in generation_config.json (`eos_token_id`), such as that of the next question, "
+     "or set model.chat_template to one that ends turns"),
+    ("answers_in_a_row",
+     "with two answers in a row: the model learns to end its turn between them, and nothing asks it to go on",
+     "Join them into one message, or put what was said between them there"),
+    ("thoughts_twice",
+     "with thoughts in a field beside a content that begins with thoughts: both are written",
+     "Keep one of them"),
+    ("results_wrapped",
+     "with results of tools that begin with a tag that the chat template writes too, so it is there twice",
+     "Take the tags out of the results"),
     ("special_texts", "with special tokens in their texts, which become such tokens", ""),
 )  # fmt: skip
 
@@ -484,7 +501,9 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
         for column in columns:
             number = source["unused_keys"][column.name]
             sentence = f"{where}: `{column.name}` ({column.what}) is not used, in {counted(number, 'record')}"
-            severity = _severity_of(column, counts.task)
+            # Answers are learned without what leads to them, or texts without their class.
+            is_grave = column.is_decisive and counts.task != "sequence_classification"
+            severity: Severity = "warning" if is_grave else "note"
             yield counts.finding(severity, "unused_column", sentence, number, advice=column.advice)
 
         named = {column.name for column in columns}
@@ -500,16 +519,6 @@ def _unused(counts: SplitCounts) -> Iterator[Finding]:
         yield counts.finding(
             "note", "files_not_read", f"{counts.name}: {line}", sum(files.values())
         )
-
-
-def _severity_of(column: LeftOut, task: str) -> Severity:
-    """Return how bad it is that nothing reads a column."""
-    # Answers are learned without what leads to them, or texts without their class.
-    is_decisive = column.meaning in ("subject", "thought")
-    is_class_of_text = column.meaning == "class" and column.is_of_text
-    if task == "sequence_classification" or not (is_decisive or is_class_of_text):
-        return "note"
-    return "warning"
 
 
 FINDERS: Final[tuple[Callable[[SplitCounts], Iterator[Finding]], ...]] = (

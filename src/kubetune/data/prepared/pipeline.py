@@ -14,7 +14,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, Final, Literal
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
@@ -128,6 +128,16 @@ class Tally:
     rewrites_answer: int = 0
     # A token lies across the border between a prompt and its answer.
     begins_inside_token: int = 0
+    # The prompt is empty and no BOS is written, so that nothing predicts the first token of the answer.
+    first_not_trained: int = 0
+    # The template writes no end of a turn behind an answer, and no token that ends one.
+    open_answers: int = 0
+    # Two messages of the assistant follow each other.
+    answers_in_a_row: int = 0
+    # A message has thoughts in a field, and others at the beginning of its content.
+    thoughts_twice: int = 0
+    # A tool's result begins with a tag that the template writes around results.
+    results_wrapped: int = 0
     # Some text holds what the tokenizer reads as a special token.
     special_texts: int = 0
     # The text begins with the token (BOS) that the tokenizer writes before each text too.
@@ -234,7 +244,7 @@ class Worker:
         template = ""
         if labels is None and tokenizer.chat is not None:
             template = tokenizer.chat.source
-        self._has_template = bool(template)
+        self._template = template
         self._named_by_template = _keys_of_messages(template)
         self._image_token = processor.placeholder.token if processor is not None else None
 
@@ -336,9 +346,11 @@ class Worker:
         tally.count("special_texts", record.index, self._holds_special_tokens(record.example))
         tally.count("bos_twice", record.index, self._begins_twice(encoded))
         tally.count(
-            "plain_prompts", record.index, self._has_template and _is_plain_prompt(record.example)
+            "plain_prompts", record.index, bool(self._template) and _is_plain_prompt(record.example)
         )
         for note in encoded.image_notes:
+            tally.count(note, record.index)
+        for note in _flaws_of(record.example, self._template):
             tally.count(note, record.index)
         result.lengths.extend(len(ids) for ids, _ in encoded.sequences)
         if result.profile is not None:
@@ -487,6 +499,39 @@ def _is_plain_prompt(example: Example) -> bool:
     if isinstance(example, Judged):
         example = example.answer
     return isinstance(example, Pair)
+
+
+def _flaws_of(example: Example, template: str) -> Iterator[str]:
+    """Yield the names, as a tally has them, of what a conversation holds that its author hardly meant."""
+    match example:
+        case Preference():
+            flaws = {*_flaws_of(example.chosen, template), *_flaws_of(example.rejected, template)}
+            yield from sorted(flaws)
+        case Judged():
+            yield from _flaws_of(example.answer, template)
+        case Chat():
+            messages = example.messages
+            pairs = pairwise(message["role"] for message in messages)
+            if ("assistant", "assistant") in pairs:
+                yield "answers_in_a_row"
+            if any(_thinks_twice(message) for message in messages):
+                yield "thoughts_twice"
+            if any(_is_wrapped(message, template) for message in messages):
+                yield "results_wrapped"
+
+
+def _thinks_twice(message: dict[str, Any]) -> bool:
+    """True if an answer has thoughts in a field, and its content begins with thoughts between tags."""
+    has_thoughts = any(message.get(key) for key in REASONING_FIELDS)
+    return has_thoughts and message["content"].lstrip().startswith(("<think>", "<thinking>"))
+
+
+def _is_wrapped(message: dict[str, Any], template: str) -> bool:
+    """True if the result of a tool begins with a tag that the template writes itself."""
+    if message["role"] != "tool":
+        return False
+    tag = re.match(r"\s*(<[^<>\s]{1,40}>)", message["content"])
+    return tag is not None and tag[1] in template
 
 
 def _add_digests(result: Result) -> None:

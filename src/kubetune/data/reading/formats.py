@@ -39,6 +39,7 @@ from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
 from kubetune.data.reading.messages import (
     REASONING,
     Turn,
+    join_calls,
     read_history,
     read_message,
     read_tools,
@@ -690,6 +691,7 @@ def _chat(
         if turn.trained:
             raise ValueError(f"{turn.where} says that it is trained; a prompt never is")
     require_known_calls(turns)
+    turns, context = join_calls(turns, context)
 
     messages = [turn.message for turn in turns]
     images = _images(record)

@@ -17,6 +17,7 @@ from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import unquote, urlsplit
 
 from kubetune.base.files import explained_writes, join_inside, write_atomic
 
@@ -55,6 +56,9 @@ class ImageFacts:
 
 def image_of_row(data_file: str, path: str) -> Path:
     """Return the file that a row of `data_file` means by `path`, which is absolute or begins at the data's folder."""
+    # `file:///images/a%20b.png`, as Qwen-VL's documents write it.
+    if path.startswith("file:"):
+        path = unquote(urlsplit(path).path)
     # An absolute path replaces what is before it.
     return Path(data_file).parent / path
 

@@ -27,18 +27,21 @@ SPEAKERS: Final = {
     "model": "assistant",
     "assistant": "assistant",
     "function_call": "assistant",
+    "tool_call": "assistant",
     "system": "system",
     "observation": "tool",
+    "tool_response": "tool",
     "tool": "tool",
     "function_response": "tool",
 }
 
-# Roles of OpenAI, Llama and ms-swift's agents that are refused, and what to write instead.
+# Who says a call that is JSON in a text: LLaMA-Factory's name, and ms-swift's.
+_CALLERS: Final = ("function_call", "tool_call")
+
+# Roles of OpenAI and Llama that are refused, and what to write instead.
 _ROLES_TO_WRITE: Final = {
     "developer": "system, or make it the first message",
     "ipython": "tool",
-    "tool_response": "tool",
-    "tool_call": "assistant, with the call in `tool_calls`",
 }
 
 # Keys that say whether a message, or a whole record, is trained: of OpenAI, axolotl, ms-swift, LLaMA-Factory, others.
@@ -91,7 +94,7 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
         )
 
     # The message in OpenAI's form. A call is JSON in the text, and has no text beside it.
-    is_call = speaker == "function_call"
+    is_call = speaker in _CALLERS
     rest = _without_nulls(turn)
     del rest["from"]
     rest.pop("value", None)
@@ -99,8 +102,7 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
 
     content = turn["value"]
     if is_call:
-        calls = parsed(text_of(content, f"{where}.value"), f"{where}.value")
-        rest["tool_calls"] = calls if isinstance(calls, list) else [calls]
+        rest["tool_calls"] = _calls_in(content, f"{where}.value")
         content = ""
 
     return _turn(
@@ -109,6 +111,15 @@ def read_turn(turn: Any, where: str, record: Fields) -> Turn:
         record,
         "value",
     )
+
+
+def _calls_in(content: Any, where: str) -> list[Any]:
+    """Return the calls that a message holds in place of a text, as JSON of one or of a list."""
+    if isinstance(content, (dict, list)):
+        calls = content
+    else:
+        calls = parsed(text_of(content, where), where)
+    return calls if isinstance(calls, list) else [calls]
 
 
 def _require_one_spelling(
@@ -139,7 +150,13 @@ def read_message(message: Any, where: str, record: Fields) -> Turn:
             f"{where} is {show(message)}; expected an object with `role` and `content`"
         )
 
+    speaker = message.get("role")
     message = _without_nulls(message) | {"role": _role_of(message, where, record)}
+    # ms-swift's agents: the call is the content.
+    if speaker in _CALLERS:
+        if message.get("tool_calls"):
+            raise ValueError(f"{where} has both `content` and `tool_calls`; expected one of them")
+        message["tool_calls"] = _calls_in(message.pop("content", None), f"{where}.content")
     # OpenAI's older name, for the only call of a message.
     call = message.pop("function_call", None)
     if call:
@@ -180,8 +197,10 @@ def _role_of(
 ) -> str:
     """Return the role of one of OpenAI's messages, also where it has an older or a newer name."""
     role = message.get("role")
-    if role == "function":
+    if role in ("function", "tool_response"):
         return "tool"
+    if role in _CALLERS:
+        return "assistant"
     if role == "developer" and where.endswith("[0]"):
         # OpenAI's newer name for the message of the system, which a conversation begins with.
         record.note_taken("developer", "the system's message")
@@ -436,6 +455,36 @@ def _arguments(function: dict[str, Any], where: str) -> dict[str, Any]:
         )
 
     return arguments
+
+
+def join_calls(turns: Sequence[Turn], context: int) -> tuple[list[Turn], int]:
+    """Return the turns with the calls behind a text, or behind a call, in one message with it, as a model says them.
+
+    assistant "One moment.", function_call f, observation    →    assistant "One moment." with the call f, tool
+
+    `context`: how many of them are a prompt; it is returned for the joined ones.
+    """
+    joined: list[Turn] = []
+    length = context
+    for i, turn in enumerate(turns):
+        if joined and i != context and _is_one_turn(joined[-1], turn):
+            before = joined.pop()
+            calls = [*before.message.get("tool_calls", ()), *turn.message["tool_calls"]]
+            message = {**turn.message, **before.message, "tool_calls": calls}
+            joined.append(before._replace(message=message))
+            length -= i < context
+        else:
+            joined.append(turn)
+    return joined, length
+
+
+def _is_one_turn(before: Turn, turn: Turn) -> bool:
+    """True if a message is only a call, and the assistant's message before it is trained as it is."""
+    roles = (before.message["role"], turn.message["role"])
+    is_call = bool(turn.message.get("tool_calls")) and not turn.message["content"].strip()
+    has_thoughts = all(any(t.message.get(key) for key in REASONING) for t in (before, turn))
+    is_alike = before.trained == turn.trained and not has_thoughts
+    return roles == ("assistant", "assistant") and is_call and is_alike
 
 
 def require_known_calls(turns: Sequence[Turn]) -> None:

@@ -175,11 +175,15 @@ class Encoder:
         ids = placed.ids
         trained = [False] * len(ids)
         ends_turn = self.tokenizer.eos_ids
+        closing = self.tokenizer.require_chat().closing
+        notes = chat.notes
         for first, end in placed.runs:
             # Some models, such as GLM-4, end a turn with the token that begins the next.
             if end < len(ids) and ids[end] in ends_turn and ids[end - 1] not in ends_turn:
                 end += 1
             trained[first:end] = [True] * (end - first)
+            if not closing and end < len(ids) and ids[end - 1] not in ends_turn:
+                notes |= {"open_answers"}
 
         # A model that never sees an end of a turn would never stop.
         if trained and trained[-1] and not self._is_ended(chat.text, ids):
@@ -188,7 +192,6 @@ class Encoder:
         if trained:
             trained[0] = False  # nothing predicts it
 
-        notes = chat.notes
         if placed.begins_inside_token:
             notes |= {"begins_inside_token"}
         return Encoded(ids, trained, notes=notes)
@@ -219,7 +222,10 @@ class Encoder:
         trains_before = self.trains_all or isinstance(example, Text)
         trained = [trains_before] * len(before) + [True] * len(after)
         trained[0] = False
-        return Encoded([*before, *after], trained)
+        notes: frozenset[Note] = frozenset()
+        if isinstance(example, Pair) and not before:
+            notes = frozenset(("first_not_trained",))
+        return Encoded([*before, *after], trained, notes=notes)
 
     def _encode_pair(self, pair: Pair) -> tuple[list[int], list[int]]:
         """Return the ids of a prompt, as a model is asked with them, and of its completion.

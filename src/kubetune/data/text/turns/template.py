@@ -41,6 +41,10 @@ Note = Literal[
     "rewrites_answer",
     # The prompt of a trained answer has other ids when it stands alone: a token lies across its end.
     "begins_inside_token",
+    # Nothing predicts the first token of the answer, since it is the first of the row.
+    "first_not_trained",
+    # Neither an end of the turn nor a token that ends one is behind a trained answer.
+    "open_answers",
 ]
 
 
