@@ -753,6 +753,6 @@ def test_a_server_that_asks_for_a_pause_has_it(
         cluster.list("ConfigMap")
     assert sum(clock.slept) == 7 + 1 + 0.4 + 60
     server.busy = [(429, "5")]
-    with pytest.raises(Unreachable, match="is not ready") as error:
+    with pytest.raises(Unreachable, match="has too much to do") as error:
         next(cluster.watch("Pod", seconds=1))
     assert error.value.pause_seconds == 5

@@ -313,6 +313,24 @@ def test_cp_brings_the_results_and_what_is_there_stays(desk: Desk) -> None:
     ]
 
 
+def test_cp_of_a_run_that_runs_copies_what_grows_and_no_heartbeats(desk: Desk) -> None:
+    """Files are listed with their hash, and copied up to the length they had then; a beat never stays the same."""
+    write_progress(desk)
+    script = """
+    trap 'exit 143' TERM
+    cd /outputs/fit
+    while :; do
+      echo $((n += 1)) > beat; mv beat logs/rank-0.beat.json; echo "line $n" >> logs/rank-0.log
+    done
+    """
+    desk.submit_script(script, compute__nodes=1)
+    desk.cluster.wait_ready("fit")
+    assert "all verified" in desk.quick("cp", "fit").stdout
+    logs = desk.folder / "outputs" / "fit" / "logs"
+    assert (logs / "rank-0.log").read_text().startswith("one\ntwo\n")
+    assert not (logs / "rank-0.beat.json").exists()
+
+
 def test_a_broken_off_cp_goes_on_where_it_was(desk: Desk) -> None:
     desk.submit_script(WAIT, compute__nodes=1)
     desk.cluster.wait_ready("fit")

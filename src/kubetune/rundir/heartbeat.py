@@ -55,6 +55,10 @@ class Beat:
     added_seconds: float = 0.0  # added to the timeout
 
 
+# Names of files that say only that a rank lives. They change all the time and go with it.
+BEATS = "rank-*.beat.json"
+
+
 @dataclass(frozen=True)
 class _Notes:
     """This process's file of beats."""
@@ -129,7 +133,7 @@ def watch(run_dir: Path, rank: int, timeout_seconds: float) -> Iterator[None]:
 def read_beats(run_dir: Path) -> list[dict[str, Any]]:
     """Return the last beat of each rank: `rank`, `phase`, `step`, `waiting`, `since`, `time`."""
     beats = []
-    for path in (run_dir / "logs").glob("rank-*.beat.json"):
+    for path in (run_dir / "logs").glob(BEATS):
         try:
             beat = files.read_object(path)
         except (OSError, errors.EnvironmentFault):

@@ -6,6 +6,7 @@ the folder is listed anew.
 
 from __future__ import annotations
 
+import glob
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from kubetune.k8s.api.client import Cluster
 from kubetune.k8s.cluster.cluster_runs import Target, ask
 
 _ROUNDS = 3
+_TRIES_ALONE = 10
 _PATIENCE_SECONDS = 120.0
 _PAUSE_SECONDS = 1.0
 _KEPT = "what was copied before it stays"
@@ -93,9 +95,38 @@ def download(
                 tell(f"{entry} left out: neither a file nor a link")
         if not changed:
             return done
-    raise EnvironmentFault(
-        f"{', '.join(changed)} changed while being copied, {_ROUNDS} times; run the same command again"
-    )
+
+    # What is rewritten all the time is asked for by itself, so that it has no time to change.
+    for path in changed:
+        if not _fetch_alone(cluster, target, folder, to, path, done, tell):
+            raise EnvironmentFault(
+                f"{path} changed while being copied, {_ROUNDS + _TRIES_ALONE} times; run the same command again, or name "
+                "the files you want"
+            )
+    return done
+
+
+def _fetch_alone(
+    cluster: Cluster,
+    target: Target,
+    folder: str,
+    to: Path,
+    path: str,
+    done: Downloaded,
+    tell: Callable[[str], None],
+) -> bool:
+    """Copy one file as it is now; return False when it changed in each of the tries."""
+    for _ in range(_TRIES_ALONE):
+        listed = [
+            _entry(value) for value in ask(cluster, target, "list", folder, glob.escape(path))
+        ]
+        files = [entry for entry in listed if isinstance(entry, _File) and entry.path == path]
+        # It has gone meanwhile.
+        if not files:
+            return True
+        if _fetch(cluster, target, folder, to, files[0], done, tell):
+            return True
+    return False
 
 
 def _fetch(

@@ -35,6 +35,7 @@ from kubetune.base import files
 from kubetune.base.processes import is_alive
 from kubetune.base.signals import STAY, Relay
 from kubetune.errors import ENVIRONMENT, OK
+from kubetune.rundir import heartbeat
 from kubetune.rundir.status import progress, read_status
 
 _CHUNK_BYTES = 1024 * 1024
@@ -44,7 +45,7 @@ _USAGE_SECONDS = 0.5
 
 
 def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield an entry for each file and link below a folder but hidden ones.
+    """Yield an entry for each file and link below a folder but hidden ones, and heartbeats.
 
         {"path": "metrics.jsonl", "size": 812, "sha256": "9f86…"}      a file
         {"path": "checkpoints/last", "link": "step-000020"}            a link
@@ -68,7 +69,8 @@ def listing(run_dir: Path, globs: Sequence[str] = ()) -> Iterator[dict[str, Any]
         for path in sorted(parent / name for name in (*names, *links)):
             relative = str(path.relative_to(run_dir))
             is_hidden = path.name.startswith(".") or path.suffix == ".lock"
-            if is_hidden or not _matches(relative, globs):
+            is_beat = fnmatch(path.name, heartbeat.BEATS)
+            if is_hidden or is_beat or not _matches(relative, globs):
                 continue
             if path.is_symlink():
                 yield {"path": relative, "link": os.readlink(path)}
