@@ -58,3 +58,20 @@ def train_tokenizer(
         config["chat_template"] = chat_template
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1))
     return folder
+
+
+def pretend_weights(folder: Path) -> Path:
+    """Write a config.json and a file of weights, of which nothing but the header is ever read. Returns the folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "config.json").exists():
+        facts = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 1000}
+        (folder / "config.json").write_text(json.dumps(facts))
+    names = [f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"]
+    header = {}
+    for number, name in enumerate(names):
+        place = [256 * number, 256 * (number + 1)]
+        header[name] = {"dtype": "F32", "shape": [8, 8], "data_offsets": place}
+    text = json.dumps(header).encode()
+    content = len(text).to_bytes(8, "little") + text + bytes(256 * len(names))
+    (folder / "model.safetensors").write_bytes(content)
+    return folder

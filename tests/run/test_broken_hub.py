@@ -74,7 +74,7 @@ OUT = errors.ENVIRONMENT
 OURS = errors.USER
 LOST, AWAY, NOT_ONE = (
     "connection to the hub was lost",
-    "the hub cannot be reached (",
+    "the hub cannot be reached: ",
     "is not the hub: expected",
 )
 TOKEN, ABSENT = "the token in HF_TOKEN is not valid", "is not on the hub"

@@ -167,9 +167,9 @@ def test_what_the_environment_decides_is_said_and_a_report_without_a_place_is_re
         [*command(inputs, tmp_path / "run"), "logging.report_json=train.jsonl/report.json"],
         cwd=inputs, env=environ() | {"LR": "1e-3"}, capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.returncode == errors.ENVIRONMENT
+    assert done.returncode == errors.USER
     assert "LR is set in the environment: it decides training.learning_rate" in done.stderr
-    assert "train.jsonl/report.json cannot be written" in done.stderr
+    assert "train.jsonl is no folder; give another place" in done.stderr
     assert not (tmp_path / "run").exists()
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from kubetune.cli import main
 from kubetune.data.reading import record
-from tests.tiny import train_tokenizer
+from tests.tiny import pretend_weights, train_tokenizer
 from tests.unit.test_data_readers import BAD_LINES, GOOD
 
 CHAT = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", "content": "Pong"}]}
@@ -19,7 +19,7 @@ CHAT = {"messages": [{"role": "user", "content": "Ping"}, {"role": "assistant", 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    train_tokenizer(tmp_path / "model")
+    pretend_weights(train_tokenizer(tmp_path / "model"))
     (tmp_path / "train.jsonl").write_text(
         (json.dumps(CHAT) + "\n") * 3 + '{"prompt": "a", "completion": "b"}\n' * 7
     )

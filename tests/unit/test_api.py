@@ -17,6 +17,7 @@ import pytest
 import kubetune
 from kubetune import errors
 from kubetune.library.results import require_sampling
+from tests.tiny import pretend_weights
 
 
 @pytest.mark.parametrize("name", kubetune.__all__)
@@ -79,8 +80,9 @@ def test_paths_may_be_text(tmp_path: Path) -> None:
                 call(path)
     with pytest.raises(errors.ConfigError, match="no such folder"):
         kubetune.generate(tmp_path / "none", ["Hello."])
-    taken = config.model_copy(update={"output": str(tmp_path)})
-    with pytest.raises(errors.ConfigError, match=r"holds run.yaml|holds train.jsonl"):
+    model = config.model.model_copy(update={"path": str(pretend_weights(tmp_path / "model"))})
+    taken = config.model_copy(update={"output": str(tmp_path), "model": model})
+    with pytest.raises(errors.ConfigError, match=r"holds (run.yaml|train.jsonl|model)"):
         kubetune.train(taken)
 
 

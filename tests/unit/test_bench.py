@@ -23,6 +23,7 @@ from kubetune.plugins.diagnostics.bench import cases, inputs, measure, verdict
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import slug
 from kubetune.training.start import choices
+from tests.tiny import pretend_weights
 
 FAST = 10**15
 
@@ -183,7 +184,8 @@ def test_choices_that_are_damaged_or_of_another_torch_choose_nothing(
 
 def test_plan_says_what_was_measured(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inputs.write_model("tiny", cache)
-    (cache / "rows.jsonl").write_text('{"prompt": "t7 t8", "completion": " t9"}\n')
+    pretend_weights(cache)
+    (cache / "rows.jsonl").write_text('{"prompt": "t7 t8", "completion": " t9"}\n' * 4)
     command = [
         "plan",
         "--model",

@@ -20,7 +20,7 @@ from kubetune.data.prepared.profile import Profile
 from kubetune.data.text.encode import Encoded
 from kubetune.data.vision.image_processor import ImageRef
 from kubetune.reporting.histogram import drawn_bars
-from tests.tiny import train_tokenizer
+from tests.tiny import pretend_weights, train_tokenizer
 
 ENGLISH = "Could you please tell me how the weather will be tomorrow morning in the city?"
 GERMAN = "Kannst du mir bitte sagen, wie das Wetter morgen früh in der Stadt werden wird?"
@@ -43,7 +43,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_tokenizer(tmp_path_factory.mktemp("model"))
+    return pretend_weights(train_tokenizer(tmp_path_factory.mktemp("model")))
 
 
 def page_of(
@@ -83,7 +83,7 @@ def test_the_page_shows_what_is_trained_and_what_is_left_out(
 def test_what_the_terminal_says_of_the_data_stands_at_the_top_of_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = train_tokenizer(tmp_path / "model")
+    model = pretend_weights(train_tokenizer(tmp_path / "model"))
     facts = {"model_type": "llama", "max_position_embeddings": 32, "vocab_size": 512}
     (model / "config.json").write_text(json.dumps(facts))
     rows = [{"prompt": f"{ENGLISH} {i}", "completion": f"{GERMAN} {i}"} for i in range(20)]

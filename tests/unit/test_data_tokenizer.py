@@ -430,7 +430,7 @@ def test_a_hostile_template_runs_nothing(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"path": "/nowhere/model"}, "model folder /nowhere/model does not exist"),
+        ({"path": "/nowhere/model"}, "model /nowhere/model: there is no such folder"),
         (
             {"chat_template": "/nowhere.jinja"},
             r"model\.chat_template /nowhere\.jinja cannot be read",

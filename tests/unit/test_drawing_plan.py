@@ -163,7 +163,8 @@ def test_plan_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     data.write_text('{"prompt": "2 + 2 = ", "solution": "4"}\n' * 160)
     words = ["plan", f"model={tmp_path}", f"data.train={data}", "task=grpo", "rewards=[numeric]", "lora.r=8",
              "compute.gpus_per_node=1", "model.tokenizer=org/none", "training.global_batch_size=16",
-             "training.max_steps=10", "grpo.max_completion_length=256"]  # fmt: skip
+             "training.max_steps=10", "grpo.max_completion_length=256",
+             "kubernetes.image=registry.example/image:1"]  # fmt: skip
     assert cli.main(words) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "answers 1,280, at most 5.31 MiB in rollouts/, if each is as long as it may be" in text

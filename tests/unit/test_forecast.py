@@ -345,6 +345,7 @@ def test_plan_says_it_and_what_would_help(
         f"data.train={data}",
         "compute.gpus_per_node=8",
         "model.tokenizer=org/none",
+        "kubernetes.image=registry.example/image:1",  # whose pods fetch the tokenizer
     ]
     assert cli.main([*words, "compute.gpu_memory=80Gi"]) == 0
     printed = capsys.readouterr().out

@@ -143,7 +143,10 @@ def test_a_file_name_that_is_no_image_is_no_image() -> None:
 
 def test_text_and_unknown_models(capsys: pytest.CaptureFixture[str]) -> None:
     Path("book.txt").write_text("One paragraph.\n\nAnother.\n")
-    config, text = written("book.txt", model="acme/not-here")
+    said = refused(capsys, "book.txt", "--model", "acme/not-here", writes=True)
+    assert "model acme/not-here is not in the local cache and the hub cannot be reached" in said
+    text = Path("run.yaml").read_text()
+    config = load_config(Path("run.yaml"))
     assert (config.task, config.data.train[0].format) == ("causal_lm", "auto")
     assert "not on this machine yet" in text
     # Without a model an example is written, and without a file it is printed.
@@ -152,11 +155,11 @@ def test_text_and_unknown_models(capsys: pytest.CaptureFixture[str]) -> None:
     assert "model: Qwen/Qwen3-0.6B" in capsys.readouterr().out
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return what is said of words that `init` refuses, which leaves no file."""
+def refused(capsys: pytest.CaptureFixture[str], *words: str, writes: bool = False) -> str:
+    """Return what is said of words that `init` refuses, which leaves no file but as a start where `writes`."""
     Path("run.yaml").unlink(missing_ok=True)
     assert cli.main(["init", *words, "-o", "run.yaml"]) == errors.USER
-    assert not Path("run.yaml").exists()
+    assert Path("run.yaml").exists() is writes
     return capsys.readouterr().err
 
 
@@ -181,7 +184,8 @@ def test_what_it_can_make_no_run_of_it_refuses_in_words(
     table("photos/labels.csv", ("file_name", "label"), [("cat/1.png", "cat")])
     assert "add a column `prompt`" in refused(capsys, "photos")
     table("photos/labels.csv", ("file_name", "label", "prompt"), [("cat/1.png", "cat", "What?")])
-    config, _ = written("photos", model="acme/sees")
+    refused(capsys, "photos", "--model", "acme/sees", writes=True)
+    config = load_config(Path("run.yaml"))
     assert (config.task, config.data.train[0].columns) == (
         "vision_language",
         {"image": "file_name", "completion": "label"},

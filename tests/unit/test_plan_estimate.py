@@ -31,7 +31,7 @@ from kubetune.errors import USER, DataError
 from kubetune.plan.cost import evaluation_hours
 from kubetune.plan.plan import make_plan
 from tests import reviews
-from tests.tiny import train_tokenizer
+from tests.tiny import pretend_weights, train_tokenizer
 
 TEXTS = [f"one two three number {n} " * (1 + n % 4) for n in range(40)]
 
@@ -39,7 +39,7 @@ TEXTS = [f"one two three number {n} " * (1 + n % 4) for n in range(40)]
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("estimate")
-    train_tokenizer(folder / "model")
+    pretend_weights(train_tokenizer(folder / "model"))
     for name, texts in (("a", TEXTS), ("b", TEXTS[:10])):
         (folder / f"{name}.jsonl").write_text(
             "".join(json.dumps({"text": text}) + "\n" for text in texts)

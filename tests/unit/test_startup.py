@@ -13,7 +13,7 @@ import pytest
 
 from kubetune.cli import main
 from kubetune.supervisor import rank_environment
-from tests.tiny import train_tokenizer
+from tests.tiny import pretend_weights, train_tokenizer
 
 CLUSTER_RUN = Path(__file__).parents[1] / "golden" / "full.yaml"
 CONFIG = {
@@ -94,6 +94,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 500)
     (tmp_path / "run.yaml").write_text(
         "model: some/model\ndata: {train: train.jsonl, eval: 0.1}\nlora: {r: 8}\n"
+        "kubernetes: {image: registry.example/image:1}\n"  # whose pods fetch the model
     )
     return tmp_path
 
@@ -126,9 +127,8 @@ def test_light_verbs_import_and_start_next_to_nothing(
 def test_a_plan_with_a_tokenizer_reads_it_once_and_takes_no_more_than_its_library(
     folder: Path,
 ) -> None:
-    model = train_tokenizer(folder / "model")
-    (model / "config.json").write_text('{"model_type": "llama", "vocab_size": 512}')
-    done = run_verb(folder, "plan", "run.yaml", f"model={model}")
+    model = pretend_weights(train_tokenizer(folder / "model"))
+    done = run_verb(folder, "plan", "run.yaml", f"model={model}", "kubernetes=null")
     assert "a row (from 200 rows)" in done.stdout
     # The data are small, so all rows are looked at; numpy draws those that are held out.
     require_light(done, CONFIG | TOKENIZER | {"numpy"}, 160, tokenizers=1)

@@ -217,7 +217,7 @@ def test_what_a_search_cannot_do_is_refused(
     for more, code, message in (
         (["--json"], errors.USER, "--json is for"),
         (["--output", "x"], errors.USER, "-o FOLDER says where all trials go"),
-        (["-o", str(file)], errors.ENVIRONMENT, "cannot write"),
+        (["-o", str(file)], errors.USER, "is no folder; give another place"),
     ):
         assert cli.main(["sweep", str(file), "lora.r=2,4", *more]) == code
         assert message in capsys.readouterr().err

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kubetune.base.humanize import nearest
 from kubetune.errors import ConfigError
+from kubetune.extras import is_installed
 
 # By these a file may define names that its text does not show.
 _HIDDEN = {"exec", "globals", "locals", "setattr", "vars"}
@@ -31,6 +33,74 @@ def require_functions(key: str, path: Path, functions: Sequence[str]) -> None:
             f"{key}: {path} defines no {function}{hint} It has {', '.join(functions_here) or 'no function'}. "
             "Nothing was written."
         )
+
+
+def signature_of(key: str, path: Path, function: str) -> inspect.Signature | None:
+    """Return the parameters of a function by the text of its file; None where the text leaves them open.
+
+    Of a class these are the parameters of `__call__`, as its objects are called. An import, an assignment or a
+    decorator may be anything. Raise ConfigError for a file that cannot be read.
+    """
+    definitions = []
+    for node in ast.walk(_parsed(key, path)):
+        if isinstance(node, _DEFINITIONS) and node.name == function:
+            definitions.append(node)
+    # Of two functions with one name, only running the file tells which is left.
+    if len(definitions) != 1:
+        return None
+    definition = definitions[0]
+    is_method = isinstance(definition, ast.ClassDef)
+    if isinstance(definition, ast.ClassDef):
+        calls = [node for node in definition.body if getattr(node, "name", "") == "__call__"]
+        if len(calls) != 1 or not isinstance(calls[0], (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return None
+        definition = calls[0]
+    assert isinstance(definition, (ast.FunctionDef, ast.AsyncFunctionDef))
+    if definition.decorator_list:
+        return None
+    return inspect.Signature(_parameters(definition.args)[is_method:])
+
+
+def _parameters(arguments: ast.arguments) -> list[inspect.Parameter]:
+    """Return parameters as `inspect` has them. Their defaults are only known to be there."""
+    kinds = inspect.Parameter
+    parameters = []
+    positional = [*arguments.posonlyargs, *arguments.args]
+    first_default = len(positional) - len(arguments.defaults)
+    for number, argument in enumerate(positional):
+        is_only = number < len(arguments.posonlyargs)
+        kind = kinds.POSITIONAL_ONLY if is_only else kinds.POSITIONAL_OR_KEYWORD
+        default = None if number >= first_default else kinds.empty
+        parameters.append(kinds(argument.arg, kind, default=default))
+    if arguments.vararg is not None:
+        parameters.append(kinds(arguments.vararg.arg, kinds.VAR_POSITIONAL))
+    for argument, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        default = kinds.empty if value is None else None
+        parameters.append(kinds(argument.arg, kinds.KEYWORD_ONLY, default=default))
+    if arguments.kwarg is not None:
+        parameters.append(kinds(arguments.kwarg.arg, kinds.VAR_KEYWORD))
+    return parameters
+
+
+def require_imports(key: str, path: Path) -> None:
+    """Raise ConfigError where the top of a file imports a module that is neither installed nor beside the file.
+
+    Imports within functions, conditions and `try` may never run, so they are left alone.
+    """
+    for node in _parsed(key, path).body:
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names = [node.module]
+        for name in names:
+            module = name.partition(".")[0]
+            is_beside = path.with_name(f"{module}.py").is_file() or path.with_name(module).is_dir()
+            if not is_beside and not is_installed(module):
+                raise ConfigError(
+                    f"{key}: {path}:{node.lineno}: imports {module}, which is not installed; "
+                    f"install it beside kubetune (pip install {module}), or leave the import out. Nothing was written."
+                )
 
 
 def modules_beside(path: Path) -> list[Path]:

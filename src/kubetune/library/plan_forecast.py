@@ -11,7 +11,7 @@ from typing import Any
 
 from kubetune.base import cpu
 from kubetune.base.gpus import gpu_use, visible_gpus
-from kubetune.base.humanize import duration, size
+from kubetune.base.humanize import counted, duration, size
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import (
@@ -20,7 +20,6 @@ from kubetune.config.schema import (
     ModelConfig,
     RewardConfig,
     SourceConfig,
-    TrainingConfig,
 )
 from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
 from kubetune.config.schema.evaluation import EvaluationConfig
@@ -28,10 +27,9 @@ from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data, taken_by
 from kubetune.data.inspect.known_findings import known_findings
 from kubetune.data.inspect.lengths import Lengths
-from kubetune.data.reading.hub import require_base_folder
-from kubetune.errors import ConfigError
-from kubetune.library import plan_text
-from kubetune.library.plans import measure_data, require_code
+from kubetune.errors import ConfigError, DataError, KubetuneError, ModelError
+from kubetune.library import plan_text, verdict
+from kubetune.library.plans import measure_data
 from kubetune.plan import earlier_runs, measured
 from kubetune.plan.base_model import may_lack_targets
 from kubetune.plan.cost import (
@@ -59,7 +57,6 @@ from kubetune.plan.forecast import MIB, Forecast, forecast, remedies
 from kubetune.plan.linears import (
     UNQUANTISED,
     Trainable,
-    part_of,
     parts_line,
     shape_of,
     trained_by_part,
@@ -68,7 +65,6 @@ from kubetune.plan.model_shapes import Weights, read_weights
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork, element_bytes, quantization_of
 from kubetune.rundir.starts import day_of
-from kubetune.scoring.rewards.pool import with_absolute_file
 
 # A label and a text for each line. A line with an empty label belongs to the one above it.
 LabelledLines = Iterator[tuple[str, str]]
@@ -84,14 +80,22 @@ class PlanForecast:
     choices: Sequence[str]  # each of those values, as a sentence
     costs: Costs
     findings: tuple[Finding, ...] | None  # about the data; None if some rows were not read
+    problems: tuple[str, ...]  # what keeps the run from training, as far as it shows before
 
     @property
     def trainable(self) -> Trainable:
         """Which parameters learn."""
         return Trainable(self.config.lora, self.config.sight)
 
+    def require_ready(self) -> None:
+        """Raise ConfigError for a run that cannot train, with all its problems."""
+        if self.problems:
+            raise ConfigError(list(self.problems))
+
     def headline(self) -> str:
         """Return the three things that most people look for: `34 steps · 457 MiB a process · 2 min`."""
+        if self.problems:
+            return f"not ready to train: {counted(len(self.problems), 'problem')}"
         # As `describe` has it: `at most 34 (1 epoch)`.
         steps = "steps unknown"
         if self.plan.num_steps:
@@ -135,6 +139,7 @@ class PlanForecast:
         )
         return {
             **self.plan.model_dump(mode="json"),
+            "problems": list(self.problems),
             "measured": self.choices,
             "rows_at_most": rows_at_most,
             "findings": findings,
@@ -150,19 +155,28 @@ def forecast_run(
     `builds`: if it is not clear that the model has the target modules, build the model without weights
     to find out. This imports torch.
 
-    Raise ConfigError for a run that cannot work, DataError for data that do not exist.
+    Raise ConfigError, DataError or ModelError for a run of which no plan can be made. What else keeps it from
+    training is in the forecast's `problems`.
     """
-    folder = Path(config.model.path).expanduser()
-    if config.kubernetes is None and folder.exists():
-        require_base_folder(folder)
-    require_code(config.evaluation.metrics, config.rewards)
-    _require_rewards(config.rewards)
+    here = config.kubernetes is None
+    problems = verdict.problems_of(config, environ, here=here)
     # Lengths and findings both need the tokenizer; it is loaded once.
     load_tokenizer = cache(partial(load_here, config.model, config.data, day_of(config.data)))
-    data = measure_data(config, environ, load_tokenizer)
-    _require_experts(config.training, config.model.path)
-    if builds:
-        _require_targets(config.lora, config.model, config.task_name)
+    refused: list[KubetuneError] = list(problems)
+    try:
+        # Where all rows are looked at, what is wrong with them is said in the words of `data check`.
+        findings = known_findings(config, environ, load_tokenizer)
+        errors = [finding.line for finding in findings or () if finding.severity == "error"]
+        if errors:
+            refused.append(DataError(errors))
+        data = measure_data(config, environ, load_tokenizer)
+        if builds and not refused:
+            _require_targets(config.lora, config.model, config.task_name)
+    except (ConfigError, DataError, ModelError) as error:
+        # Without these there is no plan, so all problems are said at once.
+        if not any(isinstance(known, DataError) for known in refused):
+            refused.append(error)
+        verdict.require_none(refused)
 
     longest = None
     saved_share = 0.0
@@ -181,18 +195,9 @@ def forecast_run(
     # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
     config, choices = _with_measured_choices(config, plan, data.tokens)
     costs = forecast_costs(config, plan, data.tokens, environ, longest)
-    findings = known_findings(config, environ, load_tokenizer)
-    return PlanForecast(config, plan, data.lengths, choices, costs, findings)
-
-
-def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
-    """Raise ConfigError or MissingExtra for a reward whose file, schema or package is not here."""
-    for reward in rewards:
-        reward = with_absolute_file(reward)
-        if not (reward.is_code or reward.is_model):
-            from kubetune.scoring.rewards.built_in import reward_of
-
-            reward_of(reward)
+    return PlanForecast(
+        config, plan, data.lengths, choices, costs, findings, tuple(verdict.sentences(refused))
+    )
 
 
 def _with_measured_choices(
@@ -233,23 +238,6 @@ def _with_measured_choices(
         training = config.training.model_copy(update={"compile": compiles})
         config = config.model_copy(update={"training": training})
     return config, texts
-
-
-def _require_experts(training: TrainingConfig, model_path: str) -> None:
-    """Raise ConfigError if a loss of routers is set for a model that has no experts."""
-    weights = read_weights(model_path, os.environ)
-    # Shapes that were computed from config.json need not have every part.
-    if weights is None or not weights.stated:
-        return
-    parts = {part_of(name) for name in weights.shapes}
-    if "router" in parts or "experts" in parts:
-        return
-    for name in ("router_aux_loss_coef", "router_z_loss_coef"):
-        value = getattr(training, name)
-        if value:
-            raise ConfigError(
-                f"training.{name}: found {value:g}, but this model has no experts; leave it out"
-            )
 
 
 def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> None:

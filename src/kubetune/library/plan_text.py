@@ -30,8 +30,10 @@ def on_data(lengths: Lengths | None, findings: Sequence[Finding] | None) -> Iter
             looked = f"not all looked at, only the first {counted(lengths.sampled, 'record')}"
         yield f"{looked}; `kubetune data check` looks at all"
         return
+    # Errors are problems of the run, which whoever shows the plan says by themselves.
     for finding in findings:
-        yield f"{finding.severity}: {finding.line}"
+        if finding.severity != "error":
+            yield f"{finding.severity}: {finding.line}"
     if not findings:
         yield f"all rows looked at: {NOTHING_FOUND}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -11,20 +11,16 @@ from typing import TYPE_CHECKING
 
 from kubetune.base.gpus import visible_gpus
 from kubetune.base.humanize import counted
-from kubetune.config.code_files import require_functions
 from kubetune.config.naming import default_output
-from kubetune.config.schema import Config, RewardConfig
-from kubetune.config.schema.evaluation import OwnMetricsConfig
+from kubetune.config.schema import Config
 from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, makes_data
-from kubetune.data.reading.hub import check_model_folder
 from kubetune.data.spec import DataSpec
 from kubetune.errors import EnvironmentFault
-from kubetune.extras import require
+from kubetune.library import verdict
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.plan import plan
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.plan import Plan
-from kubetune.rundir.report import require_place_of_report
 
 if TYPE_CHECKING:
     from kubetune.data.inspect.lengths import Lengths
@@ -96,9 +92,9 @@ def prepare(config: ConfigLike, *, progress: Callable[[int], None] | None = None
         ModelError: the tokenizer cannot be loaded, or does not fit the task.
         EnvironmentFault: the disk is full, or a process was killed.
     """
-    from kubetune.data.prepared.prepare import prepare as prepare_rows
+    from kubetune.data.prepared.prepare import prepare_run
 
-    return prepare_rows(config_of(config), progress=progress)
+    return prepare_run(config_of(config), progress=progress)
 
 
 def plan_here(config: Config) -> tuple[Config, Plan]:
@@ -106,14 +102,7 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
 
     Raise ConfigError, DataError, ModelError or EnvironmentFault for what would end it at once.
     """
-    check_model_folder(config.model)
-    require_kind(config.task, config.model.path, os.environ)
-    setting = needs_bitsandbytes(config.quantization, config.training.optim)
-    if setting:
-        require(setting, "bitsandbytes", after=". Nothing was written.")
-    require_code(config.evaluation.metrics, config.rewards)
-    if config.logging.report_json is not None:
-        _require_writable(Path(config.logging.report_json).absolute())
+    verdict.require_none(verdict.problems_of(config, os.environ, here=True))
 
     # Without `output`, the name of the run directory has model, method and minute in it.
     if config.output:
@@ -138,42 +127,6 @@ def plan_here(config: Config) -> tuple[Config, Plan]:
             "compute.gpus_per_node=0 and compute.processes to train on the CPU"
         )
     return config, run_plan
-
-
-def require_code(metrics: OwnMetricsConfig | None, rewards: Sequence[RewardConfig]) -> None:
-    """Raise ConfigError if a function of the user's is not in its file. The file is read, not run."""
-    if metrics is not None:
-        from kubetune.scoring.own_functions import require_file
-
-        require_functions("evaluation.metrics", require_file(metrics), metrics.functions)
-    for number, reward in enumerate(rewards):
-        if reward.function is None:
-            continue
-        from kubetune.scoring.rewards.pool import with_absolute_file
-
-        file = with_absolute_file(reward).file
-        assert file is not None
-        require_functions(f"rewards[{number}]", Path(file), [reward.function])
-
-
-def needs_bitsandbytes(quantization: str, optim: str) -> str:
-    """Return the setting that needs bitsandbytes, as it is written; empty where none does."""
-    if quantization not in ("none", "auto"):
-        return f"quantization: {quantization}"
-    if optim == "adamw_8bit":
-        return f"training.optim: {optim}"
-    return ""
-
-
-def _require_writable(report: Path) -> None:
-    """Raise EnvironmentFault now if the report cannot be written; after training it is too late."""
-    # Folders that are missing will be made in the nearest one that exists.
-    folder = next(parent for parent in report.parents if parent.exists())
-    if report.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise EnvironmentFault(
-            f"logging.report_json: {report} cannot be written; give another place. Nothing was written."
-        )
-    require_place_of_report(report)
 
 
 def _new_run_dir(first: Path) -> Path:

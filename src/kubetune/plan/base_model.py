@@ -7,10 +7,11 @@ after minutes of loading. What these do not tell is left to loading.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig, ModelConfig
 from kubetune.errors import ConfigError
 from kubetune.plan.linears import EMBEDDINGS, HEADS, is_target, stacks, unreached
@@ -128,6 +129,51 @@ def embeddings_of(model: ModelConfig, environ: Mapping[str, str]) -> Embeddings 
     if not isinstance(known, int) or not known:
         return None
     return Embeddings(known, model.path, model.tokenizer)
+
+
+def require_targets(lora: LoraConfig, weights: Weights) -> None:
+    """Raise ConfigError for named target modules that no weight belongs to, where the names of weights are certain.
+
+    They are in files as they are in the model, but for experts and for bases that were quantised before.
+    """
+    targets = lora.target_modules
+    is_open = isinstance(targets, str) or bool(lora.target_parameters) or not weights.stated
+    if is_open or "quantization_config" in weights.config or any(True for _ in stacks(weights)):
+        return
+    # A head that is tied to the embeddings is in no file.
+    named = [target for target in targets if not _may_be_tied(target)]
+    modules = []
+    for name, shape in weights.shapes.items():
+        if len(shape) > 1 and name.endswith(".weight"):
+            modules.append(name.removesuffix(".weight"))
+    problem = lacks_targets(named, modules)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def lacks_targets(targets: Sequence[str], modules: Iterable[str]) -> str | None:
+    """Return the problem of targets that match none of a model's modules, None where each matches one.
+
+    PEFT is content if one of a list does. The sentence names modules that can have an adapter.
+    """
+    names = [name for name in modules if name]
+    lost = []
+    for target in targets:
+        if not any(is_target(name, (target,)) for name in names):
+            lost.append(target)
+    if not lost:
+        return None
+    last_parts = set()
+    for name in names:
+        part = name.rpartition(".")[2]
+        if not part.isdecimal() and not _may_be_tied(name):
+            last_parts.add(part)
+    close = nearest(lost[0], sorted(last_parts))
+    hint = f"did you mean {close}? It" if close else "it"
+    return (
+        f"lora.target_modules: this model has no module named {', '.join(lost)}; {hint} has "
+        f"{', '.join(sorted(last_parts))}"
+    )
 
 
 def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:

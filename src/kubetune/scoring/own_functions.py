@@ -131,14 +131,20 @@ def _misfit(
 ) -> str:
     """Return what is wrong with a function that cannot be called with the four arguments; empty if it can."""
     try:
-        # By position, as it will be called.
-        inspect.signature(function).bind(*_ARGUMENTS)
-    except TypeError as error:
-        return f"{place}: {name}: {error}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
+        signature = inspect.signature(function)
     except ValueError:
         # Built-in functions have no signature; a call will show.
         return ""
+    return misfit(place, name, signature)
 
+
+def misfit(place: Path | str, name: str, signature: inspect.Signature) -> str:
+    """Return what is wrong with the parameters of a function, empty if it can be called with the four arguments."""
+    try:
+        # By position, as it will be called.
+        signature.bind(*_ARGUMENTS)
+    except TypeError as error:
+        return f"{place}: {name}: {error}; expected {name}({', '.join(_ARGUMENTS)}) -> float"
     return ""
 
 

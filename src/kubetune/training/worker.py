@@ -11,9 +11,10 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -57,7 +58,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         with hold(folder, rank):
             # From here on this rank may write to it, also how it ended.
             run_dir = folder
-            state, remark = work(config, run_dir, stop)
+            # In a process of its own, which nobody needs after its end.
+            end = None
+            if argv is None:
+                end = partial(_end_at_once, folder, rank)
+            state, remark = work(config, run_dir, stop, end)
             status = ExitStatus(errors.OK, exit_status.DONE, state.step)
             if remark:
                 status = replace(status, reason=f"{exit_status.DONE}, but {remark}")
@@ -68,6 +73,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         with suppress(errors.EnvironmentFault):  # a full disk must not hide the exit code it caused
             exit_status.write_rank_exit_status(run_dir, rank, status)
     return status.code
+
+
+def _end_at_once(run_dir: Path, rank: int, error: BaseException) -> None:
+    """Say what ended the rank, and end it from a thread: its main thread imports torch, for seconds."""
+    assert isinstance(error, Exception)
+    status = _status_of(error, run_dir)
+    with suppress(errors.EnvironmentFault):
+        exit_status.write_rank_exit_status(run_dir, rank, status)
+    processes.kill_children()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status.code)
 
 
 def _status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
@@ -141,13 +158,17 @@ def work(
     config: Config,
     run_dir: Path,
     stop: StopRequest,
+    end: Callable[[BaseException], None] | None = None,
 ) -> tuple[State, str]:
-    """Prepare the data, join the other ranks, train. Return the last state and, on rank 0, a remark on the run."""
+    """Prepare the data, join the other ranks, train. Return the last state and, on rank 0, a remark on the run.
+
+    `end`: ends the process at once for data that cannot be used.
+    """
     cpu.keep_memory()
     processes.try_threads()
 
     # Before any process group: ranks that wait here wait for a file lock, not in a collective, which would time out.
-    with Preparation(config, run_dir) as preparation:
+    with Preparation(config, run_dir, end) as preparation:
         import_libraries()
         from kubetune.data.prepared.identity import Check
         from kubetune.distributed import process_group

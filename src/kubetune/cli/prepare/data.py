@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +18,15 @@ from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.prepare import data_convert
 from kubetune.cli.program import program
-from kubetune.errors import OK, USER, ConfigError, DataError
+from kubetune.errors import (
+    OK,
+    USER,
+    ConfigError,
+    DataError,
+    EnvironmentFault,
+    KubetuneError,
+    ModelError,
+)
 from kubetune.plan.base_model import require_kind
 from kubetune.supervisor.command_line import columns_of
 
@@ -32,6 +41,8 @@ if TYPE_CHECKING:
     from kubetune.data.reading.problems import Problems
     from kubetune.data.text.tokenizer import Tokenizer
 
+# The finding that is about the run, not about its data.
+OF_RUN = "run"
 CLASSES_SHOWN = 20
 # Characters of the longest bar of a histogram.
 WIDEST_BAR = 40
@@ -92,8 +103,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _load(args: argparse.Namespace) -> Config:
-    import os
-
     from kubetune.config.load import load_config
 
     # Data alone becomes the training data of a config that has nothing else.
@@ -107,9 +116,7 @@ def _load(args: argparse.Namespace) -> Config:
     if getattr(args, "model", None):
         flags["model.path"] = args.model
 
-    config = load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
-    require_kind(config.task, config.model.path, os.environ)
-    return config
+    return load_config(path, overrides=args.overrides, flags=flags, environ=os.environ)
 
 
 @prints_json
@@ -124,42 +131,50 @@ def _check(args: argparse.Namespace) -> Answer:
             raise ConfigError("--html shows rows as a model sees them; give --model, or a run file")
         return _check_shapes(args, console)
 
+    report = _report_on(args, is_run_file=is_run_file)
+    return _checked(args, report, console)
+
+
+def _report_on(args: argparse.Namespace, *, is_run_file: bool) -> Report:
+    """Look at all rows, and at all else that keeps the run from training."""
+    from kubetune.data.findings.finding import Finding
     from kubetune.data.inspect.check import check
     from kubetune.data.inspect.gallery import Gallery
     from kubetune.data.reading.problems import SHOWN
     from kubetune.data.reading.sources import require_sources
-    from kubetune.data.text.tokenizer import load_tokenizer
+    from kubetune.data.text.tokenizer import cache_folder, load_tokenizer
+    from kubetune.library import verdict
     from kubetune.rundir.starts import day_of
 
     config = _load(args)
     require_sources(config.sources)
-    cache = None
-    if config.data.cache:
-        cache = Path(config.data.cache).expanduser()
+    # Of data without a run file nobody has said yet what is to be done with them.
+    others: list[KubetuneError] = []
+    if is_run_file:
+        others = verdict.problems_of(config, os.environ, here=config.kubernetes is None)
 
-    # The gallery collects rows for the page.
-    gallery = None
-    if args.html:
-        gallery = Gallery()
-    # With --json every bad record is kept, else as many as are shown.
-    most_problems: int | None = SHOWN
-    if args.json:
-        most_problems = None
+    # The gallery collects rows for the page. With --json every bad record is kept, else as many as are shown.
+    gallery = Gallery() if args.html else None
+    most_problems = None if args.json else SHOWN
     with busy("loading the tokenizer") as work:
-        tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
-        report = check(
-            config,
-            tokenizer,
-            args.samples,
-            keep=most_problems,
-            gallery=gallery,
-            count=partial(work.count, "checking records", None),
-        )
+        try:
+            cache = cache_folder(config.data.cache)
+            tokenizer = load_tokenizer(config.model, cache, date=day_of(config.data))
+            count = partial(work.count, "checking records", None)
+            report = check(
+                config, tokenizer, args.samples, keep=most_problems, gallery=gallery, count=count
+            )
+        except (ModelError, EnvironmentFault) as error:
+            # Without a tokenizer no row is looked at, so all else that is wrong is said here.
+            if others:
+                verdict.require_none([*others, error])
+            raise
         if gallery is not None:
             work.count("writing the page", None, 0)
             _write_page(args.html, config, report, gallery, tokenizer)
-
-    return _checked(args, report, console)
+    of_run = [Finding(OF_RUN, "error", "", text) for text in verdict.sentences(others)]
+    report.findings = (*of_run, *report.findings)
+    return report
 
 
 def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answer:
@@ -176,9 +191,11 @@ def _checked(args: argparse.Namespace, report: Report, console: Console) -> Answ
     is_seen = not args.json and sys.stdout.isatty()
     error: DataError | None = None
     if not report.ok and not is_seen:
-        error = DataError(report.verdict)
+        error = DataError(report.errors)
+        # Bad records are counted behind their lines.
         if report.problems.total:
-            error = report.problems.error()
+            of_run = [finding.line for finding in report.findings if finding.id == OF_RUN]
+            error = DataError([*of_run, *report.problems.error().problems])
     exit_code = USER
     if report.ok:
         exit_code = OK
@@ -489,11 +506,12 @@ def _show_histogram(bars: Any, console: Console) -> None:
 @prints_json
 def _prepare(args: argparse.Namespace) -> Answer:
     """Prepare the data of a run in the cache."""
-    from kubetune.data.prepared.prepare import prepare
+    from kubetune.data.prepared.prepare import prepare_run
 
     config = _load(args)
+    require_kind(config.task, config.model.path, os.environ)
     with busy("loading the tokenizer") as work:
-        prepared = prepare(config, progress=partial(work.count, "preparing records", None))
+        prepared = prepare_run(config, progress=partial(work.count, "preparing records", None))
 
     def show() -> None:
         for split, stats in prepared.stats.items():

@@ -5,11 +5,20 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import visible
-from kubetune.errors import ConfigError
+from kubetune.errors import ConfigError, KubetuneError
+
+if TYPE_CHECKING:
+    from kubetune.config.schema import Config
+
+# What `--model` takes for the model of `kubetune demo`, which comes with the package.
+DEMO_MODEL = "demo"
 
 STARTER = """\
 # One run of kubetune. `kubetune plan run.yaml` shows what it will take, `kubetune train run.yaml` runs it.
@@ -99,7 +108,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "data", nargs="?", metavar="DATA", help="file, folder or hub data set to make the run for"
     )
-    parser.add_argument("--model", metavar="ID", help="hub id or folder of the model")
+    parser.add_argument(
+        "--model",
+        metavar="ID",
+        help="hub id or folder of the model; demo: the one that comes with kubetune (0.8 M parameters), to try things",
+    )
     parser.add_argument(
         "-o",
         "--output",
@@ -132,22 +145,31 @@ def run(args: argparse.Namespace) -> int:
     if args.data is None and args.columns:
         raise ConfigError("command line: --columns names columns of DATA, which is missing")
     purpose = ""
-    unused: list[str] = []
+    made: _Made | None = None
+    if args.model == DEMO_MODEL:
+        from kubetune.cli.local.demo import EMBEDDED
+
+        args.model = str(EMBEDDED / "model")
     if args.schema:
         text = _schema_text()
     elif args.data is None:
         text = starter(args.task or "causal_lm", args.model)
     else:
-        text, purpose, unused = _for_data(args)
+        made = _for_data(args)
+        text = made.text
+        purpose = made.purpose
 
     if args.output is None:
         print(text, end="")
-        return 0
-    write_atomic(args.output, text)
-    print(visible(f"wrote {args.output}{purpose}"))
-    for sentence in unused:
-        print(visible(sentence))
-    if not args.schema:
+    else:
+        write_atomic(args.output, text)
+        print(visible(f"wrote {args.output}{purpose}"))
+        for sentence in made.unused if made is not None else ():
+            print(visible(sentence))
+    if made is not None and made.problems:
+        # The file is a start, and the problems say what to change in it.
+        raise ConfigError(made.problems)
+    if args.output is not None and not args.schema:
         from kubetune.cli.program import next_commands
 
         verb = "data check" if args.data is None else "plan"
@@ -155,8 +177,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _for_data(args: argparse.Namespace) -> tuple[str, str, list[str]]:
-    """Return the run file for data that are looked at, in a few words what it is for, and what it leaves out."""
+@dataclass(frozen=True)
+class _Made:
+    """A run file for data."""
+
+    text: str
+    purpose: str  # what it is for, in a few words
+    unused: Sequence[str]  # sentences on what it leaves out of the data
+    problems: Sequence[str]  # what keeps the run from training
+
+
+def _for_data(args: argparse.Namespace) -> _Made:
+    """Return the run file for data that are looked at."""
     from kubetune.base.yaml_reader import FileText
     from kubetune.cli.busy import busy
     from kubetune.cli.prepare.run_file import model_facts, run_file
@@ -170,10 +202,25 @@ def _for_data(args: argparse.Namespace) -> tuple[str, str, list[str]]:
         proposal = propose(source, args.task)
         facts = model_facts(args.model, proposal.task.value, os.environ)
     text = run_file(proposal, args.model, facts)
-    # What is written can be run: a mistake here is found before anything is written.
-    load_config(FileText(args.output or Path("run.yaml"), text))
+    # A mistake of ours in the text is found before anything is written.
+    config = load_config(FileText(args.output or Path("run.yaml"), text))
+    with busy("judging the run"):
+        problems = _problems(config, has_model=args.model is not None)
     purpose = f" ({proposal.task.value}: {proposal.task.reason})"
-    return text, purpose, proposal.unused
+    return _Made(text, purpose, proposal.unused, problems)
+
+
+def _problems(config: Config, *, has_model: bool) -> list[str]:
+    """Return what keeps the run from training. `has_model`: False for an example that is to be replaced by a model."""
+    if not has_model:
+        return []
+    from kubetune.library.plan_forecast import forecast_run
+    from kubetune.library.verdict import sentences
+
+    try:
+        return list(forecast_run(config, os.environ, builds=False).problems)
+    except KubetuneError as error:
+        return sentences([error])
 
 
 def starter(task: str, model: str | None = None) -> str:

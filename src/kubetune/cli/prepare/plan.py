@@ -14,14 +14,12 @@ from kubetune.base.provenance import dotted
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.program import program
-from kubetune.cli.tables import BOLD, YELLOW, coloured, print_fact, print_table
+from kubetune.cli.tables import BOLD, coloured, print_fact, print_table
 from kubetune.config.load import read_tree, resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
-from kubetune.errors import ModelError
-from kubetune.extras import is_installed, sentence
+from kubetune.errors import ConfigError, ModelError
 from kubetune.library.plan_forecast import forecast_run
-from kubetune.library.plans import needs_bitsandbytes
 from kubetune.supervisor.command_line import (
     add_run_arguments,
     config_from_args,
@@ -54,15 +52,16 @@ def run(args: argparse.Namespace) -> Answer:
         print(coloured(forecast.headline(), BOLD))
         for label, text in forecast.describe():
             print_fact(label, text, 17)
-        setting = needs_bitsandbytes(config.quantization, config.training.optim)
-        if setting and config.kubernetes is None and not is_installed("bitsandbytes"):
-            print_fact("warning", sentence(setting, "bitsandbytes"), 17, YELLOW)
-        if args.inputs and run_file(args) is not None:
+        if not forecast.problems and args.inputs and run_file(args) is not None:
             verb = "train" if config.kubernetes is None else "submit"
             words = " ".join(shell_word(word) for word in args.inputs)
             print(visible(f"\nNext: {program()} {verb} {words}"))
 
-    return Answer(forecast.to_json(), show)
+    # The problems are said last, where a terminal still shows them.
+    problems = None
+    if forecast.problems:
+        problems = ConfigError(list(forecast.problems))
+    return Answer(forecast.to_json(), show, error=problems)
 
 
 def _require_model_here(path: str, kubernetes: KubernetesConfig | None) -> None:

@@ -23,6 +23,8 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError
 from kubetune.plan.base_model import embeddings_of, positions_of
 
+# The finding that counts records which a run refuses.
+BAD_RECORDS: Final = "bad_records"
 # Share of trained tokens below which a warning asks whether that is meant.
 LITTLE_TRAINED: Final = 0.05
 # Labels that are named.
@@ -174,7 +176,7 @@ def _bad_records(counts: SplitCounts) -> Iterator[Finding]:
     if number:
         sentence = f"{counted(number, 'record')} of {counts.name} cannot be used"
         advice = "`kubetune data check` names their lines"
-        yield counts.finding("error", "bad_records", sentence, number, advice=advice)
+        yield counts.finding("error", BAD_RECORDS, sentence, number, advice=advice)
         # Once these are fixed, enough rows may be left.
         return
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Any, Final
@@ -18,9 +18,10 @@ from kubetune.data.columns import Columns
 from kubetune.data.findings.data_pass import DataPass, with_files_not_read
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.row_watch import labels_of
+from kubetune.data.findings.sentences import BAD_RECORDS
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.prefix_sharing import saved_share
-from kubetune.data.inspect.references import References
+from kubetune.data.inspect.references import References, unanswered
 from kubetune.data.prepared.pipeline import Result, Split, written_texts
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
@@ -73,6 +74,25 @@ class Report:
             if finding.severity == "error":
                 return finding.sentence
         return "ok"
+
+    @property
+    def named_findings(self) -> tuple[Finding, ...]:
+        """The findings, with the lines of bad records in place of their number."""
+        named: list[Finding] = []
+        for finding in self.findings:
+            sentences = self.problems.sentences() if finding.id == BAD_RECORDS else []
+            for sentence in sentences[:SHOWN]:
+                named.append(replace(finding, sentence=sentence, places=(), advice=""))
+            if not sentences:
+                named.append(finding)
+        # Each split counts its own bad records; their lines are of all splits.
+        return tuple(dict.fromkeys(named))
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """What keeps training from beginning, as sentences, each once."""
+        lines = [finding.line for finding in self.named_findings if finding.severity == "error"]
+        return tuple(dict.fromkeys(lines))
 
     def count(self, result: Result) -> None:
         """Add the lengths of a batch of rows, and their profile where there is one."""
@@ -145,21 +165,23 @@ def check(
                     _show(report, tokenizer, row, names)
                 first_rows.append([sequence.ids for sequence in row])
 
+    first_rows = first_rows[:SHARING_ROWS]
     report.saved_share = saved_share(
-        first_rows[:SHARING_ROWS],
-        config.task,
-        config.data,
-        config.preference,
-        config.training,
+        first_rows, config.task, config.data, config.preference, config.training
     )
-    report.stats = with_files_not_read(
-        config.sources, data_pass.stats(), images=data_pass.has_images
-    )
+    _judge(report, config, data_pass, references)
+    return report
+
+
+def _judge(report: Report, config: Config, data_pass: DataPass, references: References) -> None:
+    """Put the counts of a pass that is over to the report, and what they mean."""
+    stats = data_pass.stats()
+    report.stats = with_files_not_read(config.sources, stats, images=data_pass.has_images)
     report.findings = data_pass.findings(report.stats)
     # Where records are bad, fixing them may change the references.
     if report.ok:
-        report.findings = (*references.findings(), *report.findings)
-    return report
+        answers = unanswered(config.data.train, config.rewards, config.training.seed)
+        report.findings = (*references.findings(), *answers, *report.findings)
 
 
 def _counted(results: Iterator[Result], count: Count) -> Iterator[Result]:

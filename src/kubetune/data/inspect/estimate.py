@@ -18,7 +18,13 @@ from kubetune.config.schema import (
 )
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.reading.hub import is_local
-from kubetune.data.reading.sources import Located, count_rows, evaluated_rows, locate
+from kubetune.data.reading.sources import (
+    Located,
+    count_rows,
+    evaluated_rows,
+    locate,
+    no_records,
+)
 from kubetune.errors import DataError
 from kubetune.plan.model_shapes import hub_folder
 
@@ -34,8 +40,7 @@ def estimate_rows(data: DataConfig, *, made_by_pod: bool = False) -> tuple[int |
     """
     records = [taken_by(source, made_by_pod=made_by_pod) for source in data.train]
     if all(count == 0 for count in records):
-        paths = ", ".join(source.path for source in data.train)
-        raise DataError(f"data.train: {paths} holds no records. Nothing was written.")
+        raise no_records("data.train", data.train)
     weights = [source.weight for source in data.train]
     # Evaluation data of its own, none at all, or a share that is held out of training's.
     if isinstance(data.eval, tuple):

@@ -5,9 +5,10 @@ For `kubetune plan`, which reads all rows of small data only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kubetune.base.whole_folder import is_whole
@@ -58,17 +59,32 @@ def known_findings(
         if is_whole(folder, MANIFEST):
             # A damaged disk may still have changed the counts; the run itself compares checksums.
             with suppress(ValueError, LookupError, TypeError):
-                return find(spec, kept_stats(folder, spec), tokenizer)
+                known = find(spec, kept_stats(folder, spec), tokenizer)
+                if any(finding.severity == "error" for finding in known):
+                    return known
+                return (*_missing_references(config, folder, tokenizer), *known)
 
         most_records = MOST_PICTURED_RECORDS if config.sees else MOST_RECORDS
         if not _are_small(sources, most_records):
             return None
         # Processes of their own would take longer to start than so few rows take.
         one_process = config.data.model_copy(update={"num_proc": 1})
-        return check(config.model_copy(update={"data": one_process}), tokenizer).findings
+        return check(config.model_copy(update={"data": one_process}), tokenizer).named_findings
     except DataError as error:
         sentence = str(error).removesuffix(" Nothing was written.").rstrip(".")
         return (Finding("refused", "error", "", sentence),)
+
+
+def _missing_references(config: Config, folder: Path, tokenizer: Tokenizer) -> Iterator[Finding]:
+    """Yield what a run with these prepared rows would refuse for want of references."""
+    # Opening rows takes numpy, and an image processor where there are images.
+    if config.evaluation.generate is None and not config.rewards:
+        return
+    from kubetune.data.prepared.prepare import load_prepared, missing_references
+    from kubetune.data.spec import DataSpec
+
+    prepared = load_prepared(folder, tokenizer, DataSpec.of(config))
+    yield from missing_references(config, prepared)
 
 
 def _are_small(sources: Sequence[SourceConfig], most_records: int) -> bool:

@@ -1,16 +1,26 @@
-"""Looks whether the answers of evaluation rows hold what a run will compare answers with: a number, a label word, JSON.
+"""Looks whether the data hold what a run will compare answers with: a number, a label word, JSON, a right answer.
 
-A run refuses to begin where none does. The check of data says so before.
+A run refuses to begin where none does. The check of data and the plan say so before, in the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from kubetune.config.schema import RewardConfig, SourceConfig
 from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.config.schema.grpo import COMPARING
 from kubetune.data.findings.finding import Finding
+from kubetune.data.reading.formats import Chat, Pair, convert
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.prompts import NO_ANSWER, right_answer
+from kubetune.data.reading.splits import read_taken
 from kubetune.data.text.answers import TARGETS, lacks_target, last_answer
 from kubetune.data.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from kubetune.data.prepared.rows import Rows
 
 
 class References:
@@ -59,6 +69,17 @@ class References:
                 still_waiting.append(name)
         self._waiting = still_waiting
 
+    def add_rows(self, rows: Rows) -> None:
+        """Look at prepared rows, as far as that changes anything; mostly at the first one alone."""
+        # Of judged answers, targets are verdicts; of pairs they are margins.
+        verdicts = None if rows.splits is not None else rows.targets
+        for index in range(len(rows)):
+            if self.is_complete:
+                return
+            is_bad = verdicts is not None and not verdicts[index].any()
+            ids, trained = rows.sequences(index)[0]
+            self.add(ids.tolist(), trained.tobytes(), "bad" if is_bad else "")
+
     def findings(self) -> Iterator[Finding]:
         """Yield an error for each thing that a run would refuse."""
         if self._wanted is None:
@@ -91,3 +112,58 @@ class References:
                 self._number,
                 advice=advice,
             )
+
+
+def unanswered(
+    sources: Sequence[SourceConfig],
+    rewards: Sequence[RewardConfig],
+    seed: int,
+) -> Iterator[Finding]:
+    """Yield an error for each reward that compares with a right answer of which no record of training has one.
+
+    Records are read until each reward has found one, so mostly the first alone.
+    """
+    waiting = [reward for reward in rewards if compares(reward)]
+    for source in sources:
+        if not waiting:
+            return
+        for record in read_taken(source, seed, Problems(0)):
+            waiting = [
+                reward for reward in waiting if _answer_to(record.value, source, reward) is None
+            ]
+            if not waiting:
+                break
+    for reward in waiting:
+        yield Finding("no_answers", "error", "train", lacks_answers(sources[0].path, reward))
+
+
+def compares(reward: RewardConfig) -> bool:
+    """True if a reward is built in and compares an answer with the right one."""
+    return not (reward.is_code or reward.is_model) and reward.name in COMPARING
+
+
+def lacks_answers(path: str, reward: RewardConfig) -> str:
+    """Return the sentence about data in which no record has what a reward compares with. `path`: of the data."""
+    where = f"a column {reward.column}" if reward.column else "an answer"
+    return (
+        f"{path}: reward {reward.title} compares with the right answer, and no record has {where}; expected "
+        "`completion`, `solution`, `ground_truth`, `answer` or `target`, or `column` in the reward"
+    )
+
+
+def _answer_to(record: Mapping[str, Any], source: SourceConfig, reward: RewardConfig) -> str | None:
+    """Return the right answer that a record has for a reward."""
+    if reward.column is not None:
+        # Columns are known by the names that the file has, and by those that `columns` gives them.
+        renamed = {name: record.get(column) for name, column in source.columns.items()}
+        return right_answer({**record, **renamed}, reward.column)
+    try:
+        example = convert(record, source.format, source.columns, kind="prompt")
+    except ValueError:
+        return None  # it is named among the records that cannot be used
+    answer = None
+    if isinstance(example, Chat):
+        answer = example.messages[-1]["content"]
+    elif isinstance(example, Pair):
+        answer = example.completion
+    return None if answer == NO_ANSWER else answer

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,7 @@ from kubetune.config.schema import Config
 from kubetune.data.findings.data_pass import DataPass
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
+from kubetune.data.inspect.references import References, unanswered
 from kubetune.data.prepared import data_facts
 from kubetune.data.prepared.fingerprint import FORMAT, MANIFEST, fingerprint, kept_stats
 from kubetune.data.prepared.identity import content_of, remember
@@ -32,9 +33,10 @@ from kubetune.data.reading.splits import require_rows
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
+from kubetune.errors import DataError
 from kubetune.rundir.starts import day_of
 
-__all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
+__all__ = ["Prepared", "Rows", "load_prepared", "prepare", "prepare_run"]
 
 # When fewer bytes were read, a log line is not worth it.
 _WORTH_LOGGING_BYTES: Final = 1 << 30
@@ -95,6 +97,26 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     for split in spec.splits:
         require_rows(spec.data, split, prepared.stats[split])
     return prepared
+
+
+def prepare_run(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
+    """Return the prepared data of a run that is to be trained. Raise DataError for what a check calls an error, too."""
+    prepared = prepare(config, progress=progress)
+    errors = [finding.line for finding in prepared.findings if finding.severity == "error"]
+    # References are no part of the fingerprint: the same rows serve any metric and any reward.
+    errors = errors or [finding.line for finding in missing_references(config, prepared)]
+    if errors:
+        raise DataError(errors)
+    return prepared
+
+
+def missing_references(config: Config, prepared: Prepared) -> Iterator[Finding]:
+    """Yield an error for what metrics and rewards compare answers with, where no prepared row has it."""
+    references = References(config.evaluation.generate, prepared.tokenizer)
+    if prepared.eval is not None and not references.is_complete:
+        references.add_rows(prepared.eval)
+        yield from references.findings()
+    yield from unanswered(config.data.train, config.rewards, config.training.seed)
 
 
 def damage_of(folder: Path, key: str, cache: Path) -> str | None:

@@ -30,11 +30,11 @@ def main(argv: Sequence[str]) -> int:
     logs.STEP.info("preparing data")
     try:
         processes.try_threads()
-        from kubetune.data.prepared.prepare import prepare
+        from kubetune.data.prepared.prepare import prepare_run
 
         # The commit that the ranks will take too, even if the branch moves until then.
         model = pinned(config.model, run_dir)
-        prepare(config.model_copy(update={"model": model}))
+        prepare_run(config.model_copy(update={"model": model}))
     except Exception as error:
         fault = files.known(error)
         if fault is None:

@@ -15,12 +15,13 @@ import threading
 import time
 import traceback
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from kubetune.base.files import IrregularFileError, require_plain
+from kubetune.base.humanize import nearest
 from kubetune.base.registry.address import SCHEME
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
@@ -32,7 +33,8 @@ PATIENCE_SECONDS = 120.0
 
 _NOT_HERE = (
     "{kind} {repo} is not in the local cache and the hub cannot be reached{why}; go online once "
-    "(`hf download {repo}{flags}`) or give a folder that holds it"
+    "(`hf download {repo}{flags}`; a gated one wants its licence accepted and a token in HF_TOKEN) or give a folder "
+    "that holds it"
 )
 NOT_THE_HUB = "is not the hub: {found}. Look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
 
@@ -96,9 +98,7 @@ def find_files(
     if is_local(path):
         folder = Path(path).expanduser()
         if not folder.is_dir():
-            raise ModelError(
-                f"model folder {path} does not exist; give a folder that holds the model, or a hub id"
-            )
+            raise _no_folder(path)
         present = {name: folder / name for name in names if (folder / name).is_file()}
         if present:
             _require_plain(folder)
@@ -115,7 +115,7 @@ def find_files(
 
     # Nothing at all of a model means that it is not here; single files may not exist.
     if not files and away:
-        raise EnvironmentFault(_not_here("model", path, f" ({away})"))
+        raise EnvironmentFault(_not_here("model", path, f": {away}"))
     if not files and _is_offline() and not model.local_files_only:
         raise EnvironmentFault(_not_here("model", path))
     if not files and model.local_files_only:
@@ -211,7 +211,7 @@ def check_model_folder(model: ModelConfig) -> None:
         return
     folder = Path(model.path).expanduser()
     if not folder.exists():
-        raise ModelError(f"model {folder}: there is no such folder")
+        raise _no_folder(model.path)
     require_base_folder(folder)
     if not (folder / "config.json").is_file():
         raise ModelError(
@@ -233,6 +233,62 @@ def check_model_folder(model: ModelConfig) -> None:
         )
 
     raise ModelError(f"model {folder}: has no *.safetensors file")
+
+
+def _no_folder(path: str) -> ModelError:
+    """Return the error for a folder that is not there, with the one that was probably meant."""
+    folder = Path(path).expanduser()
+    advice = _near(folder) or "; give a folder that holds the model, or a hub id"
+    return ModelError(f"model {path}: there is no such folder{advice}")
+
+
+def _near(folder: Path) -> str:
+    """Return `; did you mean ./tiny?` for a folder that was mistyped; empty where none beside it has a like name."""
+    beside = []
+    if folder.parent.is_dir():
+        beside = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()]
+    close = nearest(folder.name, beside)
+    if close is None:
+        return ""
+    meant = str(folder.parent / close)
+    return f"; did you mean {meant if folder.is_absolute() else f'./{meant}'}?"
+
+
+def require_model(model: ModelConfig, environ: Mapping[str, str]) -> None:
+    """Raise ModelError for a model or tokenizer that is neither on this machine nor to be had from the hub.
+
+    Nothing is asked of the hub for what is here, and no weights are fetched.
+    """
+    check_model_folder(model)
+    for path in dict.fromkeys((model.path, model.tokenizer or model.path)):
+        needed = "weights" if path == model.path else "tokenizer"
+        if is_local(path) or is_image(path) or _has_files(path, needed, environ):
+            continue
+        try:
+            # A gated model keeps its config.json too, so asking for that shows whether the run may read it.
+            files = find_files(model, path, ("config.json", "tokenizer.json"))
+        except EnvironmentFault as error:
+            raise ModelError(str(error)) from error
+        # Of a model whose weights never came, the cache has the small files.
+        if model.local_files_only or offline(environ):
+            raise ModelError(_not_here(f"the {needed} of model", path))
+        if not files:
+            raise ModelError(f"model {path} has no config.json on the hub; give another one")
+
+
+def offline(environ: Mapping[str, str]) -> bool:
+    """True if the environment says that the hub must not be asked. Imports nothing, unlike huggingface_hub."""
+    values = (environ.get("HF_HUB_OFFLINE"), environ.get("TRANSFORMERS_OFFLINE"))
+    return any(str(value).upper() in ("1", "ON", "YES", "TRUE") for value in values)
+
+
+_PATTERNS = {"weights": ("*/*.safetensors", "*/*.bin"), "tokenizer": ("*/tokenizer*.json",)}
+
+
+def _has_files(path: str, needed: str, environ: Mapping[str, str]) -> bool:
+    """True if the hub's cache has what is needed of a model: its weights, or its tokenizer."""
+    snapshots = model_shapes.hub_folder(path, environ) / "snapshots"
+    return any(True for pattern in _PATTERNS[needed] for _ in snapshots.glob(pattern))
 
 
 def require_base_folder(folder: Path) -> None:
@@ -394,7 +450,9 @@ def _unreachable(
 
     away = (LocalEntryNotFoundError, ConnectionError, TimeoutError)
     if lost or is_wrapped or any(isinstance(cause, away) for cause in chain):
-        return EnvironmentFault(_not_here(kind, repo, f" ({reason})"))
+        # To be offline on purpose is no news.
+        why = "" if _is_offline() else f": {reason}"
+        return EnvironmentFault(_not_here(kind, repo, why))
     return None
 
 

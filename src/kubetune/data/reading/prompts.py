@@ -55,8 +55,9 @@ def with_answer(value: Mapping[str, Any]) -> Mapping[str, Any]:
             return _with_last_turn(value, key, turns)
     if any(value.get(name) not in (None, "") for name in _COMPLETIONS):
         return value
-    # Names of answers that hold nothing would be in the way.
-    rest = {name: item for name, item in value.items() if name not in _COMPLETIONS}
+    # Names of answers that hold nothing would be in the way, and those of the right one would be a second answer.
+    taken = (*_COMPLETIONS, *_REFERENCES)
+    rest = {name: item for name, item in value.items() if name not in taken}
     return {**rest, "completion": right_answer(value) or NO_ANSWER}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from kubetune.base.humanize import counted
 from kubetune.config.schema import SourceConfig
 from kubetune.data.prepared.order import Ids, hash_ids, shuffled
-from kubetune.data.reading.sources import count_rows, locate
+from kubetune.data.reading.sources import count_rows, locate, no_records
 from kubetune.errors import DataError
 
 # What becomes of a record, a byte for each.
@@ -52,6 +52,8 @@ def _fates_with_held_out(
         if ids is None:
             ids = np.arange(count_rows(source), dtype=np.int64)
         taken.append(ids)
+    if not any(len(ids) for ids in taken):
+        raise no_records("data.train", sources)
 
     fates: list[bytes | None] = []
     for ids, held_out in zip(taken, hold_out(taken, share, seed), strict=True):

@@ -365,6 +365,13 @@ def require_sources(splits: Mapping[Any, Sequence[SourceConfig]]) -> None:
             locate(source)
 
 
+def no_records(key: str, sources: Sequence[SourceConfig]) -> DataError:
+    """Return the error for sources in which there is no record. `key`: where they are named."""
+    paths = ", ".join(source.path for source in sources)
+    where = f": {paths}" if paths else ""
+    return DataError(f"{key}{where} holds no records. Nothing was written.")
+
+
 def _broken_link(place: Path) -> str:
     try:
         place.stat()

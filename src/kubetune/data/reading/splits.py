@@ -10,7 +10,7 @@ from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
-from kubetune.data.reading.sources import locate, read_source
+from kubetune.data.reading.sources import locate, no_records, read_source
 from kubetune.errors import DataError
 
 # Where the run file names the data of each split.
@@ -117,7 +117,7 @@ def require_rows(
 ) -> None:
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
     if not stats["records"]:
-        raise DataError(f"{_KEYS[split]} holds no records. Nothing was written.")
+        raise no_records(_KEYS[split], _sources_of(data, split))
     if stats["rows"] and stats["lost_share"] <= data.max_lost_share:
         return
 
@@ -132,6 +132,13 @@ def require_rows(
         f"{_KEYS[split]}: {lost:,} of {records} ({stats['lost_share']:.1%}) would be left out: {', '.join(causes)}. "
         f"data.max_lost_share allows {data.max_lost_share:.0%}. {advice[0].upper()}{advice[1:]}. Nothing was written."
     )
+
+
+def _sources_of(data: DataConfig, split: Split) -> Sequence[SourceConfig]:
+    """Return the sources of a split that `data` names; none for those of another section."""
+    if split == "eval" and isinstance(data.eval, tuple):
+        return data.eval
+    return () if split == "forget" else data.train
 
 
 def _causes(limit: int, stats: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -16,6 +16,7 @@ from kubetune.base import logs
 from kubetune.base.humanize import nearest
 from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import routers_of, stacks_of
+from kubetune.plan.base_model import lacks_targets
 from kubetune.plan.linears import is_target, unreached
 
 # Names that the layers of each expert had, and have in other tools, by the stacked tensor that holds them now. A tensor
@@ -339,18 +340,10 @@ def _asked(model: nn.Module, targets: Sequence[str]) -> Iterator[str]:
 
 
 def _require(targets: Sequence[str], names: Sequence[str]) -> None:
-    """Raise ConfigError for a target that matches no name. PEFT is content if one of a list does."""
-    lost = []
-    for target in targets:
-        if not any(is_target(name, (target,)) for name in names):
-            lost.append(target)
-    if lost:
-        last_parts = sorted({name.rpartition(".")[2] for name in names})
-        close = nearest(lost[0], last_parts)
-        hint = f"did you mean {close}? It" if close else "it"
-        raise errors.ConfigError(
-            f"lora.target_modules: this model has no module named {', '.join(lost)}; {hint} has {', '.join(last_parts)}"
-        )
+    """Raise ConfigError for a target that matches no name."""
+    problem = lacks_targets(targets, names)
+    if problem is not None:
+        raise errors.ConfigError(problem)
 
 
 def _require_plain(lora: LoraConfig, parameters: Sequence[str]) -> None:

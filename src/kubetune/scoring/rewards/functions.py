@@ -1,8 +1,4 @@
-"""Reward functions of the user's own, in the three forms that tools have, told apart by a parameter's name.
-
-    completions     TRL, axolotl, ms-swift, unsloth   f(prompts, completions, **columns) -> a number for each answer
-    solution_str    verl                              f(data_source, solution_str, ground_truth, extra_info) -> a number
-    queries         OpenRLHF                          f(queries, prompts, labels) -> a number for each answer
+"""Reward functions of the user's own, in the three forms that tools have (forms.py).
 
 This runs in the reward process alone.
 """
@@ -19,14 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from kubetune.scoring.rewards.forms import form_of
 from kubetune.scoring.rewards.request import Judgement, Request
 
 Function = Callable[..., Any]
-
-FORMS = (
-    "f(prompts, completions, **columns) as TRL has it, f(data_source, solution_str, ground_truth, extra_info=None) as "
-    "verl has it, or f(queries, prompts, labels) as OpenRLHF has it"
-)
 
 
 def load(path: Path, name: str) -> Function:
@@ -50,18 +42,8 @@ def load(path: Path, name: str) -> Function:
         function = function()
     if not callable(function):
         raise ValueError(f"{path} has no function {name}")
-    form_of(function, f"{path}: {name}")
+    form_of(inspect.signature(function).parameters, f"{path}: {name}")
     return cast(Function, function)
-
-
-def form_of(function: Function, place: str) -> str:
-    """Return the parameter that tells the form of a function. Raise ValueError for one of none of these forms."""
-    parameters = inspect.signature(function).parameters
-    # Each name is of one form alone.
-    for name in ("completions", "solution_str", "queries"):
-        if name in parameters:
-            return name
-    raise ValueError(f"{place}({', '.join(parameters)}) is no reward function; expected {FORMS}")
 
 
 def judge(
@@ -70,7 +52,9 @@ def judge(
     reference: str | None,
 ) -> Judgement:
     """Return what a function says of the answers. Raise what it raises, and ValueError for what is no number."""
-    form = form_of(function, getattr(function, "__name__", "function"))
+    form = form_of(
+        inspect.signature(function).parameters, getattr(function, "__name__", "function")
+    )
     metrics: dict[str, list[float]] = {}
     if form == "completions":
         values = _called(function, _trl_arguments(request, metrics))

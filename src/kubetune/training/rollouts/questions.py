@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kubetune.config.schema.grpo import COMPARING, RewardConfig
+from kubetune.config.schema.grpo import RewardConfig
+from kubetune.data.inspect.references import compares, lacks_answers
 from kubetune.data.reading.formats import Chat, Pair, convert
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.errors import DataError
@@ -62,18 +63,10 @@ def rewarded_prompts(
         prompts[row] = _prompt_of(record, source, rewards)
 
     for number, reward in enumerate(rewards):
-        is_built_in = not (reward.is_code or reward.is_model)
-        compares = is_built_in and reward.name in COMPARING
         references = [prompt.references[number] for prompt in prompts.values()]
         # A record without an answer is only left unjudged; a column of a wrong name leaves all of them so.
-        if compares and references and not any(references):
-            where = "an answer"
-            if reward.column:
-                where = f"a column {reward.column}"
-            raise DataError(
-                f"{sources[0].path}: reward {reward.title} compares with the right answer, and no record has {where}; "
-                "expected `completion`, `solution`, `ground_truth`, `answer` or `target`, or `column` in the reward"
-            )
+        if compares(reward) and references and not any(references):
+            raise DataError(lacks_answers(sources[0].path, reward))
     return prompts
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -29,9 +31,18 @@ class Preparation:
     The other process is forked before this one imports any large library, so that it costs little and no lock is held.
     """
 
-    def __init__(self, config: Config, run_dir: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        end: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """`end`: ends this process at once for data that cannot be used, while it still imports its libraries."""
         self._config = config
         self._run_dir = run_dir
+        self._end = end
+        # Held by who is the first to have the result: the rank that waits for it, or the thread that ends it.
+        self._first = threading.Lock()
         # A pool of one, because its future carries the result or the error back.
         self._pool = ProcessPoolExecutor(
             1, mp_context=multiprocessing.get_context("fork"), initializer=processes.work_for_parent
@@ -42,6 +53,8 @@ class Preparation:
         # at its end until all is prepared.
         try:
             self._folder = self._pool.submit(_prepare_folder, self._config, self._run_dir)
+            if self._end is not None:
+                self._folder.add_done_callback(self._end_early)
         except BaseException:
             processes.kill_children()
             raise
@@ -53,8 +66,20 @@ class Preparation:
             processes.kill_children()  # or the pool would wait for work that nobody wants any more
         self._pool.shutdown()
 
+    def _end_early(self, folder: Future[tuple[Path, Config]]) -> None:
+        """End the process where the data are refused before anybody waits for them. This is a thread of the pool."""
+        if folder.cancelled():
+            return
+        error = folder.exception()
+        # What broke in another way may be the pool's own end.
+        if isinstance(error, errors.KubetuneError) and self._first.acquire(blocking=False):
+            assert self._end is not None
+            self._end(error)
+
     def result(self) -> tuple[Prepared, Config]:
         """Return the data, and the config with a commit of the hub as its model. Preparing may rightly take hours."""
+        # Whoever is ended waits here until it is.
+        self._first.acquire()
         with reminders.reminding(
             lambda taken: logs.DATA.info(reminders.OF_PREPARING, taken), reminders.PATIENT_SECONDS
         ):
@@ -88,17 +113,17 @@ def log_to_run(level: str, run_dir: Path, rank: int) -> None:
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     """Prepare the data in the other process. Return their folder, and the config that they were prepared for."""
     from kubetune.data.prepared.identity import pinned
-    from kubetune.data.prepared.prepare import prepare
+    from kubetune.data.prepared.prepare import prepare_run
 
     # With several ranks the agent has them prepared before it starts any.
     if os.environ.get("WORLD_SIZE", "1") == "1":
-        logs.STEP.info("preparing data")
+        logs.STEP.info("preparing data, importing torch and transformers")
     else:
         logs.STEP.info("opening the prepared data")
 
     # Pinned first: tokenizer and weights must be of the same commit.
     config = config.model_copy(update={"model": pinned(config.model, run_dir)})
-    return prepare(config).path, config
+    return prepare_run(config).path, config
 
 
 def width_of(data: Prepared) -> int | None:

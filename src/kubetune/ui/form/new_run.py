@@ -161,14 +161,20 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     except KubetuneError as error:
         planned["problems"] = _lines_of(error)
         planned["fixes"] = for_problems(planned["problems"], typed)
+        planned["command"] = ""
         return planned
+    if forecast.problems:
+        planned["command"] = ""
     return {**planned, **_forecast(forecast, typed)}
 
 
 def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any]:
     """Return what the page shows of a forecast: facts, problems and warnings with their buttons, and a summary."""
     facts = []
-    texts: dict[str, list[str]] = {"error": [], "warning": []}
+    texts: dict[str, list[str]] = {
+        "error": [_for_form(problem) for problem in forecast.problems],
+        "warning": [],
+    }
     for label, text in forecast.describe():
         # warning: 3 of 20 rows of train repeat another
         severity, _, sentence = text.partition(": ")
@@ -181,9 +187,10 @@ def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any
 
     bad: Sequence[str] = ()
     if forecast.lengths is not None:
-        bad = forecast.lengths.bad
+        # Where all rows were looked at, they are among the problems.
+        bad = [line for line in forecast.lengths.bad if line.rstrip(".") not in texts["error"]]
     return {
-        "summary": _summary(forecast),
+        "summary": "" if forecast.problems else _summary(forecast),
         "facts": facts,
         "problems": texts["error"],
         "warnings": texts["warning"],
@@ -221,11 +228,14 @@ def _lines_of(error: KubetuneError) -> list[str]:
         # The count of a list that is shown whole, and a reminder that nobody needs beside a form.
         if re.fullmatch(r"[\d,]+ problems\. Nothing was written\.", text):
             continue
-        # What to write into a file, where a button does it.
-        text = re.sub(r"; other names are given so: .*? proposes them", "", text)
         if text.strip():
-            lines.append(text)
+            lines.append(_for_form(text))
     return lines
+
+
+def _for_form(text: str) -> str:
+    """Return a problem without what to write into a file, where a button does it."""
+    return re.sub(r"; other names are given so: .*? proposes them", "", text)
 
 
 def _config(site: Site, body: Mapping[str, Any]) -> Config:
@@ -311,7 +321,7 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             sent = sent_from_outside(config, Path.cwd())
             consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
         # Refuse a run that cannot work before anything is written.
-        forecast_run(config, os.environ, builds=False)
+        forecast_run(config, os.environ, builds=False).require_ready()
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
             if config.kubernetes is not None:

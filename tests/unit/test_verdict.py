@@ -1,0 +1,421 @@
+"""One verdict: each half-right run is refused by every verb with the same sentence and exit code 2, and none goes on."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+import kubetune
+from kubetune import errors, extras
+from kubetune.cli import main
+from kubetune.cli.installation import mcp
+from kubetune.config.load import dotted_values, load_config
+from kubetune.data.prepared.prepare import prepare_run
+from kubetune.errors import KubetuneError
+from kubetune.library.plans import plan_here
+from kubetune.ui.form import new_run
+from kubetune.ui.site import Site
+from tests.tiny import train_tokenizer
+
+MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
+GOES_ON = re.compile(r"^ready to train|^Next: |\bsteps · ", re.MULTILINE)
+Settings = dict[str, Any]
+
+
+def rows(*records: Mapping[str, Any]) -> str:
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+SUMS = rows(
+    *({"prompt": f"What is {n} plus {n}?", "completion": f"It is {2 * n}."} for n in range(40))
+)
+LONG = rows(*({"prompt": f"{n}?", "completion": "a very long word " * 20} for n in range(10)))
+WORDS = rows(*({"prompt": f"Say word {n}", "completion": "a word"} for n in range(40)))
+PROMPTS = rows(
+    *({"messages": [{"role": "user", "content": f"{n}?"}], "hint": "x"} for n in range(40))
+)
+TALKS = rows(
+    *(
+        {
+            "messages": [
+                {"role": "user", "content": f"Say {n}"},
+                {"role": "assistant", "content": f"{n}"},
+            ]
+        }
+        for n in range(40)
+    )
+)
+EQUAL = rows(*({"prompt": f"{n}?", "chosen": "same", "rejected": "same"} for n in range(40)))
+PICTURED = rows(*({"image": "a.png", "prompt": f"{n}?", "completion": "red"} for n in range(4)))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run file with one mistake, and what every verb says of it."""
+
+    says: str  # an expression
+    settings: Settings = field(
+        default_factory=dict
+    )  # what differs from a run that is right, by dotted key
+    data: str = SUMS
+    make: Callable[[Path], None] = lambda folder: None  # more files
+    lacks: tuple[str, ...] = ()  # modules that are not installed
+    by_code: bool = False  # of code, which no page takes
+    by_init: bool = False  # the run file is what `init` writes, so that it has to say it too
+
+
+def copy_model(folder: Path, **changes: Any) -> Path:
+    """Copy the demo's model, with changes to its config.json, to `model`."""
+    target = folder / "model"
+    shutil.copytree(MODEL, target)
+    facts = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps({**facts, **changes}))
+    return target
+
+
+def without(name: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        for file in copy_model(folder).glob(name):
+            file.unlink()
+
+    return make
+
+
+def empty_weights(folder: Path) -> None:
+    (copy_model(folder) / "model.safetensors").write_bytes(b"")
+
+
+def adapter(folder: Path) -> None:
+    (copy_model(folder) / "adapter_config.json").write_text("{}")
+
+
+def encoder(folder: Path) -> None:
+    copy_model(folder, architectures=["BertForMaskedLM"], model_type="bert")
+
+
+def few_positions(folder: Path) -> None:
+    copy_model(folder, model_type="gpt2", n_positions=8)
+
+
+def few_embeddings(folder: Path) -> None:
+    copy_model(folder, vocab_size=40)
+
+
+def without_template(folder: Path) -> None:
+    target = copy_model(folder)
+    (target / "chat_template.jinja").unlink(missing_ok=True)
+    train_tokenizer(target, None)
+
+
+def sees(folder: Path) -> None:
+    copy_model(folder, vision_config={"patch_size": 14}, image_token_id=5, model_type="qwen2_vl")
+    shutil.copy(Path(__file__).parents[2] / "docs" / "images" / "demo.gif", folder / "a.png")
+
+
+def code(text: str) -> Callable[[Path], None]:
+    def make(folder: Path) -> None:
+        (folder / "mine.py").write_text(text)
+
+    return make
+
+
+REWARD = {"task": "grpo", "lora": {"r": 8}}
+MINE = {**REWARD, "rewards": [{"file": "mine.py", "function": "score"}]}
+OWN = {
+    "data.eval": 0.2,
+    "evaluation.generate": {"metric": "exact_match"},
+    "evaluation.metrics": {"file": "mine.py", "functions": ["score"]},
+}
+OF_MODEL = {"model.path": "model"}
+
+CASES = {
+    # Rows.
+    "all rows left out": Case(r"data\.train: 40 of 40 records .* would be left out", {"data.max_length": 8}),
+    "some rows left out": Case(
+        "would be left out: .* longer than data.max_length 32", {"data.max_length": 32}, data=SUMS + LONG
+    ),
+    "a bad record": Case(r"train\.jsonl:41: has the keys? `word`", data=SUMS + '{"word": "a"}\n'),
+    "not JSON": Case(r"train\.jsonl:41: ", data=SUMS + "{\n"),
+    "no data file": Case(r"nothing\.jsonl does not exist", {"data.train": "nothing.jsonl"}),
+    "near data file": Case(r"did you mean .*train\.jsonl", {"data.train": "trian.jsonl"}),
+    "no evaluation file": Case(r"held\.jsonl does not exist", {"data.eval": "held.jsonl"}),
+    "no records": Case(r"holds no records", data="\n"),
+    "no label": Case(r"`label` is missing|has the keys", {"task": "sequence_classification"}),
+    "pairs that are equal": Case("has the same answer as chosen and as rejected", {"task": "preference"}, data=EQUAL),
+    "no number to compare with": Case(
+        "numeric finds no number in any of the",
+        {"data.eval": 0.2, "evaluation.generate": {"metric": "numeric"}}, data=WORDS,
+    ),
+    "no question to ask": Case(
+        "no row of the evaluation data has a prompt and an answer",
+        {"data.eval": 0.2, "evaluation.generate": {"metric": "exact_match"}, "data.max_length": 64},
+        data=rows(*({"text": f"Some words {n}."} for n in range(40))),
+    ),
+    "no answer to compare with": Case(
+        "reward exact_match compares with the right answer, and no record has an answer",
+        {**REWARD, "rewards": ["exact_match"]}, data=PROMPTS,
+    ),
+    "no such column of answers": Case(
+        "no record has a column truth",
+        {**REWARD, "rewards": [{"name": "numeric", "column": "truth"}]}, data=PROMPTS,
+    ),
+    "no chat template": Case(
+        "chat_template", OF_MODEL, data=TALKS, make=without_template,
+    ),
+    "no image processor": Case(
+        "preprocessor_config.json", {**OF_MODEL, "task": "vision_language"}, data=PICTURED, make=sees, by_init=True,
+    ),
+    # The model.
+    "no such folder": Case(r"model \./modle: there is no such folder; did you mean \./model\?",
+                           {"model.path": "./modle"}, make=copy_model, by_init=True),
+    "no config.json": Case("has no config.json", OF_MODEL, make=without("config.json")),
+    "no weights": Case("has no \\*.safetensors file", OF_MODEL, make=without("model.safetensors"), by_init=True),
+    "empty weights": Case("model.safetensors has 0 bytes", OF_MODEL, make=empty_weights, by_init=True),
+    "no tokenizer": Case("tokenizer", OF_MODEL, make=without("tokenizer*")),
+    "an adapter": Case("holds adapter_config.json", OF_MODEL, make=adapter, by_init=True),
+    "an encoder": Case("is an encoder, for task: sequence_classification", OF_MODEL, make=encoder),
+    "too few positions": Case("the model has 8 positions, the longest row", OF_MODEL, make=few_positions),
+    "too few embeddings": Case("has embeddings for 40 tokens", OF_MODEL, make=few_embeddings),
+    "not in the cache": Case(
+        "some/model is not in the local cache and the hub cannot be reached.*HF_TOKEN",
+        {"model.path": "some/model"}, by_init=True,
+    ),
+    "not to be fetched": Case(
+        "some/model is not in the local cache and local_files_only is set",
+        {"model.path": "some/model", "model.local_files_only": True},
+    ),
+    "another tokenizer": Case("other/tokenizer is not in the local cache", {"model.tokenizer": "other/tokenizer"}),
+    "targets that are not there": Case(
+        "lora.target_modules: this model has no module named qproj; did you mean q_proj?",
+        {"lora.target_modules": ["qproj"]},
+    ),
+    "a target that is not there": Case(
+        "this model has no module named vproj; did you mean v_proj?", {"lora.target_modules": ["q_proj", "vproj"]},
+    ),
+    "nothing to train": Case("none of the [0-9,]+ parameters of the model would be trained",
+                             {"lora.target_modules": ["embed_tokens.weight.nothing", "score"]}),
+    "no experts": Case("this model has no experts", {"training.router_aux_loss_coef": 0.1, "lora.r": None}),
+    # What is installed.
+    "no wandb": Case(r"tracking\.wandb needs kubetune\[wandb\]", {"tracking.wandb": {"project": "a"}}, lacks=("wandb",)),
+    "no key of wandb": Case("there is no WANDB_API_KEY", {"tracking.wandb": {"project": "a"}}),
+    "no trackio": Case(r"needs kubetune\[trackio\]", {"tracking.trackio": {"project": "a"}}, lacks=("trackio",)),
+    "no mlflow": Case(r"needs kubetune\[tracking\]", {"tracking.mlflow": {"uri": "./mlruns"}}, lacks=("mlflow",)),
+    "no bitsandbytes": Case(r"quantization: 4bit needs kubetune\[quantization\]", {"quantization": "4bit"},
+                            lacks=("bitsandbytes",)),
+    "no rouge": Case(r"needs kubetune\[evaluation\]", {"data.eval": 0.2, "evaluation.generate": {"metric": "rouge_l"}},
+                     lacks=("rouge_score",)),
+    "no harness": Case(r"needs kubetune\[benchmarks\]", {"evaluation.benchmarks": {"tasks": ["arc_easy"]}},
+                       lacks=("lm_eval",)),
+    "no store": Case(r"needs kubetune\[s3\]", {"mirror": "s3://bucket/place"}, lacks=("s3fs",)),
+    "no schemas": Case(
+        r"needs kubetune\[evaluation\]",
+        {**REWARD, "rewards": [{"name": "json_schema", "settings": {"schema": {"type": "object"}}}]},
+        lacks=("jsonschema",),
+    ),
+    # Code of the user's, which is read and not run.
+    "a reward of a metric's form": Case(
+        r"score\(prompt, answer, reference, record\) is no reward function", MINE, by_code=True,
+        make=code("raise SystemExit('run')\ndef score(prompt, answer, reference, record): ..."),
+    ),
+    "no such reward": Case("defines no score; did you mean scores", MINE, by_code=True,
+                           make=code("def scores(completions): ...")),
+    "no file of rewards": Case("mine.py is no file", MINE, by_code=True),
+    "a reward that is no Python": Case(r"mine\.py:1: .*expected a Python file", MINE, by_code=True, make=code("def (")),
+    "a reward that imports nothing": Case(
+        "imports nowhere_at_all, which is not installed", MINE, by_code=True,
+        make=code("import nowhere_at_all.inside\ndef score(completions, **columns): ..."),
+    ),
+    "a metric of a reward's form": Case(
+        r"expected score\(prompt, answer, reference, record\) -> float", OWN, by_code=True,
+        make=code("def score(completions, **columns): ..."),
+    ),
+    "no such command": Case("there is no command 'no-such-program'", {"hooks.on_event": "no-such-program"}, by_code=True),
+    # Places.
+    "a report that is a folder": Case("logging.report_json: .* is a folder", {"logging.report_json": "model"},
+                                      make=copy_model),
+    "an output below a file": Case("output: .* cannot be made", {"output": "train.jsonl/run"}),
+}  # fmt: skip
+
+
+@pytest.fixture(params=CASES, ids=[name.replace(" ", "-") for name in CASES])
+def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    """Write the files of a case to the current folder, and hide what it lacks."""
+    case = CASES[request.param]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(
+        extras, "find_spec", lambda name: None if name in case.lacks else find_spec(name)
+    )
+    write(case, tmp_path)
+    return case
+
+
+def write(case: Case, folder: Path) -> None:
+    (folder / "train.jsonl").write_text(case.data)
+    case.make(folder)
+    settings = {
+        "name": "half-right",
+        "model.path": str(MODEL),
+        "data.train": "train.jsonl",
+        "data.max_length": 128,
+        "data.cache": "cache",
+        "lora.r": 8,
+        "output": "out",
+    }
+    tree: dict[str, Any] = {}
+    for key, value in {**settings, **case.settings}.items():
+        if value is None:
+            continue
+        *sections, last = key.split(".")
+        branch = tree
+        for section in sections:
+            branch = branch.setdefault(section, {})
+        branch[last] = value
+    with (folder / "run.yaml").open("w") as file:
+        YAML(typ="safe").dump(tree, file)
+
+
+@dataclass
+class Said:
+    """What a verb has said."""
+
+    code: int
+    text: str
+
+    def require(self, verb: str, sentence: str) -> None:
+        assert self.code == errors.USER, f"{verb}: exit code {self.code}\n{self.text}"
+        assert sentence in self.text, f"{verb} does not say {sentence!r}\n{self.text}"
+        assert not GOES_ON.search(self.text), f"{verb} goes on beside a problem\n{self.text}"
+
+
+def verb(capsys: pytest.CaptureFixture[str], *words: str) -> Said:
+    capsys.readouterr()
+    code = main(list(words))
+    captured = capsys.readouterr()
+    return Said(code, captured.out + captured.err)
+
+
+def train(capsys: pytest.CaptureFixture[str]) -> Said:
+    """Do what `train` does before its rank has imported anything: what the first process does, then the data."""
+    capsys.readouterr()
+    try:
+        config, _ = plan_here(load_config(Path("run.yaml"), environ=os.environ))
+        prepare_run(config)
+    except KubetuneError as error:
+        return Said(error.exit_code, str(error))
+    return Said(0, capsys.readouterr().out)
+
+
+def page(folder: Path) -> Said:
+    """Plan in the page what the run file says, and try to start it."""
+    config = load_config(Path("run.yaml"))
+    settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    settings.pop("output")
+    values = {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in dotted_values(settings)
+    }
+    if config.lora is not None:
+        values["lora"] = "true"
+    site = Site.of(folder / "outputs")
+    planned = new_run._planned(site, {"values": values})
+    started = new_run._started(site, {"values": values})
+    assert planned["problems"]
+    assert not planned["command"]
+    assert not planned["summary"]
+    assert "job" not in started
+    assert started["problems"] == planned["problems"]
+    return Said(errors.USER, "\n".join(planned["problems"]))
+
+
+def test_every_verb_says_the_same(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    by_plan = verb(capsys, "plan", "run.yaml")
+    found = re.search(f".*(?:{case.says}).*", by_plan.text)
+    assert found, by_plan.text
+    # The whole sentence, as `plan` has it.
+    sentence = found[0].removeprefix("kubetune: ").removesuffix(" Nothing was written.").rstrip(".")
+    by_plan.require("plan", sentence)
+    verb(capsys, "data", "check", "run.yaml").require("data check", sentence)
+    train(capsys).require("train", sentence)
+    if not case.by_code and "output" not in case.settings:
+        # What to write into a file is a button there.
+        in_form = re.sub("; other names are given so: .* proposes them", "", sentence)
+        page(tmp_path).require("the page", in_form)
+    as_json = verb(capsys, "plan", "run.yaml", "--json")
+    as_json.require("plan --json, which MCP calls", sentence)
+    if case.by_init:
+        model = str(case.settings.get("model.path", MODEL))
+        task = str(case.settings.get("task", "causal_lm"))
+        verb(
+            capsys, "init", "train.jsonl", "--model", model, "--task", task, "-o", "made.yaml"
+        ).require("init", sentence)
+
+
+def test_a_right_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Case(""), tmp_path)
+    planned = verb(capsys, "plan", "run.yaml")
+    assert planned.code == errors.OK
+    assert "Next: " in planned.text
+    assert "ready to train" in verb(capsys, "data", "check", "run.yaml").text
+    assert train(capsys).code == errors.OK
+
+
+def test_several_problems_are_said_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    settings = {
+        "lora.target_modules": ["qproj"],
+        "tracking.wandb": {"project": "a"},
+        "data.max_length": 8,
+    }
+    write(Case("", settings), tmp_path)
+    for words in (("plan", "run.yaml"), ("data", "check", "run.yaml")):
+        said = verb(capsys, *words)
+        for problem in ("no module named qproj", "tracking.wandb: ", "would be left out"):
+            said.require(words[0], problem)
+
+
+def test_agents_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(CASES["all rows left out"], tmp_path)
+    tools = mcp.Tools()
+    for answer in (tools.plan("run.yaml"), tools.data_check("run.yaml")):
+        assert answer["exit_code"] == errors.USER
+        assert "would be left out" in answer["messages"]
+    assert tools.plan("run.yaml")["result"]["problems"]
+
+
+@pytest.mark.slow
+def test_the_command_line_says_the_same(case: Case, tmp_path: Path) -> None:
+    if case.lacks:
+        pytest.skip("what is installed is hidden in this process alone")
+    for words in (["plan"], ["data", "check"], ["train"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "kubetune", *words, "run.yaml"], capture_output=True, text=True
+        )
+        text = done.stdout + done.stderr
+        assert done.returncode == errors.USER, text
+        assert re.search(case.says, text), text
+        assert not GOES_ON.search(text), text
