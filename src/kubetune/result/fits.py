@@ -6,12 +6,20 @@ torch, shows the same refusals.
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from kubetune import errors, extras
-from kubetune.config.schema import DataConfig, LoraConfig, ModelConfig
+from kubetune.base.humanize import nearest
+from kubetune.config.load import load_config, read_config
+from kubetune.config.schema import Config, DataConfig, LoraConfig, ModelConfig, SourceConfig
+from kubetune.config.schema.model import DTYPE_NAMES
+from kubetune.data.reading.hub import is_local, require_model
+from kubetune.data.reading.sources import require_sources
 from kubetune.result.gguf_files import quantise
+from kubetune.rundir import checkpoints
 
 # The file of an export that says what it was made from, and what was proved.
 PROVENANCE: Final = "provenance.json"
@@ -26,6 +34,136 @@ GGUF_TYPES: Final = (
 
 # What `--quantize` takes.
 QUANTIZED: Final = ("fp8",)
+
+
+def require_result(run_dir: Path, which: str = "best", model: str | None = None) -> Config:
+    """Return the config of a run that has this checkpoint, and whose base is to be had.
+
+    `model`: the base as `--model` names it. Raise ConfigError for no run or no checkpoint, ModelError for an adapter
+    whose base is neither here nor on a hub that can be reached.
+    """
+    config = read_config(run_dir)
+    checkpoints.choose(run_dir, which)
+    # A model that was trained whole needs nothing but its checkpoint.
+    if config.lora is None:
+        return config
+    base = config.model
+    if model is not None:
+        base = base.model_copy(update={"path": model, "revision": None})
+    if not is_here(base):
+        raise not_here(run_dir, base.path)
+    if not is_local(base.path):
+        require_model(base.model_copy(update={"tokenizer": None}), os.environ)
+    return config
+
+
+def is_here(model: ModelConfig) -> bool:
+    """True if the model can be looked for: on the hub, or in a folder that exists."""
+    return not is_local(model.path) or Path(model.path).expanduser().is_dir()
+
+
+def not_here(run_dir: Path, path: str) -> errors.ModelError:
+    """Return the error for a base that this machine lacks."""
+    return errors.ModelError(
+        f"{run_dir} was made from the model {path}, a folder that is not on this machine; say where the model lies "
+        "here, or its name on the hub: --model PATH|ID. Nothing was written."
+    )
+
+
+@dataclass(frozen=True)
+class WantedExport:
+    """What an export is asked to be."""
+
+    merged: bool = False
+    dtype: str | None = None
+    gguf: str | None = None
+    quantize: str | None = None
+    out: Path | None = None
+
+
+def require_export(config: Config, run_dir: Path, wanted: WantedExport) -> None:
+    """Raise an error for an export that makes no sense, as far as settings and files tell."""
+    if wanted.merged:
+        require_adapter(config.lora, run_dir)
+    if wanted.gguf is not None:
+        require_gguf_type(wanted.gguf)
+        require_gguf(
+            wanted.gguf,
+            config.lora,
+            config.model,
+            config.task_name,
+            answers_text=config.answers_text,
+        )
+    if wanted.quantize is not None:
+        require_quantized(
+            wanted.quantize, config.model, config.task_name, answers_text=config.answers_text
+        )
+    if wanted.dtype is not None:
+        require_dtype(wanted.dtype)
+    if wanted.out is not None:
+        require_place(wanted.out)
+
+
+def require_dtype(name: str) -> None:
+    """Raise ConfigError for a dtype that weights are not written in."""
+    known = sorted(set(DTYPE_NAMES.values()))
+    if DTYPE_NAMES.get(name, name) not in known:
+        raise errors.ConfigError(
+            f"--dtype is {name}; expected one of {', '.join(known)}. Nothing was written."
+        )
+
+
+def require_gguf_type(kind: str) -> None:
+    """Raise ConfigError for a type of weights that no GGUF file of ours has."""
+    if kind not in GGUF_TYPES:
+        close = nearest(kind, GGUF_TYPES)
+        meant = f"did you mean {close}? Expected" if close else "expected"
+        raise errors.ConfigError(
+            f"--gguf is {kind!r}; {meant} one of {', '.join(GGUF_TYPES)}. Nothing was written."
+        )
+
+
+def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[SourceConfig, ...]:
+    """Return the sources that `--data` names: a path, or what a run file may have as `data.train`, as text.
+
+    Columns and format that it leaves out are taken from the run's own data, which other data mostly look like.
+    Raise ConfigError if it is not a source, DataError if it is not there.
+    """
+    # A section is YAML, as in a run file. A file may begin with a brace too.
+    flags = {"model.path": model_path}
+    overrides = []
+    is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
+    if is_section:
+        overrides.append(f"data.train={data}")
+    else:
+        flags["data.train"] = data
+
+    sources = load_config(None, overrides=overrides, flags=flags).data.train
+    weights = {source.weight for source in sources}
+    if len(weights) == 1 and weights != {1.0}:
+        raise errors.ConfigError(
+            f"--data: found weight {weights.pop():g}, and no source of another weight; weights are the mix that "
+            "several sources are evaluated in: leave it out. Nothing was evaluated."
+        )
+    require_sources({"train": sources})
+
+    # A setting is taken over if all sources of the run have it.
+    known = of_run.train
+    if isinstance(of_run.eval, tuple):
+        known = of_run.eval
+    common = {}
+    for key in ("columns", "format"):
+        value = getattr(known[0], key)
+        if all(getattr(source, key) == value for source in known):
+            common[key] = value
+
+    completed = []
+    for source in sources:
+        defaults = common.copy()
+        for key in source.model_fields_set:
+            defaults.pop(key, None)
+        completed.append(source.model_copy(update=defaults))
+    return tuple(completed)
 
 
 def require_adapter(lora: LoraConfig | None, run_dir: Path) -> None:

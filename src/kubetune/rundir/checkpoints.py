@@ -228,9 +228,11 @@ def choose(run_dir: Path, which: str = "best") -> Path:
     # The message lists what there is.
     known = [name for name in ("best", "last") if (root / name / MANIFEST).is_file()]
     known += [f"step {step}" for step in steps(run_dir)]
-    raise errors.ConfigError(
-        f"{run_dir}: no checkpoint {which!r}; there are: {', '.join(known) or 'none'}"
-    )
+    if not known:
+        raise errors.ConfigError(
+            f"{run_dir} has no checkpoint, so there is no result of it yet; train it first, by `kubetune train`"
+        )
+    raise errors.ConfigError(f"{run_dir}: no checkpoint {which!r}; there are: {', '.join(known)}")
 
 
 def load_state(folder: Path) -> State:

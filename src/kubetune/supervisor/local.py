@@ -23,7 +23,7 @@ from kubetune.config.load import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.plan.plan import Plan
-from kubetune.rundir import metrics, starts, trackers
+from kubetune.rundir import checkpoints, exit_status, metrics, starts, trackers
 from kubetune.rundir.mirror import copier, sync
 from kubetune.rundir.starts import moved_numbers
 from kubetune.supervisor import supervise
@@ -74,9 +74,29 @@ def launch_run(
                 return code
 
     check_run_dir(config, run_dir, plan)
+    ended = _done_at(config, run_dir)
+    if ended is not None:
+        print(
+            f"kubetune: {run_dir} is done since step {ended}, and there is nothing to go on with; to train anew, "
+            "choose another `output`",
+            flush=True,
+        )
+        return errors.OK
     with hold(run_dir, place.node):
         create_run_dir(config, run_dir, plan, source)
         return supervise.supervise(run_dir, relay)
+
+
+def _done_at(config: Config, run_dir: Path) -> int | None:
+    """Return the last step of a run that this very config has ended well here; None where anything is left to do."""
+    status = exit_status.read_exit_status(run_dir)
+    # A pause is an end that goes on, as is anything that the config asks for by now.
+    if status is None or status.state != "done" or not (run_dir / RESOLVED).is_file():
+        return None
+    settings = json.loads(json.dumps(resolved(dated(config, run_dir))))
+    is_same = files.read_object(run_dir / RESOLVED) == settings
+    has_result = status.step is not None and checkpoints.newest_step(run_dir) == status.step
+    return status.step if is_same and has_result else None
 
 
 def dated(config: Config, run_dir: Path) -> Config:

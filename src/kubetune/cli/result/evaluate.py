@@ -15,7 +15,6 @@ from kubetune.base.signals import stoppable
 from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_result
-from kubetune.config.load import read_config
 
 if TYPE_CHECKING:
     from kubetune.result.inference.evaluate import Evaluation
@@ -85,8 +84,14 @@ def run(args: argparse.Namespace) -> Answer:
 
 def _evaluate(args: argparse.Namespace) -> Answer:
     """Measure a checkpoint on the run's evaluation data, or on other data."""
-    # A wrong folder is refused before the imports, which take seconds.
-    read_config(args.run_dir)
+    # What is wrong is refused before the imports, which take seconds.
+    from kubetune.result.fits import other_sources, require_evaluation_data, require_result
+
+    config = require_result(args.run_dir, args.checkpoint, args.model)
+    if args.data is None:
+        require_evaluation_data(config.data, args.run_dir)
+    else:
+        other_sources(config.data, config.model.path, args.data)
     # The imports make many objects that stay: looking for garbage among them is lost time.
     from kubetune.base import collector
 
@@ -162,8 +167,10 @@ def _benchmark(args: argparse.Namespace) -> Answer:
     """Run benchmarks of lm-evaluation-harness."""
     from kubetune.base.processes import output_on_stderr
     from kubetune.config.schema.evaluation import BenchmarksConfig
+    from kubetune.result.fits import require_result
     from kubetune.result.inference.benchmarks import evaluate_benchmarks
 
+    require_result(args.run_dir, args.checkpoint, args.model)
     tasks = tuple(task for task in args.benchmarks.split(",") if task)
     folder = None
     if args.tasks_folder:

@@ -84,6 +84,12 @@ def add_result(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
     cpu.give_back()
+    # What makes no sense is refused before the imports, which take seconds.
+    from kubetune.result.fits import WantedExport, require_export, require_result
+
+    config = require_result(args.run_dir, args.checkpoint, args.model)
+    wanted = WantedExport(args.merge, args.dtype, args.gguf, args.quantize, args.output)
+    require_export(config, args.run_dir, wanted)
     # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     with stoppable(), busy(f"loading what exports {visible(str(args.run_dir))}") as work:
         from kubetune.result.publishing.export import export_run

@@ -119,6 +119,7 @@ def run(args: argparse.Namespace) -> int:
         return classify(args)
     # Questions and options are checked before the model is loaded.
     questions = read_questions(args)
+    _require_result(args)
     with busy(f"loading the model of {visible(str(args.run_dir))}"):
         sampling = sampling_of(args)
         from kubetune.result.inference.generate import load_run
@@ -133,7 +134,7 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         _write(args.output, rows, len(questions))
         return errors.OK
-    for row in _awaited(rows):
+    for row in _awaited(rows, len(questions)):
         print(_line(row, as_json=args.json, compare=args.compare), flush=True)
     return errors.OK
 
@@ -148,14 +149,12 @@ def _line(row: dict[str, Any], *, as_json: bool, compare: bool) -> str:
     return shown_on(sys.stdout, text)
 
 
-def _awaited(rows: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield the rows. While the model writes the answer of one, a terminal shows that."""
-    while True:
+def _awaited(rows: Iterator[dict[str, Any]], count: int) -> Iterator[dict[str, Any]]:
+    """Yield so many rows. While the model writes the answer of one, a terminal shows that, and nothing after the last."""
+    for _ in range(count):
         # Nothing is shown while the caller prints, which would be mixed with it.
         with busy("answering"):
-            row = next(rows, None)
-        if row is None:
-            return
+            row = next(rows)
         yield row
 
 
@@ -284,6 +283,7 @@ def classify(args: argparse.Namespace) -> int:
     Of a reward model, print the reward of every answer; a prompt and a tab come before it.
     """
     _require_no_sampling(args)
+    _require_result(args)
     if _is_reward_model(args.run_dir):
         rows, verdicts = _scored(args)
     else:
@@ -299,6 +299,13 @@ def classify(args: argparse.Namespace) -> int:
         for verdict in verdicts:
             print(*shown(verdict), sep="\t")
     return errors.OK
+
+
+def _require_result(args: argparse.Namespace) -> None:
+    """Raise an error for a run without a result, before the imports that take seconds."""
+    from kubetune.result.fits import require_result
+
+    require_result(args.run_dir, args.checkpoint, args.model)
 
 
 def _require_no_sampling(args: argparse.Namespace) -> None:

@@ -34,7 +34,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
-from kubetune.result.fits import GGUF_ADAPTER, GGUF_TYPES, require_gguf
+from kubetune.result.fits import GGUF_ADAPTER, require_gguf, require_gguf_type
 from kubetune.result.gguf_files import card, llama_cpp, quantise
 from kubetune.result.gguf_files import proof as proofs
 from kubetune.result.inference.result import Result
@@ -48,10 +48,7 @@ DTYPES: Final = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.floa
 
 def dtype_of(kind: str, dtype: str | None) -> str | None:
     """Return the dtype of the weights that the file is made of. Raise ConfigError for an unknown type, or another dtype."""
-    if kind not in GGUF_TYPES:
-        raise errors.ConfigError(
-            f"--gguf is {kind!r}; expected one of {', '.join(GGUF_TYPES)}. Nothing was written."
-        )
+    require_gguf_type(kind)
     if kind not in DTYPES:
         return dtype
     if dtype is not None:

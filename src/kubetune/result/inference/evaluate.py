@@ -14,8 +14,7 @@ from typing import Any
 from kubetune import errors
 from kubetune.base.files import require_not_read, write_atomic
 from kubetune.config import consent
-from kubetune.config.load import load_config
-from kubetune.config.schema import Config, DataConfig, SourceConfig
+from kubetune.config.schema import Config, DataConfig
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
@@ -27,7 +26,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
-from kubetune.result.fits import require_evaluation_data
+from kubetune.result.fits import other_sources, require_evaluation_data
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
@@ -48,48 +47,6 @@ class Evaluation:
     confusion: list[list[int]] | None = None  # [i][j]: rows of class i that were taken for class j
     names: tuple[str, ...] = ()  # of the classes of `confusion`
     remarks: tuple[str, ...] = ()  # on records that became no rows, or hold more than their rows
-
-
-def other_sources(of_run: DataConfig, model_path: str, data: str) -> tuple[SourceConfig, ...]:
-    """Return the sources that `data` names: a path, or what a run file may have as `data.train`, as text.
-
-    Columns and format that it leaves out are taken from the run's own data, which other data mostly look like.
-    Raise ConfigError if it is not a source.
-    """
-    # A section is YAML, as in a run file. A file may begin with a brace too.
-    flags = {"model.path": model_path}
-    overrides = []
-    is_section = data.lstrip()[:1] in ("{", "[") and not Path(data).exists()
-    if is_section:
-        overrides.append(f"data.train={data}")
-    else:
-        flags["data.train"] = data
-
-    sources = load_config(None, overrides=overrides, flags=flags).data.train
-    weights = {source.weight for source in sources}
-    if len(weights) == 1 and weights != {1.0}:
-        raise errors.ConfigError(
-            f"--data: found weight {weights.pop():g}, and no source of another weight; weights are the mix that "
-            "several sources are evaluated in: leave it out. Nothing was evaluated."
-        )
-
-    # A setting is taken over if all sources of the run have it.
-    known = of_run.train
-    if isinstance(of_run.eval, tuple):
-        known = of_run.eval
-    common = {}
-    for key in ("columns", "format"):
-        value = getattr(known[0], key)
-        if all(getattr(source, key) == value for source in known):
-            common[key] = value
-
-    completed = []
-    for source in sources:
-        defaults = common.copy()
-        for key in source.model_fields_set:
-            defaults.pop(key, None)
-        completed.append(source.model_copy(update=defaults))
-    return tuple(completed)
 
 
 def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[str, ...]]:

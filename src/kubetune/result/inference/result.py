@@ -34,6 +34,7 @@ from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
 from kubetune.models.spec import ModelSpec
+from kubetune.result.fits import is_here, not_here
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_of
 from kubetune.tasks.task import Task
@@ -72,7 +73,7 @@ class Result:
         if not is_here(settings) and not is_adapter:
             settings = settings.model_copy(update={"path": str(self.checkpoint), "revision": None})
         if not is_here(settings):
-            raise _not_here(self.run_dir, settings.path)
+            raise not_here(self.run_dir, settings.path)
 
         # Tokenizer and template likewise. What comes from the hub then gets the commit of the training.
         settings = _with_tokenizer(settings, self.checkpoint)
@@ -162,7 +163,7 @@ class Result:
                 f"{self.checkpoint} {self.damage}; choose another --checkpoint. Nothing was loaded."
             )
         if base and self.config.model.path == str(self.checkpoint):
-            raise _not_here(self.run_dir, self.trained.model.path)
+            raise not_here(self.run_dir, self.trained.model.path)
 
         # What lies outside of the checkpoint, whose own files have checksums.
         parts = []
@@ -276,19 +277,6 @@ def _require_room(model: Any) -> None:
             f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
             f"{free / 1e9:.1f} GB are free; ask the trained one alone, or where there is more memory"
         )
-
-
-def _not_here(run_dir: Path, path: str) -> errors.ModelError:
-    """Return the error for a base that this machine lacks."""
-    return errors.ModelError(
-        f"{run_dir} was made from the model {path}, a folder that is not on this machine; say where the model lies "
-        "here, or its name on the hub: --model PATH|ID. Nothing was written."
-    )
-
-
-def is_here(model: ModelConfig) -> bool:
-    """True if the model can be looked for: on the hub, or in a folder that exists."""
-    return not is_local(model.path) or Path(model.path).expanduser().is_dir()
 
 
 def _commit(run_dir: Path, path: str) -> str | None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base import logs, processes
+from kubetune.errors import KubetuneError
+from kubetune.result.fits import require_result
 
 MOST_MODELS = 2  # held at once; a further one ends the one that was used longest ago
 _LINE_BYTES = 1 << 20  # of an answer's longest line
@@ -35,6 +37,11 @@ class Talker:
         """Load the model if it is not loaded. Return facts on it, or its `error`."""
         async with self._lock:
             if self._process is None or self._process.returncode is not None:
+                # A run without a result is refused at once; loading would say it after many seconds.
+                try:
+                    require_result(self._run_dir)
+                except KubetuneError as error:
+                    return {"error": str(error)}
                 command = processes.module(
                     "kubetune.ui.chat.chat_child", str(self._run_dir), "best"
                 )
