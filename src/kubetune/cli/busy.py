@@ -1,11 +1,18 @@
-"""A sign of life on a terminal while something takes seconds: what is done, how far it is, and for how long."""
+"""Signs of life while something takes seconds: what is done, how far it is, and for how long.
+
+A terminal shows one line with a bar, a pipe gets a line every two seconds.
+"""
 
 from __future__ import annotations
 
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from kubetune.base import reminders
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -17,11 +24,12 @@ def tell(text: str) -> None:
 
 
 class Busy:
-    """What a terminal shows meanwhile. Without a terminal nothing is shown but the steps of `tell`."""
+    """What is shown meanwhile."""
 
     def __init__(self, progress: Progress | None, text: str) -> None:
         self._progress = progress
         self._text = text
+        self._count = ""
         if progress is not None:
             self._task = progress.add_task(text, total=None, count="")
 
@@ -35,25 +43,39 @@ class Busy:
         self._show(text, total, done)
 
     def _show(self, text: str, total: int | None, done: int) -> None:
-        if self._progress is None:
-            return
-        if text != self._text:
-            # Each step has a clock of its own.
-            self._text = text
-            self._progress.reset(self._task, description=text)
         count = ""
         if total is not None:
             count = f"{done:,}/{total:,}"
         elif done:
             count = f"{done:,}"
+        self._count = count
+        is_new = text != self._text
+        self._text = text
+        if self._progress is None:
+            return
+        if is_new:
+            # Each step has a clock of its own.
+            self._progress.reset(self._task, description=text)
         self._progress.update(self._task, total=total, completed=done, count=count)
+
+    def print_signs(self, ended: threading.Event) -> None:
+        """Print a line now and then until the work has ended."""
+        began = time.monotonic()
+        pause = reminders.pause_after(0)
+        while not ended.wait(pause):
+            seconds = time.monotonic() - began
+            pause = reminders.pause_after(seconds)
+            count = f" {self._count}" if self._count else ""
+            print(f"… {self._text}{count}, {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 @contextmanager
 def busy(text: str) -> Iterator[Busy]:
-    """Show what is being done and for how long, on standard error where that is a terminal, until it is done."""
+    """Show what is being done and for how long, on standard error, until it is done."""
     if not sys.stderr.isatty():
-        yield Busy(None, text)
+        work = Busy(None, text)
+        with reminders.beside(work.print_signs, "signs of life"):
+            yield work
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn

@@ -24,7 +24,7 @@ from kubetune.config.naming import RESOLVED, STARTED
 from kubetune.rundir import checkpoints, events, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.rundir.mirror import copier
-from kubetune.supervisor import oom
+from kubetune.supervisor import oom, start_signs
 from kubetune.supervisor.observers import observer_process
 from kubetune.supervisor.place import Place, read_place, read_plan
 from kubetune.supervisor.rank_environment import ONLY_RANK, environment
@@ -233,7 +233,8 @@ def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -
     """Run the ranks to their end, and return the verdict on it."""
     began = time.time()
     kills = cgroup.oom_kills()
-    deaths = _run_ranks(run_dir, place, relay, prepare, worker)
+    with start_signs.shown(run_dir):
+        deaths = _run_ranks(run_dir, place, relay, prepare, worker)
     frozen = heartbeat.find_frozen(run_dir, deaths, began)
 
     # Called again below, since statuses of other nodes arrive on a shared disk.

@@ -1,0 +1,138 @@
+"""Signs of life while a run starts: its ranks import libraries and load a model, and say nothing for seconds.
+
+On a terminal one short line is drawn over and over, in a pipe there is a line every two seconds. The first step ends
+both, as steps have a progress bar or lines of their own.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from kubetune.base import reminders
+from kubetune.rundir import heartbeat, metrics
+
+# Silence after which something is said.
+_SILENT_SECONDS: Final = 1.5
+_POLL_SECONDS: Final = 0.25
+# Phases of a rank before it draws its progress bar (rundir/heartbeat).
+_STARTING: Final = ("joining", "rendezvous", "starting", "loading")
+# The rank's next line begins in the column where this one does, and must cover it: "2026-11-28 20:40:30 [STEP] …".
+_COLUMNS: Final = 26
+_FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+
+@contextmanager
+def shown(run_dir: Path) -> Iterator[None]:
+    """Show signs of life on standard output while the block runs, until the first step."""
+    on_terminal = sys.stdout.isatty()
+
+    def watch(ended: threading.Event) -> None:
+        _watch(run_dir, _Drawn() if on_terminal else _Printed(), ended)
+
+    with reminders.beside(watch, "signs of life"):
+        yield
+
+
+class _Drawn:
+    """One line of a terminal, which the next line of anybody covers."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def say(self, doing: str, seconds: float) -> None:
+        """Draw the line anew."""
+        self._number += 1
+        frame = _FRAMES[self._number % len(_FRAMES)]
+        text = f" {seconds:.0f} s"
+        doing = doing[: _COLUMNS - 2 - len(text)]
+        self._write(f"{frame} {doing}{text}")
+
+    def end(self) -> None:
+        """Leave nothing of it."""
+        if self._number:
+            self._number = 0
+            self._write(" " * _COLUMNS)
+
+    def _write(self, text: str) -> None:
+        # The cursor goes back to the first column, where the rank's next line begins.
+        sys.stdout.write(f"\r{text}\r")
+        sys.stdout.flush()
+
+
+class _Printed:
+    """Lines of a pipe or a file."""
+
+    def __init__(self) -> None:
+        self._next = 0.0  # seconds of silence at which the next line is due
+
+    def say(self, doing: str, seconds: float) -> None:
+        """Print a line, where one is due."""
+        if seconds >= self._next:
+            self._next = seconds + reminders.pause_after(seconds)
+            print(f"kubetune: still {doing}, {seconds:.0f} s", flush=True)
+
+    def end(self) -> None:
+        """Begin anew with the next silence."""
+        self._next = 0.0
+
+
+def _watch(run_dir: Path, sign: _Drawn | _Printed, ended: threading.Event) -> None:
+    """Say what the first rank does whenever its log has been silent, until a step is made or the block has ended."""
+    began = time.time()
+    steps = _size(run_dir / metrics.METRICS)
+    log = run_dir / "logs" / "rank-0.log"
+    # What earlier starts have logged is passed over.
+    before = _size(log)
+    size = before
+    since = time.monotonic()
+    while not ended.wait(_POLL_SECONDS):
+        phase = _phase(run_dir, began)
+        if _size(run_dir / metrics.METRICS) != steps or phase not in ("", *_STARTING):
+            break
+        now = time.monotonic()
+        if _size(log) != size:
+            # What was drawn is covered by the line that has come.
+            size = _size(log)
+            since = now
+            sign.end()
+        elif now - since >= _SILENT_SECONDS:
+            sign.say(_doing(log, before, phase), now - since)
+    sign.end()
+
+
+def _phase(run_dir: Path, began: float) -> str:
+    """Return the phase of rank 0, empty before it has one in this start."""
+    for beat in heartbeat.read_beats(run_dir):
+        if beat["rank"] == 0 and float(beat["time"]) >= began:
+            return str(beat["phase"])
+    return ""
+
+
+def _doing(log: Path, before: int, phase: str) -> str:
+    """Return what the rank does: its phase, or the last step that it has logged behind `before`, a number of bytes."""
+    if phase:
+        return phase
+    doing = "starting"
+    try:
+        content = log.read_bytes()[before:]
+    except OSError:
+        return doing
+    for line in content.decode("utf-8", errors="replace").splitlines():
+        _, tag, step = line.partition("[STEP] ")
+        if tag:
+            doing = step
+    return doing
+
+
+def _size(path: Path) -> int:
+    """Return the bytes of a file, 0 where there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
