@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, Final
 
 from kubetune.base.provenance import Entry, KeyPath, Problem, dotted
 from kubetune.config.schema import Config, TrainingConfig
@@ -235,3 +235,16 @@ def _same_setting(ours: Entry, seen: Mapping[KeyPath, Entry]) -> Entry | None:
         if path[:common] == ours.path[:common]:
             return entry
     return None
+
+
+# Words of other tools for values of ours, by key: they are not taken, but a mistake is answered with ours.
+VALUES: Final[dict[str, dict[str, str]]] = {
+    "task": {
+        **dict.fromkeys(("sft", "clm", "pt", "pretrain", "lm", "text-generation", "llm"), "causal_lm"),
+        **dict.fromkeys(("dpo", "orpo", "kto", "simpo", "cpo", "ipo", "rlhf"), "preference"),
+        **dict.fromkeys(("rm", "reward", "reward_modeling"), "reward_model"),
+        **dict.fromkeys(("ppo", "rloo", "dapo", "gspo", "rl", "rlvr"), "grpo"),
+        **dict.fromkeys(("cls", "classification", "seq_cls", "text-classification"), "sequence_classification"),
+        **dict.fromkeys(("vlm", "vision", "vl", "image-text-to-text"), "vision_language"),
+    },
+}  # fmt: skip

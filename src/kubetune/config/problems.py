@@ -12,7 +12,7 @@ from kubetune.base.humanize import nearest
 from kubetune.base.provenance import KeyPath, Problem, Tree, dotted
 from kubetune.base.secrets import ADVICE, names_secret
 from kubetune.config import json_schema
-from kubetune.config.aliases import ALIASES
+from kubetune.config.aliases import ALIASES, VALUES
 
 _LONGEST_VALUE = 60
 # What to type for keys that a run without a file needs.
@@ -89,8 +89,26 @@ def _explain_one(path: KeyPath, errors: Sequence[ErrorDetails], tree: Tree) -> l
         return _between_sections(text, tree)
     if not path:
         return [Problem(origin, f"{error['msg']}") for error in errors]
-    value = _shown(tree.get(path))
-    return [Problem(origin, f"{dotted(path)}: found {value}; expected {_expected(path)}")]
+    value = tree.get(path)
+    meant = _meant(path, value)
+    expected = f"expected {_expected(path)}"
+    if meant is not None:
+        expected = f"did you mean {meant}? Expected {_expected(path)}"
+    return [Problem(origin, f"{dotted(path)}: found {_shown(value)}; {expected}")]
+
+
+def _meant(path: KeyPath, value: Any) -> str | None:
+    """Return the word that a wrong one of a list was probably meant to be, None where no word is like it."""
+    if not isinstance(value, str):
+        return None
+    known: list[str] = []
+    for option in json_schema.options(json_schema.at(path) or {}):
+        known += [str(word) for word in option.get("enum", ())]
+    other = VALUES.get(dotted(path), {}).get(value.lower())
+    if other in known:
+        return other
+    close: str | None = nearest(value.lower(), known, 0.7)
+    return close
 
 
 def _between_sections(text: str, tree: Tree) -> list[Problem]:

@@ -216,12 +216,24 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str]) -> argparse.Name
     return args
 
 
+# Options of kubectl that people try, and what kubetune has instead.
+_OF_OTHERS = {
+    "--context": "the current context is used: `kubectl config use-context NAME` changes it",
+    "--kubeconfig": "the variable KUBECONFIG names the file",
+    "--force": "nothing is ever overwritten: remove the file or folder first, or name another",
+    "--dry-run": "`kubetune plan` shows what a run takes, and `kubetune render` what a cluster would get",
+}
+
+
 def _suggestion(parser: argparse.ArgumentParser, words: Sequence[str]) -> str:
     """Return a question for the option that one of the words was meant to be, or ""."""
     options: list[str] = []
     for action in parser._actions:
         options += action.option_strings
     for word in words:
+        other = _OF_OTHERS.get(word.partition("=")[0])
+        if other is not None and word not in options:
+            return f"; {other}"
         if word.startswith("--"):
             option = nearest(word.partition("=")[0], options)
             if option:

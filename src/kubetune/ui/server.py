@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 
 from kubetune.base import cpu
 from kubetune.base.files import known
-from kubetune.errors import EnvironmentFault, KubetuneError
+from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
 from kubetune.ui import cluster, commands, data, live, rollouts, run_pages, sweeps
 from kubetune.ui.chat import pages as chat
@@ -143,7 +143,9 @@ def _no_page(request: Request, error: Exception) -> Response:
     status = 500
     if isinstance(error, HTTPException):
         status = error.status_code
-    text = f"There is no page {request.scope['path']} for {request.method}."
+    text = f"There is no page {request.scope['path']}."
+    if status == 405:
+        text = f"{request.scope['path']} takes no {request.method}."
     return problem(request, text, status)
 
 
@@ -232,8 +234,10 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except (OSError, OverflowError) as error:
-        # A port above 65535 is an OverflowError, which has no number of the system.
+        # Python's own words on a number that is no port.
+        if not 0 <= port <= 65535:
+            raise ConfigError(f"--port is {port}; expected a number from 0 to 65535") from None
         reason = getattr(error, "strerror", None) or error
         raise EnvironmentFault(
-            f"{host}:{port} cannot be listened on: {reason}; another --port may do"
+            f"port {port} of {host} cannot be opened: {reason}; name another one, such as --port {port + 1}"
         ) from None

@@ -121,7 +121,10 @@ def problem(
         "text": str(error),
         "status": status,
     }
-    verb = f"kubetune runs {quote(str(site_of(request).folder))}"
+    # No command shows a page that there is not.
+    verb = ""
+    if status != 404:
+        verb = f"kubetune runs {quote(str(site_of(request).folder))}"
     return page(request, "problem.html", verb, facts, status)
 
 
