@@ -20,6 +20,7 @@ from standin.state.store import Store
 
 # A kubelet knows no pod for up to a second after its start; counted, it is the same on a slow machine.
 _REFUSALS_OF_KUBELET = 3
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _KUBELET_PATHS = {"log": "containerLogs", "portforward": "portForward"}
 # A real server refuses for some seconds; counted, it is the same on a slow machine.
 _REFUSALS_AT_START = 5
@@ -56,6 +57,7 @@ class Faults:
         self._uninstalled: set[str] = set()
         self._refusals: dict[str, str] = {}
         self._nodes_away: set[str] = set()
+        self._hosts_cut: set[str] = set()
         self._starting = 0  # refusals that are left
         self._kubelet_starts: Counter[str] = Counter()  # by node
         self._kubelet_refusals: Counter[str] = Counter()  # that are left, by node
@@ -87,6 +89,21 @@ class Faults:
 
     def is_kubelet_away(self, pod: Object) -> bool:
         return pod["spec"].get("nodeName") in self._nodes_away
+
+    def cut_host(self, node: str) -> None:
+        """Let nothing of a node be heard any more: its kubelet does not answer, and ends no pod."""
+        self._nodes_away.add(node)
+        self._hosts_cut.add(node)
+
+    def holds(self, store: Store, pod: Object) -> bool:
+        """True if a pod cannot end since its host is cut off, and nobody has said that it is lost for good."""
+        name = pod["spec"].get("nodeName", "")
+        if name not in self._hosts_cut:
+            return False
+        node = store.get("Node", "", name)
+        if node is None:
+            return False
+        return not any(taint["key"] == _OUT_OF_SERVICE for taint in node["spec"].get("taints", []))
 
     def restart_kubelet(self, node: str) -> None:
         """Let the kubelet of a node start anew: it cuts its streams, and knows no pod at first."""
@@ -174,6 +191,7 @@ class Faults:
         self._uninstalled.clear()
         self._refusals.clear()
         self._nodes_away.clear()
+        self._hosts_cut.clear()
         self._starting = 0
         self._kubelet_refusals.clear()
         self._too_large = 0
@@ -238,3 +256,25 @@ def drain(store: Store, node_name: str) -> None:
         is_there = pod["spec"].get("nodeName") == node_name
         if is_there and not finished(pod) and not terminating(pod):
             evict(store, pod)
+
+
+def cut_host(store: Store, faults: Faults, node_name: str) -> None:
+    """Do what the control plane does about a node it hears nothing of, without the minutes that it waits."""
+    node = store.get("Node", "", node_name)
+    if node is None:
+        raise KeyError(f"there is no node {node_name}")
+    faults.cut_host(node_name)
+    message = "Kubelet stopped posting node status."
+    set_condition(node["status"], "Ready", "Unknown", "NodeStatusUnknown", message)
+    # For its taint.
+    node["spec"]["unschedulable"] = True
+    store.touch(node)
+    for pod in store.list("Pod"):
+        if pod["spec"].get("nodeName") != node_name or finished(pod) or terminating(pod):
+            continue
+        status = pod.setdefault("status", {})
+        set_condition(status, "Ready", "False")
+        message = "Taint manager: deleting due to NoExecute taint"
+        set_condition(status, "DisruptionTarget", "True", "DeletionByTaintManager", message)
+        store.touch(pod)
+        store.delete(pod, None)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from standin.faults import Faults, drain
+from standin.faults import Faults, cut_host, drain
 from standin.node.fake import end, is_fake
 from standin.node.kubelet import Kubelet
-from standin.state.objects import Object
+from standin.state.objects import Object, set_condition
 from standin.state.store import Store
 
 
@@ -34,6 +34,8 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
             faults.leave_unbound(**body)
         case "leave-kubelet":
             faults.leave_kubelet(**body)
+        case "cut-host":
+            cut_host(store, faults, body["node"])
         case "restart-kubelet":
             faults.restart_kubelet(**body)
         case "lag-behind":
@@ -50,6 +52,8 @@ def inject(faults: Faults, store: Store, kubelet: Kubelet, name: str, body: Obje
             faults.clear()
             for node in store.list("Node"):
                 node["spec"].pop("unschedulable", None)
+                node["spec"].pop("taints", None)
+                set_condition(node["status"], "Ready", "True", "KubeletReady")
                 store.touch(node)
         case _:
             raise KeyError(f"there is no fault {name}")

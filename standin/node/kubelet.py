@@ -76,7 +76,11 @@ class Kubelet:
             elif uid not in self._workers and pod["spec"].get("nodeName") and not finished(pod):
                 self._workers[uid] = PodWorker(self, pod)
             # Each time, since a second deletion may shorten the grace period.
-            if uid in self._workers and terminating(pod):
+            if (
+                uid in self._workers
+                and terminating(pod)
+                and not self._faults.holds(self.store, pod)
+            ):
                 self._workers[uid].stop(pod["metadata"]["deletionGracePeriodSeconds"])
         for uid, worker in list(self._workers.items()):
             if uid not in live:

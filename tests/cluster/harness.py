@@ -247,6 +247,10 @@ class Cluster:
         """Let the kubelet of a node not answer until faults are cleared."""
         self._fault("leave-kubelet", node=node)
 
+    def cut_host(self, node: str) -> None:
+        """Let nothing of a node be heard any more, until faults are cleared or it is said to be out of service."""
+        self._fault("cut-host", node=node)
+
     def restart_kubelet(self, node: str) -> None:
         """Let the kubelet of a node start anew: its streams are cut, and its next answers are 404."""
         self._fault("restart-kubelet", node=node)

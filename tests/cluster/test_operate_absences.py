@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import time
 
@@ -217,3 +218,36 @@ def test_a_watch_that_is_ahead_of_the_server_goes_on(desk: Desk) -> None:
     follower.read(5)
     end(desk)
     follower.end()
+
+
+@pytest.mark.parametrize("rights", ["all", "few"])
+def test_a_lost_host_is_named_with_the_way_out(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, rights: str
+) -> None:
+    """Who may not read nodes is told by the pod, which is there long after it should have ended."""
+    monkeypatch.setattr("kubetune.k8s.cluster.hosts._OVERDUE_SECONDS", -3600.0)
+    desk.submit_script(WAIT)
+    pods = desk.cluster.wait_ready("fit", pods=2)
+    lost = pods[1]["spec"]["nodeName"]
+    if rights == "few":
+        with_few_rights(desk)
+    desk.cluster.cut_host(lost)
+    shown = desk.quick("status", "fit").stdout
+    assert f"host {lost} is lost since 20" in shown
+    assert f"kubectl delete node {lost}, or kubectl taint nodes {lost} node.kubernetes.io" in shown
+    assert [
+        host["name"]
+        for host in json.loads(desk.quick("status", "fit", "--json").stdout)["lost_hosts"]
+    ] == [lost]
+    taint = {
+        "key": "node.kubernetes.io/out-of-service",
+        "value": "nodeshutdown",
+        "effect": "NoExecute",
+    }
+    desk.cluster.request(
+        "PATCH",
+        f"/api/v1/nodes/{lost}",
+        {"spec": {"taints": [taint]}},
+        "application/merge-patch+json",
+    )
+    desk.cluster.wait_gone("Pod", pods[1]["metadata"]["name"])

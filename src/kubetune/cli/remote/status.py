@@ -212,6 +212,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
         "last_exit": progress.get("last_exit"),
         "cause": observed.cause,
         "not_asked": observed.silence or None,
+        "lost_hosts": [asdict(host) for host in observed.lost_hosts],
         "pods": [_pod_facts(observed, pod) for pod in observed.pods],
         "samplers": [_sampler_facts(observed, pod) for pod in observed.samplers],
         "warnings": [pods.words_of(event) for event in _warnings(observed)],
@@ -257,6 +258,9 @@ def why(observed: ObservedRun) -> str:
         return _reservation(observed)
     if observed.state == "stopped":
         return ""
+    # Whatever its pods wait for, they wait for that.
+    for host in observed.lost_hosts:
+        return host.advice()
     if observed.state == "running":
         return _why_without_servers(observed)
     if observed.state == "absent":
@@ -528,6 +532,8 @@ def _pod_row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
     place = str(pods.node_number(pod))
     if pod in observed.preparing:
         place = ""
+    if any(host.name == pod["spec"].get("nodeName") for host in observed.lost_hosts):
+        reason = reason or "its host is lost"
     if pod in observed.samplers:
         place = f"sampler {place}"
         reason = pods.why_server(pod, _events_of(observed, pod), advise=False)

@@ -45,6 +45,7 @@ KINDS: dict[str, Kind] = {
     kind.name: kind
     for kind in (
         Kind("Namespace", "v1", "namespaces", is_namespaced=False),
+        Kind("Node", "v1", "nodes", is_namespaced=False),
         Kind("ServiceAccount", "v1", "serviceaccounts"),
         Kind("Role", "rbac.authorization.k8s.io/v1", "roles"),
         Kind("RoleBinding", "rbac.authorization.k8s.io/v1", "rolebindings"),

@@ -26,6 +26,7 @@ from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.api.kinds import WORKLOADS
 from kubetune.k8s.cluster import kueue, pods, preparation
 from kubetune.k8s.cluster.causes import find_cause
+from kubetune.k8s.cluster.hosts import LostHost, lost_hosts
 from kubetune.k8s.cluster.termination import left_progress, logged_progress, noted_progress, trusted
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.samplers import SAMPLER
@@ -74,6 +75,7 @@ class ObservedRun:
     silence: str = ""  # why pods that run could not be asked for progress
     cause: dict[str, Any] | None = None  # the pod by which the last start ended, see find_cause
     samplers: list[Object] = field(default_factory=list)  # pods that draw answers, by index and age
+    lost_hosts: list[LostHost] = field(default_factory=list)  # that hold pods of the run
 
 
 def workload_kind(spec: RunSpec) -> str:
@@ -307,6 +309,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         silence,
         find_cause(trainers, events),
         samplers,
+        lost_hosts(cluster, [*preparing, *trainers, *samplers]),
     )
 
 
