@@ -28,9 +28,12 @@ ROWS, BATCH, STEPS_PER_EPOCH = 50, 8, 7
 WORDS = "the quick brown fox jumps over a lazy dog what is the capital of one two three".split()
 
 
-def make_inputs(folder: Path) -> Path:
-    """Write `model`, `train.jsonl` and `eval.jsonl` into a folder and return it; rows differ much in length."""
-    save_model(folder / "model")
+def make_inputs(folder: Path, **model: Any) -> Path:
+    """Write `model`, `train.jsonl` and `eval.jsonl` into a folder and return it; rows differ much in length.
+
+    `model`: settings of its config.json.
+    """
+    save_model(folder / "model", **model)
     draw = random.Random(0)
     for name, rows in (("train", ROWS), ("eval", 13)):
         with (folder / f"{name}.jsonl").open("w") as file:

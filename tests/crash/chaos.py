@@ -55,6 +55,9 @@ Moment = Literal["start", "model"]
 
 EARLY_SHARE = 0.2
 
+# So many that a step takes about half a second, longer than the write of a checkpoint beside it, however narrow they are.
+LAYERS = 24
+
 VICTIMS: tuple[Victim, ...] = ("all ranks", "one rank", "launcher")
 KINDS = [
     Kind(parallelism, world_size, method, async_save, victim)
@@ -111,7 +114,7 @@ class Chaos:
 
     def __init__(self, folder: Path, seed: int) -> None:
         self._folder, self._draw = folder, random.Random(seed)
-        self._inputs = toy.make_inputs(folder / "inputs")
+        self._inputs = toy.make_inputs(folder / "inputs", num_hidden_layers=LAYERS)
         self._whole: dict[tuple[str, int, str], Undisturbed] = {}
 
     def kills(self, number: int, kinds: Sequence[Kind] = KINDS) -> Iterator[Kill]:
@@ -144,7 +147,13 @@ class Chaos:
         return Kill(kind, blow, safe_step, leftovers, identical)
 
     def _config(self, kind: Kind) -> Config:
-        training = {"save_steps": 1, "parallelism": kind.parallelism, "async_save": kind.async_save}
+        training = {
+            "num_train_epochs": 1,
+            "save_steps": 1,
+            "per_device_train_batch_size": 1,
+            "parallelism": kind.parallelism,
+            "async_save": kind.async_save,
+        }
         return toy.make_config(self._inputs, training, **METHODS[kind.method])
 
     def _undisturbed(self, kind: Kind) -> Undisturbed:
