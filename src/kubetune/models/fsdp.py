@@ -348,6 +348,26 @@ def whole(lm: nn.Module) -> Iterator[None]:
             module.reshard()
 
 
+def gathered(lm: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Yield the weights of a sharded model as a forward computes with them, by name, one group after the other.
+
+    All ranks iterate together, between two steps. Each group takes the memory that it takes in a forward.
+    """
+    for path, group in lm.named_modules():
+        if not isinstance(group, FSDPModule):
+            continue
+        module: Any = group
+        slices = {name for name, p in module.named_parameters() if isinstance(p, DTensor)}
+        module.unshard()
+        weights = {}
+        for name, parameter in module.named_parameters():
+            if name in slices and not isinstance(parameter, DTensor):
+                weights[f"{path}.{name}".removeprefix(".")] = parameter.detach()
+        yield weights
+        module.reshard()
+    close(lm)
+
+
 def close(lm: nn.Module) -> None:
     """Give back what forwards without a backward have borrowed, also after one that failed."""
     if isinstance(lm, FSDPModule):

@@ -105,7 +105,7 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
         return loss_scale.lowered(run.optimizer, state)
     steps_above = _require_sound(run, state, work, losses, agreement.measured["loss"], norm)
 
-    _update(run, state, norm)
+    _update(run, state, work, norm)
     seconds = time.perf_counter() - began
     state = _counted(state, work, seconds, steps_above)
 
@@ -121,12 +121,13 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
     return end_of_step.finish(run, state, run_log)
 
 
-def _update(run: Run, state: State, norm: float) -> None:
+def _update(run: Run, state: State, work: Work, norm: float) -> None:
     """Move the weights by the gradient, whose norm without the loss scale is `norm`."""
     largest_norm = run.config.training.max_grad_norm
     run.optimizer.scale_gradient(1.0 / state.loss_scale, norm, largest_norm)
     learning_rate = learning_rate_at(run.plan, state.step)
-    run.optimizer.update(learning_rate)
+    with run.movement.watching(norm, learning_rate, work.measured):
+        run.optimizer.update(learning_rate)
 
 
 def _counted(state: State, work: Work, seconds: float, steps_above_threshold: int) -> State:

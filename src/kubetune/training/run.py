@@ -13,6 +13,7 @@ from kubetune.plan.plan import Plan
 from kubetune.scoring.judge import Judge
 from kubetune.tasks.task import Task
 from kubetune.training.checkpointer import Checkpointer
+from kubetune.training.movement import Movement
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.rollouts.feed import RolloutFeed
 from kubetune.training.stop import StopRequest
@@ -32,4 +33,5 @@ class Run:
     feed: Feed | RolloutFeed
     data: Prepared
     checkpointer: Checkpointer
+    movement: Movement
     judge: Judge | None = None

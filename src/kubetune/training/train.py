@@ -35,6 +35,7 @@ from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.final_report import report
 from kubetune.training.judgement import measure_base, open_judge
 from kubetune.training.loop import loop
+from kubetune.training.movement import Movement
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.optimizer.adamw_sharded import make_optimizer
 from kubetune.training.rollouts.feed import RolloutFeed
@@ -86,6 +87,7 @@ def train(
         with open_run_log(config, plan, run_dir, world, state) as run_log:
             with run.checkpointer, run.learner.undo:
                 state = loop(run, state, run_log)
+            run.movement.conclude()
             # Some trackers keep the report when the log closes.
             return state, report(config, plan, run_dir, world, data, state)
 
@@ -126,6 +128,34 @@ def _build(
     learner, optimizer = _with_optimizer(learner, config.training)
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
+    checkpointer = _checkpointer(config, run_dir, data, world, learner, optimizer, base)
+    movement = Movement(learner.model, optimizer, world)
+    return Run(
+        config,
+        plan,
+        world,
+        stop,
+        task,
+        learner,
+        optimizer,
+        feed,
+        data,
+        checkpointer,
+        movement,
+        judge,
+    )
+
+
+def _checkpointer(
+    config: Config,
+    run_dir: Path,
+    data: Prepared,
+    world: World,
+    learner: Learner,
+    optimizer: FlatAdamW,
+    base: Check | None,
+) -> Checkpointer:
+    """Return what saves the run. Raise EnvironmentFault if the disk has no room for its checkpoints."""
     async_save = config.training.async_save
     background = writes_in_background(async_save, optimizer, world.device.type)
     checkpointer = Checkpointer(
@@ -144,7 +174,7 @@ def _build(
         brings_code=config.model.trust_remote_code and config.lora is None,
     )
     checkpointer.require_room()
-    return Run(config, plan, world, stop, task, learner, optimizer, feed, data, checkpointer, judge)
+    return checkpointer
 
 
 def _require_metric(

@@ -68,6 +68,13 @@ def sum_of_squares(vector: Tensor) -> float:
     return float(norms.double().square().sum() + rest.double().square())
 
 
+def _values(flags: Sequence[Tensor]) -> list[bool]:
+    """Return the values of flags, by one copy from the device."""
+    if not flags:
+        return []
+    return [bool(value) for value in torch.stack(list(flags)).tolist()]
+
+
 def plain_step(
     buffers: Sequence[Tensor],
     step: float,
@@ -98,6 +105,8 @@ class FlatAdamW:
     exp_avg_sq: Tensor
     # Sums of the gradients, which are views of `gradient`. kernels/cross_entropy.py adds to the head's directly.
     collected: dict[nn.Parameter, Collected]
+    # The trained parameters, and where this rank's numbers of each are in the buffers.
+    parts: list[tuple[nn.Parameter, slice]]
 
     def __init__(
         self,
@@ -133,6 +142,7 @@ class FlatAdamW:
         self.step_count = torch.zeros((), device=device)  # a tensor, as the fused kernel needs it
         self._mirrors: list[tuple[Tensor, Tensor]] = []  # (copy, what it must equal)
         self.collected = {}
+        self.parts = []
         self._decayed = 0  # numbers that weight decay applies to
 
         start = 0
@@ -142,6 +152,7 @@ class FlatAdamW:
             gradient = self.gradient[span].view_as(part)
             self._adopt(parameter, value, gradient)
             self._watch(parameter, span)
+            self.parts.append((parameter, span))
             start = span.stop
             if decays(name, parameter):
                 self._decayed = start
@@ -271,6 +282,31 @@ class FlatAdamW:
                 amsgrad=False,
                 maximize=False,
             )
+
+    def has_gradient(self, numbers: Sequence[int]) -> list[bool]:
+        """Return, for these of `parts`, whether a number of this rank has a gradient in the step that is under way."""
+        flags = []
+        for number in numbers:
+            parameter, span = self.parts[number]
+            collected = self.collected.get(parameter)
+            gradient = self.gradient[span]
+            if collected is not None and collected.occurring is not None:
+                gradient = collected.occurring.gradient()
+            flags.append(gradient.any())
+        return _values(flags)
+
+    def has_learnt(self, numbers: Sequence[int]) -> list[bool]:
+        """Return, for these of `parts`, whether updates have taken up a gradient of a number of this rank."""
+        state = self.state()
+        flags = []
+        for number in numbers:
+            _, span = self.parts[number]
+            flags.append(self._moments_of(state, span).any())
+        return _values(flags)
+
+    def _moments_of(self, state: dict[str, Tensor], span: slice) -> Tensor:
+        """Return, for each number of a stretch, whether it has moments."""
+        return state["exp_avg"][span].bool() | state["exp_avg_sq"][span].bool()
 
     def clear_gradient(self) -> None:
         """Set the gradient to zero."""

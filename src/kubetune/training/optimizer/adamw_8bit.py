@@ -46,6 +46,7 @@ class FlatAdamW8bit(FlatAdamW):
         )
         # The code for zero differs: only the first moment's table is signed.
         zero, zero_sq = (int(code.abs().argmin()) for code in self.codes)
+        self._zero = zero
         self.exp_avg = torch.full(
             (size,),
             zero,
@@ -65,6 +66,9 @@ class FlatAdamW8bit(FlatAdamW):
 
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
         """Do nothing: numbers that share a scale are updated together, so rows cannot be updated alone."""
+
+    def _moments_of(self, state: dict[str, Tensor], span: slice) -> Tensor:
+        return state["exp_avg"][span] != self._zero
 
     def update(self, learning_rate: float) -> None:
         """Make one AdamW step from `gradient`, then set that to zero."""
