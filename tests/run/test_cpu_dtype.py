@@ -11,6 +11,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import cpu, logs
+from kubetune.cli import main
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
 from kubetune.result.inference.evaluate import evaluate_run
@@ -128,3 +129,60 @@ def test_a_run_that_began_on_a_gpu_chooses_anew(
     assert cpu_dtype.decide(config.model.dtype, tmp_path, World()) == "bfloat16"
     metrics.record_event(tmp_path, "start", step=0, device="CPU", dtype="float32")
     assert cpu_dtype.decide(config.model.dtype, tmp_path, World()) == "float32"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cpu_info", "width", "reason"),
+    [
+        (
+            "bfloat16",
+            "flags\t: fpu avx2\n",
+            4096,
+            "this processor has no instructions for bfloat16",
+        ),
+        (
+            "bfloat16",
+            "flags\t: fpu avx512_bf16\n",
+            64,
+            "the model is narrow: its hidden size is 64",
+        ),
+        ("bfloat16", "flags\t: fpu avx512_bf16\n", 4096, None),
+        ("float16", "flags\t: fpu avx512_bf16\n", 4096, "processors have fast products of"),
+        ("float32", "flags\t: fpu avx512_bf16\n", 4096, None),
+        ("auto", "flags\t: fpu avx2\n", 4096, None),
+    ],
+)
+def test_a_dtype_that_auto_would_not_take_is_taken_with_a_word(
+    dtype: str,
+    cpu_info: str,
+    width: int,
+    reason: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(cpu, "CPU_INFO", tmp_path / "cpuinfo")
+    cpu.CPU_INFO.write_text(cpu_info)
+    remark = cpu.slow_dtype(dtype, width)
+    assert (remark is None) is (reason is None)
+    if reason is not None:
+        assert remark is not None
+        assert f"model.dtype: {dtype} may be many times slower than " in remark
+        assert reason in remark
+
+
+def test_a_run_and_its_plan_say_that_a_dtype_is_slow_and_show_no_share_of_a_slow_peak(
+    inputs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The model is narrow, so that it holds on every processor; float16 has no peak that a share would mean."""
+    model = {"path": str(inputs / "model"), "dtype": "float16"}
+    config = toy.make_config(inputs, {"max_steps": 1, "eval_steps": 1}, model=model)
+    run_dir = toy.finished(tmp_path / "run", config)
+    said = "model.dtype: float16 may be many times slower than float32 here, because"
+    assert toy.log_of(run_dir).count(f"WARNING: {said}") == 1
+    (start,) = starts(run_dir)
+    assert "flops_per_token" in start
+    assert "peak_tflops" not in start
+    assert "MFU" not in toy.log_of(run_dir)
+
+    assert main(["plan", str(run_dir / "config.yaml"), "compute.gpus_per_node=0"]) == 0
+    assert said in capsys.readouterr().out

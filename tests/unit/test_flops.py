@@ -138,3 +138,17 @@ def test_mfu_is_the_share_of_the_peak_of_all_devices() -> None:
     bare = throughput([{"event": "launch"}], 6000, 3000, 3.0, world_size=2)
     assert bare is not None
     assert throughput_line(bare) == "2,000 tokens/s without padding, 1,000 trained"
+
+
+def test_a_share_above_the_peak_is_left_out() -> None:
+    """Such as of a peak that was measured while another program computed."""
+    start = {
+        "event": "start",
+        "flops_per_token": 1e9,
+        "peak_tflops": 0.5,
+        "peak_source": "measured: a 512 × 512 float32 product",
+    }
+    facts = throughput([start], 6000, 3000, 3.0, world_size=2)
+    assert facts is not None
+    assert (facts["tflops_per_device"], facts["mfu"]) == (pytest.approx(1.0), None)
+    assert throughput_line(facts) == "2,000 tokens/s without padding, 1,000 trained"

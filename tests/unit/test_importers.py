@@ -911,3 +911,13 @@ def test_supervised_fine_tuning_of_a_model_that_sees_stays_that(
     result, config = imported(tmp_path, text)
     assert config.task == "vision_language"
     assert "stage" in notes(result, "unneeded")
+
+
+@pytest.mark.parametrize(("key", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_16_bits_are_carried_over_with_a_word_on_machines_without_a_gpu(
+    tmp_path: Path, key: str, dtype: str
+) -> None:
+    result, config = imported(tmp_path, f"{TRL}{key}: true\n")
+    assert config.model.dtype == dtype
+    text = f"model.dtype: {dtype}; without a GPU or instructions for it many times slower than auto"
+    assert notes(result, "carried")[key] == text

@@ -90,6 +90,27 @@ def dtype_for(width: int | None) -> tuple[str, str]:
         if pinned not in DTYPES:
             raise ConfigError(f"{PINNED} is {pinned!r}; expected {' or '.join(DTYPES)}, or nothing")
         return pinned, f"{PINNED} says so"
+    return _fastest_dtype(width)
+
+
+def slow_dtype(dtype: str, width: int | None) -> str | None:
+    """Return in a sentence why `model.dtype: auto` would not take this dtype on this processor; None if it would.
+
+    Without instructions for it, a step of LoRA took 8 times as long in float16 as in float32, and 13 times in bfloat16.
+    """
+    fastest, reason = _fastest_dtype(width)
+    if dtype in (fastest, "auto", "float32"):
+        return None
+    if dtype == "float16":
+        reason = "processors have fast products of float32 or of bfloat16"
+    return (
+        f"model.dtype: {dtype} may be many times slower than {fastest} here, because {reason}; leave it out, and "
+        f"{fastest} is taken"
+    )
+
+
+def _fastest_dtype(width: int | None) -> tuple[str, str]:
+    """Return the dtype in which training is fastest on this processor, and why."""
     if width is not None and width < NARROW:
         return "float32", f"the model is narrow: its hidden size is {width}"
     for name in instructions():

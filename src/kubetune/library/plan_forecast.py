@@ -200,6 +200,17 @@ def forecast_run(
     )
 
 
+def _with_dtype(config: Config, width: int | None) -> tuple[Config, list[str]]:
+    """Return the config with the dtype that `auto` means on this processor, and what is to be said of it."""
+    if config.model.dtype != "auto":
+        remark = cpu.slow_dtype(config.model.dtype, width)
+        return config, [remark] if remark is not None else []
+    dtype, reason = cpu.dtype_for(width)
+    model = config.model.model_copy(update={"dtype": dtype})
+    text = f"model.dtype: auto -> {dtype}, because {reason}"
+    return config.model_copy(update={"model": model}), [text]
+
+
 def _with_measured_choices(
     config: Config, plan: Plan, tokens: int | None
 ) -> tuple[Config, list[str]]:
@@ -211,14 +222,17 @@ def _with_measured_choices(
     texts = []
 
     # The processors of a cluster are not known here.
-    if plan.device == "cpu" and config.model.dtype == "auto" and config.kubernetes is None:
+    if plan.device == "cpu" and config.kubernetes is None:
         shape = None
         if weights is not None:
             shape = shape_of(weights)
-        dtype, reason = cpu.dtype_for(None if shape is None else shape.hidden)
-        texts.append(f"model.dtype: auto -> {dtype}, because {reason}")
-        model = config.model.model_copy(update={"dtype": dtype})
-        config = config.model_copy(update={"model": model})
+        width = None if shape is None else shape.hidden
+        config, text = _with_dtype(config, width)
+        texts += text
+    if plan.device == "cpu" and config.training.async_save is True:
+        texts.append(
+            "training.async_save: true keeps a copy of what a checkpoint holds in memory; auto does so only on a GPU"
+        )
 
     # torch.compile pays only if what it saves in all steps is more than what it takes at the start.
     gpu = gpu_here(plan.device)

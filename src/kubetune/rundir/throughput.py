@@ -59,13 +59,16 @@ def last_start(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def utilization(
     start: Mapping[str, Any], tokens_per_second: float | None, world_size: int
 ) -> tuple[float | None, float | None]:
-    """Return the TFLOP/s of each device, and MFU; None for what the event `start` does not know."""
+    """Return the TFLOP/s of each device, and MFU; None for what the event `start` does not know.
+
+    A share above 100 % is none: the peak is not that of the device, as when it was measured while others computed.
+    """
     flops = start.get("flops_per_token")
     peak = start.get("peak_tflops")
     if not tokens_per_second or not flops:
         return None, None
     tflops = tokens_per_second * flops / world_size / 1e12
-    if not peak:
+    if not peak or tflops > peak:
         return tflops, None
     return tflops, tflops / peak
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kubetune.base import logs
+from kubetune.base.humanize import size
 from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
 from kubetune.training import saved_model
@@ -26,11 +28,18 @@ WORTH_BACKGROUND_BYTES = 64 * 2**20
 
 def writes_in_background(setting: bool | str, optimizer: FlatAdamW, device_type: str) -> bool:
     """Return `training.async_save`. `auto` means large checkpoints on a GPU, whose copies are in other memory."""
-    if setting != "auto":
-        return bool(setting)
-    # On a CPU the copies would lie in the memory that the training needs.
-    size = sum(tensor.nbytes for tensor in optimizer.state().values())
-    return device_type == "cuda" and size >= WORTH_BACKGROUND_BYTES
+    num_bytes = sum(tensor.nbytes for tensor in optimizer.state().values())
+    # On a CPU the copies lie in the memory that the training needs.
+    has_room = device_type == "cuda"
+    if setting == "auto":
+        return has_room and num_bytes >= WORTH_BACKGROUND_BYTES
+    if setting and not has_room:
+        logs.MODEL.info(
+            "training.async_save: true keeps copies of more than %s in the memory that training needs; auto does so only "
+            "on a GPU",
+            size(num_bytes),
+        )
+    return bool(setting)
 
 
 @dataclass(frozen=True)

@@ -257,7 +257,7 @@ class Draft:
             text += f"; {outcome.text}"
         elif outcome.text:
             text = outcome.text
-        self.note(outcome.kind, key, text)
+        self.note(outcome.kind, key, text + _remark(path, outcome.value))
 
     def _unknown(self, key: str, written: str = "") -> str:
         """Return why the value of a key is not known, as a script leaves it to its shell; empty where it is known."""
@@ -299,7 +299,8 @@ class Draft:
         self.settings[path] = value
         # None is a section without a setting, such as `lora`.
         shown = {} if value is None else value
-        self.notes.append(Note("assumed", path, shown, why or f"{self.tool.name}'s default"))
+        text = (why or f"{self.tool.name}'s default") + _remark(path, value)
+        self.notes.append(Note("assumed", path, shown, text))
 
     def refuse(self, key: str, why: str) -> NoReturn:
         """Raise ConfigError at a key's line: no run could mean what it says."""
@@ -378,6 +379,13 @@ def convert(draft: Draft, more: Iterable[Table]) -> None:
         defaults |= tool.lora_defaults
     for path, value in defaults.items():
         draft.assume(path, value)
+
+
+def _remark(path: str, value: Any) -> str:
+    """Return what is to be said of a setting that means the same and that `auto` would not choose everywhere."""
+    if path == "model.dtype" and value in ("bfloat16", "float16"):
+        return "; without a GPU or instructions for it many times slower than auto"
+    return ""
 
 
 def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:

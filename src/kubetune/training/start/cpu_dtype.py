@@ -23,7 +23,12 @@ def decide(
 
     `width`: the model's hidden size, if it is known.
     """
-    if dtype != "auto" or world.device.type == "cuda":
+    if world.device.type == "cuda":
+        return dtype
+    if dtype != "auto":
+        remark = cpu.slow_dtype(dtype, width)
+        if remark is not None and world.is_main:
+            logs.MODEL.warning("%s", remark)
         return dtype
     from kubetune.distributed import process_group
 
