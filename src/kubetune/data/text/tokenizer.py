@@ -249,8 +249,8 @@ class Tokenizer:
         id = self._id("eos_token")
         if id is None:
             raise ModelError(
-                f"the tokenizer of {self.name} has no eos_token, so the model could not learn to stop; name one in "
-                "its tokenizer_config.json"
+                f"the tokenizer of {self.name} has no eos_token, which is to end each row; name one in its "
+                "tokenizer_config.json (a classifier takes cls_token and sep_token as well)"
             )
         return id
 

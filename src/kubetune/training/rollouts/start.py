@@ -20,6 +20,7 @@ from kubetune.distributed.main_rank import raise_first
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.loading import load_pretrained
 from kubetune.models.spec import ModelSpec
+from kubetune.scoring.generation import acting_settings
 from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.tasks import causal_lm
 from kubetune.training.rollouts.drawing import Drawer
@@ -68,6 +69,7 @@ def make_rollout_feed(
     Raise ConfigError where a reward cannot be loaded, DataError for data that rewards or evaluations find nothing in.
     """
     _require_answers(data)
+    _name_unused_settings(learner.lm, world)
     padding_free = learner.route.padding_free
     if config.grpo.servers is None:
         require_sampling(learner, _two_prompts(data, padding_free), data.tokenizer.pad_id)
@@ -113,6 +115,16 @@ def make_rollout_feed(
         drawer.slots_of = feed.slots
         learner.undo.callback(drawer.close)
     return feed
+
+
+def _name_unused_settings(lm: Any, world: World) -> None:
+    """Log what of the model's generation_config acts on answers of evaluations, and not on those that are learnt from."""
+    settings = [f"{key} {value}" for key, value in acting_settings(lm).items()]
+    if settings and world.is_main:
+        logs.DATA.info(
+            "answers are drawn by the model's own probabilities, without %s of its generation_config; evaluations use it",
+            ", ".join(settings),
+        )
 
 
 def _name_open_bounds(rewards: RewardPool) -> None:
