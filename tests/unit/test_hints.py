@@ -22,6 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("empty.jsonl").touch()
     Path("semicolons.csv").write_text("question;answer\nwhat, please?;this\n")
     Path("latin.csv").write_bytes("question,answer\nWas?,Straße\n".encode("latin-1"))
+    Path("labelled.csv").write_text("review,verdict\n" + "A fine film.,happy\n" * 8)
     Path("tabs.yaml").write_text("name: x\ndata:\n\ttrain: train.jsonl\n")
     Path("list.yaml").write_text("name: x\ndata: {train: [a, b\nmodel: m: y\n")
     for name in ("adapter", "damaged"):
@@ -47,6 +48,25 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("plan --model ./damaged --data train.jsonl", "model.safetensors has 0 bytes"),
         ("init semicolons.csv", "semicolons.csv:1: has one column, and `;` in its name"),
         ("init latin.csv", "`iconv -f CP1252 -t UTF-8 FILE > NEW`"),
+        (
+            "plan --model MODEL --data train.jsonl task=sft",
+            "did you mean causal_lm? Expected one of",
+        ),
+        ("plan --model MODEL --data train.jsonl task=DPO", "did you mean preference?"),
+        ("plan --model MODEL --data train.jsonl data.overlong=trunacte", "did you mean truncate?"),
+        (
+            "plan --model ./damagd --data train.jsonl",
+            "model ./damagd: there is no such folder; did you mean ./damaged?",
+        ),
+        (
+            "plan task=sequence_classification --model MODEL --data labelled.csv --columns text=review",
+            "has the keys `verdict`, `review`; if `verdict` is the label, write `--columns text=review label=verdict`",
+        ),
+        ("delete ./adapter", "rm -r ./adapter removes it"),
+        (
+            "ui adapter --port 99999",
+            "--port is 99999; expected a number from 0 to 65535",
+        ),
         ("evaluate outputs/none", "`kubetune runs` lists them"),
     ],
 )
@@ -55,3 +75,25 @@ def test_a_mistake_is_answered_with_what_to_do(
 ) -> None:
     assert cli.main(words.replace("MODEL", MODEL).split()) == errors.USER
     assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("status bot --context lab", "`kubectl config use-context NAME` changes it"),
+        ("init train.jsonl --force", "nothing is ever overwritten"),
+    ],
+)
+def test_an_option_of_another_tool_is_answered_with_ours(
+    words: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(words.split())
+    assert hint in capsys.readouterr().err
+
+
+def test_the_model_of_the_demo_has_a_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", "train.jsonl", "--model", "demo", "-o", "run.yaml"]) == errors.OK
+    assert f"model: {MODEL}" in Path("run.yaml").read_text()
+    assert cli.main(["plan", "run.yaml"]) == errors.OK
+    assert "Next: " in capsys.readouterr().out

@@ -30,10 +30,13 @@ _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 @contextmanager
 def shown(run_dir: Path) -> Iterator[None]:
     """Show signs of life on standard output while the block runs, until the first step."""
-    on_terminal = sys.stdout.isatty()
+    sign = _Drawn() if sys.stdout.isatty() else _Printed()
+    # What earlier starts have logged and measured is passed over.
+    logged = _size(_log_of(run_dir))
+    measured = _size(run_dir / metrics.METRICS)
 
     def watch(ended: threading.Event) -> None:
-        _watch(run_dir, _Drawn() if on_terminal else _Printed(), ended)
+        _watch(run_dir, sign, logged, measured, ended)
 
     with reminders.beside(watch, "signs of life"):
         yield
@@ -82,18 +85,24 @@ class _Printed:
         self._next = 0.0
 
 
-def _watch(run_dir: Path, sign: _Drawn | _Printed, ended: threading.Event) -> None:
-    """Say what the first rank does whenever its log has been silent, until a step is made or the block has ended."""
+def _watch(
+    run_dir: Path,
+    sign: _Drawn | _Printed,
+    logged: int,
+    measured: int,
+    ended: threading.Event,
+) -> None:
+    """Say what the first rank does whenever its log has been silent, until a step is made or the block has ended.
+
+    `logged`, `measured`: the bytes of its log and of the run's metrics at the beginning.
+    """
     began = time.time()
-    steps = _size(run_dir / metrics.METRICS)
-    log = run_dir / "logs" / "rank-0.log"
-    # What earlier starts have logged is passed over.
-    before = _size(log)
-    size = before
+    log = _log_of(run_dir)
+    size = logged
     since = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
         phase = _phase(run_dir, began)
-        if _size(run_dir / metrics.METRICS) != steps or phase not in ("", *_STARTING):
+        if _size(run_dir / metrics.METRICS) != measured or phase not in ("", *_STARTING):
             break
         now = time.monotonic()
         if _size(log) != size:
@@ -102,7 +111,7 @@ def _watch(run_dir: Path, sign: _Drawn | _Printed, ended: threading.Event) -> No
             since = now
             sign.end()
         elif now - since >= _SILENT_SECONDS:
-            sign.say(_doing(log, before, phase), now - since)
+            sign.say(_doing(log, logged, phase), now - since)
     sign.end()
 
 
@@ -128,6 +137,11 @@ def _doing(log: Path, before: int, phase: str) -> str:
         if tag:
             doing = step
     return doing
+
+
+def _log_of(run_dir: Path) -> Path:
+    """Return the log of the first rank."""
+    return run_dir / "logs" / "rank-0.log"
 
 
 def _size(path: Path) -> int:

@@ -229,14 +229,16 @@ def _warm(site: Site) -> None:
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Return a socket that takes connections. Raise EnvironmentFault if the port cannot be had."""
+    """Return a socket that takes connections.
+
+    Raise ConfigError for a number that is no port, EnvironmentFault if the port cannot be had.
+    """
+    if not 0 <= port <= 65535:
+        raise ConfigError(f"--port is {port}; expected a number from 0 to 65535")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family)
-    except (OSError, OverflowError) as error:
-        # Python's own words on a number that is no port.
-        if not 0 <= port <= 65535:
-            raise ConfigError(f"--port is {port}; expected a number from 0 to 65535") from None
+    except OSError as error:
         reason = getattr(error, "strerror", None) or error
         raise EnvironmentFault(
             f"port {port} of {host} cannot be opened: {reason}; name another one, such as --port {port + 1}"

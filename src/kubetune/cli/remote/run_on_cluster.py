@@ -64,7 +64,8 @@ def connect(args: argparse.Namespace) -> tuple[Cluster, str | None]:
         if Path(name).is_dir():
             raise ConfigError(
                 f"{name} is a folder of this machine; expected the name of a run on a cluster, or its run file. For a "
-                f"run of this machine there are kubetune watch {shell_word(name)} and kubetune stop {shell_word(name)}"
+                f"run of this machine there are kubetune watch {shell_word(name)} and kubetune stop {shell_word(name)}; "
+                f"rm -r {shell_word(name)} removes it"
             )
         if not Path(name).exists():
             raise ConfigError(

@@ -513,7 +513,7 @@ def _reward(examples: Sequence[Example], path: str) -> Choice:
     answers = [answer for answer in answers if answer != NO_ANSWER]
     advice = (
         "a function of yours can reward answers: begin with `kubetune init --task grpo -o run.yaml` and write "
-        "`rewards: [{path: rewards.py:reward}]` (docs/grpo.md). Nothing was written."
+        "`rewards: [{file: rewards.py, function: score}]` (docs/grpo.md). Nothing was written."
     )
     if not answers:
         raise DataError(

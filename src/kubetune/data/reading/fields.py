@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from kubetune.base.humanize import visible
@@ -26,8 +27,12 @@ class Fields(Mapping[str, Any]):
         record.unused       →  ("id",)     `note` holds nothing
     """
 
-    def __init__(self, value: Mapping[str, Any]) -> None:
+    def __init__(
+        self, value: Mapping[str, Any], columns: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`columns`: the names that the file has for keys of the record that were renamed."""
         self._value = value
+        self.columns = columns
         self._read: set[str] = set()
         # Unread keys of what is inside the record, such as `messages[].id`.
         self._noted: set[str] = set()
@@ -152,7 +157,12 @@ def keys(value: Mapping[str, Any]) -> str:
     if not value:
         return "has no keys"
     # Keys come from files of others, so signs that hide text are made visible.
-    names = [f"`{visible(str(key), keep='')}`" for key in list(value)[:12]]
+    # The user knows them by the names that the file has.
+    columns = value.columns if isinstance(value, Fields) else {}
+    names = []
+    for key in list(value)[:12]:
+        name = columns.get(key, key)
+        names.append(f"`{visible(str(name), keep='')}`")
     return f"has the keys {', '.join(names)}"
 
 

@@ -200,7 +200,7 @@ def read(
         answers, unused = _read_preference(value, shape, kind)
         return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
 
-    record = Fields(value)
+    record = Fields(value, columns)
     for key in replaced:
         record.note_unused(key)
     if shape == "auto":
@@ -228,10 +228,11 @@ def _renamed(value: Value, columns: Mapping[str, str]) -> tuple[Value, list[str]
         if value.get(expected) is not None and expected not in columns.values():
             replaced.append(expected)
 
+    of_file = value
     for expected, column in columns.items():
         if column not in value:
             raise ValueError(
-                f"has no column {column!r}, which data.train.columns gives for {expected!r}; {keys(value)}"
+                f"has no column {column!r}, which data.train.columns gives for {expected!r}; {keys(of_file)}"
             )
         # A copy: the record is shown to the user as it is in the file.
         renamed = dict(value)
@@ -568,6 +569,8 @@ def _history(record: Fields) -> list[Turn]:
     return turns
 
 
+# Characters of a class by its name; a longer text is to be classified.
+_LONGEST_CLASS: Final = 40
 # Names of two texts that are compared.
 _PAIRS: Final = (
     ("premise", "hypothesis"),
@@ -578,10 +581,31 @@ _PAIRS: Final = (
 )
 
 
+# Names of what is classified.
+_TEXTS: Final = frozenset({"sentence", "text", *(name for pair in _PAIRS for name in pair)})
+
+
 def _from_labelled(value: Fields) -> Labelled:
     text, second = texts_of(value)
     key = label_key(value, is_pair=second is not None)
-    return Labelled(text, second, _label(required(value, key)))
+    try:
+        label = required(value, key)
+    except ValueError as error:
+        raise ValueError(f"{error}{_other_label(value)}") from None
+    return Labelled(text, second, _label(label))
+
+
+def _other_label(value: Fields) -> str:
+    """Return what one may paste where a record has its label under another name, by what its columns hold."""
+    for key, item in value.items():
+        is_class = isinstance(item, (bool, int)) or (
+            isinstance(item, str) and 0 < len(item) <= _LONGEST_CLASS
+        )
+        if is_class and key not in _TEXTS:
+            columns = [f"{name}={column}" for name, column in value.columns.items()]
+            pairs = " ".join([*columns, f"label={key}"])
+            return f"; if `{key}` is the label, write `--columns {pairs}`"
+    return ""
 
 
 def label_key(value: Value, *, is_pair: bool) -> str:

@@ -1,0 +1,107 @@
+"""Work that takes long shows that it goes on, on a terminal and in a pipe, and leaves nothing behind on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from kubetune.base import reminders
+from kubetune.cli.busy import busy
+from kubetune.rundir import metrics
+from kubetune.supervisor import start_signs
+
+SECONDS = 60.0
+
+
+class Listener(io.StringIO):
+    """A stream that says when a text has been written to it."""
+
+    def __init__(self, awaited: str, *, is_terminal: bool = False) -> None:
+        super().__init__()
+        self._awaited = awaited
+        self._is_terminal = is_terminal
+        self.heard = threading.Event()
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._awaited in self.getvalue():
+            self.heard.set()
+        return written
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a run directory whose rank 0 has logged a step of an earlier start. No silence is too short."""
+    monkeypatch.setattr(start_signs, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(start_signs, "_POLL_SECONDS", 0.001)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text("10:00 [STEP] saved checkpoint\n")
+    return tmp_path
+
+
+def test_a_pipe_is_told_what_a_start_does(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = run_dir / "logs" / "rank-0.log"
+    out = Listener("kubetune: still preparing data, ")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(reminders, "_SIGN_SECONDS", 0.0)
+    with start_signs.shown(run_dir):
+        with log.open("a") as file:
+            file.write("10:01 [STEP] preparing data\n")
+        assert out.heard.wait(SECONDS)
+    assert "saved checkpoint" not in out.getvalue(), "that was an earlier start"
+
+
+def test_the_first_step_ends_the_signs(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = Listener("still starting")
+    monkeypatch.setattr(sys, "stdout", out)
+    ended = threading.Event()
+    watch = start_signs._watch
+
+    def watched(*arguments: object) -> None:
+        watch(*arguments)  # type: ignore[arg-type]
+        ended.set()
+
+    monkeypatch.setattr(start_signs, "_watch", watched)
+    with start_signs.shown(run_dir):
+        assert out.heard.wait(SECONDS)
+        (run_dir / metrics.METRICS).write_text('{"step": 1}\n')
+        assert ended.wait(SECONDS), "steps have a bar or lines of their own"
+
+
+def test_a_terminal_has_one_line_that_is_covered_in_the_end(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Listener("⠹", is_terminal=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    with start_signs.shown(run_dir):
+        assert out.heard.wait(SECONDS)
+    drawn = [text for text in out.getvalue().split("\r") if text]
+    assert "\n" not in out.getvalue()
+    assert drawn[-1].isspace()
+    assert len(drawn[-1]) == max(map(len, drawn))
+    # The rank's own lines begin with a time and a tag, which cover all of it.
+    assert len(drawn[-1]) < len("2026-11-28 20:40:30 [STEP] ")
+
+
+def test_a_verb_in_a_pipe_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    err = Listener("… checking records 1,200, ")
+    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(reminders, "_SIGN_SECONDS", 0.001)
+    with busy("loading the tokenizer") as work:
+        work.count("checking records", None, 1_200)
+        assert err.heard.wait(SECONDS)
+
+
+def test_quick_work_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    err = Listener("…")
+    monkeypatch.setattr(sys, "stderr", err)
+    with busy("loading the tokenizer"):
+        pass
+    assert err.getvalue() == ""
