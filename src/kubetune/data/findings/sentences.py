@@ -263,6 +263,9 @@ _CHANGED: Final = (
      "with an answer that does not begin where the generation prompt ends (the prompt may open a thought): the model "
      "learns a beginning that it is never asked for",
      "Set model.chat_template to one that begins both alike"),
+    ("text_moved",
+     "with a text before a call, which the chat template writes behind the call's result: it is trained there",
+     "Choose a template that writes it where it was said (model.chat_template), or leave such texts out"),
     ("rewrites_answer",
      "with an answer that the chat template changes: the changed answer is trained",
      "Choose a template that writes answers as they are (model.chat_template)"),

@@ -124,6 +124,8 @@ class Tally:
     reasoning_dropped: int = 0
     # … puts a trained answer elsewhere than where the generation prompt ends
     unlike_prompt: int = 0
+    # … writes a text before a call behind the call's result
+    text_moved: int = 0
     # … writes a trained answer differently from the record
     rewrites_answer: int = 0
     # A token lies across the border between a prompt and its answer.

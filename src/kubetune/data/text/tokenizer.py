@@ -170,7 +170,17 @@ class Tokenizer:
             source = self._own_template()
         if not source:
             return None
-        return LimitedTemplate(source, self.special, name, self.date)
+        return LimitedTemplate(source, self.special, name, self.date, self._tags)
+
+    def _tags(self) -> tuple[str, ...]:
+        """Return the added tokens that a template may write around texts: no words, and no white space."""
+        tags = []
+        for text in self.added_tokens.values():
+            is_word = text.isalnum() or len(text.split()) != 1
+            if len(text) >= 3 and not is_word:
+                tags.append(text)
+        # In a fixed order, so that two tokenizers with the same files ask for the same template.
+        return tuple(sorted(tags))
 
     @property
     def writes_date(self) -> bool:

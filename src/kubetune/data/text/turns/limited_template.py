@@ -26,7 +26,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -48,8 +48,8 @@ MEMORY: Final = 1 << 30
 # A pipe that takes a whole batch, so that two processes need not take turns within it.
 _PIPE_BYTES: Final = 1 << 19
 
-# What a ChatTemplate is made of: source, special tokens, name, date.
-Made = tuple[str, tuple[tuple[str, str], ...], str, str | None]
+# What a ChatTemplate is made of: source, special tokens, name, date, tokens that may be tags.
+Made = tuple[str, tuple[tuple[str, str], ...], str, str | None, tuple[str, ...]]
 # A method of ChatTemplate and its arguments.
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
 # `done` and the result, or `refused`, `invalid`, `limit` and why.
@@ -69,10 +69,18 @@ class LimitedTemplate:
         special_tokens: Mapping[str, str],
         name: str = "the tokenizer's",
         date: str | None = None,
+        tokens: Callable[[], Sequence[str]] = tuple,
     ) -> None:
+        """`tokens`: asked for at the first rendering, because they are those of a tokenizer that takes long to load."""
         self.source = source
         self.name = name
-        self._made: Made = (source, tuple(special_tokens.items()), name, date)
+        self._special_tokens = tuple(special_tokens.items())
+        self._date = date
+        self._tokens = tokens
+
+    @cached_property
+    def _made(self) -> Made:
+        return (self.source, self._special_tokens, self.name, self._date, tuple(self._tokens()))
 
     def load(self) -> None:
         """Let the other process read the template. Raise ModelError as all methods do."""
@@ -253,8 +261,8 @@ def _receive(stream: IO[bytes]) -> bytes:
 
 @lru_cache(maxsize=16)
 def _template(made: Made) -> ChatTemplate:
-    source, special_tokens, name, date = made
-    return ChatTemplate(source, dict(special_tokens), name, date)
+    source, special_tokens, name, date, tokens = made
+    return ChatTemplate(source, dict(special_tokens), name, date, tokens)
 
 
 def _answer_all(made: Made, calls: list[Call]) -> list[Answer]:

@@ -13,7 +13,7 @@ Words of this module, for `user "Ping"`, `assistant "Pong"`, each text between i
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -32,9 +32,17 @@ Span = tuple[int, int]
 # Of each part of a conversation, the number of its message and what it is.
 Shape = tuple[tuple[int, Kind], ...]
 
-TAGS: Final = re.compile(r"(<[^<>\s]+>|\[/?[A-Z_]+\])")
+# Tags by their shape, for those that are no tokens of the tokenizer.
+_SHAPES: Final = r"<[^<>\s]+>|\[/?[A-Z_]+\]|\[\|[^\[\]|\s]+\|\]"
 _MOST_KEPT_FRAMES: Final = 4096
 _MOST_KEPT_LAYOUTS: Final = 256
+
+
+def tag_pattern(tokens: Iterable[str] = ()) -> re.Pattern[str]:
+    """Return the pattern of what counts as a tag, in one group: tokens of the tokenizer, and texts in their shape."""
+    # The longest first: of `<|im|>` and `<|im|>s`, a pattern takes the first that fits.
+    ordered = sorted(tokens, key=len, reverse=True)
+    return re.compile(f"({'|'.join([*map(re.escape, ordered), _SHAPES])})")
 
 
 class Write(Protocol):
@@ -85,8 +93,10 @@ class _Layout(NamedTuple):
 class SpanFinder:
     """Finds the turns in one template's renderings. Remembers what it learns about the texts between messages."""
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, tags: re.Pattern[str] | None = None) -> None:
+        """`tags`: what counts as a tag, as `tag_pattern` returns it."""
         self._write = write
+        self._tags = tags or tag_pattern()
         self._layouts: dict[Shape, _Layout] = {}
         # (which end of which turn, the text at that end, white space in it) -> how much of the text is prompt, or end.
         self._frames: dict[tuple[str, str, str], int] = {}
@@ -151,22 +161,71 @@ class SpanFinder:
             self._layouts.clear()
         self._layouts[shape] = _Layout(steps, text[end:])
 
-    def span(self, rendering: Rendering, turn: int) -> Span | None:
-        """Return the span of message `turn`, None if it cannot be determined."""
+    def spans(self, rendering: Rendering, turn: int) -> list[Span]:
+        """Return the spans of message `turn`, in order; none if they cannot be determined.
+
+        Mostly it is one. Gemma 4 writes a text before a call behind the call's result, so there are two:
+
+            …model⏎[call:f{}<tool_call|><|tool_response>]response:f{3}<tool_response|>[One moment.<turn|>]⏎
+        """
         marks = rendering.marks
-        of_turn = [i for i, mark in enumerate(marks) if rendering.part(mark).message == turn]
-        if not of_turn or of_turn[-1] - of_turn[0] >= len(of_turn):
-            return None  # not written, or another message is in its middle
-        begin = self._begin(rendering, turn, of_turn[0])
-        end = self._end(rendering, turn, of_turn[-1])
+        pieces: list[list[int]] = []  # numbers of marks, those that follow each other together
+        for i, mark in enumerate(marks):
+            if rendering.part(mark).message != turn:
+                continue
+            if pieces and pieces[-1][-1] == i - 1:
+                pieces[-1].append(i)
+            else:
+                pieces.append([i])
+
+        if len(pieces) == 2 and self._is_moved(rendering, pieces):
+            return self._spans_of_pieces(rendering, turn, pieces)
+        if len(pieces) != 1:
+            return []  # not written, or another message is in its middle
+        history = rendering.conversation.messages[:turn]
+        until = rendering.conversation.messages[: turn + 1]
+        begin = self._begin(rendering, history, pieces[0][0])
+        end = self._end(rendering, until, pieces[0][-1])
         if begin is None or end is None:
-            return None
-        return begin, end
+            return []
+        return [(begin, end)]
+
+    def _is_moved(self, rendering: Rendering, pieces: Sequence[Sequence[int]]) -> bool:
+        """True if a message has its calls before the results of tools, and its text behind them."""
+        calls, texts = (
+            {rendering.part(rendering.marks[i]).kind for i in piece} for piece in pieces
+        )
+        messages = rendering.conversation.messages
+        between = range(pieces[0][-1] + 1, pieces[1][0])
+        others = {rendering.part(rendering.marks[i]).message for i in between}
+        roles = {messages[number]["role"] for number in others if number >= 0}
+        return calls <= {"call", "reasoning"} and texts == {"content"} and roles == {"tool"}
+
+    def _spans_of_pieces(
+        self, rendering: Rendering, turn: int, pieces: Sequence[Sequence[int]]
+    ) -> list[Span]:
+        """Return the spans of the calls of a message and of its text, between which are the results."""
+        messages = rendering.conversation.messages
+        (calls, texts) = pieces
+        # What the template writes of the calls alone tells where they end, and where the text behind the results begins.
+        bare = [*messages[:turn], {**messages[turn], "content": ""}]
+        results = rendering.part(rendering.marks[texts[0] - 1]).message
+        between = messages[turn + 1 : results + 1]
+        borders = (
+            self._begin(rendering, messages[:turn], calls[0]),
+            self._end(rendering, bare, calls[-1]),
+            self._begin(rendering, [*bare, *between], texts[0]),
+            self._end(rendering, messages[: results + 1], texts[-1]),
+        )
+        if any(border is None for border in borders):
+            return []
+        first, second, third, fourth = (border or 0 for border in borders)
+        return [(first, second), (third, fourth)]
 
     def _begin(
         self,
         rendering: Rendering,
-        turn: int,
+        history: Sequence[Message],
         first: int,
     ) -> int | None:
         """Return where a turn begins: behind the generation prompt. `first`: number of its first mark."""
@@ -183,7 +242,7 @@ class SpanFinder:
             ("begin", gap, space),
             lambda: self._prompt_length(
                 rendering,
-                turn,
+                history,
                 before,
                 gap,
                 space,
@@ -196,14 +255,16 @@ class SpanFinder:
     def _prompt_length(
         self,
         rendering: Rendering,
-        turn: int,
+        history: Sequence[Message],
         before: Mark,
         gap: str,
         space: str,
     ) -> int | None:
-        """Return how much of `gap`, the text between mark `before` and a turn, is the generation prompt."""
+        """Return how much of `gap`, the text between mark `before` and a turn, is the generation prompt.
+
+        `history`: the messages before the turn.
+        """
         conversation = rendering.conversation
-        history = conversation.messages[:turn]
         written = self._write(history, conversation.tools, generation_prompt=True)
         with_prompt, marks = read_marks(written, conversation.parts)
         # The prompt must follow the same text as the turn does.
@@ -219,14 +280,14 @@ class SpanFinder:
             # The prompt ends with something that past answers lack, such as DeepSeek-R1's `<think>`.
             return len(gap)
         # The prompt and the gap differ only behind some tag.
-        shared = _shared_tags(gap, prompt, to_last_tag=False)
+        shared = _shared_tags(self._tags, gap, prompt, to_last_tag=False)
         if shared:
             return shared
 
         # The end of the message before depends on what follows. Then only what the prompt adds helps.
         without_prompt, _ = read_marks(self._write(history, conversation.tools))
         added = with_prompt[_same_characters(with_prompt, without_prompt) :]
-        for header in (prompt, TAGS.split(prompt)[0], added, TAGS.split(added)[0]):
+        for header in (prompt, self._tags.split(prompt)[0], added, self._tags.split(added)[0]):
             if header.strip() and header in gap:
                 return gap.rindex(header) + len(header)
         return None
@@ -254,10 +315,13 @@ class SpanFinder:
     def _end(
         self,
         rendering: Rendering,
-        turn: int,
+        until: Sequence[Message],
         last: int,
     ) -> int | None:
-        """Return where a turn ends: behind the end-of-turn token. `last`: number of its last mark."""
+        """Return where a turn ends: behind the end-of-turn token. `last`: number of its last mark.
+
+        `until`: the messages up to the turn.
+        """
         marks = rendering.marks
         closing = marks[last]
         space = rendering.part(closing).after
@@ -268,7 +332,7 @@ class SpanFinder:
                 ("last", frame, ""),
                 lambda: self._end_of_last(
                     rendering,
-                    turn,
+                    until,
                     closing,
                     frame,
                 ),
@@ -280,7 +344,7 @@ class SpanFinder:
                 ("inner", frame, ""),
                 lambda: self._end_of_inner(
                     rendering,
-                    turn,
+                    until,
                     closing,
                     frame,
                 ),
@@ -294,18 +358,17 @@ class SpanFinder:
     def _end_of_last(
         self,
         rendering: Rendering,
-        turn: int,
+        until: Sequence[Message],
         closing: Mark,
         gap: str,
     ) -> int:
         """Return how much of `gap` ends the last turn: what the template also writes there before another question."""
         conversation = rendering.conversation
         probe_part = len(conversation.parts)
-        messages = conversation.messages[: turn + 1]
         for role in ("user", "tool"):  # some templates want a tool's result after a call
             question = {"role": role, "content": probe(probe_part)}
             try:
-                written = self._write([*messages, question], conversation.tools)
+                written = self._write([*until, question], conversation.tools)
             except ValueError:
                 continue
             text, marks = read_marks(written, conversation.parts)
@@ -313,13 +376,13 @@ class SpanFinder:
             if between is not None:
                 between = between.removeprefix(rendering.part(closing).after)
                 return (
-                    _shared_tags(gap, between)
-                    or _leading_tag(gap)
+                    _shared_tags(self._tags, gap, between)
+                    or _leading_tag(self._tags, gap)
                     or _shared_beginning(gap, between)
                 )
 
         # The template refuses a question here, so the last tag counts.
-        tags = list(TAGS.finditer(gap))
+        tags = list(self._tags.finditer(gap))
         if not tags:
             return len(gap)
         return tags[-1].end()
@@ -327,25 +390,25 @@ class SpanFinder:
     def _end_of_inner(
         self,
         rendering: Rendering,
-        turn: int,
+        until: Sequence[Message],
         closing: Mark,
         gap: str,
     ) -> int | None:
         """Return how much of `gap` ends a turn: what the turn also ends with if it is the last one."""
         conversation = rendering.conversation
-        written = self._write(conversation.messages[: turn + 1], conversation.tools)
+        written = self._write(until, conversation.tools)
         text, marks = read_marks(written, conversation.parts)
         if not marks or marks[-1].part != closing.part:
             return None
 
         end = text[marks[-1].offset :].removeprefix(rendering.part(closing).after)
-        shared = _shared_tags(gap, end)
+        shared = _shared_tags(self._tags, gap, end)
         if shared:
             return shared
 
-        tag = _leading_tag(gap)
+        tag = _leading_tag(self._tags, gap)
         # gpt-oss ends a conversation with another token than a turn in its middle.
-        if tag and _leading_tag(end) and _others_end_with(gap[:tag], rendering):
+        if tag and _leading_tag(self._tags, end) and _others_end_with(gap[:tag], rendering):
             return tag
         return _shared_beginning(gap, end)
 
@@ -391,6 +454,7 @@ def _others_end_with(end: str, rendering: Rendering) -> bool:
 
 
 def _shared_tags(
+    tags: re.Pattern[str],
     gap: str,
     other: str,
     *,
@@ -402,7 +466,7 @@ def _shared_tags(
     """
     shared: list[str] = []
     # Every second piece is a tag.
-    for piece, other_piece in zip(TAGS.split(gap), TAGS.split(other), strict=False):
+    for piece, other_piece in zip(tags.split(gap), tags.split(other), strict=False):
         if piece != other_piece:
             break
         shared.append(piece)
@@ -413,9 +477,9 @@ def _shared_tags(
     return sum(map(len, shared))
 
 
-def _leading_tag(gap: str) -> int:
+def _leading_tag(tags: re.Pattern[str], gap: str) -> int:
     """Return the length up to the end of the first tag if only white space is before it, else 0."""
-    match = TAGS.search(gap)
+    match = tags.search(gap)
     if match is None or gap[: match.start()].strip():
         return 0
     return match.end()

@@ -14,7 +14,7 @@ from kubetune.data.text.turns.sandbox import (
     take_generation_marks,
     without_generation_marks,
 )
-from kubetune.data.text.turns.spans import TAGS, HiddenText, Span, SpanFinder
+from kubetune.data.text.turns.spans import HiddenText, Span, SpanFinder, tag_pattern
 from kubetune.data.text.turns.writer import ANSWER, TemplateWriter
 
 # The built-in template that `model.chat_template: chatml` stands for.
@@ -37,6 +37,8 @@ Note = Literal[
     "reasoning_dropped",
     # A trained answer begins elsewhere than where the generation prompt ends, which may open a thought.
     "unlike_prompt",
+    # The chat template writes a text before a call behind the call's result.
+    "text_moved",
     # The chat template writes a trained answer differently from the data.
     "rewrites_answer",
     # The prompt of a trained answer has other ids when it stands alone: a token lies across its end.
@@ -69,14 +71,24 @@ class ChatTemplate:
         special_tokens: Mapping[str, str],
         name: str = "the tokenizer's",
         date: str | None = None,
+        tokens: Sequence[str] = (),
     ) -> None:
-        """`date`: the day (`2026-11-22`) that the template gets when it asks for today's; by default the real one."""
+        """`date`: the day (`2026-11-22`) that the template gets when it asks for today's; by default the real one.
+
+        `tokens`: those of the tokenizer that a template may write around texts.
+        """
         self.source = source
         self.name = name
         self._marks_generation = marks_generation(source)
         self._writer = TemplateWriter(source, special_tokens, name, date)
-        self._finder = SpanFinder(self._writer.write)
+        tags = {token for token in (*tokens, *special_tokens.values()) if len(token.strip()) >= 3}
+        self._tags = tag_pattern(tags)
+        self._finder = SpanFinder(self._writer.write, self._tags)
         self.closing = self._find_closing()
+        # What ends an answer ends a call too, whatever its shape.
+        if self.closing and not self._tags.search(self.closing):
+            self._tags = tag_pattern({*tags, self.closing})
+            self._finder = SpanFinder(self._writer.write, self._tags)
         self._prompt_end = self._find_prompt_end()
 
     def render(
@@ -131,13 +143,17 @@ class ChatTemplate:
             text, answers = self._marked_answers(rendering, trained)
         else:
             text = raw
-            answers = [(turn, self._find_turn(rendering, turn)) for turn in trained]
+            answers = []
+            for turn in trained:
+                answers += [(turn, span) for span in self._find_turn(rendering, turn)]
 
         notes: set[Note] = set()
         if absent:
             notes.add("reasoning_dropped")
         if self._is_unlike_prompt(text, answers, messages, tools):
             notes.add("unlike_prompt")
+        if not self._marks_generation and len(answers) > len(trained):
+            notes.add("text_moved")
         if _rewrites(rendering, trained):
             notes.add("rewrites_answer")
         # Images are put in last: all other offsets are those of the text without them.
@@ -163,18 +179,18 @@ class ChatTemplate:
                 missing.append(self._leaves_out(part, messages))
         return missing
 
-    def _find_turn(self, rendering: Rendering, turn: int) -> Span:
-        """Return the span of a turn. Raise ValueError if it cannot be determined."""
+    def _find_turn(self, rendering: Rendering, turn: int) -> list[Span]:
+        """Return the spans of a turn. Raise ValueError if they cannot be determined."""
         parts = []
         for mark in rendering.marks:
             if mark.opens and rendering.part(mark).message == turn:
                 parts.append(mark.part)
         if len(set(parts)) < len(parts):
             raise self._cannot_find(turn, "writes it more than once")
-        span = self._finder.span(rendering, turn)
-        if span is None:
+        spans = self._finder.spans(rendering, turn)
+        if not spans:
             raise self._cannot_find(turn, "writes the conversation differently when it ends there")
-        return span
+        return spans
 
     def _marked_answers(
         self,
@@ -225,7 +241,7 @@ class ChatTemplate:
                 prompt = self.render(messages[:turn], tools, generation_prompt=True)
             except ValueError:
                 continue  # the template does not ask a model after these messages
-            if not _is_behind(_end_of(prompt), text, start):
+            if not _is_behind(self._end_of(prompt), text, start):
                 return True
 
         return False
@@ -234,9 +250,16 @@ class ChatTemplate:
         """Return how the generation prompt ends behind a question; "" if the template refuses a single question."""
         try:
             question = {"role": "user", "content": ANSWER}
-            return _end_of(self.render([question], generation_prompt=True))
+            return self._end_of(self.render([question], generation_prompt=True))
         except ValueError:
             return ""
+
+    def _end_of(self, prompt: str) -> str:
+        """Return the last tag of a generation prompt with what follows it, or its last word if it has no tag."""
+        tags = list(self._tags.finditer(prompt))
+        if tags:
+            return prompt[tags[-1].start() :].rstrip()
+        return "".join(prompt.split()[-1:])
 
     def _find_closing(self) -> str:
         """Return what the template writes after an answer, such as `<|im_end|>`; "" if that is nothing."""
@@ -244,10 +267,10 @@ class ChatTemplate:
         try:
             text = self._writer.write(messages, None)
             rendering = self._finder.locate(text, messages, None)
-            span = self._finder.span(rendering, 1)
+            spans = self._finder.spans(rendering, 1)
         except ValueError:
             return ""
-        _, end = span or (0, len(text))
+        end = spans[-1][1] if spans else len(text)
         behind_answer = text[:end].partition(ANSWER)[2]
         return without_generation_marks(behind_answer).strip()
 
@@ -284,14 +307,6 @@ class ChatTemplate:
             what = f"the content of messages[{part.message}], by the {role} ({brief!r})"
 
         return f"{self.name} chat template leaves out {what}"
-
-
-def _end_of(prompt: str) -> str:
-    """Return the last tag of a generation prompt with what follows it, or its last word if it has no tag."""
-    tags = list(TAGS.finditer(prompt))
-    if tags:
-        return prompt[tags[-1].start() :].rstrip()
-    return "".join(prompt.split()[-1:])
 
 
 def _is_behind(end: str, text: str, start: int) -> bool:
