@@ -301,6 +301,12 @@ def test_thoughts_that_nothing_reads_are_warned_of(capsys: pytest.CaptureFixture
     assert "`data.train.columns: {reasoning_content: thinking_trajectories}`" in output
 
 
+def test_init_reads_thoughts_under_another_name() -> None:
+    assert cli.main(["init", lines([records.S1K] * 30), "--model", MODEL, "-o", "run.yaml"]) == 0
+    columns = load_config(Path("run.yaml")).data.train[0].columns
+    assert columns == {"reasoning_content": "thinking_trajectories"}
+
+
 @pytest.mark.parametrize(
     ("value", "task", "reward"),
     [

@@ -23,6 +23,7 @@ from kubetune.data.columns import (
     QUESTIONS,
     TALKS,
     Columns,
+    LeftOut,
     is_prose,
     left_out,
     left_subject,
@@ -134,23 +135,22 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
     columns = _columns_of(kind, seen, source)
     keys = {key: choice.value for key, choice in columns.items()}
     examples, unused = _read_all(records, source, kind, keys)
+    thought = _thought_in(unused)
+    if thought and not source.columns and kind == "text" and isinstance(examples[0], Chat):
+        reason = f"`{thought}` is taken as the thoughts before the answer"
+        columns["reasoning_content"] = Choice(thought, reason)
+        examples, unused = _read_all(records, source, kind, {**keys, "reasoning_content": thought})
 
     # The first record stands for all of what is no count.
     first = examples[0]
     choice = _task(kind, examples)
     if task is not None:
         choice = Choice(task, "as given")
-    proposal = Proposal(source.path, choice, columns=columns, unused=unused)
+    proposal = Proposal(source.path, choice, columns=columns, unused=_in_words(unused))
     proposal.rows = taken_by(source)
     proposal.plain_prompts = _is_plain(first)
     proposal.conversations = _is_chat(first)
-    if kind == "judged":
-        proposal.loss = Choice("kto", "answers are judged one by one, not compared")
-    if kind == "prompt":
-        proposal.reward = _reward(examples, source.path)
-    if kind == "labelled":
-        proposal.problem_type = _problem_type(examples)
-        proposal.remarks.append(_classes_of(examples, proposal.problem_type))
+    _settle(proposal, kind, examples)
     bad = len(records) - len(examples) + problems.total
     if bad:
         proposal.remarks.append(
@@ -158,6 +158,17 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         )
 
     return proposal
+
+
+def _settle(proposal: Proposal, kind: RecordKind, examples: Sequence[Example]) -> None:
+    """Add what only records of one kind need: a loss, a reward, a kind of labels."""
+    if kind == "judged":
+        proposal.loss = Choice("kto", "answers are judged one by one, not compared")
+    if kind == "prompt":
+        proposal.reward = _reward(examples, proposal.path)
+    if kind == "labelled":
+        proposal.problem_type = _problem_type(examples)
+        proposal.remarks.append(_classes_of(examples, proposal.problem_type))
 
 
 @dataclass
@@ -401,8 +412,8 @@ _MEANINGS: Final = {
 
 def _read_all(
     records: Sequence[Record], source: SourceConfig, kind: RecordKind, columns: Mapping[str, str]
-) -> tuple[list[Example], list[str]]:
-    """Return the records that can be read, and in words the columns that nothing reads.
+) -> tuple[list[Example], list[LeftOut]]:
+    """Return the records that can be read, and the columns that nothing reads.
 
     Raise DataError, with the first reason, where no record can be read.
     """
@@ -421,15 +432,29 @@ def _read_all(
 
     if not examples:
         raise problems.error()
+    named = list(left_out(unused.to_json(len(examples)), source.path))
+    others = unused.keys() - {column.name for column in named}
+    return examples, [*named, *(LeftOut(name, "other", "", "") for name in sorted(others))]
+
+
+def _thought_in(unused: Sequence[LeftOut]) -> str:
+    """Return the only column of thoughts that nothing reads; empty if there are none, or several."""
+    thoughts = [column.name for column in unused if column.meaning == "thought"]
+    return thoughts[0] if len(thoughts) == 1 else ""
+
+
+def _in_words(unused: Sequence[LeftOut]) -> list[str]:
+    """Return what nothing reads in words: a sentence for each column of texts or classes, and one for all others."""
     sentences = []
-    named = set()
-    for column in left_out(unused.to_json(len(examples)), source.path):
-        named.add(column.name)
-        sentences.append(f"`{column.name}` ({column.what}) is not used. {column.advice}")
-    others = [name for name in unused if name not in named]
+    others = []
+    for column in unused:
+        if column.meaning == "other":
+            others.append(f"`{column.name}`")
+        else:
+            sentences.append(f"`{column.name}` ({column.what}) is not used. {column.advice}")
     if others:
-        sentences.append(f"not used: {', '.join(f'`{name}`' for name in others)}")
-    return examples, sentences
+        sentences.append(f"not used: {', '.join(others)}")
+    return sentences
 
 
 def _task(kind: RecordKind, examples: Sequence[Example]) -> Choice:
