@@ -408,6 +408,18 @@ def test_agents_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
+def test_targets_that_only_a_model_can_judge_are_judged_in_the_page_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # Whole names are not those of the files, so an expression is left to the model.
+    write(Case("", {"lora.target_modules": ".*qproj"}), tmp_path)
+    sentence = "lora.target_modules: no module's whole name matches .*qproj; names end in down_proj"
+    verb(capsys, "plan", "run.yaml").require("plan", sentence)
+    page(tmp_path).require("the page", sentence)
+
+
+@pytest.mark.slow
 def test_the_command_line_says_the_same(case: Case, tmp_path: Path) -> None:
     if case.lacks:
         pytest.skip("what is installed is hidden in this process alone")

@@ -152,8 +152,8 @@ def forecast_run(
 ) -> PlanForecast:
     """Plan a run. This reads data but no weights.
 
-    `builds`: if it is not clear that the model has the target modules, build the model without weights
-    to find out. This imports torch.
+    `builds`: if it is not clear that the model has the target modules, build the model without weights here to find
+    out, which imports torch; false: another process builds it.
 
     Raise ConfigError, DataError or ModelError for a run of which no plan can be made. What else keeps it from
     training is in the forecast's `problems`.
@@ -170,8 +170,8 @@ def forecast_run(
         if errors:
             refused.append(DataError(errors))
         data = measure_data(config, environ, load_tokenizer)
-        if builds and not refused:
-            _require_targets(config.lora, config.model, config.task_name)
+        if not refused:
+            _require_targets(config.lora, config.model, config.task_name, builds=builds)
     except (ConfigError, DataError, ModelError) as error:
         # Without these there is no plan, so all problems are said at once.
         if not any(isinstance(known, DataError) for known in refused):
@@ -254,7 +254,9 @@ def _with_measured_choices(
     return config, texts
 
 
-def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> None:
+def _require_targets(
+    lora: LoraConfig | None, model: ModelConfig, task: str, *, builds: bool
+) -> None:
     """Raise ConfigError for target modules that the model lacks.
 
     The model is built, without weights, only if the names of its weights leave that open.
@@ -267,14 +269,12 @@ def _require_targets(lora: LoraConfig | None, model: ModelConfig, task: str) -> 
         return
 
     # torch takes seconds to import, and most plans do not need it.
-    import transformers
+    from kubetune.library.built_targets import require_built_targets, require_targets_elsewhere
 
-    from kubetune.models.adapters.lora import add_lora
-    from kubetune.models.loading import skeleton
-    from kubetune.tasks import task_of
-
-    auto_class = getattr(transformers, task_of(task).auto_class)
-    add_lora(skeleton(auto_class, model), lora, task_type="CAUSAL_LM", seed=0)
+    if builds:
+        require_built_targets(lora, model, task)
+    else:
+        require_targets_elsewhere(lora, model, task)
 
 
 @dataclass(frozen=True)

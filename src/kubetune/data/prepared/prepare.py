@@ -29,7 +29,7 @@ from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.sources import names_of, require_sources
-from kubetune.data.reading.splits import require_rows
+from kubetune.data.reading.splits import require_all_rows
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
@@ -94,8 +94,7 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
 
     prepared = load_prepared(folder, tokenizer, spec)
     # How many records may be left out is not part of the fingerprint, so it is checked at each start.
-    for split in spec.splits:
-        require_rows(spec.data, split, prepared.stats[split])
+    require_all_rows(spec.data, prepared.stats)
     return prepared
 
 
@@ -275,6 +274,7 @@ def _write_rows(
     data_facts.write(folder, data_facts.learn(spec.data.train[0], spec.record_kind))
     if data_pass.labels is not None:
         data_pass.labels.write(folder / LABELS)
-    for split, stats in data_pass.stats().items():
-        require_rows(spec.data, split, stats)
+    all_stats = data_pass.stats()
+    require_all_rows(spec.data, all_stats)
+    for split, stats in all_stats.items():
         write_atomic(folder / split / "stats.json", json.dumps(stats, indent=1))

@@ -134,6 +134,18 @@ def require_rows(
     )
 
 
+def require_all_rows(data: DataConfig, stats: Mapping[Split, dict[str, Any]]) -> None:
+    """Raise DataError as `require_rows` does, for all splits at once."""
+    problems = []
+    for split, of_split in stats.items():
+        try:
+            require_rows(data, split, of_split)
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+
+
 def _sources_of(data: DataConfig, split: Split) -> Sequence[SourceConfig]:
     """Return the sources of a split that `data` names; none for those of another section."""
     if split == "eval" and isinstance(data.eval, tuple):

@@ -155,8 +155,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     planned["command"] = _command(site, config.name, "train")
     planned["on_cluster"] = bool(config.kubernetes)
     try:
-        # To check target modules in doubt, the model would have to be built with torch. The run
-        # does that before it begins.
+        # Target modules in doubt are checked in another process, as this one imports no torch.
         forecast = forecast_run(config, os.environ, builds=False)
     except KubetuneError as error:
         planned["problems"] = _lines_of(error)

@@ -1,0 +1,73 @@
+"""Target modules that only a built model can judge: here, or in `python -m kubetune.library.built_targets`.
+
+The page's server imports no torch, and its plan must say what the one in a terminal says. The other process builds the
+model without weights, and prints the problem of its targets, if there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from functools import lru_cache
+from typing import Final
+
+from kubetune.base import processes
+from kubetune.config.schema import LoraConfig, ModelConfig
+from kubetune.errors import ConfigError, KubetuneError
+
+# Longer than the imports and the modules of a large model take on a slow machine.
+_SECONDS: Final = 120.0
+
+
+def require_built_targets(lora: LoraConfig, model: ModelConfig, task: str) -> None:
+    """Build the model without weights, and raise ConfigError for targets that it lacks. This imports torch."""
+    import transformers
+
+    from kubetune.models.adapters.lora import add_lora
+    from kubetune.models.loading import skeleton
+    from kubetune.tasks import task_of
+
+    auto_class = getattr(transformers, task_of(task).auto_class)
+    add_lora(skeleton(auto_class, model), lora, task_type="CAUSAL_LM", seed=0)
+
+
+def require_targets_elsewhere(lora: LoraConfig, model: ModelConfig, task: str) -> None:
+    """Do the same in another process. What that one cannot say, the run itself says before its first step."""
+    problem = _asked(lora.model_dump_json(), model.model_dump_json(), task)
+    if problem:
+        raise ConfigError(problem)
+
+
+@lru_cache(maxsize=64)
+def _asked(lora: str, model: str, task: str) -> str:
+    """Return the problem that the other process names, empty for none. A form asks again with every letter."""
+    try:
+        done = subprocess.run(
+            processes.module(__name__),
+            input=json.dumps([lora, model, task]),
+            capture_output=True,
+            text=True,
+            timeout=_SECONDS,
+        )
+        return str(json.loads(done.stdout.splitlines()[-1]))
+    except (subprocess.TimeoutExpired, ValueError, IndexError):
+        return ""
+
+
+def main() -> None:
+    """Answer the question on standard input with a text on standard output."""
+    lora, model, task = json.loads(sys.stdin.read())
+    problem = ""
+    try:
+        require_built_targets(
+            LoraConfig.model_validate_json(lora), ModelConfig.model_validate_json(model), task
+        )
+    except KubetuneError as error:
+        problem = str(error)
+    print(json.dumps(problem))
+
+
+if __name__ == "__main__":
+    processes.die_with_parent()
+    main()
