@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from kubetune import cli
-from kubetune.data.reading.formats import Chat, convert
+from kubetune.config.schema import ModelConfig
+from kubetune.data.reading.formats import Chat, convert, read
 from kubetune.data.reading.images import image_of_row
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.readers import read_file
+from kubetune.data.text.encode import Encoder
+from kubetune.data.text.tokenizer import load_tokenizer
 from tests import records
 from tests.tiny import CHATML, train_tokenizer
 
@@ -121,6 +126,7 @@ FLAWS = [
         "with results of tools that begin with a tag that the chat template writes too",
     ),
     ({"prompt": "", "completion": "Pong."}, "with an empty prompt, behind no BOS"),
+    ({"context": "Pigs fly at night.", "messages": [USER, ANSWER]}, "`context` (a text) is not used"),
     ({"prompt": "OTHER", "messages": [USER, ANSWER]}, "`prompt` (a text that differs from the others in 1 record)"),
 ]  # fmt: skip
 
@@ -148,3 +154,53 @@ def test_a_prompt_that_the_messages_hold_is_none(
 
 def test_an_image_may_be_an_address_of_a_file() -> None:
     assert image_of_row("/data/a.jsonl", "file:///images/a%20b.png") == Path("/images/a b.png")
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.csv", "a.tsv", "a.jsonl"])
+def test_carriage_returns_alone_are_refused_with_what_converts_them(
+    name: str, tmp_path: Path
+) -> None:
+    file = tmp_path / name
+    file.write_bytes(b"one\rtwo\rthree")
+    problems = Problems()
+    assert list(read_file(file, problems)) == []
+    assert f"`tr '\\r' '\\n' < {name} > lines-{name}`" in problems.first[0]
+    # What it says to paste makes lines; those of Windows are read as they are.
+    file.write_bytes(b"text\r\none\r\n")
+    problems = Problems()
+    list(read_file(file, problems))
+    assert "carriage returns alone" not in str(problems.first)
+
+
+def test_a_prompt_in_messages_is_not_called_plain_text() -> None:
+    assert (
+        read({"input": [USER], "output": "Pong."}).taken
+        == "`input` as the prompt, in messages, `output` as its completion"
+    )
+
+
+QWEN3 = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers" / "qwen3"
+
+
+@pytest.mark.skipif(not QWEN3.is_dir(), reason="the real tokenizers are not on this machine")
+def test_a_text_and_its_call_are_one_turn_to_qwen3(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    turns = [
+        {"from": "human", "value": "Ping?"},
+        {"from": "gpt", "value": "One moment."},
+        {"from": "function_call", "value": CALL},
+        {"from": "observation", "value": "3"},
+        {"from": "gpt", "value": "It is 3."},
+    ]
+    example = chat({"conversations": turns})
+    row = Encoder(load_tokenizer(ModelConfig(path=str(QWEN3)), tmp_path)).encode(example)
+    theirs = AutoTokenizer.from_pretrained(QWEN3)
+    assert row.ids == theirs.apply_chat_template(
+        list(example.messages), tokenize=True, return_dict=False
+    )
+    trained = theirs.decode(
+        [id for id, is_trained in zip(row.ids, row.trained, strict=True) if is_trained]
+    )
+    assert trained.count("<|im_end|>") == 2, "one end for each turn"
+    assert "One moment.\n<tool_call>" in trained

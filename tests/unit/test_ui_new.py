@@ -137,6 +137,45 @@ def test_what_is_typed_is_planned(client: TestClient, values: dict[str, str]) ->
             "Map columns: text = review, label = sentiment",
             {"data.train.columns.text": "review", "data.train.columns.label": "sentiment"},
         ),
+        (
+            "verdicts.tsv",
+            "review\tverdict\n" + "a film\thappy\nno film\tunhappy\n" * 15,
+            "sequence_classification",
+            "30 rows. Classes for texts",
+            "Map columns: text = review, label = verdict",
+            {"data.train.columns.text": "review", "data.train.columns.label": "verdict"},
+        ),
+        (
+            "schemas.jsonl",
+            '{"question": "How many?", "context": "CREATE TABLE t", "answer": "SELECT 1"}\n' * 30,
+            "",
+            "30 rows. Chat and text: conversations",
+            "Map columns: instruction = question, input = context, output = answer",
+            {
+                "data.train.columns.instruction": "question",
+                "data.train.columns.input": "context",
+                "data.train.columns.output": "answer",
+            },
+        ),
+        (
+            "prompts.jsonl",
+            '{"prompt": [{"role": "user", "content": "1 + 1?"}], "ground_truth": "2"}\n' * 30,
+            "",
+            "30 rows. Learning by reward",
+            "Set task to Learning by reward (GRPO)",
+            {"task": "grpo", "rewards": "numeric"},
+        ),
+        (
+            "moods.jsonl",
+            "".join(
+                f'{{"text": "The film {i}.", "verdict": "{i % 2}", "mood": "{i % 3}"}}\n'
+                for i in range(30)
+            ),
+            "reward_model",
+            "30 rows. Chat and text: plain texts: every token is learned. `mood` (3 values) is not used",
+            "Set task to Chat and text",
+            {"task": "causal_lm"},
+        ),
     ],
 )
 def test_a_look_at_data_shows_rows_and_a_button_that_fixes_the_form(

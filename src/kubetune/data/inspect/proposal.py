@@ -284,8 +284,9 @@ def _kind_of(seen: _Seen, columns: Mapping[str, str]) -> RecordKind:
         return "text"
     if by_name["label"] and (by_name["text"] or _can_be_read(seen.records[0], "labelled")):
         return "labelled"
-    if len(seen.classes()) == 1 and (by_name["text"] or len(seen.texts()) == 1):
-        by_name["label"] = seen.classes()[0]
+    classes = [name for name in seen.classes() if name != by_name["text"]]
+    if len(classes) == 1 and (by_name["text"] or len(seen.texts()) == 1):
+        by_name["label"] = classes[0]
         by_name["text"] = by_name["text"] or seen.texts()[0]
         return "labelled"
     return "text"

@@ -407,7 +407,9 @@ def _read_any(message: Any, where: str, record: Fields) -> Turn:
 
 def _from_pair(record: Fields) -> Pair | Chat:
     # Names that models and tools use for the two. What they were taken for is logged once.
-    prompt_key = _key_of(record, ("prompt", "input"), "the prompt, plain text")
+    of_messages = isinstance(record.peek("input"), list)
+    meaning = "the prompt, in messages" if of_messages else "the prompt, plain text"
+    prompt_key = _key_of(record, ("prompt", "input"), meaning)
     completion_key = _key_of(
         record, ("completion", "output", "response", "answer"), "its completion"
     )

@@ -74,4 +74,11 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
             f"is {name}; expected UTF-8: `iconv -f {name} -t UTF-8 {file.name} > utf8-{file.name}`"
         )
 
+    # A carriage return at the end may have its line feed behind it.
+    has_lone_returns = re.search(rb"\r(?!\n|\Z)", start) is not None and b"\n" not in start
+    if has_lone_returns and ending_of(file) not in (".parquet", ".json"):
+        return (
+            "has lines that end with carriage returns alone; expected line feeds: "
+            f"`tr '\\r' '\\n' < {file.name} > lines-{file.name}`"
+        )
     return None
