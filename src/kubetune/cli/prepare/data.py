@@ -441,22 +441,19 @@ def _show_sample(number: int, answer: str, sample: Sample, console: Console) -> 
         console.print(Text(prompt))
         return
 
-    # Without colours, brackets mark what is trained:  Question: 2+2? ⟦4⟧
-    if console.color_system and not console.no_color:
-        colour = "green"
-        if answer in ("rejected", "bad"):
-            colour = "red"
-        console.print(f"\n[bold]row {number}[/bold] ({what} is [{colour}]{colour}[/{colour}])")
-        coloured = Text()
-        for text, is_trained in sample:
-            coloured.append(text, colour if is_trained else "dim")
-        console.print(coloured)
-    else:
-        console.print(f"\nrow {number} ({what} stands between ⟦ and ⟧)")
-        marked = Text()
-        for text, is_trained in sample:
-            marked.append(f"⟦{text}⟧" if is_trained else text)
-        console.print(marked)
+    # Brackets mark what is trained:  Question: 2+2? ⟦4⟧. Colours repeat it, as not everybody sees them.
+    has_colour = console.color_system and not console.no_color
+    colour = ""
+    if has_colour:
+        colour = "red" if answer in ("rejected", "bad") else "green"
+    console.print(f"\n[bold]row {number}[/bold] ({what} stands between ⟦ and ⟧)")
+    marked = Text()
+    for text, is_trained in sample:
+        if is_trained:
+            marked.append(f"⟦{text}⟧", colour)
+        else:
+            marked.append(text, "dim" if has_colour else "")
+    console.print(marked)
 
 
 def shortened(sample: Sample, most: int = 400) -> Sample:
