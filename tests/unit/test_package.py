@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -56,13 +57,35 @@ def test_ci_runs_the_second_command_of_the_readme() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts on what /usr/bin holds")
-def test_without_a_python_that_is_new_enough_the_scripts_say_so(tmp_path: Path) -> None:
-    (tmp_path / "python3.9").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "python3.9").chmod(0o755)
-    environ = {**os.environ, "PYTHON": str(tmp_path / "python3.9")}
+@pytest.mark.parametrize("version", ["3.9.2", "3.15.0"])
+def test_a_python_that_the_pins_do_not_serve_is_refused(tmp_path: Path, version: str) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho {version}\n")
+    python.chmod(0o755)
+    environ = {**os.environ, "PYTHON": str(python)}
     done = subprocess.run([ROOT / "scripts" / "venv"], env=environ, capture_output=True, text=True)
     assert done.returncode == 3
-    assert "found no Python 3.11 or newer" in done.stderr
+    assert "found no Python 3.11 to 3.14" in done.stderr
+    assert f"{python} is {version}" in done.stderr
+
+
+def test_every_pin_was_asked_for_on_the_lowest_and_the_newest_python() -> None:
+    """By scripts/check, which asks pip; here only what it wrote down is read."""
+    pins = runpy.run_path(str(ROOT / "scripts" / "pins.py"), run_name="pins")
+    asked = (ROOT / "scripts" / "pins.asked").read_text().splitlines()
+    wanted = {
+        f"{pin} {python}"
+        for python in (pins["LOWEST"], pins["NEWEST"])
+        for pin in pins["pins_for"]((ROOT / "constraints.txt").read_text(), python)
+    }
+    assert set(asked) == wanted, "run scripts/pins.py"
+
+
+def test_pins_with_markers_are_asked_for_where_they_hold() -> None:
+    pins = runpy.run_path(str(ROOT / "scripts" / "pins.py"), run_name="pins")
+    text = "a==1 ; python_version < '3.12'\na==2 ; python_version >= '3.12'\n# b==1\ntorch==2\n"
+    assert pins["pins_for"](text, "3.11.0") == ["a==1"]
+    assert pins["pins_for"](text, "3.14.0") == ["a==2"]
 
 
 def test_a_venv_that_is_a_link_is_not_emptied(tmp_path: Path) -> None:
