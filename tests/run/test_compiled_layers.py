@@ -18,6 +18,7 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.batching.batch import collate
 from kubetune.config.schema import LoraConfig
+from kubetune.distributed.process_group import World
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import acceleration, compiled_layers
 from kubetune.models.acceleration import recompute_activations
@@ -254,10 +255,10 @@ def test_where_it_cannot_work_it_is_refused_or_said(
         toy.make_config(tmp_path, {"compile": "layers", "parallelism": "fsdp"})
     model = build_model("llama", SHAPES["llama"])
     workload = acceleration.Workload(1)
-    cpu = torch.device("cpu")
+    here = World(device=torch.device("cpu"))
     monkeypatch.setattr(shutil, "which", lambda _: "g++")
     acceleration.tune(
-        Learner(model, Route(False)), config.training, workload, config.model.path, cpu
+        Learner(model, Route(False)), config.training, workload, config.model.path, here
     )
     assert (
         "training.compile is layers, but no layer of this model is compiled: it takes one sequence"
@@ -266,7 +267,7 @@ def test_where_it_cannot_work_it_is_refused_or_said(
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(errors.ConfigError, match=r"training\.compile is layers, but there is no C"):
         acceleration.tune(
-            Learner(model, Route(True)), config.training, workload, config.model.path, cpu
+            Learner(model, Route(True)), config.training, workload, config.model.path, here
         )
 
 

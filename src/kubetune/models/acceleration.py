@@ -24,6 +24,7 @@ from kubetune import errors
 from kubetune.base import logs, processes
 from kubetune.config.schema import TrainingConfig
 from kubetune.data.text.labels import Labels
+from kubetune.distributed.process_group import World, agree, gather
 from kubetune.kernels import pointwise
 from kubetune.models import fused_forwards
 from kubetune.models.compiled_layers import CompiledLayers, compile_layers
@@ -54,21 +55,18 @@ def tune(
     training: TrainingConfig,
     workload: Workload,
     model_path: str,
-    device: torch.device,
+    world: World,
 ) -> Learner:
-    """Return the learner set up for training; raise ConfigError for what cannot work here."""
+    """Return the learner set up for training; raise ConfigError for what cannot work here. All ranks call it."""
     model = learner.model
+    # The smallest device decides for all: ranks that sum gradients at different times wait for each other for ever.
+    num_bytes = min(gather(device_bytes(world.device), world))
     route = learner.route
     learner = replace(learner, routing=routing.watch(learner.lm, training))
 
-    # Compiled forwards are proved on the modules at hand. Of a sharded model these have only slices of their weights.
-    fused = (
-        not is_sharded(model)
-        and wants_compile(training.compile, model, workload, device)
-        and route.padding_free
-    )
+    fused = _compiles(training.compile, model, workload, world) and route.padding_free
 
-    if sums_once_per_step(model, device):
+    if sums_once_per_step(model, num_bytes):
         logs.MODEL.info("gradients are kept whole and summed over the ranks once per step")
         learner = replace(learner, sums_once_per_step=True)
 
@@ -76,7 +74,7 @@ def tune(
         training.gradient_checkpointing,
         workload,
         model_path,
-        device_bytes(device),
+        num_bytes,
         compiled=fused,
     )
     if layers != 0:
@@ -105,6 +103,19 @@ def tune(
     if training.compile == "layers":
         learner = replace(learner, compiled_layers=_compile_layers(model, fused=fused))
     return learner
+
+
+def _compiles(
+    setting: bool | str,
+    model: nn.Module,
+    workload: Workload,
+    world: World,
+) -> bool:
+    """Return what `training.compile` means for all ranks."""
+    # Compiled forwards are proved on the modules at hand. Of a sharded model these have only slices of their weights.
+    wants = not is_sharded(model) and wants_compile(setting, model, workload, world.device)
+    # Compiled kernels are tried on a batch of all ranks, so all have them or none.
+    return not agree(not wants, world)
 
 
 def _compile_layers(model: nn.Module, *, fused: bool) -> CompiledLayers | None:
@@ -169,9 +180,9 @@ def whole_gradient_bytes(model: nn.Module) -> int:
     return total
 
 
-def sums_once_per_step(model: nn.Module, device: torch.device) -> bool:
+def sums_once_per_step(model: nn.Module, device_bytes: int) -> bool:
     """True if whole gradients of a sharded model have room to be kept from one micro-batch to the next."""
-    return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes(device)
+    return 0 < whole_gradient_bytes(model) <= WHOLE_GRADIENT_SHARE * device_bytes
 
 
 def recomputed_layers(

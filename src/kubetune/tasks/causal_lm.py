@@ -65,7 +65,7 @@ class CausalLM(Task):
             )
 
         learner = self.learner_of(model.train(), spec)
-        return tune(learner, training, workload, spec.model.path, world.device)
+        return tune(learner, training, workload, spec.model.path, world)
 
     def load(
         self,

@@ -109,7 +109,7 @@ class SequenceClassification(Task):
         if not pools_last(unwrap(model)):
             # Encoders have none of the parts that gain by it.
             training = without_compiler(training)
-        return tune(learner, training, workload, spec.model.path, world.device)
+        return tune(learner, training, workload, spec.model.path, world)
 
     def load(
         self,

@@ -77,7 +77,7 @@ class VisionLanguage(CausalLM):
         learner = self.learner_of(model.train(), spec)
         # What compiled kernels gain here has not been measured.
         training = without_compiler(training)
-        return tune(learner, training, workload, spec.model.path, world.device)
+        return tune(learner, training, workload, spec.model.path, world)
 
     def learner_of(self, model: nn.Module, spec: ModelSpec) -> Learner:
         """Choose how sequences go through a loaded model."""
