@@ -28,6 +28,7 @@ AGENT_PID = "KUBETUNE_AGENT_PID"
 COMMAND = "KUBETUNE_COMMAND"
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_CHILD_SUBREAPER = 36
 # Loaded at import: between fork and exec a child must not take the loader's lock.
 _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
@@ -55,6 +56,15 @@ def work_for_parent() -> None:
     die_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def hide_memory() -> None:
+    """Let no process of the same user read this one's memory, environment or open files, nor trace it.
+
+    It lasts until the next exec. Children that are forked inherit it. Debuggers, py-spy and core dumps need root then.
+    """
+    if _libc is not None:
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def leave(code: int) -> NoReturn:

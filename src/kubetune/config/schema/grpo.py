@@ -218,6 +218,11 @@ class GrpoConfig(Section):
     reward_memory_gib: float = Field(
         4.0, gt=0, description="Memory that the process of the reward functions may take."
     )
+    require_reward_isolation: bool = Field(
+        False,
+        description="End the start where the kernel refuses a protection from reward functions (docs/grpo.md has the "
+        "table). Left out: the start names it, and goes on.",
+    )
     on_reward_error: Literal["none", "stop"] = Field(
         "none",
         description="A reward function that raises or hangs gives no reward, which is counted; or it ends the run.",

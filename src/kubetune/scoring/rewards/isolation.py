@@ -3,8 +3,13 @@
 It has an empty environment, a temporary folder, no more memory and larger files than are allowed, and, where the
 kernel lets an ordinary process have them:
 
-    namespaces    no network, no sight of other processes, and no process that outlives it
-    Landlock      no file is written outside of its folder
+    namespaces      no network, no other processes, host name, queues or shared memory, and no process that outlives it
+    mounts          nothing of the machine's files can be changed (mounts.py)
+    capabilities    none, also not for root
+    system calls    no sockets, no keys, no memory of other processes (system_calls.py)
+    Landlock        no file is written outside of its folder, and no signal leaves it
+
+docs/grpo.md has a table of what this keeps functions from, which a test tries row by row.
 
 The kernel's own limit of processes (RLIMIT_NPROC) does not hold for root. So they are counted from outside too, by a
 process that goes first wherever there is a queue for the processors.
@@ -20,8 +25,13 @@ import signal
 import struct
 import time
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from kubetune.scoring.rewards import mounts, system_calls
+
+_NEW_MOUNTS: Final = 0x00020000
+_NEW_HOST_NAME: Final = 0x04000000
+_NEW_QUEUES: Final = 0x08000000
 _NEW_USER: Final = 0x10000000
 _NEW_PROCESSES: Final = 0x20000000
 _NEW_NETWORK: Final = 0x40000000
@@ -45,7 +55,32 @@ _REFER: Final = 1 << 13
 _TRUNCATE: Final = 1 << 14
 # The version of the interface that brought both.
 _FIRST_VERSION: Final = 3
+_DEVICE_COMMANDS: Final = 1 << 15
+_VERSION_WITH_DEVICE_COMMANDS: Final = 5
+# Abstract sockets and signals that would leave the confined processes.
+_SCOPES: Final = 0b11
+_VERSION_WITH_SCOPES: Final = 6
+
 _NO_NEW_PRIVILEGES: Final = 38
+_DROP_FROM_BOUNDING_SET: Final = 24
+_AMBIENT: Final = 47
+_CLEAR_AMBIENT: Final = 4
+# The version of the structures of capset(2), with 64 bits for each set.
+_CAPABILITY_VERSION: Final = 0x20080522
+
+# Bounds that a kernel may refuse, and what functions can do then.
+WITHOUT: Final = {
+    "namespaces": "see other processes, change modes and times of your files, and leave processes behind",
+    "mounts": "see other processes, and change modes and times of your files",
+    "capabilities": "use the special rights of root",
+    "system calls": "connect to sockets on the disk",
+    "Landlock": "write to pipes on the disk, and send signals to processes that they see",
+}
+
+
+def consequences(refused: list[str]) -> str:
+    """Return the bounds that a kernel refuses, each with what functions can do without it."""
+    return "; ".join(f"{name} (functions can {WITHOUT[name]})" for name in refused)
 
 
 def limit(memory_bytes: int) -> None:
@@ -69,33 +104,102 @@ def separate() -> bool:
     Return False where the kernel does not allow it. What is forked next is process 1 of the new list: when that ends,
     the kernel kills all that it has started.
     """
-    try:
-        libc = ctypes.CDLL(None, use_errno=True)
-        unshare = libc.unshare
-    except (OSError, AttributeError):
-        return False
-
+    user = os.geteuid()
+    group = os.getegid()
+    flags = _NEW_NETWORK | _NEW_PROCESSES | _NEW_HOST_NAME | _NEW_QUEUES
     # Root needs no list of users of its own for this, and containers often forbid one.
-    flags = _NEW_NETWORK | _NEW_PROCESSES
-    if os.geteuid() != 0:
-        flags |= _NEW_USER
-    return bool(unshare(flags) == 0)
+    if user == 0 and _unshare(flags):
+        return True
+    if not _unshare(flags | _NEW_USER):
+        return False
+    # The same user and group as outside. Without a map no file can be made in a tmpfs.
+    try:
+        Path("/proc/self/setgroups").write_text("deny")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
+    except OSError:
+        return False
+    return True
 
 
-def confine(folder: str) -> bool:
-    """Let this process and its children write below a folder, and nowhere else. Return False where that cannot be."""
+def confine(folder: str, *, is_separate: bool) -> list[str]:
+    """Bound what this process and its children may reach for good. Return the bounds that the kernel refuses.
+
+    `is_separate`: it is process 1 of a list of its own. The names are those of WITHOUT.
+    """
+    refused = []
+    if not is_separate:
+        refused.append("namespaces")
+    elif not _restrict_files(folder):
+        refused.append("mounts")
+    libc = _libc()
+    # Of these three the first two need the third.
+    if libc is None or libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+        return [*refused, "capabilities", "system calls", "Landlock"]
+    if not _drop_capabilities(libc):
+        refused.append("capabilities")
+    if not _confine_by_landlock(libc, folder):
+        refused.append("Landlock")
+    # Last, since it refuses what the others do.
+    if not system_calls.refuse():
+        refused.append("system calls")
+    return refused
+
+
+def _libc() -> Any:
+    """Return the C library, None on systems that have none of these calls."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
-        call = libc.syscall
-        prctl = libc.prctl
+        _ = libc.unshare, libc.prctl, libc.mount, libc.capset
     except (OSError, AttributeError):
+        return None
+    return libc
+
+
+def _unshare(flags: int) -> bool:
+    libc = _libc()
+    return libc is not None and libc.unshare(flags) == 0
+
+
+def _restrict_files(folder: str) -> bool:
+    # The process that watches this one keeps the /proc that shows both.
+    if not _unshare(_NEW_MOUNTS):
         return False
-    if call(_CREATE_RULESET, None, 0, 1) < _FIRST_VERSION:
+    try:
+        mounts.restrict(folder, LARGEST_FILE_BYTES)
+    except OSError:
+        return False
+    return True
+
+
+def _drop_capabilities(libc: Any) -> bool:
+    """Give up all capabilities. Return False if some are left."""
+    # Fails for those that may not, who have none to lose, and beyond the last that the kernel knows.
+    for capability in range(64):
+        libc.prctl(_DROP_FROM_BOUNDING_SET, capability, 0, 0, 0)
+    libc.prctl(_AMBIENT, _CLEAR_AMBIENT, 0, 0, 0)
+    header = struct.pack("=Ii", _CAPABILITY_VERSION, 0)
+    # Effective, permitted and inheritable, the lower 32 bits of each, then the upper.
+    return bool(libc.capset(header, bytes(24)) == 0)
+
+
+def _confine_by_landlock(libc: Any, folder: str) -> bool:
+    """Let this process write below a folder, and nowhere else. Return False where that cannot be."""
+    call = libc.syscall
+    version = call(_CREATE_RULESET, None, 0, 1)
+    if version < _FIRST_VERSION:
         return False
 
     of_files = _WRITE_FILE | _TRUNCATE
     everything = of_files | _CHANGE_FOLDERS | _REFER
-    ruleset = call(_CREATE_RULESET, struct.pack("Q", everything), 8, 0)
+    handled = everything
+    scopes = 0
+    if version >= _VERSION_WITH_DEVICE_COMMANDS:
+        handled |= _DEVICE_COMMANDS
+    if version >= _VERSION_WITH_SCOPES:
+        scopes = _SCOPES
+    # Files, ports, scopes. Older kernels take what is zero beyond what they know.
+    ruleset = call(_CREATE_RULESET, struct.pack("=3Q", handled, 0, scopes), 24, 0)
     if ruleset < 0:
         return False
     try:
@@ -112,8 +216,6 @@ def confine(folder: str) -> bool:
             os.close(place)
             if not is_added:
                 return False
-        if prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
-            return False
         return bool(call(_RESTRICT_SELF, ruleset, 0) == 0)
     finally:
         os.close(ruleset)

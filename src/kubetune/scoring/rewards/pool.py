@@ -27,6 +27,7 @@ from kubetune.base import processes
 from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
 from kubetune.rundir import heartbeat
 from kubetune.scoring.rewards import isolation
+from kubetune.scoring.rewards.printed import Printed
 from kubetune.scoring.rewards.request import Judgement, Request
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ class RewardPool:
         self._settings = settings
         self.models = models or {}
         self._process: subprocess.Popen[bytes] | None = None
-        self.is_separate = False  # it has no network
-        self.is_confined = False  # it writes to no folder but its own
+        self.is_separate = False  # it has a list of processes of its own
+        self.refused: list[str] = []  # bounds that the kernel refuses, of isolation.WITHOUT
+        self._printed: Printed | None = None
         self._folder = ""
         self._requests = -1  # the pipe to the process
         self._replies = -1  # the pipe from it
@@ -96,6 +98,9 @@ class RewardPool:
         self._process = None
         os.close(self._requests)
         os.close(self._replies)
+        if self._printed is not None:
+            self._printed.close()
+            self._printed = None
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _judge(self, number: int, request: Request) -> Judgement:
@@ -117,11 +122,16 @@ class RewardPool:
 
     def _start(self) -> None:
         """Begin the process, and wait until it has loaded its functions."""
+        if self.has_code:
+            # Functions of the same user could read the environment of this process, with its tokens.
+            processes.hide_memory()
         # A folder of its own is all that it may leave something in.
         _remove_folders_of_the_dead()
         self._folder = tempfile.mkdtemp(prefix=f"{_FOLDER}{os.getpid()}-")
         read_requests, self._requests = os.pipe()
         self._replies, write_replies = os.pipe()
+        printed, write_printed = os.pipe()
+        self._printed = Printed(printed)
         # -u: what functions print would stay in a buffer, which is lost as the process is killed in the end.
         command = [
             sys.executable, "-u", "-m", "kubetune.scoring.rewards.worker", str(read_requests), str(write_replies),
@@ -131,7 +141,8 @@ class RewardPool:
             cwd=self._folder,
             env=_environment(self._folder),
             stdin=subprocess.DEVNULL,
-            stdout=2,  # what functions print goes to the log of the rank
+            stdout=write_printed,
+            stderr=write_printed,
             pass_fds=(read_requests, write_replies),
             start_new_session=True,  # so that one signal reaches all that functions have started
             preexec_fn=processes.die_with_parent,
@@ -139,6 +150,7 @@ class RewardPool:
         # The child has these ends now; were they open here too, its end would never be seen.
         os.close(read_requests)
         os.close(write_replies)
+        os.close(write_printed)
         try:
             memory_bytes = int(self._settings.reward_memory_gib * 2**30)
             self._send((self._rewards, memory_bytes))
@@ -151,7 +163,18 @@ class RewardPool:
             self.close()
             raise errors.ConfigError([f"rewards: {problem}" for problem in reply["problems"]])
         self.is_separate = bool(reply.get("is_separate"))
-        self.is_confined = bool(reply.get("is_confined"))
+        self.refused = [name for name in isolation.WITHOUT if name in reply.get("refused", ())]
+        if self.refused and self.has_code and self._settings.require_reward_isolation:
+            self.close()
+            raise errors.EnvironmentFault(
+                f"grpo.require_reward_isolation: the kernel of this machine refuses {isolation.consequences(self.refused)}"
+                ". Run it where the kernel allows that, or leave the key out. Nothing was trained."
+            )
+
+    @property
+    def has_code(self) -> bool:
+        """True if functions of the user's are among the rewards."""
+        return any(reward.is_code for reward in self._rewards)
 
     def _send(self, message: Any) -> None:
         content = pickle.dumps(message)
@@ -171,6 +194,9 @@ class RewardPool:
         if size > _LARGEST_REPLY_BYTES:
             raise _Gone(f"{what}: the reward process wrote something that is no reply")
         content = self._read(size, deadline, seconds, what)
+        # What was printed before the reply is in its pipe by now.
+        if self._printed is not None:
+            self._printed.finish()
         try:
             reply = json.loads(content)
         except ValueError:
@@ -190,14 +216,17 @@ class RewardPool:
         content = b""
         while len(content) < size:
             left = deadline - time.monotonic()
-            is_readable, _, _ = select.select(
-                [self._replies],
-                [],
-                [],
-                max(0.0, left),
-            )
-            if not is_readable:
+            pipes = [self._replies]
+            if self._printed is not None and self._printed.is_open:
+                pipes.append(self._printed.pipe)
+            is_readable, _, _ = select.select(pipes, [], [], max(0.0, left))
+            # A process that prints without end is stopped at the same moment.
+            if not is_readable or left <= 0:
                 raise _Gone(f"{what}: took longer than {seconds:g} s and was stopped")
+            if self._replies not in is_readable:
+                assert self._printed is not None
+                self._printed.read()
+                continue
             part = os.read(self._replies, size - len(content))
             if not part:
                 raise _Gone(f"{what}: ended the reward process ({self._end()})")

@@ -51,7 +51,7 @@ def main() -> None:
 
     # After the fork, and before anything of the user's is run.
     isolation.limit(memory_bytes)
-    is_confined = isolation.confine(os.getcwd())
+    refused = isolation.confine(os.getcwd(), is_separate=is_separate)
 
     # All that cannot be loaded is named at once.
     judges: dict[int, Judge] = {}  # by the number of the reward
@@ -67,7 +67,7 @@ def main() -> None:
 
     _reply(
         replies,
-        {"problems": problems, "is_separate": is_separate, "is_confined": is_confined},
+        {"problems": problems, "is_separate": is_separate, "refused": refused},
     )
 
     while content := _message(requests):

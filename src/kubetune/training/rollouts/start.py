@@ -21,6 +21,7 @@ from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.loading import load_pretrained
 from kubetune.models.spec import ModelSpec
 from kubetune.scoring.generation import acting_settings
+from kubetune.scoring.rewards import isolation
 from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.tasks import causal_lm
 from kubetune.training.rollouts.drawing import Drawer
@@ -129,13 +130,10 @@ def _name_unused_settings(lm: Any, world: World) -> None:
 
 def _name_open_bounds(rewards: RewardPool) -> None:
     """Log what the kernel of this machine does not keep reward functions from."""
-    if not rewards.is_separate:
-        logs.DATA.info(
-            "reward functions share the network of this machine, as its kernel allows no other"
-        )
-    if not rewards.is_confined:
-        logs.DATA.info(
-            "reward functions may write where you may, as the kernel of this machine has no Landlock"
+    if rewards.refused:
+        logs.DATA.warning(
+            "the kernel of this machine refuses reward functions %s; grpo.require_reward_isolation ends a run here",
+            isolation.consequences(rewards.refused),
         )
 
 
