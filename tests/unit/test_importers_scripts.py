@@ -30,7 +30,7 @@ SURE = {
     "--j $((7 / 2))",
     "array": 'ARGS=(--a 1\n  --b "x y")  # words\nARGS+=(--c 3)\nswift sft "${ARGS[@]}" --d 4',
     "words in a text": 'EXTRA="--a 1 --b 2"\nEXTRA+=" --c 3"\nswift sft $EXTRA --d "$EXTRA"',
-    "function": 'train() {\n  local LR=$1\n  swift sft --lr $LR --out "$2"\n}\nLR=0\ntrain 1e-4 "my run"\nswift sft --lr $LR',
+    "function": 'train() {\n  local LR=$1\n  swift sft --lr $LR --out "$2"\n}\nLR=0\ntrain 1e-4 "my run"\nswift sft $LR',
     "function that returns": "f() { [ $1 = x ] && return; swift sft --a $1; }\nf x\nf y",
     "function never called": "f() { M=wrong; swift sft --m wrong; }\nM=right\nswift sft --m $M",
     "exit": 'if [ a = b ]; then\n  echo usage\n  exit 1\nfi\nswift sft --a 1\nexit 0\nswift sft --a 2',

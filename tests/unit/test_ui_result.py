@@ -220,7 +220,10 @@ def test_a_run_is_begun_once_and_not_while_it_trains(
 def test_a_run_without_a_checkpoint_has_no_result_yet(client: TestClient, tmp_path: Path) -> None:
     (tmp_path / "outputs").mkdir()
     write_run(tmp_path / "outputs" / "bot", 60)
-    assert "has no checkpoint, so there is no result of it yet" in client.get("/run/result?dir=bot").text
+    assert (
+        "has no checkpoint, so there is no result of it yet"
+        in client.get("/run/result?dir=bot").text
+    )
     (problem,) = ask(client, "export", "start")["problems"]
     assert "has no checkpoint" in problem
 
