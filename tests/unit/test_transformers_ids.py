@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kubetune.config.schema import ModelConfig
-from kubetune.data.reading.formats import Chat, Pair, Preference
+from kubetune.data.reading.formats import Chat, Pair, Preference, convert
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.tokenizer import load_tokenizer
@@ -313,6 +313,52 @@ def test_answers_to_compare_share_their_prompt(make: Any, tmp_path: Path) -> Non
     for ids, trained in row.sequences:
         assert ids[: len(prompt)] == prompt
         assert trained.index(True) == len(prompt)
+
+
+# Writes every key of a message, so that a null which is not as if it were missing shows.
+TELLING = (
+    "{% for message in messages %}{{ message.role }}:"
+    "{% if message.content is defined %}{{ message.content }}{% endif %}"
+    "{% if message.name is defined %}[{{ message.name }}]{% endif %}"
+    "{% for call in message.tool_calls or [] %}{{ call.function.name }}{{ call.function.arguments | tojson }}"
+    "{% endfor %}<|end|>{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"content": "Hello", "name": None},
+        {"content": "Hello", "tool_calls": None, "name": None},
+        {"content": "Hello", "name": "Ann"},
+        {
+            "content": None,
+            "tool_calls": [
+                {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None}}}
+            ],
+        },
+    ],
+    ids=["name", "calls", "none", "content"],
+)
+def test_keys_that_are_null_are_as_if_they_were_missing(
+    message: dict[str, Any], tmp_path: Path
+) -> None:
+    """As in transformers since 5.23: in a message, and not in the arguments of its calls."""
+    from transformers import AutoTokenizer
+
+    folder = byte_level(PHI3, tmp_path, {})
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TELLING}))
+    messages = [
+        {"role": "user", "content": "Hi", "name": None},
+        {"role": "assistant", **message},
+    ]
+    chat = convert({"messages": messages})
+    assert isinstance(chat, Chat)
+    theirs = AutoTokenizer.from_pretrained(folder)
+    ids = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
+    encoder = Encoder(load_tokenizer(ModelConfig(path=str(folder))))
+    assert encoder.encode(chat).ids == ids
 
 
 SYSTEM = {"role": "system", "content": "Be short."}
