@@ -105,6 +105,16 @@ def test_the_first_thing_that_one_tries_on_dolly_works() -> None:
         {"question": "Q is that?", "context": "", "answer": "A is."},
         {"question": "Read: One two. Who?", "context": "One two.", "answer": "Two."},
         {"question": "Q is that?", "context": "doc_12.pdf", "answer": "A is."},
+        {
+            "question": "Red or blue? A) A rose. B) The sky.",
+            "options": ["A rose.", "The sky."],
+            "answer": "A",
+        },
+        {
+            "prompt": [{"role": "user", "content": "Which? A) A rose. B) The sky."}],
+            "choices": {"A": "A rose.", "B": "The sky."},
+            "completion": [{"role": "assistant", "content": "A"}],
+        },
         {"question": "Q is that?", "context_length": "one two", "answer": "A is."},
         {"instruction": "Sum up.", "input": "A text. B.", "output": "AB.", "document": "A text."},
     ],

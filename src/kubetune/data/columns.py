@@ -226,12 +226,22 @@ def require_subjects(
 
 
 def _is_held(value: Any, texts: Sequence[Any]) -> bool:
-    """True if a text is a part of one of these, or one of these is a part of it."""
-    text = joined_texts(value)
-    if not isinstance(text, str):
-        return False
-    text = text.strip()
-    return any(isinstance(other, str) and text in other for other in texts)
+    """True if each text in a value is a part of one of these, which may be messages."""
+    held = list(_leaves(list(texts)))
+    parts = [part.strip() for part in _leaves(value)]
+    return bool(parts) and all(any(part in text for text in held) for part in parts)
+
+
+def _leaves(value: Any) -> Iterator[str]:
+    """Yield the texts within a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _leaves(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
 
 
 @dataclass
