@@ -108,7 +108,8 @@ def _suspend_or_start(context: Context, job: Object) -> None:
     status = job["status"]
     if job["spec"].get("suspend"):
         for pod in context.owned(job, "Pod"):
-            if not terminating(pod):
+            # One that has ended stays, as what was left of an earlier start.
+            if not terminating(pod) and not finished(pod):
                 context.store.delete(pod)
         if set_condition(status, "Suspended", "True", "JobSuspended", "Job suspended"):
             context.store.event(job, "Normal", "Suspended", "Job suspended")

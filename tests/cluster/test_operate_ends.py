@@ -5,6 +5,7 @@ And verbs that have nothing to show say why.
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -202,3 +203,21 @@ def test_links_of_a_run_directory_are_made(tmp_path: Path) -> None:
         _link(tmp_path, _Link("checkpoints/last", "step-000004"))
         _link(tmp_path, _Link("checkpoints/best", "last"))
     assert (tmp_path / "checkpoints" / "best").resolve().name == "step-000004"
+
+
+def test_a_stopped_job_keeps_the_pod_that_was_killed_before(desk: Desk) -> None:
+    """As a real one does; the run is stopped all the same, and goes on."""
+    desk.submit_script(
+        "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done", compute__nodes=1
+    )
+    (pod,) = desk.cluster.wait_ready("fit")
+    desk.cluster.kill_pod(name_of(pod))
+    desk.cluster.wait_replacement(pod)
+    desk.quick("stop", "fit")
+    status = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert (status["state"], [entry["phase"] for entry in status["pods"]]) == (
+        "stopped",
+        ["Failed"],
+    )
+    desk.quick("resume", "fit")
+    desk.cluster.wait_ready("fit")

@@ -451,14 +451,21 @@ def wait_gone(
     *,
     components: Sequence[str] = (TRAINER, SAMPLER),
 ) -> None:
-    """Wait until no pod of these is left, nor, with `kind`, the workload. Raise EnvironmentFault when they stay."""
+    """Wait until no pod of these is left, nor, with `kind`, the workload. Raise EnvironmentFault when they stay.
+
+    Without `kind` the workload stays, and with it pods that have ended, which hold no node: a stopped Job keeps them.
+    """
     name = name or spec.name
     # Pods may save for as long as their grace period; the margin is for kubelet and controllers.
     patience = spec.kubernetes.grace_seconds + 2 * MARGIN_SECONDS
     with Informer(cluster, "Pod", spec.every_pod()) as informer:
         deadline = time.monotonic() + patience
         while time.monotonic() < deadline:
-            left = [pod for pod in informer.objects() if pods.component_of(pod) in components]
+            left = []
+            for pod in informer.objects():
+                may_stay = kind is None and pods.has_ended(pod)
+                if pods.component_of(pod) in components and not may_stay:
+                    left.append(pod)
             if not left and (kind is None or cluster.get(kind, name) is None):
                 return
             # Ends at once when a pod goes; else looks again, for the workload may go last.
