@@ -13,6 +13,7 @@ from standin.state.resources import BY_KIND, Target
 from standin.state.store import Store
 
 ADMIN = "admin"
+_ACCOUNT = "system:serviceaccount:"
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,15 @@ class Action:
 
 
 def token_of(request: web.Request) -> str:
-    """Return the token by which a request says whose it is; empty without one."""
-    return request.headers.get("Authorization", "").removeprefix("Bearer ")
+    """Return the token by which a request says whose it is, or that of the account for which the administrator speaks.
+
+    Empty without one.
+    """
+    token = request.headers.get("Authorization", "").removeprefix("Bearer ")
+    account = request.headers.get("Impersonate-User", "")
+    if token == ADMIN and account.startswith(_ACCOUNT):
+        return account.replace(_ACCOUNT, "sa:")
+    return token
 
 
 def check(
@@ -56,7 +64,7 @@ def _denied(token: str, verb: str, target: Target, plural: str) -> ApiError:
     what = resource.group_resource
     if target.name:
         what += f' "{target.name}"'
-    user = "system:serviceaccount:" + token.removeprefix("sa:")
+    user = _ACCOUNT + token.removeprefix("sa:")
     where = f'in API group "{resource.group}" in the namespace "{target.namespace}"'
     message = f'{what} is forbidden: User "{user}" cannot {verb} resource "{plural}" {where}'
     return forbidden(message, {"kind": resource.plural, "group": resource.group})

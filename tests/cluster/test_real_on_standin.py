@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 
@@ -10,21 +11,43 @@ import pytest
 from standin.control_plane import CHECKOUT
 from tests.cluster.harness import Cluster
 
+KINDS = ("job", "jobset", "trainjob", "pytorchjob", "statefulset")
+TESTS = [
+    "followed_to_its_end",
+    *(f"submitted_watched_disturbed_stopped_and_resumed[{kind}]" for kind in KINDS),
+]
+
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kubectl")
-@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob", "pytorchjob", "statefulset", None])
-def test_on_the_stand_in(cluster: Cluster, kind: str | None) -> None:
+@pytest.mark.parametrize("test", TESTS)
+def test_on_the_stand_in(cluster: Cluster, test: str) -> None:
+    run_on_standin(cluster, f"test_a_run_is_{test}")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kubectl")
+@pytest.mark.parametrize("kind", KINDS)
+def test_with_few_rights(cluster: Cluster, kind: str) -> None:
+    run_on_standin(cluster, f"test_a_user_with_few_rights_does_all_of_it[{kind}]")
+
+
+def run_on_standin(cluster: Cluster, test: str) -> None:
+    """Run a test for real clusters; its kubelets are those of the stand-in."""
+    faults = f"{cluster.control_plane.url}/standin/faults/restart-kubelet"
+    program = (
+        "import json, os, sys, urllib.request as u; "
+        "u.urlopen(u.Request(sys.argv[1], json.dumps({'node': os.environ['NODE']}).encode()))"
+    )
     environ = cluster.environment() | {
         "KUBETUNE_REAL_CLUSTER": "1",
         "KUBETUNE_REAL_IMAGE": "registry.example/kubetune:1.0",
         "KUBETUNE_REAL_NAMESPACE": cluster.namespace,
         "KUBETUNE_REAL_SECONDS": "120",
+        "KUBETUNE_REAL_KUBELET": shlex.join([sys.executable, "-c", program, faults]),
     }
-    end = "followed_to_its_end"
-    way = f"submitted_watched_disturbed_stopped_and_resumed[{kind}]"
-    test = f"tests/cluster/real/test_real.py::test_a_run_is_{way if kind else end}"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
+    file = f"tests/cluster/real/test_real.py::{test}"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", file]
     done = subprocess.run(
         command, cwd=CHECKOUT, env=environ, capture_output=True, text=True, timeout=400, check=False
     )

@@ -20,15 +20,22 @@ _CACHES = tuple(
     for home in _HOMES
     for name in ("kubetune", "huggingface")
 )
+# Addresses and ports: `10.0.0.5 6443,10.0.0.6 6443`.
+REAL_SERVERS = "KUBETUNE_REAL_SERVERS"
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 
 
 def is_local(address: Any) -> bool:
-    """Return True if a socket address stays on this machine: a Unix socket's path, or a loopback host."""
+    """Return True if a socket address stays on this machine: a Unix socket's path, or a loopback host.
+
+    So does the API server of a real cluster, which tests/cluster/real names, for itself alone.
+    """
     if not isinstance(address, tuple):
         return True
     host = str(address[0])
     if host in ("", "localhost"):
+        return True
+    if f"{host} {address[1]}" in os.environ.get(REAL_SERVERS, "").split(","):
         return True
     try:
         parsed = ipaddress.ip_address(host)

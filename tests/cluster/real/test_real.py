@@ -4,27 +4,33 @@
 
 KUBECONFIG names the cluster, KUBETUNE_REAL_NAMESPACE a namespace that is there (else one is made and removed). It has
 to have a default storage class, and nothing else that a fresh cluster of kind or minikube lacks. Two pods train the
-image's own demo model.
+image's own demo model. KUBETUNE_REAL_KUBELET is a shell command that starts the kubelet of the node `$NODE` anew, as
+`docker exec $NODE systemctl restart kubelet`; left out, that is not tried. Queues are tried where Kueue is served.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
+from tests.offline.sitecustomize import REAL_SERVERS
+
 IMAGE = os.environ.get("KUBETUNE_REAL_IMAGE", "")
 # How long anything may take; a first pull of the image is a part of it.
 SECONDS = float(os.environ.get("KUBETUNE_REAL_SECONDS", "600"))
+RESTART_KUBELET = os.environ.get("KUBETUNE_REAL_KUBELET", "")
 
 pytestmark = [
     pytest.mark.slow,
@@ -48,12 +54,23 @@ class Place:
 
     folder: Path
     namespace: str
+    kubeconfig: str = ""  # of a user with few rights; empty: the administrator's
 
-    def run(self, *argv: str, code: int | None = 0, stdin: str | None = None) -> str:
+    def run(
+        self,
+        *argv: str,
+        code: int | None = 0,
+        stdin: str | None = None,
+        kubeconfig: str = "",
+    ) -> str:
         """Run a command; what it prints. AssertionError when it ends with another exit code (None: with any)."""
+        environ = dict(os.environ)
+        if kubeconfig:
+            environ["KUBECONFIG"] = kubeconfig
         done = subprocess.run(
             argv,
             cwd=self.folder,
+            env=environ,
             input=stdin,
             capture_output=True,
             text=True,
@@ -66,7 +83,9 @@ class Place:
         return done.stdout
 
     def kubetune(self, *argv: str, code: int | None = 0) -> str:
-        return self.run(sys.executable, "-m", "kubetune", *argv, code=code)
+        return self.run(
+            sys.executable, "-m", "kubetune", *argv, code=code, kubeconfig=self.kubeconfig
+        )
 
     def kubectl(self, *argv: str, code: int | None = 0, stdin: str | None = None) -> str:
         return self.run("kubectl", "-n", self.namespace, *argv, code=code, stdin=stdin)
@@ -86,8 +105,20 @@ class Place:
             time.sleep(_POLL_SECONDS)
         return current
 
-    def write(self, name: str, kind: str, **training: int) -> str:
-        """Write a run file and return its name."""
+    def pods(self, name: str) -> dict[str, str]:
+        """Return the machine of each trainer's pod of a run, by its uid."""
+        labels = f"app.kubernetes.io/instance={name},app.kubernetes.io/component=trainer"
+        found = json.loads(self.kubectl("get", "pods", "-l", labels, "-o", "json"))["items"]
+        return {pod["metadata"]["uid"]: pod["spec"].get("nodeName", "") for pod in found}
+
+    def write(
+        self,
+        name: str,
+        kind: str,
+        kubernetes: Mapping[str, Any] | None = None,
+        **training: int,
+    ) -> str:
+        """Write a run file and return its name. `kubernetes` are more keys of that section."""
         config = {
             "name": name,
             "model": {"path": "/models/demo", "local_files_only": True},
@@ -101,15 +132,47 @@ class Place:
                 # A claim of the default class is one node's: both pods are on it, as on the only one of kind.
                 "storage": {"cache": {"size": "1Gi"}, "outputs": {"claim": "kubetune-real-outputs"}},
                 "mounts": [{"path": "/models", "claim": "kubetune-real-models"}],
+                **(kubernetes or {}),
             },
         }  # fmt: skip
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(config))
         return f"{name}.yaml"
 
 
+def allow_server() -> None:
+    """Let tests, which otherwise stay on this machine, connect to the API server that KUBECONFIG names."""
+    view = ["kubectl", "config", "view", "--minify", "-o", "json"]
+    done = subprocess.run(view, capture_output=True, text=True, timeout=SECONDS, check=True)
+    cluster = json.loads(done.stdout)["clusters"][0]["cluster"]
+    allowed = []
+    for key in ("server", "proxy-url"):
+        if cluster.get(key):
+            parts = urlsplit(cluster[key])
+            port = parts.port or (443 if parts.scheme == "https" else 80)
+            for _, _, _, _, address in socket.getaddrinfo(
+                parts.hostname, port, type=socket.SOCK_STREAM
+            ):
+                allowed.append(f"{address[0]} {port}")
+            allowed.append(f"{parts.hostname} {port}")
+    os.environ[REAL_SERVERS] = ",".join(allowed)
+
+
+def is_served(resource: str) -> bool:
+    """Return True if the cluster has a kind of object: `clusterqueues.kueue.x-k8s.io`."""
+    done = subprocess.run(
+        ["kubectl", "get", resource, "-A"],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+    return done.returncode == 0
+
+
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     """Yield a namespace with the model on a claim, and one for results."""
+    allow_server()
     chosen_namespace = os.environ.get("KUBETUNE_REAL_NAMESPACE")
     place = Place(
         tmp_path_factory.mktemp("real"), chosen_namespace or f"kubetune-real-{os.getpid()}"
@@ -198,6 +261,17 @@ def saved_by_running(now: dict[str, Any]) -> int:
     return (now["saved_step"] or 0) if now["state"] == "running" else 0
 
 
+def has_stopped(status: dict[str, Any]) -> bool:
+    """Return True once no pod of a stopped run goes on. A Job keeps those that were killed before."""
+    phases = {pod["phase"] for pod in status["pods"]}
+    return status["state"] == "stopped" and phases <= {"Succeeded", "Failed"}
+
+
+def restart_kubelet(node: str) -> None:
+    environ = os.environ | {"NODE": node}
+    subprocess.run(["sh", "-c", RESTART_KUBELET], env=environ, timeout=SECONDS, check=True)
+
+
 def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, kind: str) -> None:
     name = f"real-{kind}"
     space = ("-n", place.namespace)
@@ -216,7 +290,11 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     place.kubetune("exec", name, "--node", "1", *space, "--", "sh", "-c", "kill -9 -1", code=None)
     status = place.until(name, lambda now: now["restarts"] and saved_by_running(now) > saved)
 
+    # Pods that are drained save, which is no failure, so not each kind counts them as a restart.
+    before = place.pods(name)
     node = status["pods"][0]["machine"]
+    drained = {uid for uid, machine in before.items() if machine == node}
+    saved = status["saved_step"]
     selector = f"--pod-selector=app.kubernetes.io/instance={name}"
     place.kubectl(
         "drain",
@@ -228,15 +306,20 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
         "--timeout=120s",
     )
     place.kubectl("uncordon", node)
-    restarts = status["restarts"]
-    again = place.until(
-        name, lambda now: (now["restarts"] or 0) > restarts and saved_by_running(now)
+    assert drained
+    status = place.until(
+        name, lambda now: not drained & place.pods(name).keys() and saved_by_running(now) > saved
     )
-    status = place.until(name, lambda now: saved_by_running(now) > saved_by_running(again))
     reached = status["saved_step"]
 
+    if RESTART_KUBELET:
+        restart_kubelet(status["pods"][0]["machine"])
+        assert "step " in place.kubetune("logs", name, *space)
+        status = place.until(name, lambda now: saved_by_running(now) > reached)
+        reached = status["saved_step"]
+
     place.kubetune("stop", name, *space)
-    status = place.until(name, lambda status: status["state"] == "stopped" and not status["pods"])
+    status = place.until(name, has_stopped)
     assert "all verified" in place.kubetune("cp", name, *space)
     last = (place.folder / "outputs" / name / "checkpoints" / "last").resolve()
     assert (last / "manifest.json").is_file()
@@ -253,9 +336,113 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     )
 
 
+def as_user_with_few_rights(place: Place, kind: str) -> Place:
+    """Return a service account with the Role that `kubernetes.operators` renders, for whom the administrator speaks."""
+    account = "kubetune-real-user"
+    about = {"kind": "ServiceAccount", "name": account}
+    obj = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}}
+    place.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
+    file = place.write("real-roles", kind, {"operators": [about]})
+    rendered = yaml.safe_load_all(place.kubetune("render", file))
+    for obj in rendered:
+        if obj and obj["kind"] in ("Role", "RoleBinding"):
+            place.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
+    view = place.run("kubectl", "config", "view", "--raw", "--minify", "--flatten", "-o", "json")
+    config = json.loads(view)
+    config["users"][0]["user"]["as"] = f"system:serviceaccount:{place.namespace}:{account}"
+    path = place.folder / "kubeconfig-of-user"
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(config))
+    return Place(place.folder, place.namespace, str(path))
+
+
+def test_a_user_with_few_rights_does_all_of_it(place: Place, kind: str) -> None:
+    user = as_user_with_few_rights(place, kind)
+    name = f"few-{kind}"
+    space = ("-n", place.namespace)
+    user.kubetune("submit", user.write(name, kind, max_steps=100_000), "--dry-run=server")
+    user.kubetune("submit", f"{name}.yaml")
+    saved = user.until(name, saved_by_running)["saved_step"]
+    assert "step " in user.kubetune("logs", name, *space)
+    assert user.kubetune("exec", name, *space, "--", "hostname")
+    assert user.kubetune("events", name, *space).startswith("AGE")
+    user.kubetune("stop", name, *space)
+    user.until(name, has_stopped)
+    assert "all verified" in user.kubetune("cp", name, *space)
+    user.kubetune("resume", name, *space)
+    user.until(name, lambda now: saved_by_running(now) > saved)
+    user.kubetune("delete", name, "--yes", *space)
+
+
+def test_a_queue_admits_a_run_takes_it_back_and_lets_it_return(place: Place) -> None:
+    """A second run of higher priority takes the quota of the first, which saves, waits and goes on from there."""
+    if not is_served("clusterqueues.kueue.x-k8s.io"):
+        pytest.skip("this cluster serves no Kueue")
+    space = ("-n", place.namespace)
+    shared = queue_objects(place.namespace)
+    try:
+        for obj in shared:
+            place.kubectl("apply", "-f", "-", stdin=json.dumps(obj))
+        low = {"queue": "kubetune-real", "queue_priority": "kubetune-real-low"}
+        high = {"queue": "kubetune-real", "queue_priority": "kubetune-real-high"}
+        place.kubetune("submit", place.write("low", "job", low, max_steps=100_000))
+        saved = place.until("low", saved_by_running)["saved_step"]
+        place.kubetune("submit", place.write("high", "job", high, max_steps=4), "--wait")
+        assert ", done" in place.kubetune("status", "high", *space)
+        place.until("low", lambda now: saved_by_running(now) > saved)
+        place.kubetune("delete", "low", "--yes", *space)
+        place.kubetune("delete", "high", "--yes", *space)
+    finally:
+        for obj in reversed(shared):
+            place.kubectl(
+                "delete", "-f", "-", "--ignore-not-found", stdin=json.dumps(obj), code=None
+            )
+
+
+def queue_objects(namespace: str) -> list[dict[str, Any]]:
+    """Return a queue with room for one run, and two priorities. It serves this namespace alone."""
+    name = "kubetune-real"
+
+    def obj(kind: str, name: str, version: str = "v1beta1", **fields: Any) -> dict[str, Any]:
+        return {
+            "apiVersion": f"kueue.x-k8s.io/{version}",
+            "kind": kind,
+            "metadata": {"name": name},
+            **fields,
+        }
+
+    version = "v1beta2" if is_served("clusterqueues.v1beta2.kueue.x-k8s.io") else "v1beta1"
+    resources = [{"name": "cpu", "nominalQuota": "300m"}, {"name": "memory", "nominalQuota": "3Gi"}]
+    group = {
+        "coveredResources": ["cpu", "memory"],
+        "flavors": [{"name": name, "resources": resources}],
+    }
+    only = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    preemption = {"withinClusterQueue": "LowerPriority"}
+    queue = {"resourceGroups": [group], "namespaceSelector": only, "preemption": preemption}
+    return [
+        obj("ResourceFlavor", name, version),
+        obj("ClusterQueue", name, version, spec=queue),
+        obj("LocalQueue", name, version, spec={"clusterQueue": name}),
+        obj("WorkloadPriorityClass", f"{name}-low", version, value=1),
+        obj("WorkloadPriorityClass", f"{name}-high", version, value=2),
+    ]
+
+
 def test_a_run_is_followed_to_its_end(place: Place) -> None:
-    shown = place.kubetune("submit", place.write("real-end", "job", max_steps=4), "--follow")
-    assert "step 4/4" in shown
+    file = place.write("real-end", "job", max_steps=400)
+    command = [sys.executable, "-m", "kubetune", "submit", file, "--follow"]
+    with subprocess.Popen(command, cwd=place.folder, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout is not None
+        lines = []
+        for line in follower.stdout:
+            lines.append(line)
+            # For a moment it then denies the pods that run on it.
+            if RESTART_KUBELET and "step 40/400" in line:
+                restart_kubelet(place.status("real-end")["pods"][0]["machine"])
+    shown = "".join(lines)
+    assert follower.returncode == 0, shown
+    assert "step 400/400" in shown
     assert ", done" in place.kubetune("status", "real-end", "-n", place.namespace)
     assert "all verified" in place.kubetune("cp", "real-end", "-n", place.namespace)
     place.kubetune("delete", "real-end", "--yes", "-n", place.namespace)
