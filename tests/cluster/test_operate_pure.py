@@ -65,8 +65,9 @@ def sentence(code: int, message: str, kind: str = "Job", **status: Any) -> str:
         (
             409,
             'Apply failed with 1 conflict: conflict with "kubectl": .spec.x',
-            'conflict with "kubectl"',
+            "kubectl apply --server-side --force-conflicts --field-manager=kubetune",
         ),
+        (409, "the object has been modified", "somebody else changed it meanwhile"),
         (503, "etcd leader changed", "try again later"),
         (418, "<html>a proxy</html>", "a proxy"),
     ],

@@ -243,4 +243,8 @@ def test_dev_trains_with_the_code_of_this_folder(desk: Desk) -> None:
         assert "ended with exit code 143" in desk.quick("dev", "stop", "run.yaml").stdout
         process.communicate(timeout=60)
     assert process.returncode == 143
+    desk.quick("dev", "run", "run.yaml", "training.max_steps=2", "--fresh")
+    stopped = desk.quick("dev", "stop", "run.yaml").stdout
+    assert "node 0: no training ran" in stopped
+    assert "kubetune: the pods stay: kubetune delete fit-dev" in stopped
     desk.quick("delete", "fit-dev", "--yes", "--volumes", "-n", desk.cluster.namespace)

@@ -113,3 +113,21 @@ def test_a_queue_and_priorities_are_where_kueue_and_the_scheduler_look() -> None
             assert {t.get("key"): t["effect"] for t in pod["tolerations"]}[
                 "dedicated"
             ] == "NoSchedule"
+
+
+def test_a_toleration_may_end_after_some_seconds() -> None:
+    from pydantic import ValidationError
+
+    from kubetune.config.schema.cluster import TolerationConfig
+
+    lost = {
+        "key": "node.kubernetes.io/unreachable",
+        "effect": "NoExecute",
+        "tolerationSeconds": 600,
+    }
+    assert TolerationConfig.model_validate(lost).model_dump(exclude_none=True) == {
+        **lost,
+        "operator": "Exists",
+    }
+    with pytest.raises(ValidationError, match="tolerationSeconds needs effect NoExecute"):
+        TolerationConfig.model_validate({**lost, "effect": "NoSchedule"})

@@ -164,12 +164,14 @@ def follow_training(
     return on_all(follow, targets)
 
 
-def stop_training(cluster: Cluster, targets: Sequence[Target]) -> list[int]:
-    """Have training save and end in all pods; return the exit codes, by pod."""
+def stop_training(cluster: Cluster, targets: Sequence[Target]) -> list[int | None]:
+    """Have training save and end in all pods; return the exit codes, by pod; None where none ran."""
 
-    def stop(target: Target) -> int:
+    def stop(target: Target) -> int | None:
         argv = [*_INSIDE, "stop", BENCH]
-        return cluster.exec(target.pod, target.container, argv, stdout=io.BytesIO())
+        answer = io.BytesIO()
+        code = cluster.exec(target.pod, target.container, argv, stdout=answer)
+        return code if code or answer.getvalue() else None
 
     return on_all(stop, targets)
 

@@ -125,5 +125,7 @@ def stop_in_pods(cluster: Cluster, spec: RunSpec) -> int:
 
     targets = all_running(cluster, spec)
     for target, code in zip(targets, stop_training(cluster, targets), strict=True):
-        print(f"kubetune: node {target.node}: training ended with exit code {code}")
+        outcome = "no training ran" if code is None else f"training ended with exit code {code}"
+        print(f"kubetune: node {target.node}: {outcome}")
+    print(f"kubetune: the pods stay: kubetune delete {spec.typed} ends them")
     return OK

@@ -230,9 +230,15 @@ class TolerationConfig(Section):
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
         None, description="Left out: all."
     )
+    tolerationSeconds: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="How long pods stay on a node that gets the taint, with `NoExecute`; left out: for ever.",
+    )
 
     @model_validator(mode="after")
     def _value_with_equal(self) -> TolerationConfig:
+        if self.tolerationSeconds is not None and self.effect != "NoExecute":
+            raise ValueError("tolerationSeconds needs effect NoExecute; no other taint ends pods")
         if (self.operator == "Equal") != (self.value is not None) or (
             self.operator == "Equal" and self.key is None
         ):

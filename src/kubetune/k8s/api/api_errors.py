@@ -188,7 +188,12 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
     if code == 404 and passing_refusal(code, message, question.subresource) is None:
         return f"not found in namespace {question.namespace}"
     if code == 409:
-        return f"{message}; somebody else changed it meanwhile, or another tool owns these fields"
+        if 'conflict with "' in message:
+            return (
+                f"{message}. Another tool has applied these fields: go on with that tool, or give them to kubetune: kubectl "
+                "apply --server-side --force-conflicts --field-manager=kubetune, with the same files"
+            )
+        return f"{message}; somebody else changed it meanwhile"
     if code == 422:
         causes = (status.get("details") or {}).get("causes") or []
         reasons = []

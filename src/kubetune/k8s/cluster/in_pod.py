@@ -251,8 +251,13 @@ def follow(folder: Path, offset: int) -> int:
 
 
 def stop(folder: Path) -> int:
-    """Ask the command of `start` to save and end, and wait until it has; return its exit code."""
+    """Ask the command of `start` to save and end, and wait until it has; return its exit code.
+
+    Print `ended` if one ran until then.
+    """
     is_asked = False
+    if _is_running(folder):
+        print("ended", flush=True)
     while _is_running(folder):
         # Its watcher may live before it does.
         if not is_asked and (folder / "pid").exists():

@@ -43,6 +43,8 @@ _EXIT_MEANING = {
     errors.OUT_OF_MEMORY: "out of memory twice at the same place",
     errors.PREEMPTED: "stopped early with a good checkpoint",
     errors.LOST_PEER: "lost another node",
+    126: "its image's program may not be started",
+    127: "its image has no such program",
     137: "killed (SIGKILL): out of memory, or its grace period was over",
     139: "crashed (SIGSEGV)",
     135: "crashed (SIGBUS): often too small a /dev/shm, see kubernetes.shm_size",
