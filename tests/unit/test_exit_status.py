@@ -143,6 +143,8 @@ def test_a_run_that_has_not_ended_is_one_of_three_things() -> None:
         "nothing heard for 5 min: it was cut off, or cannot be seen from here",
     )
     assert state_of(None, [], "2026-01-01T00:00:00.000Z")[0] == "waiting", "long ago"
+    waits_for = "node 0 has waited for node 1 for 40 s"
+    assert state_of(None, [heard], metrics.now(), waits_for) == ("waiting", waits_for)
     events = [{"event": "launch", "time": "a"}, {"event": "start", "time": "b"}]
     assert launched_at(events) is None
     assert launched_at([*events, {"event": "launch", "time": "c"}]) == "c"

@@ -129,6 +129,10 @@ class Relay:
         processes.kill_children(others)
         return status
 
+    def kill(self) -> None:
+        """Kill the process that runs now, and with it everything below it. Any thread may call this."""
+        self._kill()
+
     def wait_for_stop(self) -> None:
         """Wait until somebody asks this process to stop. Return at once if that has happened."""
         # Blocked first: a signal between the look and the wait would be missed.

@@ -2,6 +2,7 @@
 
 The board is one key-value store, on rank 0 or in torchrun's agent:
 
+    start     which start of the run the board belongs to, if agents have named it
     here/3    host of rank 3, when it has come                phase/3   what rank 3 is about to do
     missing   ranks that never came, by rank 0                heard/3   rank 3 has read that list
     alive/3   rank 3 lives, after a collective has failed
@@ -25,6 +26,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from kubetune import errors
 from kubetune.base import fault_injection
+from kubetune.supervisor.rank_environment import START_ID
 
 # Time beyond the timeout, for ranks that wait for rank 0's list of missing ranks.
 MARGIN_SECONDS = 5.0
@@ -34,7 +36,7 @@ _ONE_PEER_SECONDS = 1.0
 
 
 class Absent(errors.EnvironmentFault):
-    """A rank or node did not come in time."""
+    """A rank did not come in time, or belongs to another start."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,6 @@ class Rendezvous:
     timeout_seconds: float
     address: str  # HOST:PORT of the store, for messages
     store: Store
-    # what meets, for messages: "rank", or "node" for the first processes of nodes
-    who: str = "rank"
 
     def begin(self, phase: str) -> None:
         """Say on the board that this rank is about to do `phase`."""
@@ -86,7 +86,7 @@ class Rendezvous:
         return bytes(self.store.get(key)).decode()
 
     def _name(self, rank: int) -> str:
-        name = f"{self.who} {rank}"
+        name = f"rank {rank}"
         if self.size > self.ranks_per_node:
             name += f" (node {rank // self.ranks_per_node})"
         return name
@@ -99,6 +99,18 @@ class Rendezvous:
         except dist.DistStoreError:
             return [rank for rank, key in enumerate(keys) if not self.store.check([key])]
         return []
+
+    def require_start(self, start: str | None) -> None:
+        """Raise Absent if the board belongs to another start than this rank's. None: nobody has named the start."""
+        if start is None:
+            return
+        # The first rank writes, all others compare.
+        of_board = bytes(self.store.compare_set("start", "", start)).decode()
+        if of_board != start:
+            raise Absent(
+                f"rank {self.rank} belongs to start {start} of the run, but the board at {self.address} belongs to start "
+                f"{of_board}: a node was started again meanwhile"
+            )
 
     def call_roll(self) -> None:
         """Wait until all ranks have come. Raise Absent on every rank that has come, and names those that have not."""
@@ -126,9 +138,9 @@ class Rendezvous:
         here = []
         for rank in range(self.size):
             if rank not in missing:
-                here.append(f"{self.who} {rank} on {self._read(f'here/{rank}')}")
+                here.append(f"rank {rank} on {self._read(f'here/{rank}')}")
         return (
-            f"{names} never came: {self.size} {self.who}s were to meet at {self.address} within "
+            f"{names} never came: {self.size} ranks were to meet at {self.address} within "
             f"{self.timeout_seconds:g} s, here are {', '.join(here)}. Look whether their processes run, and whether they "
             "reach that address and port"
         )
@@ -162,20 +174,19 @@ def meet(environ: Mapping[str, str], timeout_seconds: float) -> Rendezvous:
         store: Store = HashStore()
         if size > 1:
             serves = rank == 0 and not is_served_by_agent
-            opened = open_store("rank", rank, size, host, port, timeout_seconds, serves=serves)
+            opened = _open_store(rank, size, host, port, timeout_seconds, serves=serves)
             store = PrefixStore("kubetune.distributed.rendezvous", opened)
         ranks_per_node = _number(environ, "LOCAL_WORLD_SIZE", size)
         board = Rendezvous(rank, size, ranks_per_node, timeout_seconds, address, store)
+        board.require_start(environ.get(START_ID))
         board.call_roll()
     except dist.DistError as error:
-        raise _not_found(
-            "rank", rank, address, timeout_seconds, errors.first_line(error)
-        ) from error
+        raise _not_found(rank, address, timeout_seconds, errors.first_line(error)) from error
     return board
 
 
-def open_store(
-    who: str, number: int, size: int, host: str, port: int, timeout_seconds: float, *, serves: bool
+def _open_store(
+    rank: int, size: int, host: str, port: int, timeout_seconds: float, *, serves: bool
 ) -> TCPStore:
     """Return the store at an address. With `serves` this process keeps it.
 
@@ -208,9 +219,9 @@ def open_store(
     address = f"{host}:{port}"
     if serves:
         raise errors.EnvironmentFault(
-            f"{who} {number} cannot listen at {address}: {reason.rstrip('.')}. Set MASTER_PORT to a free port"
+            f"rank {rank} cannot listen at {address}: {reason.rstrip('.')}. Set MASTER_PORT to a free port"
         ) from error
-    raise _not_found(who, number, address, timeout_seconds, reason) from error
+    raise _not_found(rank, address, timeout_seconds, reason) from error
 
 
 def _why_silent(host: str, port: int) -> str:
@@ -221,10 +232,10 @@ def _why_silent(host: str, port: int) -> str:
         return error.strerror or str(error)
 
 
-def _not_found(who: str, number: int, address: str, timeout_seconds: float, reason: str) -> Absent:
+def _not_found(rank: int, address: str, timeout_seconds: float, reason: str) -> Absent:
     """Return the error for a store that could not be reached."""
     return Absent(
-        f"{who} {number} on {socket.gethostname()} did not find {who} 0 at {address} within {timeout_seconds:g} s: "
+        f"rank {rank} on {socket.gethostname()} did not find rank 0 at {address} within {timeout_seconds:g} s: "
         f"{reason.rstrip('.')}. Look whether it runs, and whether MASTER_ADDR and MASTER_PORT lead to it"
     )
 

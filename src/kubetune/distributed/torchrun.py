@@ -1,4 +1,4 @@
-"""torchrun for the agent: the same launcher, but it reports how each rank ended, and which node did not come.
+"""torchrun for the agent: the same launcher, but it reports how each rank ended.
 
     python -P -m kubetune.distributed.torchrun FD SECONDS [torchrun's own arguments]
 
@@ -14,15 +14,13 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from signal import Signals
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import collector, files, processes
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
-    from torch.distributed.elastic.rendezvous import RendezvousInfo
-    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
 Report = Callable[..., None]
 
@@ -54,14 +52,10 @@ def _run(patience: int, arguments: Sequence[str], report: Report) -> int:
         from torch.distributed.elastic.multiprocessing import SignalException
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.elastic.rendezvous import RendezvousError
-        from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
         from torch.distributed.run import parse_args, run
-
-    from kubetune.distributed import rendezvous
 
     # torchrun logs signals that we have sent, and failures of ranks that have explained themselves.
     logging.disable(logging.ERROR)
-    StaticTCPRendezvous.next_rendezvous = _naming_absent_nodes(StaticTCPRendezvous.next_rendezvous)  # type: ignore[method-assign]
     try:
         run(parse_args([*_patience(patience), *arguments]))
     except ChildFailedError as error:
@@ -74,9 +68,6 @@ def _run(patience: int, arguments: Sequence[str], report: Report) -> int:
         return errors.BUG
     except SignalException:
         return errors.PREEMPTED
-    except errors.EnvironmentFault as fault:
-        report(str(fault))
-        return errors.LOST_PEER if isinstance(fault, rendezvous.Absent) else fault.exit_code
     except (RendezvousError, DistError) as error:
         report(f"the nodes lost each other before training: {errors.first_line(error)}")
         return errors.LOST_PEER
@@ -95,37 +86,6 @@ def _quiet() -> None:
         import torch  # noqa: F401
 
         os.environ[level] = "ERROR"
-
-
-def _naming_absent_nodes(next_rendezvous: Any) -> Any:
-    """Return torchrun's `next_rendezvous`, changed so that it names the nodes that did not come in time."""
-
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-
-    from kubetune.distributed import rendezvous
-
-    def meet(handler: StaticTCPRendezvous) -> RendezvousInfo:
-        # A version of torch that keeps its store elsewhere opens it by itself, and does not name nodes that are missing.
-        if getattr(handler, "_store", handler) is None:
-            # Nodes meet in the same way as ranks do, with the store on node 0.
-            host = handler.master_addr
-            port = handler.master_port
-            node = handler.rank
-            nodes = handler.world_size
-            seconds = handler.timeout.total_seconds()
-            handler._store = rendezvous.open_store(
-                "node", node, nodes, host, port, seconds, serves=node == 0
-            )
-            store = PrefixStore("kubetune.nodes", handler._store)
-            board = rendezvous.Rendezvous(
-                node, nodes, nodes, seconds, f"{host}:{port}", store, "node"
-            )
-            board.call_roll()
-        # torchrun finds its store open and goes on as usual.
-        info: RendezvousInfo = next_rendezvous(handler)
-        return info
-
-    return meet
 
 
 def _patience(seconds: int) -> list[str]:

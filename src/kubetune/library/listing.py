@@ -64,7 +64,10 @@ def facts(run_dir: Path) -> dict[str, Any]:
         events = metrics.read_events(run_dir)
         beats = read_beats(run_dir)
         status = progress(run_dir, events, beats)
-        state, why = state_of(status["exit_status"], ranks(run_dir, beats), status["launched"])
+        at_ranks = ranks(run_dir, beats)
+        state, why = state_of(
+            status["exit_status"], at_ranks, status["launched"], status["waits_for"]
+        )
     except KubetuneError as error:
         unknown = dict.fromkeys(_UNKNOWN_IF_DAMAGED)
         return {"path": str(run_dir), **unknown, "state": "damaged", "why": first_line(error)}

@@ -48,6 +48,12 @@ class State:
     global_batch_size: int = 0
     global_batch_tokens: int | None = None
 
+    def is_last(self, num_steps: int | None, *, evaluates: bool, patience: int | None) -> bool:
+        """True if nothing is left to train or to evaluate. `patience`: evaluations without improvement that end a run."""
+        is_evaluated = not evaluates or self.evaluated_step == self.step
+        is_spent = patience is not None and self.evaluations_without_improvement >= patience
+        return is_evaluated and (self.step == num_steps or is_spent)
+
 
 def folder_of(run_dir: Path, step: int) -> Path:
     """Return the folder of the checkpoint after so many steps, whether it exists or not."""
@@ -260,6 +266,17 @@ def link(run_dir: Path, name: str, step: int) -> None:
         fault_injection.reach("link")
         os.replace(temporary, path)
         files.fsync_folder(path.parent)
+
+
+def tidy(run_dir: Path, state: State, keep: int) -> None:
+    """Point the links `last` and `best` at their checkpoints, and delete those beyond `keep`."""
+    link(run_dir, "last", state.saved_step)
+    best = state.best_step
+    # The best may have been evaluated, and its save have failed.
+    if best is not None and folder_of(run_dir, best).is_dir():
+        link(run_dir, "best", best)
+    # The best one stays, however old it is.
+    prune(run_dir, keep, {best or 0})
 
 
 def prune(run_dir: Path, keep: int, protected: set[int]) -> None:

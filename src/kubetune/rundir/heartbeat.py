@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +69,7 @@ class _Notes:
 
 
 _last = Beat("starting", 0, time.monotonic())
+_busy_alone = 0  # blocks of `busy_alone` that are being run
 _notes: _Notes | None = None
 _noting = threading.Lock()
 
@@ -99,6 +100,31 @@ def waiting(added_seconds: float = WAITING_SECONDS) -> Iterator[None]:
     )
     yield
     _last = Beat(before.phase, before.step, time.monotonic())
+
+
+@contextmanager
+def busy_alone() -> Iterator[None]:
+    """Say that this rank does something that needs no other rank, such as writing a checkpoint, while the block runs.
+
+    If other ranks are lost, it may end that. Any thread may call this.
+    """
+    global _busy_alone
+    with _noting:
+        _busy_alone += 1
+    try:
+        yield
+    finally:
+        with _noting:
+            _busy_alone -= 1
+
+
+def is_busy_alone(run_dir: Path, ranks: Collection[int]) -> bool:
+    """True if one of the ranks has said within the last seconds that it is busy with what needs no other rank."""
+    for beat in read_beats(run_dir):
+        is_fresh = time.time() - beat["time"] < _FROZEN_FOR_SECONDS
+        if beat["rank"] in ranks and is_fresh and beat.get("alone"):
+            return True
+    return False
 
 
 @contextmanager
@@ -192,6 +218,7 @@ def _note_beat(run_dir: Path, rank: int) -> None:
         now = time.time()
         facts = _facts(rank, last)
         facts |= {"since": now - (time.monotonic() - last.since), "time": now}
+        facts["alone"] = _busy_alone > 0
         try:
             temporary.write_text(json.dumps(facts))
             os.replace(temporary, path)

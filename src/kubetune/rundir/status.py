@@ -19,7 +19,7 @@ from kubetune.base.gpus import gpu_use
 from kubetune.base.humanize import duration
 from kubetune.config.metric_names import DRAWN_MEASURES, EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.errors import EnvironmentFault, only_followed
-from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
+from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics, waits
 from kubetune.rundir.checkpoints import STATE
 
 # Limits of what a view holds. On a cluster it comes over the network every few seconds.
@@ -94,13 +94,16 @@ def state_of(
     exit_facts: Mapping[str, Any] | None,
     ranks: Sequence[Mapping[str, Any]],
     launched: str | None = None,
+    waits_for: str | None = None,
 ) -> tuple[str, str]:
     """Return the state of a run of this machine and why.
 
-    It is `starting`, `running`, `waiting`, `done`, `stopped` or `failed`. `exit_facts` and `launched` are
+    It is `starting`, `running`, `waiting`, `done`, `stopped` or `failed`. `exit_facts`, `launched` and `waits_for` are
     `progress`'s, `ranks` those of `ranks`.
     """
     if exit_facts is None:
+        if waits_for is not None:
+            return "waiting", waits_for
         # One rank that speaks is enough: the others may be waiting for it in a collective.
         silent = min((rank["silent_seconds"] for rank in ranks), default=None)
         if silent is not None and silent < _SILENT_SECONDS:
@@ -159,7 +162,7 @@ def progress(
     training = newest["loss"] or {}
     timings = metrics.last_lines(run_dir / metrics.TIMINGS, _STEPS_FOR_SPEED)
     step = training.get("step")
-    steps = _planned_steps(run_dir, events)
+    steps = planned_steps(run_dir, events)
     status = exit_status.read_exit_status(run_dir)
     saved = _newest_checkpoint(run_dir)
 
@@ -177,6 +180,7 @@ def progress(
     return {
         "starting": _is_starting(events),
         "launched": launched_at(events),
+        "waits_for": waits.read(run_dir),
         "phase": phase,
         "step": step,
         "steps": steps,
@@ -194,7 +198,7 @@ def progress(
     }
 
 
-def _planned_steps(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int | None:
+def planned_steps(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the number of steps of the whole run."""
     steps: int | None = _plan(run_dir).get("num_steps")
     if steps:

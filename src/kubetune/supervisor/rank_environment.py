@@ -6,6 +6,11 @@ import os
 
 from kubetune.base import logs, processes
 
+# Names the start of all nodes that a rank belongs to. A rank that finds another start's board ends.
+START_ID = "KUBETUNE_START_ID"
+# Number of the ranks that trained, for a rank that ends their run alone.
+RANKS = "KUBETUNE_RANKS"
+
 # Variables that torchrun would set, for a rank that is started without it.
 ONLY_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
 # How often a thread that waits for the others of a product looks before it sleeps, some 0.1 ms. GNU's

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from kubetune.base import reminders
-from kubetune.rundir import heartbeat, metrics
+from kubetune.rundir import heartbeat, metrics, waits
 
 # Silence after which something is said.
 _SILENT_SECONDS: Final = 1.5
@@ -111,7 +111,8 @@ def _watch(
             since = now
             sign.end()
         elif now - since >= _SILENT_SECONDS:
-            sign.say(_doing(log, logged, phase), now - since)
+            doing = waits.doing(run_dir) or _doing(log, logged, phase)
+            sign.say(doing, now - since)
     sign.end()
 
 

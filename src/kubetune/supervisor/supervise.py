@@ -10,24 +10,27 @@ import math
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base import cgroup, files, logs, processes, reminders
+from kubetune.base import cgroup, fault_injection, files, logs, processes, reminders
 from kubetune.base.humanize import shell_word
 from kubetune.base.signals import Relay
 from kubetune.config.naming import RESOLVED, STARTED
+from kubetune.errors import only_followed
 from kubetune.rundir import checkpoints, events, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import Death, ExitStatus
 from kubetune.rundir.mirror import copier
-from kubetune.supervisor import oom, start_signs
+from kubetune.supervisor import gang, oom, over, start_signs
 from kubetune.supervisor.observers import observer_process
 from kubetune.supervisor.place import Place, read_place, read_plan
-from kubetune.supervisor.rank_environment import ONLY_RANK, environment
+from kubetune.supervisor.rank_environment import ONLY_RANK, RANKS, START_ID, environment
 
 PREPARE = "kubetune.data.prepared.prepare_worker"
 WORKER = "kubetune.worker"
@@ -51,6 +54,8 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
     """
     place = read_place(run_dir)
     relay.grace_seconds = read_plan(run_dir).grace_seconds
+    if place.node and over.last_step(run_dir) is not None:
+        return _end_without_start(run_dir, place)
 
     # Node 0 clears the statuses of all ranks, another node those of its own.
     ranks_to_clear = None
@@ -77,7 +82,8 @@ def supervise(run_dir: Path, relay: Relay, *, prepare: str = PREPARE, worker: st
         _mirrored(run_dir, place, relay),
         observer_process.observed(run_dir, place.node, begun, relay),
     ):
-        status = _run(run_dir, place, relay, prepare, worker)
+        with start_signs.shown(run_dir):
+            status = _run(run_dir, place, relay, prepare, worker)
         return _end(run_dir, place, relay, status)
 
 
@@ -89,8 +95,20 @@ def _mirrored(run_dir: Path, place: Place, relay: Relay) -> AbstractContextManag
     return nullcontext()
 
 
+def _end_without_start(run_dir: Path, place: Place) -> int:
+    """Say that the run is over, and that nothing is left to do for a node other than node 0. Return its exit code."""
+    step = over.last_step(run_dir)
+    print(
+        f"kubetune: the run is over: all steps are done, and step {step} is saved. Node {place.node} has nothing to do",
+        flush=True,
+    )
+    exit_status.leave_message(ExitStatus(errors.OK, exit_status.DONE, step))
+    return errors.OK
+
+
 def _end(run_dir: Path, place: Place, relay: Relay, status: ExitStatus) -> int:
     """Write down how the ranks ended, do what follows a good end, and return the exit code of the run."""
+    fault_injection.reach("node.ended")
     if status.code == errors.OK and place.node == 0:
         status = _benchmarked(run_dir, relay, status)
 
@@ -104,6 +122,7 @@ def _end(run_dir: Path, place: Place, relay: Relay, status: ExitStatus) -> int:
         if place.node == 0:
             exit_status.write_exit_status(run_dir, status)
         metrics.record_event(run_dir, "exit", node=place.node, **asdict(status))
+    fault_injection.reach("node.noted")
 
     # In a pod, Kubernetes keeps this message when the pod is gone.
     progress = None
@@ -231,47 +250,159 @@ def _push(run_dir: Path, relay: Relay) -> None:
 
 def _run(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> ExitStatus:
     """Run the ranks to their end, and return the verdict on it."""
+    if place.nodes == 1:
+        return _run_alone(run_dir, place, relay, prepare, worker)
+
+    ranks = place.nodes * place.processes
+    if over.last_step(run_dir) is None:
+        try:
+            return _run_with_others(run_dir, place, relay, prepare, worker)
+        except gang.Over:
+            if place.node:
+                return ExitStatus(errors.OK, exit_status.DONE, over.last_step(run_dir))
+
+    # The other nodes may have ended for good, so rank 0 alone does what is left: the report, and what follows it.
+    print(
+        "kubetune: all steps were done before; node 0 ends the run without the others", flush=True
+    )
+    alone = Place(nodes=1, processes=1)
+    return _run_alone(run_dir, alone, relay, prepare, worker, {RANKS: str(ranks)})
+
+
+def _run_alone(
+    run_dir: Path,
+    place: Place,
+    relay: Relay,
+    prepare: str,
+    worker: str,
+    variables: Mapping[str, str] | None = None,
+) -> ExitStatus:
+    """Run the ranks of the only node. `variables`: more than those of every rank."""
     began = time.time()
     kills = cgroup.oom_kills()
-    with start_signs.shown(run_dir):
-        deaths = _run_ranks(run_dir, place, relay, prepare, worker)
-    frozen = heartbeat.find_frozen(run_dir, deaths, began)
+    environ = {**environment(place.processes), **(variables or {})}
+    # A single rank needs no torchrun, whose import takes seconds. It prepares the data itself.
+    if place.processes == 1:
+        code = relay.run(processes.module(worker, run_dir), environ | ONLY_RANK)
+        deaths = [Death(0, code, time.time())] if code else []
+    else:
+        deaths = _prepare(run_dir, place, relay, prepare)
+        if not deaths:
+            # The host's name, torchrun's default, need not resolve.
+            where = ["--standalone", "--local-addr", "127.0.0.1"]
+            deaths = _run_torchrun(run_dir, place, relay, worker, where, environ)
+    return _judge(run_dir, place, relay, deaths, began, kills)
 
-    # Called again below, since statuses of other nodes arrive on a shared disk.
-    def judge() -> ExitStatus:
-        statuses = exit_status.read_rank_exit_statuses(run_dir)
-        return exit_status.judge(
-            place.ranks,
-            statuses,
-            deaths,
-            stopping=relay.stopping,
-            frozen=frozen,
-        )
 
-    status = judge()
-    if status.code != errors.OK and not (run_dir / RESOLVED).exists():
-        return ExitStatus(
-            errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on"
-        )
+def _run_with_others(
+    run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str
+) -> ExitStatus:
+    """Meet the other nodes and run the ranks of this one, as long as no other is lost.
 
-    status = oom.explain(run_dir, place.node, status, deaths, kills)
+    Raise gang.Over if the run turns out to be over meanwhile.
+    """
+    began = time.time()
+    kills = cgroup.oom_kills()
+    deaths = _prepare(run_dir, place, relay, prepare)
+    if deaths:
+        return _judge(run_dir, place, relay, deaths, began, kills)
 
-    if status.code == errors.LOST_PEER and place.nodes > 1:
+    judge = partial(_judge, run_dir, place, relay, began=began, kills=kills)
+    status = ExitStatus(errors.BUG, "its agent failed")
+    try:
+        link = gang.link_of(place, run_dir)
+    except errors.EnvironmentFault as fault:
+        return ExitStatus(fault.exit_code, str(fault))
+    try:
+        status = _run_linked(run_dir, place, relay, worker, link, judge)
+    finally:
+        link.leave(status)
+
+    if status.code == errors.LOST_PEER:
+        # The status of a rank on another node may arrive late on a shared disk.
         time.sleep(_PEER_REPORT_SECONDS)
-        later = judge()
+        now = time.time()
+        later = judge([Death(rank, status.code, now, status.reason) for rank in place.ranks])
         if later.code != errors.LOST_PEER:
             return later
     return status
 
 
-def _run_ranks(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: str) -> list[Death]:
-    """Run the ranks to their end, and return the deaths of those that failed."""
-    # A single rank needs no torchrun, whose import takes seconds. It prepares the data itself.
-    if place.nodes * place.processes == 1:
-        code = relay.run(processes.module(worker, run_dir), environment() | ONLY_RANK)
-        if code:
-            return [Death(0, code, time.time())]
-        return []
+def _run_linked(
+    run_dir: Path,
+    place: Place,
+    relay: Relay,
+    worker: str,
+    link: gang.Link,
+    judge: Callable[[list[Death]], ExitStatus],
+) -> ExitStatus:
+    """Meet the other nodes and run the ranks of this one while all stay connected. Return the verdict of `judge`."""
+    # Pods of one run may start minutes apart, so the nodes wait as long for each other as ranks do.
+    training = files.read_object(run_dir / RESOLVED).get("training", {})
+    patience = training.get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
+    waiting = gang.Waiting(
+        patience, lambda: relay.stopping, lambda: over.last_step(run_dir) is not None
+    )
+    address = f"{place.master_addr}:{place.master_port}"
+    print(f"kubetune: node {place.node} of {place.nodes} meets the others at {address}", flush=True)
+    try:
+        start = link.meet(waiting)
+    except gang.Stopping:
+        return judge([])
+    except errors.KubetuneError as error:
+        return ExitStatus(error.exit_code, str(error))
+
+    where = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
+    where += ["--master-port", str(start.port), "--rdzv-conf", f"timeout={math.ceil(patience)}"]
+    environ = {**environment(place.processes), START_ID: start.id}
+    watch = gang.Watch(
+        link,
+        is_busy=lambda: heartbeat.is_busy_alone(run_dir, place.ranks),
+        kill=relay.kill,
+        grace_seconds=relay.grace_seconds + _TORCHRUN_MARGIN_SECONDS,
+    )
+    with watch:
+        deaths = _run_torchrun(run_dir, place, relay, worker, where, environ)
+    if watch.loss is None:
+        return judge(deaths)
+
+    # torchrun's own end says nothing if this agent has killed it.
+    if watch.has_killed:
+        now = time.time()
+        deaths = [Death(rank, errors.LOST_PEER, now, watch.loss.reason) for rank in place.ranks]
+    status = judge(deaths)
+    if status.code == errors.LOST_PEER and only_followed(status.code, status.error):
+        status = replace(status, reason=watch.loss.reason)
+    return status
+
+
+def _judge(
+    run_dir: Path,
+    place: Place,
+    relay: Relay,
+    deaths: list[Death],
+    began: float,
+    kills: int | None,
+) -> ExitStatus:
+    """Return the verdict on the end of the ranks. `kills`: `cgroup.oom_kills()` before they started, at `began`."""
+    frozen = heartbeat.find_frozen(run_dir, deaths, began)
+    statuses = exit_status.read_rank_exit_statuses(run_dir)
+    status = exit_status.judge(
+        place.ranks,
+        statuses,
+        deaths,
+        stopping=relay.stopping,
+        frozen=frozen,
+    )
+    if status.code != errors.OK and not (run_dir / RESOLVED).exists():
+        return ExitStatus(
+            errors.ENVIRONMENT, f"{run_dir} was deleted or moved away while the run went on"
+        )
+    return oom.explain(run_dir, place.node, status, deaths, kills)
+
+
+def _prepare(run_dir: Path, place: Place, relay: Relay, prepare: str) -> list[Death]:
+    """Prepare the data. Return the death of the process that did, if it failed."""
 
     def remind(taken: str) -> None:
         print("kubetune:", reminders.OF_PREPARING % taken, flush=True)
@@ -283,14 +414,22 @@ def _run_ranks(run_dir: Path, place: Place, relay: Relay, prepare: str, worker: 
         code = relay.run(processes.module(prepare, run_dir), environ)
     if code:
         return [Death(place.ranks[0], code, time.time())]
-    return _run_torchrun(run_dir, place, relay, worker)
+    return []
 
 
-def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> list[Death]:
+def _run_torchrun(
+    run_dir: Path,
+    place: Place,
+    relay: Relay,
+    worker: str,
+    where: list[str],
+    environ: Mapping[str, str],
+) -> list[Death]:
+    """Run the ranks below torchrun, and return the deaths of those that failed. `where`: its arguments for the store."""
     # torchrun says through a pipe who died, so that a run ends with its reason even on a full disk.
     reading, writing = os.pipe()
     command = processes.module("kubetune.distributed.torchrun", writing, int(relay.grace_seconds))
-    command += _rendezvous(run_dir, place)
+    command += where
     command += ["--nnodes", str(place.nodes), "--nproc-per-node", str(place.processes)]
     command += ["--max-restarts", "0", "--module", worker, str(run_dir)]
 
@@ -301,7 +440,7 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
         try:
             status = relay.run(
                 command,
-                environment(place.processes),
+                environ,
                 has_workers_below=True,
                 pass_fds=[writing],
             )
@@ -316,20 +455,3 @@ def _run_torchrun(run_dir: Path, place: Place, relay: Relay, worker: str) -> lis
     if status == 0:
         return []
     return [Death(rank, status, time.time(), *messages) for rank in place.ranks]
-
-
-def _rendezvous(run_dir: Path, place: Place) -> list[str]:
-    """Return the arguments of torchrun that say where the nodes meet, and for how long they wait."""
-    if place.nodes == 1:
-        # The host's name, torchrun's default, need not resolve.
-        return ["--standalone", "--local-addr", "127.0.0.1"]
-    address = f"{place.master_addr}:{place.master_port}"
-    print(f"kubetune: node {place.node} of {place.nodes} meets the others at {address}", flush=True)
-
-    # Pods of one run may start minutes apart, so the nodes wait as long for each other as ranks do.
-    training = files.read_object(run_dir / RESOLVED).get("training", {})
-    patience = training.get("timeout_seconds", _DEFAULT_PATIENCE_SECONDS)
-    arguments = ["--node-rank", str(place.node), "--master-addr", place.master_addr]
-    arguments += ["--master-port", str(place.master_port)]
-    arguments += ["--rdzv-conf", f"timeout={math.ceil(patience)}"]
-    return arguments

@@ -21,6 +21,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,9 +211,12 @@ class Checkpointer:
                 self._commit_parts(run_dir, state, snapshot)
             elif self.world.is_main:
                 self._require_place(run_dir)
-                checkpoint.commit(run_dir, state, lambda folder: self._write(folder, snapshot))
+                # If the other ranks are lost meanwhile, this checkpoint is still worth having.
+                with heartbeat.busy_alone():
+                    checkpoint.commit(run_dir, state, lambda folder: self._write(folder, snapshot))
 
-            self._tidy(run_dir, state)
+            if self.world.is_main:
+                checkpoint.tidy(run_dir, state, self.keep)
 
             if self.brings_code and self.world.is_main:
                 # The user allowed this run to execute the code, which is the same in the checkpoint.
@@ -254,18 +258,6 @@ class Checkpointer:
         missing = max(1, self.keep + 1 - len(checkpoint.steps(self.run_dir)))
         free = process_group.broadcast(files.free_bytes(self.run_dir), self.world)
         require_free(self.run_dir, missing, self._bytes, free)
-
-    def _tidy(self, run_dir: Path, state: State) -> None:
-        """Point the links `last` and `best` at their checkpoints, and remove those beyond `keep`."""
-        if not self.world.is_main:
-            return
-        checkpoint.link(run_dir, "last", state.saved_step)
-        best = state.best_step
-        # The best may have been evaluated, and its save have failed.
-        if best is not None and checkpoint.folder_of(run_dir, best).is_dir():
-            checkpoint.link(run_dir, "best", best)
-        # The best one stays, however old it is.
-        checkpoint.prune(run_dir, self.keep, {best or 0})
 
     def _write(self, folder: Path, snapshot: Snapshot) -> None:
         """Write a whole checkpoint into the folder."""
@@ -331,7 +323,7 @@ class Checkpointer:
         `mode`: training.resume. `first`: the state before the first step, with the data and the global batch. Raises
         ConfigError if a checkpoint must or must not exist, or if it was made from other data.
         """
-        folder = on_main(self._newest, self.world)
+        folder = on_main(partial(newest, self.run_dir, self.base), self.world)
         if folder is None:
             if mode == "must":
                 raise errors.ConfigError(
@@ -369,17 +361,19 @@ class Checkpointer:
             ) from error
 
         # An earlier start may have died between a checkpoint's commit and its links.
-        self._tidy(self.run_dir, state)
+        if self.world.is_main:
+            checkpoint.tidy(self.run_dir, state, self.keep)
         logs.STEP.info("resumed from %s", folder.name)
         return state
 
-    def _newest(self) -> Path | None:
-        """Remove half-written checkpoints. Return the folder of the newest whole one, if it fits the run's base."""
-        checkpoint.clean(self.run_dir)
-        folder = checkpoint.find(self.run_dir)
-        if folder is not None and self.base is not None:
-            self.base.require_same()
-        return folder
+
+def newest(run_dir: Path, base: Check | None) -> Path | None:
+    """Remove half-written checkpoints. Return the folder of the newest whole one, if it fits the run's base."""
+    checkpoint.clean(run_dir)
+    folder = checkpoint.find(run_dir)
+    if folder is not None and base is not None:
+        base.require_same()
+    return folder
 
 
 def _batches_of(state: State) -> str:

@@ -34,7 +34,15 @@ def report(
     peak = max(process_group.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
         return ""
+    # The other ranks may leave from here on, or be lost.
+    with heartbeat.busy_alone():
+        return _write_report(config, plan, run_dir, data, state, peak)
 
+
+def _write_report(
+    config: Config, plan: Plan, run_dir: Path, data: Prepared, state: State, peak: int
+) -> str:
+    """Write report.json on rank 0, where it is missing. Return the remark on the run. `peak`: bytes of memory."""
     copy = config.logging.report_json
     if is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
         # This start had nothing left to train, and would only spoil the numbers of those that trained.
@@ -63,7 +71,7 @@ def report(
     numbers = write_report_json(
         run_dir,
         totals,
-        world_size=world.size,
+        world_size=plan.world_size,
         data_fingerprint=data.fingerprint,
         peak_memory_bytes=peak,
         copy_to=copy_to,

@@ -24,7 +24,7 @@ from kubetune.batching.feed import Work
 from kubetune.config.schema import Config, LoggingConfig
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
-from kubetune.rundir import machine, metrics, trackers
+from kubetune.rundir import heartbeat, machine, metrics, trackers
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.totals import read_totals, runaway, runaway_line
 
@@ -271,7 +271,7 @@ def open_run_log(
     if not world.is_main:
         yield run_log
         return
-    with ExitStack() as stack:
+    with ExitStack() as alone, ExitStack() as stack:
         run_log._numbers = stack.enter_context(
             metrics.MetricsLog(run_dir, state.step, state.evaluated_step)
         )
@@ -289,6 +289,8 @@ def open_run_log(
         run_log._bar = stack.enter_context(
             Progress(plan.num_steps, state.step, is_wanted(world.rank))
         )
+        # Closed first: what trackers have still to send needs no other rank.
+        stack.callback(alone.enter_context, heartbeat.busy_alone())
         yield run_log
 
         # Only after a run that came to its end.

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 import transformers
 
+from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
 from kubetune.config.schema import Config, TrainingConfig
@@ -27,11 +28,11 @@ from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import heartbeat
-from kubetune.rundir.checkpoints import State
+from kubetune.rundir.checkpoints import State, load_state, tidy
 from kubetune.tasks.task import Task
 from kubetune.training import loss_scale
 from kubetune.training.checkpoint_copies import writes_in_background
-from kubetune.training.checkpointer import Checkpointer
+from kubetune.training.checkpointer import Checkpointer, newest
 from kubetune.training.final_report import report
 from kubetune.training.judgement import measure_base, open_judge
 from kubetune.training.loop import loop
@@ -90,6 +91,33 @@ def train(
             run.movement.conclude()
             # Some trackers keep the report when the log closes.
             return state, report(config, plan, run_dir, world, data, state)
+
+
+def end_alone(
+    config: Config,
+    plan: Plan,
+    run_dir: Path,
+    data: Prepared,
+    world: World,
+    base: Check | None,
+) -> tuple[State, str]:
+    """Do what is left after the last checkpoint of a run of several nodes, on rank 0, without the others or the model.
+
+    Return as `train` does. Raise LostPeer if the checkpoint turns out to be damaged: then all have to train again.
+    """
+    folder = newest(run_dir, base)
+    state = State()
+    if folder is not None:
+        state = load_state(folder)
+    patience = config.training.early_stopping_patience
+    if not state.is_last(plan.num_steps, evaluates=data.eval is not None, patience=patience):
+        raise errors.LostPeer(
+            f"the last checkpoint is damaged, so the run goes on after step {state.step}, in the next start of all nodes"
+        )
+    # An earlier start may have died between the checkpoint's commit and its links.
+    tidy(run_dir, state, config.training.save_total_limit)
+    with open_run_log(config, plan, run_dir, world, state):
+        return state, report(config, plan, run_dir, world, data, state)
 
 
 def _build(

@@ -27,6 +27,7 @@ from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor import place
+from kubetune.supervisor.rank_environment import RANKS
 from kubetune.training.start.libraries import import_libraries
 from kubetune.training.start.preparation import (
     Preparation,
@@ -216,14 +217,15 @@ def _train(
     from kubetune.training.judgement import conclude
     from kubetune.training.start import choices
     from kubetune.training.start.facts import gpu_name, log_start
-    from kubetune.training.train import train
+    from kubetune.training.train import end_alone, train
 
     heartbeat.beat("starting")
+    ranks = int(os.environ.get(RANKS, world.size))
     device: Literal["cuda", "cpu"] = "cpu"
     if world.device.type == "cuda":
         device = "cuda"
     # All ranks compute the same plan from the same sizes, so nothing is sent.
-    plan = make_plan(config, **sizes(data), world_size=world.size, device=device)
+    plan = make_plan(config, **sizes(data), world_size=ranks, device=device)
     num_tokens = planned_tokens(plan, data)
     config = choices.decide(config, plan, run_dir, world, num_tokens, width_of(data))
     log_start(plan, world, data, config.task)
@@ -243,7 +245,10 @@ def _train(
             num_questions = 0  # a classifier answers no questions
         kept_questions.keep(run_dir, spec, data.eval, num_questions)
 
-    state, remark = train(config, plan, run_dir, data, task, world, stop, base)
+    if RANKS in os.environ:
+        state, remark = end_alone(config, plan, run_dir, data, world, base)
+    else:
+        state, remark = train(config, plan, run_dir, data, task, world, stop, base)
     heartbeat.beat("report")
     conclude(config.evaluation, run_dir, state, world)
     return state, remark

@@ -90,7 +90,9 @@ def one_run(request: Request) -> Response:
     progress = status["progress"]
 
     # Of a run that goes on, heartbeats say the state; of one that has ended, the record does.
-    state, reason = state_of(progress["exit_status"], status["ranks"], progress["launched"])
+    state, reason = state_of(
+        progress["exit_status"], status["ranks"], progress["launched"], progress["waits_for"]
+    )
     is_live = state in LIVE
     if is_live:
         facts["state"] = state

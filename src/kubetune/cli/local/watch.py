@@ -132,7 +132,9 @@ def look_here(run_dir: Path) -> RunView:
     name = read_config(run_dir).name or run_dir.absolute().name
     status = read_status(run_dir)
     progress = status["progress"]
-    state, why = state_of(progress["exit_status"], status["ranks"], progress["launched"])
+    state, why = state_of(
+        progress["exit_status"], status["ranks"], progress["launched"], progress["waits_for"]
+    )
     return RunView(name, state, why, "on this machine", status)
 
 

@@ -202,6 +202,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
         "restarts": restarts,
         "phase": progress.get("phase"),
         "starting": progress.get("starting"),
+        "waits_for": progress.get("waits_for"),
         "step": progress.get("step"),
         "steps": progress.get("steps"),
         "loss": progress.get("loss"),
@@ -395,6 +396,8 @@ def headline(observed: ObservedRun) -> Iterator[str]:
 
     if run_facts["step"] is not None:
         yield _numbers(observed, run_facts)
+    elif run_facts["waits_for"] and observed.state == "running":
+        yield f"no step yet; {run_facts['waits_for']}"
     elif run_facts["phase"] and observed.state == "running":
         yield f"no step yet; rank 0: {run_facts['phase']}"
 
@@ -416,7 +419,9 @@ def _numbers(observed: ObservedRun, run_facts: dict[str, Any]) -> str:
 
     is_running = observed.state == "running"
     if is_running and run_facts["starting"]:
-        numbers.append("from before the restart, which is still preparing")
+        waits_for = run_facts["waits_for"]
+        doing = f"in which {waits_for}" if waits_for else "which is still preparing"
+        numbers.append(f"from before the restart, {doing}")
     else:
         numbers.append(f"{_number(run_facts['tokens_per_second'], ',.0f')} tokens/s")
         if is_running and run_facts["seconds_left"]:

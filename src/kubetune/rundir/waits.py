@@ -1,0 +1,87 @@
+"""Whom the agent of a node waits for before a start: a note in the run directory, for `status` and `watch`.
+
+`logs/node-N.waits.json` exists only while the agent waits. It is written again every few seconds, so that an old one is
+known as that of an agent which was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from kubetune import errors
+from kubetune.base import files
+
+_NOTE_SECONDS = 5.0
+_OLD_SECONDS = 60.0
+
+
+@contextmanager
+def noted(run_dir: Path, node: int) -> Iterator[Callable[[str], None]]:
+    """Yield a function that notes whom this node waits for. Call it again and again; the note goes with the block."""
+    path = run_dir / "logs" / f"node-{node}.waits.json"
+    began = time.time()
+    last = ("", 0.0)  # the words of the newest note, and when it was written
+
+    def note(waits_for: str) -> None:
+        nonlocal last
+        now = time.time()
+        if waits_for != last[0] or now - last[1] > _NOTE_SECONDS:
+            last = (waits_for, now)
+            _write(path, {"node": node, "waits_for": waits_for, "since": began, "time": now})
+
+    try:
+        yield note
+    finally:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _write(path: Path, facts: dict[str, object]) -> None:
+    """Leave the note. It is of no use later, so it need not be durable, nor fit on the disk."""
+    temporary = files.temporary_sibling(path)
+    try:
+        temporary.write_text(json.dumps(facts))
+        os.replace(temporary, path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def read(run_dir: Path) -> str | None:
+    """Return in words which node waits for which, None where none does: "node 1 has waited for node 0 for 40 s"."""
+    facts = _newest(run_dir)
+    if facts is None:
+        return None
+    seconds = max(0.0, time.time() - facts["since"])
+    return f"node {facts['node']} has waited for {facts['waits_for']} for {seconds:.0f} s"
+
+
+def doing(run_dir: Path) -> str | None:
+    """Return what a node does that waits, None where none does: "waiting for node 1"."""
+    facts = _newest(run_dir)
+    return None if facts is None else f"waiting for {facts['waits_for']}"
+
+
+def _newest(run_dir: Path) -> dict[str, Any] | None:
+    """Return the note of the lowest node that waits now."""
+    for path in sorted((run_dir / "logs").glob("node-*.waits.json")):
+        try:
+            facts = files.read_object(path)
+            is_whole = isinstance(facts["since"], float) and {"node", "waits_for"} <= facts.keys()
+            is_new = time.time() - float(facts["time"]) < _OLD_SECONDS
+        except (OSError, errors.EnvironmentFault, KeyError, TypeError, ValueError):
+            continue  # it has met the others just now
+        if is_whole and is_new:
+            return facts
+    return None
+
+
+def nodes(numbers: Sequence[int]) -> str:
+    """Return the names of nodes: "node 1, node 3"."""
+    return ", ".join(f"node {number}" for number in numbers)
