@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, LlamaConfig
 
 from kubetune.data.reading import hub
-from kubetune.distributed import torchrun
 from kubetune.kernels import pointwise
 from kubetune.kernels.attention import blockwise, joined
 from kubetune.kernels.attention.blockwise import Rule
@@ -190,15 +189,3 @@ def test_a_wait_that_the_hub_asks_for_is_read_without_its_client(
     monkeypatch.delattr(_http, "_parse_retry_after")
     response = SimpleNamespace(status_code=503, headers={"retry-after": asked})
     assert hub._wait_asked_for(response) == seconds
-
-
-def test_nodes_meet_in_torchruns_own_way() -> None:
-    met = []
-
-    def next_rendezvous(handler: Any) -> str:
-        met.append(handler)
-        return "met"
-
-    handler: Any = SimpleNamespace()
-    assert torchrun._naming_absent_nodes(next_rendezvous)(handler) == "met"
-    assert met == [handler]
