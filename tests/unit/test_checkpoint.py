@@ -121,7 +121,10 @@ def test_no_bit_of_the_manifest_can_change_unseen(tmp_path: Path, bit: int) -> N
 def test_a_manifest_of_another_kind_is_no_manifest(tmp_path: Path, text: str) -> None:
     commit(tmp_path, 1)
     (folder_of(tmp_path, 1) / checkpoints.MANIFEST).write_text(text, errors="surrogateescape")
-    assert checkpoints.verify(folder_of(tmp_path, 1)) == "has an unreadable manifest"
+    assert (
+        checkpoints.verify(folder_of(tmp_path, 1))
+        == "has a manifest that kubetune has not written so"
+    )
 
 
 def test_a_foreign_file_is_damage(tmp_path: Path) -> None:

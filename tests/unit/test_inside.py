@@ -165,7 +165,7 @@ def test_manifests(folder: Path, outside: Path, plant: Callable[[Path, Path], No
     step = folder / "checkpoints" / "step-000001"
     step.mkdir(parents=True)
     plant(step / checkpoints.MANIFEST, outside)
-    assert checkpoints.verify(step) == "has an unreadable manifest"
+    assert checkpoints.verify(step) == "has a manifest that kubetune has not written so"
     assert not whole_folder.is_whole(step, checkpoints.MANIFEST)
     assert checkpoints.newest_step(folder) == 0
 

@@ -35,7 +35,7 @@ from kubetune.data.reading.hub import (
     is_local,
 )
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.models import patches, quantization
+from kubetune.models import patches, quantization, weight_files
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.plan import model_shapes
 from kubetune.plan.base_model import Embeddings
@@ -185,6 +185,8 @@ def load_trained(
             auto_class,
             replace(spec, model=trained),
             device,
+            # A run saves all that it trained: nothing of a checkpoint may be drawn at random.
+            draw=lambda loaded, missing: weight_files.require_same_names(folder, list(missing), []),
             **settings,
         )
 
@@ -200,12 +202,18 @@ def with_adapter(base: Any, folder: Path) -> nn.Module:
     from peft import PeftModel
 
     require_plain_adapter(folder)
-    adapted: nn.Module = PeftModel.from_pretrained(base, str(folder))
-    return adapted
+    with warnings.catch_warnings():
+        # What is missing is an error below.
+        warnings.filterwarnings("ignore", "Found missing adapter keys")
+        adapted: Any = PeftModel.from_pretrained(base, str(folder))
+    # `from_pretrained` keeps to itself what it did not find, and what it found besides.
+    result = adapted.load_adapter(str(folder), adapted.active_adapter)
+    weight_files.require_same_names(folder, result.missing_keys, result.unexpected_keys)
+    return adapted  # type: ignore[no-any-return]
 
 
 def require_plain_adapter(folder: Path) -> None:
-    """Raise ModelError for an adapter with which PEFT would load other weights, pickles or modules.
+    """Raise ModelError for an adapter with which PEFT would load other weights, pickles or modules, or none that work.
 
     megatron_core                                PEFT imports the module that it names
     another peft_type                            loads further adapters, from anywhere
@@ -221,6 +229,8 @@ def require_plain_adapter(folder: Path) -> None:
             f"adapter {folder}: has no adapter_model.safetensors; its weights are read from nothing else. Nothing was "
             "loaded."
         )
+
+    weight_files.require_finite(folder / "adapter_model.safetensors")
 
     # PEFT does what this file says, so it must say nothing unknown.
     facts = read_json(folder / "adapter_config.json")

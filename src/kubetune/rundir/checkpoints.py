@@ -125,7 +125,7 @@ def verify(
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         is_ours = False
     if not is_ours:
-        return "has an unreadable manifest"
+        return "has a manifest that kubetune has not written so"
     # Names, then links, then sizes and content.
     present = whole_folder.contents(folder, but=MANIFEST)
     missing = sorted(listed.keys() - present.keys())

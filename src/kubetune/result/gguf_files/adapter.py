@@ -22,10 +22,10 @@ import gguf
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter
-from safetensors.torch import load_file
 from torch import Tensor
 
 from kubetune import errors
+from kubetune.models import weight_files
 from kubetune.result.gguf_files.families import Facts, family_of
 from kubetune.result.gguf_files.writer import (
     Planned,
@@ -57,7 +57,7 @@ def write_adapter(
             "written."
         )
     names = tensor_names(family, facts)
-    pairs = _pairs(load_file(folder / "adapter_model.safetensors"))
+    pairs = _pairs(weight_files.read(folder / "adapter_model.safetensors"))
     alpha: float | None = None
     planned = []
     for module, (a, b) in sorted(pairs.items()):

@@ -19,11 +19,11 @@ import numpy as np
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf import GGUFWriter, LlamaFileType
-from safetensors import safe_open
 from torch import Tensor
 
 from kubetune import errors
 from kubetune.base import fault_injection
+from kubetune.models import weight_files
 from kubetune.result.gguf_files.families import Facts, Family, family_of, keys_of, layers_of
 from kubetune.result.gguf_files.vocabulary import Vocabulary, read_vocabulary
 
@@ -121,7 +121,7 @@ class Folder:
     def __init__(self, folder: Path) -> None:
         self.place: dict[str, Path] = {}
         for path in _weights(folder):
-            with safe_open(path, "pt") as file:
+            with weight_files.opened(path) as file:
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
                     self.place[name] = path
         if not self.place:
@@ -131,13 +131,13 @@ class Folder:
 
     def load(self, name: str) -> Tensor:
         """Return one tensor in fp32."""
-        with safe_open(self.place[name], "pt") as file:
+        with weight_files.opened(self.place[name]) as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor.float()
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor without reading it."""
-        with safe_open(self.place[name], "pt") as file:
+        with weight_files.opened(self.place[name]) as file:
             return tuple(file.get_slice(name).get_shape())
 
 

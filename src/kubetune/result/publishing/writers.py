@@ -23,7 +23,7 @@ from typing import Any, Final, Literal
 
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kubetune import errors
@@ -31,7 +31,7 @@ from kubetune.base import fault_injection, files
 from kubetune.config.schema import Config
 from kubetune.data.reading.hub import is_local
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.models import loading
+from kubetune.models import loading, weight_files
 from kubetune.models.padding_free import TOLERANCE, unwrap
 from kubetune.models.spec import ModelSpec
 from kubetune.result.inference.result import Result
@@ -115,7 +115,7 @@ def _write_adapter(job: Job, folder: Path, sample: Sample) -> Proof:
 
     # The weights are the checkpoint's. The settings name a base of this machine, which may be a cache.
     checkpoint = job.result.checkpoint
-    tensors = load_file(checkpoint / WEIGHTS)
+    tensors = weight_files.read(checkpoint / WEIGHTS)
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = json.loads((checkpoint / SETTINGS).read_text())
     settings["base_model_name_or_path"] = job.config.model.path

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -79,6 +79,14 @@ class _Source(NamedTuple):
     offset: int  # of the shard's first number in the file's buffer
 
 
+def _opened(path: Path) -> Any:
+    """Return a file of safetensors. Raise ValueError where it is none, or not whole."""
+    try:
+        return safe_open(path, framework="pt")
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} is no whole file of safetensors ({error})") from None
+
+
 class Buffers:
     """The buffers in a checkpoint folder, read shard by shard. Open them with `with`."""
 
@@ -91,7 +99,7 @@ class Buffers:
         self._files = []
         self._sources: list[_Source] = []  # in the order of the whole buffer
         for path in paths:
-            file = self._stack.enter_context(safe_open(path, framework="pt"))
+            file = self._stack.enter_context(_opened(path))
             self._files.append(file)
             self._sources.extend(_sources(file))
 
