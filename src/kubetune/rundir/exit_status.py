@@ -18,7 +18,7 @@ from kubetune import errors
 from kubetune.base.files import read_object, write_atomic
 from kubetune.base.jsonl import warn
 from kubetune.base.logs import scrub
-from kubetune.rundir.metrics import now
+from kubetune.rundir.metrics import is_time, now
 
 EXIT = "exit.json"
 EndState = Literal["done", "stopped", "failed"]
@@ -104,8 +104,8 @@ def read_end(run_dir: Path) -> str | None:
     # Events cannot tell: a push or an export months later is one too.
     with suppress(FileNotFoundError, errors.EnvironmentFault):
         time = read_object(run_dir / EXIT).get("time")
-        if isinstance(time, str):
-            return time
+        if is_time(time):
+            return str(time)
     return None
 
 

@@ -174,7 +174,8 @@ def is_number(value: Any) -> bool:
     return type(value) is int or (type(value) is float and value - value == 0.0)
 
 
-def _is_time(value: object) -> bool:
+def is_time(value: object) -> bool:
+    """True for a moment as events have it."""
     try:
         return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
@@ -216,10 +217,10 @@ def _are_timings(lines: list[Any]) -> bool:
 
 
 def _is_event(line: Mapping[str, Any]) -> bool:
-    if not isinstance(line.get("event"), str) or not _is_time(line.get("time")):
+    if not isinstance(line.get("event"), str) or not is_time(line.get("time")):
         return False
     # Only a launch has it, and only after a start that was cut off.
-    return "last_seen" not in line or _is_time(line["last_seen"])
+    return "last_seen" not in line or is_time(line["last_seen"])
 
 
 def _is_answered(line: Mapping[str, Any]) -> bool:
