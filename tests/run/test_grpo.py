@@ -51,12 +51,20 @@ def low(prompts, completions, completion_ids, **columns):
 
 
 def config_of(inputs: Path, training: dict[str, Any] | None = None, **settings: Any) -> Config:
-    """Learn to write tokens below 128: 4 prompts with 4 answers of at most 8 tokens, 6 steps."""
+    """Learn to write tokens below 128: 4 prompts with 4 answers of at most 8 tokens, 6 steps.
+
+    Each evaluation asks 2 prompts, so that the 2 rewards judge 4 times before the first answer of the training.
+    """
     code = inputs / "rewards.py"
     code.write_text(CODE)
-    data = inputs / "noted.jsonl"
-    lines = [json.loads(line) for line in (inputs / "train.jsonl").read_text().splitlines()]
-    data.write_text("".join(json.dumps({**line, "note": "x"}) + "\n" for line in lines))
+    # The function reads a column of the records, also of those that are held out.
+    data = {}
+    for split in ("train", "eval"):
+        records_of_split = (inputs / f"{split}.jsonl").read_text().splitlines()
+        lines = [json.dumps({**json.loads(record), "note": "x"}) for record in records_of_split]
+        file = inputs / f"noted-{split}.jsonl"
+        file.write_text("\n".join(lines) + "\n")
+        data[split] = str(file)
     return toy.make_config(
         inputs,
         {
@@ -64,8 +72,9 @@ def config_of(inputs: Path, training: dict[str, Any] | None = None, **settings: 
             "lr_scheduler_type": "constant", **(training or {}),
         },
         task="grpo",
-        data={"train": str(data)},
+        data=data,
         grpo={"num_generations": 4, "max_completion_length": 8, "generation_batch_size": 8, **settings},
+        evaluation={"generate": {"rows": 2}},
         rewards=[{"file": str(code), "function": "low"}, {"name": "length", "settings": {"target": 8}, "weight": 0.1}],
     )  # fmt: skip
 
@@ -412,12 +421,13 @@ WINDOWS: dict[str, dict[str, Any]] = {
     ("name", "point", "nth"),
     [
         ("one", "generation", 5),
-        ("one", "reward", 13),
+        ("one", "reward", 3),  # while the model before training is measured
+        ("one", "reward", 17),
         ("one", "micro-batch", 4),
         ("one", "commit.sealed", 2),
         pytest.param("one", "generation", 60, marks=slow),
         pytest.param("one", "reward", 30, marks=slow),
-        pytest.param("several", "reward", 4, marks=slow),
+        pytest.param("several", "reward", 8, marks=slow),
         ("several", "micro-batch", 6),
     ],
 )
@@ -433,7 +443,7 @@ def test_a_killed_run_ends_as_one_that_was_never_killed(
 def test_groups_that_are_whole_are_not_drawn_again(inputs: Path, tmp_path: Path) -> None:
     run_dir = toy.make_run(tmp_path / "run", config_of(inputs))
     # Two groups of two prompts go together; the process dies while the third of four is rewarded.
-    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:reward:5"}) == [KILLED]
+    assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:reward:9"}) == [KILLED]
     path = records.file_of(run_dir, 0)
     lines = path.read_text().splitlines()
     assert len(lines) == 2
@@ -508,17 +518,21 @@ def test_an_error_of_one_rank_ends_all_ranks_with_its_reason(inputs: Path, tmp_p
     )
     config = config_of(inputs, {"max_steps": 1, "eval_steps": 1}, on_reward_error="stop")
     data = tmp_path / "train.jsonl"
+    held_out = tmp_path / "held-out.jsonl"
+    held_out.write_text('{"prompt": "say 5", "solution": "good"}\n')
     lines = []
     for number in range(4):
         solution = "bad" if number == 2 else "good"
         lines.append(json.dumps({"prompt": f"say {number}", "solution": solution}) + "\n")
     data.write_text("".join(lines))
-    sources = Config.model_validate({"model": "x", "data": {"train": str(data)}}).data.train
+    of_files = {"train": str(data), "eval": str(held_out)}
+    sources = Config.model_validate({"model": "x", "data": of_files}).data
     reward = RewardConfig(file=str(code), function="f")
+    changed = {"train": sources.train, "eval": sources.eval}
     config = config.model_copy(
         update={
             "rewards": (reward,),
-            "data": config.data.model_copy(update={"train": sources}),
+            "data": config.data.model_copy(update=changed),
         }
     )
     run_dir = toy.make_run(tmp_path / "run", config, 2)
@@ -559,20 +573,6 @@ def test_a_model_that_cannot_draw_with_a_cache_is_refused_by_name(tmp_path: Path
         errors.ModelError, match="RwkvForCausalLM cannot draw answers with the cache"
     ):
         require_sampling(replace(learner, grpo=GrpoConfig()), PROMPTS[:1], 0)
-
-
-def test_data_of_an_evaluation_need_the_right_answers(inputs: Path, tmp_path: Path) -> None:
-    asked = tmp_path / "asked.jsonl"
-    asked.write_text('{"prompt": "one two"}\n{"prompt": "three", "solution": 4}\n')
-    config = config_of(inputs)
-    data = config.data.model_copy(
-        update={
-            "eval": Config.model_validate({"model": "x", "data": {"train": str(asked)}}).data.train
-        }
-    )
-    run_dir = toy.make_run(tmp_path / "run", config.model_copy(update={"data": data}))
-    assert toy.train(run_dir) == [errors.USER]
-    assert "1 of 2 rows have no right answer" in toy.log_of(run_dir)
 
 
 def test_own_attention_is_given_back(inputs: Path) -> None:

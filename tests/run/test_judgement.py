@@ -27,7 +27,7 @@ from kubetune.result.publishing.export import export_run
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring.counted_draws import uniforms
 from kubetune.scoring.generation import until_end
-from kubetune.scoring.judge import Judge, answer, judge_of
+from kubetune.scoring.judge import Judge, Reply, answer, judge_of
 from kubetune.scoring.metrics import exact_match
 from kubetune.scoring.questions import Question, drawn
 from kubetune.training.rollouts.sampler import draw
@@ -63,8 +63,9 @@ def test_answers_in_batches_are_those_of_transformers_one_by_one(name: str, inpu
     learner = Learner(model.train(), choose_attention(model))
     assert learner.route.padding_free
     wanted = GenerateConfig(metric=("exact_match",), max_new_tokens=TOKENS, batch_size=4)
-    answers = answer(Judge(wanted, tokenizer, asked), learner, World(), lambda: False)
-    assert answers == {row: [text] for row, text in alone.items()}
+    replies = answer(Judge(wanted, tokenizer, asked), learner, World(), lambda: False)
+    assert replies is not None
+    assert {row: of_row.text.strip() for row, [of_row] in replies.items()} == alone
     assert len(set(alone.values())) > 1, "a model that always says the same proves nothing"
     assert learner.model.training
     assert choose_attention(model).padding_free, "and it trains as before"
@@ -83,8 +84,8 @@ def test_drawn_answers_are_those_of_the_sampler_and_judged_each(inputs: Path) ->
     measures = {"exact_match": exact_match, "rouge_l": lambda *_: 0.0}
     judge = Judge(wanted, tokenizer, asked, measures=measures)
     learner = Learner(model.train(), choose_attention(model))
-    answers = answer(judge, learner, World(), lambda: False)
-    assert answers is not None
+    replies = answer(judge, learner, World(), lambda: False)
+    assert replies is not None
     drawing = GrpoConfig(num_generations=4, max_completion_length=TOKENS, temperature=0.8)
     learner.model.eval()
     for question in asked:
@@ -97,7 +98,7 @@ def test_drawn_answers_are_those_of_the_sampler_and_judged_each(inputs: Path) ->
         for drawn_tokens in tokens:
             ids = until_end(drawn_tokens.ids, tokenizer.eos_ids)
             expected.append(tokenizer.decode(ids).strip())
-        assert answers[question.row][1:] == expected
+        assert [reply.text.strip() for reply in replies[question.row][1:]] == expected
         assert len(set(expected)) > 1
 
     # 1 of 4, none of 4, and so on: pass@1 is the mean of shares, pass@4 the share of questions with any.
@@ -106,7 +107,9 @@ def test_drawn_answers_are_those_of_the_sampler_and_judged_each(inputs: Path) ->
         row: [judge.reference(asked[0]) if text == "5" else text for text in texts]
         for row, texts in answers.items()
     }
-    values, lines = judge.score(answers)
+    values, lines = judge.score(
+        {row: [Reply(text, ()) for text in texts] for row, texts in answers.items()}
+    )
     assert values["eval_exact_match"] == 0.0
     assert values["eval_exact_match_pass_at_1"] == pytest.approx((0.25 + 0 + 1) / 3)
     assert values["eval_exact_match_pass_at_4"] == pytest.approx(2 / 3)

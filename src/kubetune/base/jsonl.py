@@ -284,18 +284,26 @@ def tail(path: Path, is_good: IsGood = lambda _: True, most: int | None = None) 
 def newest_with(
     path: Path, keys: Sequence[str], is_good: IsGood = lambda _: True
 ) -> dict[str, Line | None]:
-    """Return for each key the last line of `tail` that has it, or None. Only lines that name the key are parsed."""
+    """Return for each key the last line of `tail` that has it, or None. Only lines that name the key are parsed.
+
+    A key that ends with `_` stands for all keys that begin so.
+    """
     lines = last_lines(path, _TAIL_BYTES)
     return {key: _newest_with(lines, key, is_good) for key in keys}
 
 
 def _newest_with(lines: Sequence[bytes], key: str, is_good: IsGood) -> Line | None:
     """Return the last good line that has a key. Looking for its name in the bytes spares parsing most lines."""
-    quoted = f'"{key}"'.encode()
+    is_beginning = key.endswith("_")
+    quoted = f'"{key}'.encode()
+    if not is_beginning:
+        quoted += b'"'
     for line in reversed(lines):
         if quoted in line and line.endswith(b"\n"):
             value = parse(line)
-            if value is not None and key in value and is_good(value):
+            if value is None or not is_good(value):
+                continue
+            if key in value or (is_beginning and any(name.startswith(key) for name in value)):
                 return value
     return None
 

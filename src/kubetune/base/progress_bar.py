@@ -1,4 +1,4 @@
-"""The progress bar of rank 0 on a terminal: steps, loss, learning rate, tokens/s and the time left.
+"""The progress bar of rank 0 on a terminal: steps, loss, what tells how the task goes, speed and the time left.
 
 Log lines appear above the bar. Without a terminal, `[TRAIN]` lines show the same numbers (logs.py).
 """
@@ -6,6 +6,8 @@ Log lines appear above the bar. Without a terminal, `[TRAIN]` lines show the sam
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Self
 
 from rich.console import Console
@@ -45,11 +47,21 @@ class Progress:
         step: int,
         *,
         loss: float | None = None,
+        measures: Mapping[str, float] = MappingProxyType({}),
         learning_rate: float | None = None,
         tokens_per_second: float | None = None,
     ) -> None:
-        """Move to `step` completed steps, and show the numbers that are not None."""
-        numbers = []
+        """Move to `step` completed steps, and show the numbers that are not None. `measures`: of the task, by name.
+
+        Those come first: where the terminal is narrow, the end is cut off.
+        """
+        numbers: list[str] = []
+        for name, value in measures.items():
+            # The spread belongs to the reward before it.
+            if name.endswith("_std"):
+                numbers[-1] += f" ± {value:.2f}"
+            else:
+                numbers.append(f"{name} {value:.2f}")
         if loss is not None:
             numbers.append(f"loss {loss:.4f}")
         if learning_rate is not None:

@@ -21,6 +21,9 @@ REWARD_MEASURES: Final = ("accuracy", "margin", "reward_chosen", "reward_rejecte
 # The same for `task: preference`. Only KTO has `kl`.
 PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", "kl")
 
+# What tells best, besides the loss, how a run of a task goes: measures of a step, shown with each loss and at the end.
+TELLING: Final = ("reward", "reward_std", "accuracy", "margin")
+
 # Metrics of a step of `task: grpo`, means over tokens: divergence, shares of clipped ratios, sampler against training.
 GRPO_MEASURES: Final = ("kl", "clip_low", "clip_high", "sampling_difference")
 

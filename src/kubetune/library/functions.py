@@ -17,7 +17,7 @@ from kubetune.config.load import load_config, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.configs import ConfigLike, config_of
-from kubetune.rundir.metrics import EVENTS, METRICS, follower
+from kubetune.rundir.metrics import EVENTS, METRICS, follower, is_evaluation
 
 # `function(prompt, answer, reference, record)`.
 Metric = Callable[[str, str, str, dict[str, Any]], float]
@@ -119,4 +119,4 @@ class RunFollower:
 
 def _key(line: Mapping[str, Any]) -> tuple[int, bool]:
     """Return what tells lines apart: a step may have one line of training and one of evaluation."""
-    return line.get("step", -1), "eval_loss" in line
+    return line.get("step", -1), is_evaluation(line)

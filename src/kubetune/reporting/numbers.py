@@ -163,7 +163,7 @@ class _Collected:
         """Add lines of metrics.jsonl."""
         steps = []
         for line in chunk:
-            if "eval_loss" in line:
+            if metrics.is_evaluation(line):
                 self._evaluations.append(line)
             if "loss" in line:
                 steps.append(line)

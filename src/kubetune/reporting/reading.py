@@ -27,7 +27,7 @@ from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_end, read_exit_status
 from kubetune.rundir.labels import NO_LABELS, Labels, read_labels
 from kubetune.rundir.report import read_report
-from kubetune.rundir.totals import runaway_line
+from kubetune.rundir.totals import nothing_learnt_line, runaway_line
 
 Lines = list[dict[str, Any]]
 
@@ -146,7 +146,7 @@ def read_run(
         benchmarks=files.object(metrics.BENCHMARKS),
         answers=files.lines(metrics.BEFORE_AFTER),
         checkpoints=files.checkpoints(),
-        incidents=_incidents(events, files.object(heartbeat.HANG)) + _runaway(report),
+        incidents=_incidents(events, files.object(heartbeat.HANG)) + _went_wrong(report),
         exit_status=read_exit_status(run_dir),
         ended=read_end(run_dir),
         labels=read_labels(run_dir),
@@ -248,14 +248,17 @@ def _without_repeated_steps(samples: Lines) -> Lines:
     return kept
 
 
-def _runaway(report: Mapping[str, Any]) -> list[Incident]:
-    """Return the end of a run whose loss ran away though all its numbers were finite."""
-    runaway = report.get("loss_runaway")
-    if not isinstance(runaway, dict):
-        return []
-    # "the loss ran away: 9.3 over the last 50 steps, …" → what is behind the colon
-    detail = runaway_line(runaway).partition(": ")[2]
-    return [Incident(report["finished"], "the loss ran away", detail, report.get("steps"), True)]
+def _went_wrong(report: Mapping[str, Any]) -> list[Incident]:
+    """Return the end of a run that came to its last step, though its loss ran away or nothing was learned."""
+    incidents = []
+    for key, in_words in (("loss_runaway", runaway_line), ("nothing_learnt", nothing_learnt_line)):
+        facts = report.get(key)
+        if isinstance(facts, dict):
+            # "the loss ran away: 9.3 over the last 50 steps, …" is a title, and what is behind the colon.
+            title, _, detail = in_words(facts).partition(": ")
+            time = report["finished"]
+            incidents.append(Incident(time, title, detail, report.get("steps"), True))
+    return incidents
 
 
 def _incidents(events: Lines, hang: Mapping[str, Any]) -> list[Incident]:

@@ -27,6 +27,8 @@ EVENTS = "events.jsonl"
 EVENTS_VERSION = 1
 REPORT = "report.json"
 IDENTITY = "identity.json"  # size and SHA-256 of the files that the run is made from (data/prepared/identity)
+# What the names of all metrics of evaluations begin with.
+OF_EVALUATION = "eval_"
 TRACKING = "tracking.json"  # the MLflow run that a resumed run continues
 LOAD = "load.jsonl"  # how busy the machine of rank 0 is
 # How many tokens each expert got, by layer, in the steps of the last start.
@@ -125,7 +127,7 @@ def _of_step(path: Path, step: int | None) -> dict[str, Any]:
 
 
 def read_metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Return all lines of metrics.jsonl in order: training steps, and evaluations (those with `eval_loss`)."""
+    """Return all lines of metrics.jsonl in order: training steps, and evaluations (`is_evaluation`)."""
     return read_lines(run_dir / METRICS)
 
 
@@ -166,6 +168,14 @@ def last_lines(path: Path, most: int | None = None) -> list[dict[str, Any]]:
 def newest_with(path: Path, keys: Sequence[str]) -> dict[str, dict[str, Any] | None]:
     """Return the last line of a JSONL file of a run that has each key, None where none near its end has it."""
     return jsonl.newest_with(path, keys, _LINE_CHECKS.get(path.name, _is_anything))
+
+
+def is_evaluation(line: Mapping[str, Any]) -> bool:
+    """True for a line of metrics.jsonl that is an evaluation, whatever the task measures in one."""
+    # Nearly all lines of evaluations have a loss, so that the others are looked through only where it is missing.
+    if "eval_loss" in line:
+        return True
+    return "loss" not in line and any(name.startswith(OF_EVALUATION) for name in line)
 
 
 def is_number(value: Any) -> bool:
@@ -270,7 +280,7 @@ def _cut_after(path: Path, step: int, evaluated_step: int) -> None:
     has_evaluation = False
     for line, values in _lines_up_to(path, step, evaluated_step):
         size += len(line)
-        if "eval_loss" in values:
+        if is_evaluation(values):
             has_evaluation = has_evaluation or values["step"] == evaluated_step
         elif 0 < values["step"] <= step:
             has_step[int(values["step"])] = 1
@@ -300,7 +310,7 @@ def _lines_up_to(
     for line, values in jsonl.read_both(path, _LINE_CHECKS[path.name]):
         # The checkpoint of step 40 may be older than the evaluation after step 40, which is then done again.
         last = step
-        if "eval_loss" in values:
+        if is_evaluation(values):
             last = evaluated_step
         if values["step"] <= last:
             yield line, values

@@ -15,7 +15,7 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import REPORT, now, read_events
 from kubetune.rundir.throughput import throughput
-from kubetune.rundir.totals import Totals, runaway
+from kubetune.rundir.totals import Totals, measured_ends, runaway
 
 REPORT_VERSION = 1
 _REPORT_START = b'{\n  "schema_version"'
@@ -53,6 +53,7 @@ def write_report_json(
         "loss_first": totals.first.get("loss"),
         "loss_last": totals.last.get("loss"),
         "loss_runaway": runaway(totals),
+        "measures": measured_ends(totals),
         "eval_last": totals.evaluation,
         "peak_memory_bytes": peak_memory_bytes,
         "data_fingerprint": data_fingerprint,

@@ -158,7 +158,7 @@ def progress(
         beats = heartbeat.read_beats(run_dir)
 
     # A list of runs calls this for thousands of them, so only the needed lines are parsed.
-    newest = metrics.newest_with(run_dir / metrics.METRICS, ("loss", "eval_loss"))
+    newest = metrics.newest_with(run_dir / metrics.METRICS, ("loss", metrics.OF_EVALUATION))
     training = newest["loss"] or {}
     timings = metrics.last_lines(run_dir / metrics.TIMINGS, _STEPS_FOR_SPEED)
     step = training.get("step")
@@ -189,7 +189,7 @@ def progress(
         "experts": _present(training, EXPERT_MEASURES),
         "tokens_per_second": tokens_per_second,
         "seconds_left": _seconds_left(step, steps, timings),
-        "evaluation": newest["eval_loss"],
+        "evaluation": newest[metrics.OF_EVALUATION],
         "saved_step": saved,
         "best": _best(run_dir, saved),
         "restarts": _restarts(events),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -14,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted
-from kubetune.rundir.metrics import METRICS, TIMINGS, is_number, stream_lines
+from kubetune.config.metric_names import TELLING
+from kubetune.rundir.metrics import METRICS, TIMINGS, is_evaluation, is_number, stream_lines
 
 _ENDS = 10  # steps at each end of the run whose losses are compared
 
@@ -41,6 +43,13 @@ class Totals:
     evaluation: Mapping[str, Any] | None = None  # line of the last evaluation
     first_losses: list[float] = field(default_factory=list)  # at most _ENDS
     last_losses: list[float] = field(default_factory=list)  # at most _ENDS, in order
+    # What tells how the run went, besides its loss: values of the first and of the last steps, by name.
+    first_measures: dict[str, list[float]] = field(default_factory=dict)  # at most _ENDS each
+    last_measures: dict[str, deque[float]] = field(default_factory=dict)  # at most _ENDS each
+    # Steps of a run by reward from which nothing was learnt, as all answers to each prompt got the same reward.
+    flat_steps: int = 0
+    lowest_reward: float = math.inf  # means of steps
+    highest_reward: float = -math.inf
 
     @property
     def waiting_share(self) -> float | None:
@@ -65,9 +74,30 @@ class Totals:
         newest.reverse()
         self.last_losses = [*self.last_losses, *newest][-_ENDS:]
 
+        # The steps of a run are all of one task.
+        if any(name in steps[0] for name in TELLING):
+            for step in steps:
+                self._add_measures(step)
+
         self.samples += _sum(steps, "samples")
         self.tokens += _sum(steps, "tokens")
         self.trained_tokens += _sum(steps, "trained_tokens")
+
+    def _add_measures(self, step: Mapping[str, Any]) -> None:
+        """Note what tells how a step went."""
+        for name in TELLING:
+            value: Any = step.get(name)
+            if is_number(value):
+                first = self.first_measures.setdefault(name, [])
+                if len(first) < _ENDS:
+                    first.append(value)
+                self.last_measures.setdefault(name, deque(maxlen=_ENDS)).append(value)
+        if step.get("zero_variance") == 1.0:
+            self.flat_steps += 1
+        reward: Any = step.get("reward")
+        if is_number(reward):
+            self.lowest_reward = min(self.lowest_reward, reward)
+            self.highest_reward = max(self.highest_reward, reward)
 
 
 def _sum(steps: Sequence[Mapping[str, Any]], key: str) -> int:
@@ -95,11 +125,73 @@ def read_totals(run_dir: Path) -> Totals:
     if waiting:
         totals.waiting_seconds = math.fsum(waiting)
     for line in stream_lines(run_dir / METRICS):
-        if "eval_loss" in line:
+        if is_evaluation(line):
             totals.evaluation = line
         if "loss" in line:
             totals.add([line])
     return totals
+
+
+def measured_ends(totals: Totals) -> dict[str, dict[str, float]]:
+    """Return what tells how a run went at both ends, by name: `first` and `last`, means of `steps` steps.
+
+    Ends as `runaway` has them, so that the two do not overlap: of a run of 8 steps the first 2 and the last 2.
+    """
+    count = max(1, min(_ENDS, totals.steps // 4))
+    ends = {}
+    for name, values in totals.first_measures.items():
+        first = statistics.fmean(values[:count])
+        last = statistics.fmean(list(totals.last_measures[name])[-count:])
+        ends[name] = {"first": first, "last": last, "steps": count}
+    return ends
+
+
+def ends_line(ends: Mapping[str, Mapping[str, float]]) -> str:
+    """Return what `measured_ends` returned in a line, "" if it is empty.
+
+    reward 0.2 → 0.35, reward_std 0.4 → 0.3 in training (means of the first and the last 10 steps)
+    """
+    texts = []
+    count = 1.0
+    for name, end in ends.items():
+        texts.append(f"{name} {end['first']:.3g} → {end['last']:.3g}")
+        count = end["steps"]
+    if not texts:
+        return ""
+    of = "first and last step"
+    if count > 1:
+        of = f"means of the first and the last {count:.0f} steps"
+    return f"{', '.join(texts)} in training ({of})"
+
+
+def nothing_learnt(totals: Totals, answers_of_prompt: int) -> dict[str, Any] | None:
+    """Return the facts of a run by reward from which nothing was learnt, None for any other run.
+
+    That is one in which no answer of any step was better than another one to the same prompt.
+    """
+    if not totals.steps or totals.flat_steps < totals.steps:
+        return None
+    facts: dict[str, Any] = {"answers": totals.samples * answers_of_prompt}
+    # All answers judged, and all steps alike: then each answer got this reward.
+    spread = totals.last_measures.get("reward_std", ())
+    is_same = totals.lowest_reward == totals.highest_reward and not any(spread)
+    facts["reward"] = totals.lowest_reward if is_same else None
+    return facts
+
+
+def nothing_learnt_line(facts: Mapping[str, Any]) -> str:
+    """Return what `nothing_learnt` returned as a sentence."""
+    answers = f"all {facts['answers']:,} answers"
+    if facts["reward"] is None:
+        same = (
+            f"to each prompt, all of its answers got the same reward ({facts['answers']:,} answers)"
+        )
+    else:
+        same = f"{answers} got reward {facts['reward']:g}"
+    return (
+        f"nothing was learned: {same}. Look at them with `kubetune rollouts`; a reward that has more values, easier "
+        "prompts, a higher grpo.temperature, or a model that was first trained on examples gives something to learn from"
+    )
 
 
 def runaway(totals: Totals) -> dict[str, Any] | None:

@@ -7,12 +7,13 @@ evaluation while the weights are. Nothing of the training changes.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -48,6 +49,21 @@ if TYPE_CHECKING:
 _SHOWN = 60
 
 
+class Reply(NamedTuple):
+    """An answer of the model."""
+
+    text: str  # without special tokens
+    ids: tuple[int, ...]  # without the token that ends it
+
+
+@dataclass(frozen=True)
+class Rewarded:
+    """What the rewards of `task: grpo` say of an answer."""
+
+    total: float  # weighted sum; 0 where no reward could judge it, as in TRL
+    rewards: Mapping[str, float | None]  # by name; None where it could not judge
+
+
 @dataclass(frozen=True)
 class Judge:
     """Questions of each evaluation, and measures of the answers."""
@@ -68,11 +84,14 @@ class Judge:
         return self.tokenizer.decode(question.answer).strip()
 
     def score(
-        self, answers: Mapping[int, Sequence[str]]
+        self,
+        answers: Mapping[int, Sequence[Reply]],
+        rewards: Mapping[int, Rewarded] = MappingProxyType({}),
     ) -> tuple[dict[str, float], list[dict[str, Any]]]:
         """Return metrics of the answers by row, and a line for each row: `row`, `answer`, `scores`, `samples`.
 
-        The first answer of a row is the greedy one; those that were drawn are behind it.
+        The first answer of a row is the greedy one; those that were drawn are behind it. `rewards`: of the greedy
+        answers, where rewards judged them.
         """
         lines: list[dict[str, Any]] = []
         texts: list[str] = []
@@ -81,10 +100,15 @@ class Judge:
             # Where the time ran out, some were not asked.
             if question.row not in answers:
                 continue
-            answer, *samples = answers[question.row]
+            answer, *samples = [reply.text.strip() for reply in answers[question.row]]
             reference = self.reference(question)
             scores = self._score_row(question, answer, reference)
             line: dict[str, Any] = {"row": question.row, "answer": answer, "scores": scores}
+            if question.row in rewards:
+                rewarded = rewards[question.row]
+                # First, since it is what such a run is about.
+                scores = {"reward": rewarded.total, **scores}
+                line |= {"scores": scores, "rewards": dict(rewarded.rewards)}
             if samples:
                 scores |= self._score_samples(samples, reference)
                 line["samples"] = samples
@@ -92,7 +116,7 @@ class Judge:
             texts.append(answer)
             references.append(reference)
 
-        metrics = {}
+        metrics = _means_of_rewards([rewards[line["row"]] for line in lines if rewards])
         of_samples: list[str] = []
         for name in self.wanted.sampled_metrics:
             of_samples += pass_names(name, self.wanted.samples or 0)
@@ -131,6 +155,32 @@ class Judge:
             raise errors.ConfigError(f"{place}: {error}") from error
 
         return scores
+
+
+def _means_of_rewards(rewarded: Sequence[Rewarded]) -> dict[str, float]:
+    """Return `eval_reward`, how far it spreads over the answers, and each reward by itself where there are several."""
+    if not rewarded:
+        return {}
+    totals = [answer.total for answer in rewarded]
+    metrics = {
+        "eval_reward": statistics.fmean(totals),
+        "eval_reward_std": statistics.pstdev(totals),
+    }
+    names = list(rewarded[0].rewards)
+    for name in names:
+        values = [answer.rewards[name] for answer in rewarded]
+        known = [value for value in values if value is not None]
+        if known and len(names) > 1:
+            metrics[f"eval_reward/{name}"] = statistics.fmean(known)
+    unjudged = sum(not any_known(answer) for answer in rewarded)
+    if unjudged:
+        metrics["eval_unjudged"] = unjudged / len(rewarded)
+    return metrics
+
+
+def any_known(rewarded: Rewarded) -> bool:
+    """True if some reward could judge the answer."""
+    return any(value is not None for value in rewarded.rewards.values())
 
 
 def judge_of(
@@ -250,7 +300,7 @@ def answer(
     world: World,
     is_stopping: Callable[[], bool],
     count: Callable[[int], None] | None = None,
-) -> dict[int, list[str]] | None:
+) -> dict[int, list[Reply]] | None:
     """Return answers by row, the greedy one first, of all ranks on all ranks; None if a stop was asked for meanwhile.
 
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
@@ -269,7 +319,7 @@ def answer(
     if mine is None:
         return None
 
-    answers: dict[int, list[str]] = {}
+    answers: dict[int, list[Reply]] = {}
     for of_rank in process_group.gather(mine, world):
         answers |= of_rank
     if len(answers) < len(judge.asked) and world.is_main:
@@ -289,7 +339,7 @@ def _ask(
     settings: Mapping[str, Any],
     is_stopping: Callable[[], bool],
     count: Callable[[int], None] | None,
-) -> dict[int, list[str]] | None:
+) -> dict[int, list[Reply]] | None:
     """Return this rank's answers by row; None if a stop was asked for meanwhile."""
     # `max_seconds` counts from here, on each rank by its own clock; all decide together below.
     began = time.monotonic()
@@ -301,7 +351,7 @@ def _ask(
         "synced_gpus": fsdp.is_sharded(lm),
         **settings,
     }
-    mine: dict[int, list[str]] = {}
+    mine: dict[int, list[Reply]] = {}
     learner.model.eval()
     try:
         with own_attention(lm), torch.no_grad():
@@ -325,8 +375,8 @@ def _ask(
 
                 # The answers to a group that was asked again are dropped: another rank has them.
                 if number < len(groups):
-                    for question, texts in zip(group, replies, strict=True):
-                        mine[question.row] = texts
+                    for question, of_question in zip(group, replies, strict=True):
+                        mine[question.row] = of_question
                 if count is not None:
                     count(len(mine))
     finally:
@@ -337,11 +387,11 @@ def _ask(
 
 def _replies(
     judge: Judge, lm: Any, group: Sequence[Question], settings: Mapping[str, Any]
-) -> list[list[str]]:
+) -> list[list[Reply]]:
     """Return the greedy answer to each question of a group, and behind it those that are drawn."""
     prompts = [question.ids for question in group]
     images = [question.images for question in group]
-    replies: list[list[str]] = [[] for _ in group]
+    replies: list[list[Reply]] = [[] for _ in group]
     # As many rows at a time as for the greedy answer, so that drawn ones take no more memory.
     for sample in range(1 + (judge.wanted.samples or 0)):
         heartbeat.beat("evaluation")
@@ -351,8 +401,8 @@ def _replies(
             # Beams would follow several tokens, of which only one is possible.
             changed = {**settings, "logits_processor": [draws], "num_beams": 1}
         new = generate(lm, judge.tokenizer, prompts, changed, judge.reader, images)
-        for texts, ids in zip(replies, new, strict=True):
-            texts.append(judge.tokenizer.decode(ids).strip())
+        for of_question, ids in zip(replies, new, strict=True):
+            of_question.append(Reply(judge.tokenizer.decode(ids), tuple(ids)))
     return replies
 
 

@@ -157,6 +157,8 @@ def measures_of(
 
     measures: dict[str, Measure] = {}
     for name in wanted.metric:
+        if name == "reward":
+            continue  # the run's rewards judge it, which see more than two texts
         measures[name] = _behind_thoughts(_measure(name, wanted))
     return measures
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.gate import Condition
+from kubetune.config.schema.evaluation import how_answered
 from kubetune.data.prepared.histogram import bars
 from kubetune.rundir import metrics
 from kubetune.scoring.comparison import (
@@ -22,7 +23,7 @@ from kubetune.scoring.comparison import (
 )
 
 if TYPE_CHECKING:
-    from kubetune.config.schema.evaluation import EvaluationConfig
+    from kubetune.config.schema.evaluation import EvaluationConfig, GenerateConfig
 
 _COMPARISONS: Final = {
     ">=": operator.ge,
@@ -56,7 +57,7 @@ def conclude(
     }
     # There is nothing to compare with where the base model was asked nothing.
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
-        facts |= _facts_of_answers(run_dir, step)
+        facts |= _facts_of_answers(run_dir, step, wanted.generate)
         for line in facts["answers"]:
             logs.RESULT.info("%s", line_in_words(line))
 
@@ -76,12 +77,12 @@ def conclude(
 def _values_of_step(run_dir: Path, step: int) -> dict[str, Any]:
     """Return the metrics of the evaluation after a step; none where there was none."""
     for line in metrics.read_metrics(run_dir):
-        if line["step"] == step and "eval_loss" in line:
+        if line["step"] == step and metrics.is_evaluation(line):
             return line
     return {}
 
 
-def _facts_of_answers(run_dir: Path, step: int) -> dict[str, Any]:
+def _facts_of_answers(run_dir: Path, step: int, generate: GenerateConfig) -> dict[str, Any]:
     """Return what the verdict says of the answers before training and after a step."""
     # Step 0 is the model before training.
     before = read_answers(run_dir, 0)
@@ -89,7 +90,7 @@ def _facts_of_answers(run_dir: Path, step: int) -> dict[str, Any]:
     answers = []
     changed = {}
     for measured in compare_answers(before, after):
-        answers.append(measured.facts())
+        answers.append(measured.facts() | {"how": how_answered(measured.metric, generate)})
         changed[measured.metric] = turned(
             before,
             after,
@@ -193,6 +194,8 @@ def line_in_words(line: Mapping[str, Any]) -> str:
     text = f"{line['metric']} {line['before']:.4g} → {line['after']:.4g}"
     if "test" not in line:
         return text
+    if "how" in line:
+        text += f", {line['how']}"
     low, high = line["after_interval"]
     return (
         f"{text} (95 %: {low:.3g}–{high:.3g}, {line['rows']} rows); {line['gained']} gained, {line['lost']} lost, "

@@ -20,7 +20,14 @@ from kubetune.rundir import heartbeat, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.report import is_reported, read_report, write_report_json
 from kubetune.rundir.throughput import throughput_line
-from kubetune.rundir.totals import Totals, read_totals, runaway_line
+from kubetune.rundir.totals import (
+    Totals,
+    ends_line,
+    nothing_learnt,
+    nothing_learnt_line,
+    read_totals,
+    runaway_line,
+)
 from kubetune.training.run_log import peak_memory_bytes
 from kubetune.training.start.preparation import planned_tokens
 
@@ -49,7 +56,7 @@ def _write_report(
         logs.DONE.info(
             "all %d steps were done before; %s tells of them", state.step, run_dir / metrics.REPORT
         )
-        return _remark(read_report(run_dir).get("loss_runaway"))
+        return _remark(read_report(run_dir))
 
     events = metrics.read_events(run_dir)
     totals = totals_of(run_dir, plan, state)
@@ -78,6 +85,7 @@ def _write_report(
         best_step=state.best_step,
         preflight=_newest_preflight(events),
         actuals=compared,
+        nothing_learnt=_nothing_learnt(config, totals),
     )
     if numbers["throughput"] is not None:
         # Forecasts of later runs on this machine go by what this one measured.
@@ -109,9 +117,9 @@ def _log_result(
         logs.RESULT.info("%s", throughput_line(numbers["throughput"]))
     for line in actuals.tell(compared):
         logs.RESULT.info("%s", line)
-    remark = _remark(numbers["loss_runaway"])
-    if remark:
-        logs.RESULT.warning("%s", remark)
+    ends = ends_line(numbers["measures"])
+    if ends:
+        logs.RESULT.info("%s", ends)
     # The link to the checkpoint that a user will want.
     best = "best" if state.best_step is not None else "last"
     logs.RESULT.info("%s", run_dir / "checkpoints" / best)
@@ -121,14 +129,25 @@ def _log_result(
         f"{numbers['tokens']:,}",
         numbers["seconds"],
     )
-    return remark
+    return _remark(numbers)
 
 
-def _remark(runaway: Any) -> str:
-    """Return the remark on a loss that has run away, "" if it has not."""
-    if not isinstance(runaway, dict):
-        return ""
-    return runaway_line(runaway)
+def _nothing_learnt(config: Config, totals: Totals) -> dict[str, Any] | None:
+    """Return the facts of a run by reward from which nothing was learnt; None for any other run."""
+    if config.task != "grpo":
+        return None
+    return nothing_learnt(totals, config.grpo.num_generations)
+
+
+def _remark(numbers: Mapping[str, Any]) -> str:
+    """Return the remark on a run that came to its end but went wrong, by its report.json; "" for any other run."""
+    runaway = numbers.get("loss_runaway")
+    if isinstance(runaway, dict):
+        return runaway_line(runaway)
+    nothing = numbers.get("nothing_learnt")
+    if isinstance(nothing, dict):
+        return nothing_learnt_line(nothing)
+    return ""
 
 
 def totals_of(run_dir: Path, plan: Plan, state: State) -> Totals:

@@ -15,8 +15,17 @@ from kubetune.distributed.main_rank import on_main
 from kubetune.rundir import metrics
 from kubetune.scoring import harness, verdict
 from kubetune.scoring.comparison import QUESTIONS, answers_file, write_lines
-from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
+from kubetune.scoring.judge import (
+    Judge,
+    Reply,
+    Rewarded,
+    answer,
+    judge_of,
+    remarks_on_answers,
+)
 from kubetune.training.evaluation import evaluate
+from kubetune.training.rollouts.feed import RolloutFeed
+from kubetune.training.rollouts.held_out import have_answers
 
 if TYPE_CHECKING:
     from kubetune.config.schema import SourceConfig
@@ -51,16 +60,8 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
 
     The answers are written to the run directory.
     """
-    assert run.data.eval is not None
-    # A stop within any of the three leaves no half result: the next start evaluates this step again.
-    values = evaluate(
-        run.task,
-        run.learner,
-        run.data.eval,
-        run.plan,
-        run.world,
-        run.stop,
-    )
+    # A stop within any of these leaves no half result: the next start evaluates this step again.
+    values = _of_task(run)
     if values is None:
         return None
 
@@ -88,19 +89,52 @@ def judge_weights(run: Run, step: int) -> dict[str, float] | None:
     )
     if answers is None:
         return None
+    rewards = _rewards(run, answers, step)
+    if rewards is None:
+        return None
     # Rank 0 scores and writes, and all ranks get the numbers, on which the best checkpoint depends.
-    score = partial(_score, run.judge, answers, run.checkpointer.run_dir, step)
-    return values | on_main(score, run.world)
+    score = partial(_score, run.judge, answers, rewards, run.checkpointer.run_dir, step)
+    scores = on_main(score, run.world)
+    # What the task is about comes first.
+    if isinstance(run.feed, RolloutFeed):
+        return scores | values
+    return values | scores
+
+
+def _of_task(run: Run) -> dict[str, float] | None:
+    """Return the task's own metrics; None if a stop came meanwhile. Prompts without right answers have none."""
+    rows = run.data.eval
+    assert rows is not None
+    if isinstance(run.feed, RolloutFeed) and not have_answers(rows):
+        return {}
+    return evaluate(run.task, run.learner, rows, run.plan, run.world, run.stop)
+
+
+def _rewards(
+    run: Run, answers: Mapping[int, Sequence[Reply]], step: int
+) -> Mapping[int, Rewarded] | None:
+    """Return what a run's own rewards say of the answers, by row; nothing for other tasks; None if a stop came."""
+    if not isinstance(run.feed, RolloutFeed) or run.feed.held_out is None:
+        return {}
+    assert run.judge is not None
+    return run.feed.held_out.judge(
+        run.judge,
+        answers,
+        step,
+        run.world,
+        lambda: run.stop.requested,
+    )
 
 
 def _score(
     judge: Judge,
-    answers: Mapping[int, Sequence[str]],
+    answers: Mapping[int, Sequence[Reply]],
+    rewards: Mapping[int, Rewarded],
     run_dir: Path,
     step: int,
 ) -> dict[str, float]:
     """Return the metrics of the answers. Write the answers, and the questions once for each run."""
-    values, lines = judge.score(answers)
+    values, lines = judge.score(answers, rewards)
     # The questions are the same at every evaluation.
     questions = run_dir / metrics.ANSWERS / QUESTIONS
     if not questions.exists():

@@ -21,6 +21,7 @@ from kubetune.base import logs
 from kubetune.base.progress_bar import Progress, is_wanted
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
+from kubetune.config.metric_names import TELLING
 from kubetune.config.schema import Config, LoggingConfig
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
@@ -59,8 +60,9 @@ class RunLog:
         self._numbers: metrics.MetricsLog | None = None
         self._tracker: trackers.Tracker | None = None
         self._bar: Progress | None = None
-        # (loss, labels) of the steps of the epoch that is under way.
+        # (loss, labels) of the steps of the epoch that is under way, and the measures that tell how it goes.
         self._epoch_losses: list[tuple[float, int]] = []
+        self._epoch_measures: dict[str, list[float]] = {}
         self.last_step = state.step
 
     def epoch(self, step: int) -> float:
@@ -99,6 +101,7 @@ class RunLog:
             self._bar.update(
                 state.step,
                 loss=loss,
+                measures={name: values[name] for name in TELLING if name in values},
                 learning_rate=rate,
                 tokens_per_second=speed,
             )
@@ -112,6 +115,7 @@ class RunLog:
             )  # fmt: skip
 
         self._epoch_losses.append((loss, work.labels))
+        self._note_measures(values)
         if state.step % self._plan.steps_per_epoch == 0:
             self._end_epoch(state)
 
@@ -160,8 +164,14 @@ class RunLog:
             timing["computed_tokens"] = work.computed
         return timing
 
+    def _note_measures(self, values: Mapping[str, Any]) -> None:
+        """Keep what tells how the epoch goes."""
+        for name in TELLING:
+            if metrics.is_number(values.get(name)):
+                self._epoch_measures.setdefault(name, []).append(values[name])
+
     def _end_epoch(self, state: State) -> None:
-        """Log the mean loss of an epoch, over its labels."""
+        """Log the mean loss of an epoch, over its labels, and the means of what tells how it went, over its steps."""
         losses = []
         all_labels = 0
         for loss, labels in self._epoch_losses:
@@ -177,11 +187,16 @@ class RunLog:
         lost = ""
         if num_logged < steps_per_epoch:
             lost = f" of {num_logged} of its {steps_per_epoch} steps, as metrics.jsonl lacks the others"
+        means = ""
+        for name, values in self._epoch_measures.items():
+            means += f", {name} {math.fsum(values) / len(values):.3g}"
         self._epoch_losses.clear()
+        self._epoch_measures.clear()
         logs.EPOCH.info(
-            "epoch %d done: mean loss %.4f%s, step %d",
+            "epoch %d done: mean loss %.4f%s%s, step %d",
             round(self.epoch(state.step)),
             mean,
+            means,
             lost,
             state.step,
         )
@@ -193,6 +208,7 @@ class RunLog:
         for line in metrics.stream_lines(run_dir / metrics.METRICS):
             if begun < line["step"] <= step and "loss" in line:
                 self._epoch_losses.append((line["loss"], line["trained_tokens"]))
+                self._note_measures(line)
 
     def evaluation(
         self,
@@ -216,24 +232,11 @@ class RunLog:
         if self._tracker is not None:
             self._tracker.log(step, values)
 
-        # One line with the metrics, and one with the losses of single sources, if there are several.
-        shown = []
-        of_sources = []
-        for name, value in values.items():
-            text = f"{value:.4f}"
-            # The perplexity of a model that was never trained may have hundreds of digits.
-            if value >= 1e6:
-                text = f"{value:.3g}"
-            _, slash, source = name.partition("/")
-            if slash:
-                of_sources.append(f"{source} {text}")
-            else:
-                shown.append(f"{name} {text}")
-
         remark = " (best so far)" if best else ""
-        logs.EVAL.info("step %d %s%s", step, " ".join(shown), remark)
-        if of_sources:
-            logs.EVAL.info("step %d eval_loss by source: %s", step, ", ".join(of_sources))
+        whole, *parts = evaluation_lines(values)
+        logs.EVAL.info("step %d %s%s", step, whole, remark)
+        for part in parts:
+            logs.EVAL.info("step %d %s", step, part)
 
     def sync(self) -> None:
         """Make the numbers durable, before a checkpoint that must not be ahead of them."""
@@ -241,11 +244,37 @@ class RunLog:
             self._numbers.sync()
 
 
+def evaluation_lines(values: Mapping[str, float]) -> list[str]:
+    """Return the metrics of an evaluation as lines: first those of all rows, then parts of one metric.
+
+    eval_loss 1.2000 eval_accuracy 0.5000
+    eval_loss by source: a.jsonl 1.1000, b.jsonl 1.3000
+    eval_reward by name: exact_match 0.4000, graded 0.7000
+    """
+    whole = []
+    parts: dict[str, list[str]] = {}
+    for name, value in values.items():
+        text = f"{value:.4f}"
+        # The perplexity of a model that was never trained may have hundreds of digits.
+        if value >= 1e6:
+            text = f"{value:.3g}"
+        of, slash, part = name.partition("/")
+        if slash:
+            parts.setdefault(of, []).append(f"{part} {text}")
+        else:
+            whole.append(f"{name} {text}")
+    lines = [" ".join(whole)]
+    for name, texts in parts.items():
+        kind = "name" if name == "eval_reward" else "source"
+        lines.append(f"{name} by {kind}: {', '.join(texts)}")
+    return lines
+
+
 def _besides_loss(measured: Mapping[str, float]) -> str:
     """Return what a step's log line shows besides the loss."""
     # Of dozens of measures, those that tell at a glance whether a run goes well.
     text = ""
-    for name in ("reward", "completion_length", "accuracy", "margin", "expert_load_max"):
+    for name in (*TELLING, "completion_length", "expert_load_max"):
         if name in measured:
             text += f" {name} {measured[name]:.3g}"
     return text

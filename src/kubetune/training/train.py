@@ -29,6 +29,7 @@ from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State, load_state, tidy
+from kubetune.scoring.judge import Judge
 from kubetune.tasks.task import Task
 from kubetune.training import loss_scale
 from kubetune.training.checkpoint_copies import writes_in_background
@@ -144,7 +145,7 @@ def _build(
     learner = task.build(ModelSpec.of(config), config.training, world, workload)
     check_positions(learner.lm, data.longest)
 
-    feed, plan = _feed(config, plan, run_dir, data, world, learner, stop)
+    feed, plan = _feed(config, plan, run_dir, data, world, learner, stop, judge)
     if config.needs_reference:
         # By the model before training, so before a checkpoint is loaded into it.
         dtype = config.model.dtype
@@ -224,13 +225,14 @@ def _feed(
     world: World,
     learner: Learner,
     stop: StopRequest,
+    judge: Judge | None,
 ) -> tuple[Feed | RolloutFeed, Plan]:
     """Return the batches of the run: rows of the data, or answers that the model draws to their prompts."""
     if config.task == "grpo":
         # Answers go on behind their prompts.
         check_positions(learner.lm, data.longest + config.grpo.max_completion_length)
         drawn = make_rollout_feed(
-            config, plan, data, world, learner, run_dir, lambda: stop.requested
+            config, plan, data, world, learner, run_dir, lambda: stop.requested, judge
         )
         return drawn, plan
     may_share = may_share_prefixes(config.task, config.data, config.preference)

@@ -250,5 +250,10 @@ def _train(
     else:
         state, remark = train(config, plan, run_dir, data, task, world, stop, base)
     heartbeat.beat("report")
-    conclude(config.evaluation, run_dir, state, world)
+    try:
+        conclude(config.evaluation, run_dir, state, world)
+    finally:
+        # The last line, so that nobody takes those above for a success.
+        if remark:
+            logs.RESULT.warning("%s", remark)
     return state, remark

@@ -193,16 +193,24 @@ def write_run_file(run_file: Path, run_dir: Path, task: str = "causal_lm") -> No
 def show(run_file: Path, run_dir: Path, seconds: float, task: str = "causal_lm") -> None:
     """Print how many answers are right, the first of them before and after, and what to do next."""
     verdict = metrics.read_verdict(run_dir)
-    measured, *of_drawn = verdict["answers"]
+    by_name = {line["metric"]: line for line in verdict["answers"]}
+    reward = by_name.pop("reward", None)
+    measured, *of_drawn = by_name.values()
     lines = [
-        (TITLES[task], f"on {measured['rows']} requests that the training data do not hold"),
+        (
+            TITLES[task],
+            f"on {measured['rows']} requests that the training data do not hold, greedy answers",
+        ),
         ("  before", f"{measured['before']:.0%}"),
         ("  after", f"{measured['after']:.0%}"),
     ]
     for drawn in of_drawn:
         # exact_match_pass_at_8: drawn answers, in place of the likeliest one
         title = f"pass@{drawn['metric'].rpartition('_')[2]}"
-        lines.append((title, f"{drawn['before']:.0%} → {drawn['after']:.0%}"))
+        how = drawn.get("how", "drawn")
+        lines.append((title, f"{drawn['before']:.0%} → {drawn['after']:.0%}, {how}"))
+    if reward is not None:
+        lines.append(("reward", f"{reward['before']:.2f} → {reward['after']:.2f}"))
     if task == "grpo":
         lines += in_training(run_dir)
 

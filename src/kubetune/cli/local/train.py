@@ -70,6 +70,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         from kubetune.config.load import load_config
         from kubetune.library.plan_text import describe
         from kubetune.library.plans import plan_here
+        from kubetune.rundir.exit_status import DONE, read_exit_status
         from kubetune.supervisor.local import launch_run
 
         # The file is read once: its text, with its comments, is kept in the run directory.
@@ -94,6 +95,8 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         sys.stdout.flush()
 
         exit_code = launch_run(config, plan, run_dir, source=text, relay=relay)
-        if exit_code == OK:
+        # What went wrong in a run that came to its end is the last line of its log, with what to do about it.
+        status = read_exit_status(run_dir)
+        if exit_code == OK and (status is None or status.reason == DONE):
             print(next_steps(run_dir, config.task), flush=True)
         return exit_code, run_dir

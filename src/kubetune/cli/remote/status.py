@@ -14,6 +14,7 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import add_run, connect
 from kubetune.cli.tables import print_table
 from kubetune.errors import OK, ConfigError, only_followed
+from kubetune.rundir.metrics import is_number
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster, Object
@@ -429,7 +430,11 @@ def _numbers(observed: ObservedRun, run_facts: dict[str, Any]) -> str:
 
     evaluation = run_facts["evaluation"]
     if evaluation:
-        numbers.append(f"eval_loss {evaluation['eval_loss']:.4f} at step {evaluation['step']}")
+        # Anybody in a pod may have written it, so that only numbers are shown as such.
+        for name in ("eval_reward", "eval_loss"):
+            if is_number(evaluation.get(name)):
+                numbers.append(f"{name} {evaluation[name]:.4f} at step {evaluation['step']}")
+                break
     if run_facts["saved_step"] is not None:
         numbers.append(f"saved step {run_facts['saved_step']}")
     return " · ".join(numbers)

@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, model_validator
 
 from kubetune.config.gate import Condition
 from kubetune.config.metric_names import metrics_of
 from kubetune.config.schema.base import Section, renamed, switched
 from kubetune.config.schema.cluster import ComputeConfig, KubernetesConfig
 from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, data_of_task
-from kubetune.config.schema.evaluation import EvaluationConfig
+from kubetune.config.schema.evaluation import EvaluationConfig, asked_by_reward
 from kubetune.config.schema.grpo import GrpoConfig, RewardConfig, Rewards, problems_of_run
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
 from kubetune.config.schema.preference import PreferenceConfig
@@ -101,6 +102,26 @@ RunName = Annotated[
 ]
 
 
+def _is_judged_by_reward(fields: Mapping[str, Any]) -> bool:
+    """True if a config, of which these fields are valid, has evaluations by the rewards of `task: grpo`."""
+    data = fields.get("data")
+    return fields.get("task") == "grpo" and data is not None and bool(data.eval)
+
+
+def _training_of_task(training: Any, info: ValidationInfo) -> Any:
+    """Let the best checkpoint be chosen by what its task is about, where the run file says nothing of it."""
+    if not isinstance(training, dict) or not _is_judged_by_reward(info.data):
+        return training
+    return {"metric_for_best_model": "eval_reward", **training}
+
+
+def _evaluation_of_task(evaluation: Any, info: ValidationInfo) -> Any:
+    """Let evaluations of a run by reward ask for answers."""
+    if not _is_judged_by_reward(info.data) or "grpo" not in info.data:
+        return evaluation
+    return asked_by_reward(evaluation, info.data["grpo"])
+
+
 class Config(Section):
     """The whole config of one run. Make one with `load_config`."""
 
@@ -153,9 +174,12 @@ class Config(Section):
         description="How `task: grpo` draws answers, and learns from their rewards.",
     )
     rewards: Rewards = Field((), description="What rewards the answers of `task: grpo`.")
-    training: TrainingConfig = Field(default_factory=TrainingConfig, description="How it learns.")
-    evaluation: EvaluationConfig = Field(
-        default_factory=EvaluationConfig,
+    training: Annotated[TrainingConfig, BeforeValidator(_training_of_task)] = Field(
+        default_factory=dict, validate_default=True, description="How it learns."
+    )
+    evaluation: Annotated[EvaluationConfig, BeforeValidator(_evaluation_of_task)] = Field(
+        default_factory=dict,
+        validate_default=True,
         description="Metrics besides the loss, and what they must reach.",
     )
     tracking: TrackingConfig = Field(
@@ -356,6 +380,11 @@ class Config(Section):
         if evaluation.generate is not None and self.classifies:
             problems.append(
                 f"evaluation.generate: found it with `task: {self.task}`, which writes no answers"
+            )
+        if "reward" in evaluation.answer_measures and self.task != "grpo":
+            problems.append(
+                f"evaluation.generate.metric: found reward with `task: {self.task}`, which has no rewards; expected "
+                "`task: grpo`, or another metric"
             )
         if evaluation.benchmarks is not None and not self.answers_text:
             problems.append(

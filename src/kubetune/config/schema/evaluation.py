@@ -11,8 +11,10 @@ from kubetune.config.gate import Condition
 from kubetune.config.metric_names import full_name
 from kubetune.config.schema.base import AsTuple, Section, section_of
 from kubetune.config.schema.data import Sources
+from kubetune.config.schema.grpo import GrpoConfig
 
 AnswerMetric = Literal[
+    "reward",
     "exact_match",
     "contains",
     "regex",
@@ -24,10 +26,39 @@ AnswerMetric = Literal[
     "bleu",
     "chrf",
 ]
+# Metrics that need no right answer.
+WITHOUT_REFERENCE = ("reward", "json_valid")
 FORGET_LOSS = "eval_forget_loss"
+
+# Rows that `task: grpo` asks unless the run file says otherwise: answers take longer than reading a row does, and the
+# mean of so many rewards between 0 and 1 is known to 0.1 and better.
+ASKED_BY_REWARD = 100
 
 # Metrics by which an answer is right or wrong: of several drawn answers to a question, some may be right.
 RIGHT_OR_WRONG = ("exact_match", "contains", "regex", "numeric", "json_valid", "label")
+
+
+def asked_by_reward(evaluation: Any, grpo: GrpoConfig) -> Any:
+    """Return the `evaluation` of a run file with what `task: grpo` asks at each evaluation: answers, for their reward.
+
+    What is no mapping is returned as it is, for the schema to judge.
+    """
+    if not isinstance(evaluation, dict):
+        return evaluation
+    generate = evaluation.get("generate") or {}
+    if not isinstance(generate, dict):
+        return evaluation
+
+    # The memory of a batch in training is known to be there.
+    filled: dict[str, Any] = {
+        "rows": ASKED_BY_REWARD,
+        "max_new_tokens": grpo.max_completion_length,
+        "batch_size": grpo.generation_batch_size,
+    }
+    metric = _as_list(generate.get("metric", ()))
+    if isinstance(metric, (list, tuple)) and "reward" not in metric:
+        metric = ("reward", *metric)
+    return {**evaluation, "generate": {**filled, **generate, "metric": metric}}
 
 
 def pass_names(metric: str, samples: int) -> tuple[str, str]:
@@ -55,7 +86,8 @@ class GenerateConfig(Section):
         BeforeValidator(_as_list, json_schema_input_type=AnswerMetric | tuple[AnswerMetric, ...]),
     ] = Field(
         (),
-        description="Metrics of the answers. `exact_match` and `contains` ignore case, spaces and a full stop at the end; "
+        description="Metrics of the answers. `reward`, of `task: grpo` alone and always there, is the weighted sum of "
+        "the run's own `rewards`. `exact_match` and `contains` ignore case, spaces and a full stop at the end; "
         "`numeric` compares the last number; `json_equal` is the share of equal keys; `rouge_l` needs rouge-score, "
         "`bleu` and `chrf` need sacrebleu.",
     )
@@ -66,13 +98,22 @@ class GenerateConfig(Section):
     labels: Names = Field(
         (), description="Words of `label`. The first of them in an answer counts."
     )
-    max_new_tokens: int = Field(128, ge=1, description="Longest answer in tokens.")
+    max_new_tokens: int = Field(
+        128,
+        ge=1,
+        description="Longest answer in tokens; of `task: grpo`, left out: as in training.",
+    )
     rows: int | None = Field(
         500,
         ge=1,
-        description="Rows of `data.eval` that are asked, always the same ones; null: all.",
+        description="Rows of `data.eval` that are asked, always the same ones; null: all. Of `task: grpo`, left out: 100.",
     )
-    batch_size: int = Field(16, ge=1, description="Answers that a rank generates at a time.")
+    batch_size: int = Field(
+        16,
+        ge=1,
+        description="Answers that a rank generates at a time; of `task: grpo`, left out: as in training, "
+        "`grpo.generation_batch_size`.",
+    )
     samples: int | None = Field(
         None,
         ge=2,
@@ -116,6 +157,16 @@ class GenerateConfig(Section):
         if self.samples is None:
             return ()
         return tuple(name for name in self.metric if name in RIGHT_OR_WRONG)
+
+
+def how_answered(metric: str, generate: GenerateConfig) -> str:
+    """Return how the answers that a metric judges come about, beside its number.
+
+    pass@1 of answers that are drawn is often far below the share of right greedy ones, and both are true.
+    """
+    if "_pass_at_" in metric:
+        return f"{generate.samples} answers drawn at temperature {generate.temperature:g}"
+    return "greedy answers"
 
 
 class OwnMetricsConfig(Section):
@@ -220,6 +271,11 @@ class EvaluationConfig(Section):
         if repeated:
             raise ValueError(f"two metrics are called {', '.join(repeated)}; rename your function")
         return self
+
+    @property
+    def answer_measures(self) -> tuple[str, ...]:
+        """Return the built-in metrics of answers, as the run file has them."""
+        return () if self.generate is None else self.generate.metric
 
     @property
     def answer_metrics(self) -> tuple[str, ...]:

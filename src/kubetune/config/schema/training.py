@@ -106,7 +106,8 @@ class TrainingConfig(Section):
         str, BeforeValidator(full_name, json_schema_input_type=str)
     ] = Field(
         "eval_loss",
-        description="Evaluation metric that chooses `best`; `accuracy` means `eval_accuracy`.",
+        description="Evaluation metric that chooses `best`; `accuracy` means `eval_accuracy`. Left out: `eval_loss`; of "
+        "`task: grpo`, `eval_reward`.",
     )
     greater_is_better: bool | None = Field(
         None,

@@ -35,7 +35,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(("step", "steps", "saved_step", "restarts"), int),
     **dict.fromkeys(("loss", "tokens_per_second", "seconds_left"), _NUMBER),
     "phase": str,
-    "evaluation": {"step": int, "eval_loss": _NUMBER},
+    "evaluation": {"step": int},
     "last_exit": {**_END, "time": str},
     "exit_status": _END,
 }

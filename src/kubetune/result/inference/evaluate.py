@@ -121,11 +121,13 @@ def evaluate_run(
     else:
         require_evaluation_data(config.data, run_dir)
     config = config.model_copy(update=changed)
+    config, remarks = _without_rewards(config, has_functions=bool(functions))
 
     is_other = data is not None
     evaluation, predicted = _evaluate(
         result, config, labels, functions, progress, is_other=is_other
     )
+    evaluation = replace(evaluation, remarks=(*evaluation.remarks, *remarks))
     if predicted is not None:
         file = predictions or run_dir / PREDICTIONS
         text = ""
@@ -136,6 +138,25 @@ def evaluate_run(
 
     _write(run_dir, evaluation, which, data)
     return evaluation
+
+
+def _without_rewards(config: Config, *, has_functions: bool) -> tuple[Config, tuple[str, ...]]:
+    """Return a config whose answers no reward of `task: grpo` judges, and a remark where one would.
+
+    Rewards are the run's own code and models, which only its training starts.
+    """
+    generate = config.evaluation.generate
+    if generate is None or "reward" not in generate.metric:
+        return config, ()
+    metric = tuple(name for name in generate.metric if name != "reward")
+    kept = None
+    if metric or has_functions or config.evaluation.metrics is not None:
+        kept = generate.model_copy(update={"metric": metric})
+    evaluation = config.evaluation.model_copy(update={"generate": kept})
+    remark = (
+        "reward is measured by the evaluations of the training alone; `kubetune report` shows them"
+    )
+    return config.model_copy(update={"evaluation": evaluation}), (remark,)
 
 
 def _of_other_data(

@@ -15,12 +15,15 @@ from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
 from kubetune.result.gguf_files import card as gguf_card
 from kubetune.result.publishing import serving
+from kubetune.rundir.metrics import is_evaluation
 from kubetune.tasks import task_of
 
 _TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
 
 # The name of the picture beside the card.
 CURVES = "curves.svg"
+# Metrics of evaluations that have a row of bars, with its title.
+_CURVES_OF_EVALUATIONS = {"eval_loss": "evaluation loss", "eval_reward": "held-out reward"}
 
 _POINTS = 60  # of a curve in text
 
@@ -246,12 +249,15 @@ def _curves(lines: Sequence[Mapping[str, Any]], pictured: bool) -> str:
     training loss      2.3100 █▆▅▄▃▂▂▁▁ 1.2040
     """
     losses = [line["loss"] for line in lines if line.get("loss") is not None]
-    evaluations = [line for line in lines if "eval_loss" in line]
+    evaluations = [line for line in lines if is_evaluation(line)]
     rows = []
     if losses:
         rows.append(_curve("training loss", losses))
     if evaluations:
-        rows.append(_curve("evaluation loss", [line["eval_loss"] for line in evaluations]))
+        for name, title in _CURVES_OF_EVALUATIONS.items():
+            curve = [line[name] for line in evaluations if line.get(name) is not None]
+            if curve:
+                rows.append(_curve(title, curve))
     if not rows:
         return "No metrics were recorded."
 

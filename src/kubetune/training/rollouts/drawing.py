@@ -285,7 +285,8 @@ class Drawer:
         """Have the answers to a prompt rewarded, and return all that is known of them."""
         began = time.perf_counter()
         texts = [self.tokenizer.decode(answer.ids) for answer in drawn]
-        request = self.prompts[slot.row].request(slot.ids, texts, drawn, step, self.max_steps)
+        ids = [answer.ids for answer in drawn]
+        request = self.prompts[slot.row].request(slot.ids, texts, ids, step, self.max_steps)
         judgements = self.rewards.judge(request)
 
         answers = []

@@ -31,6 +31,7 @@ from kubetune.tasks.grpo.advantages import advantages, has_no_variance
 from kubetune.tasks.grpo.objective import divisor
 from kubetune.training.rollouts.answer_rows import AnswerRow, batch_of
 from kubetune.training.rollouts.drawing import Drawer, Slot
+from kubetune.training.rollouts.held_out import HeldOutRewards
 from kubetune.training.rollouts.measures import measures_of, weighted_rewards
 from kubetune.training.rollouts.records import Answer, Group
 
@@ -85,6 +86,7 @@ class RolloutFeed:
         self._even = even
         self._computes_all = drawer.settings.beta > 0 or balances_experts
         self._window: _Window | None = None
+        self.held_out: HeldOutRewards | None = None  # set by the feed's maker
 
     def samples(self, step: int) -> Ids:
         """Return the rows whose prompts a step learns from, the same on every rank and at every world size."""

@@ -13,7 +13,6 @@ from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.errors import DataError
 from kubetune.scoring.questions import records_of
 from kubetune.scoring.rewards.request import Request
-from kubetune.training.rollouts.sampler import DrawnTokens
 
 if TYPE_CHECKING:
     from kubetune.config.schema import SourceConfig
@@ -32,12 +31,11 @@ class RewardedPrompt:
         self,
         prompt_ids: list[int],
         texts: list[str],
-        drawn: Sequence[DrawnTokens],
+        ids: list[list[int]],
         step: int,
         max_steps: int,
     ) -> Request:
-        """Return what the rewards are asked of the answers to this prompt."""
-        ids = [answer.ids for answer in drawn]
+        """Return what the rewards are asked of the answers to this prompt. `ids`: tokens of each answer."""
         return Request(
             self.prompt,
             self.record,

@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.batching.feed import Feed
+from kubetune.config.metric_names import LANGUAGE_METRICS
+from kubetune.config.schema.evaluation import WITHOUT_REFERENCE
 from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
@@ -26,6 +28,7 @@ from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.tasks import causal_lm
 from kubetune.training.rollouts.drawing import Drawer
 from kubetune.training.rollouts.feed import RolloutFeed
+from kubetune.training.rollouts.held_out import HeldOutRewards, have_answers
 from kubetune.training.rollouts.questions import rewarded_prompts
 from kubetune.training.rollouts.self_check import require_sampling
 from kubetune.training.rollouts.servers.drawing import ServedDrawer
@@ -35,12 +38,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kubetune.config.schema import Config
+    from kubetune.config.schema.evaluation import EvaluationConfig
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.data.text.tokenizer import Tokenizer
     from kubetune.distributed.process_group import World
     from kubetune.models.learner import Learner
     from kubetune.plan.plan import Plan
+    from kubetune.scoring.judge import Judge
     from kubetune.scoring.rewards.models import ModelJudge
+    from kubetune.training.rollouts.questions import RewardedPrompt
 
 # Settings of `grpo` that decide the answers.
 DECIDING = {
@@ -64,20 +70,19 @@ def make_rollout_feed(
     learner: Learner,
     run_dir: Path,
     is_stopping: Callable[[], bool],
+    judge: Judge | None = None,
 ) -> RolloutFeed:
-    """Return the batches of a run that learns by reward. All ranks call it.
+    """Return the batches of a run that learns by reward. All ranks call it. `judge`: of its evaluations.
 
     Raise ConfigError where a reward cannot be loaded, DataError for data that rewards or evaluations find nothing in.
     """
-    _require_answers(data)
+    _require_answers(data, config.evaluation, config.training.metric_for_best_model)
     _name_unused_settings(learner.lm, world)
     padding_free = learner.route.padding_free
     if config.grpo.servers is None:
         require_sampling(learner, _two_prompts(data, padding_free), data.tokenizer.pad_id)
     prompts = Feed(data.train, plan, config.training.seed, world, padding_free=padding_free)
-    sources = DataSpec.of(config).splits["train"]
-    rows = _rows_of_run(prompts, plan, config, len(data.train))
-    by_row = rewarded_prompts(sources, data.train, rows, config.rewards)
+    by_row = _prompts_of_run(prompts, plan, config, data)
     rewards = _reward_pool(config, world, data.tokenizer)
     learner.undo.callback(rewards.close)
 
@@ -112,6 +117,7 @@ def make_rollout_feed(
         even=fsdp.is_sharded(learner.model),
         balances_experts=learner.routing.balances,
     )
+    feed.held_out = _held_out(config, data, judge, rewards, plan.num_steps)
     if isinstance(drawer, ServedDrawer):
         drawer.slots_of = feed.slots
         learner.undo.callback(drawer.close)
@@ -126,6 +132,15 @@ def _name_unused_settings(lm: Any, world: World) -> None:
             "answers are drawn by the model's own probabilities, without %s of its generation_config; evaluations use it",
             ", ".join(settings),
         )
+
+
+def _prompts_of_run(
+    prompts: Feed, plan: Plan, config: Config, data: Prepared
+) -> dict[int, RewardedPrompt]:
+    """Return the prompts that any step of the run asks, as rewards see them, by row."""
+    sources = DataSpec.of(config).splits["train"]
+    rows = _rows_of_run(prompts, plan, config, len(data.train))
+    return rewarded_prompts(sources, data.train, rows, config.rewards)
 
 
 def _name_open_bounds(rewards: RewardPool) -> None:
@@ -202,16 +217,31 @@ def _reference(config: Config, world: World, learner: Learner) -> Learner | None
     return replace(reference, grpo=config.grpo)
 
 
-def _require_answers(data: Prepared) -> None:
-    """Raise DataError where rows of the evaluation data have no right answer, so that there is nothing to measure."""
-    if data.eval is None:
+def _held_out(
+    config: Config, data: Prepared, judge: Judge | None, rewards: RewardPool, max_steps: int
+) -> HeldOutRewards | None:
+    """Return the rewards of the prompts that evaluations ask; None where there are no evaluations."""
+    if judge is None:
+        return None
+    assert data.eval is not None
+    sources = DataSpec.of(config).splits["eval"]
+    rows = [question.row for question in judge.asked]
+    prompts = rewarded_prompts(sources, data.eval, rows, config.rewards)
+    return HeldOutRewards(rewards, config.rewards, prompts, data.tokenizer, max_steps)
+
+
+def _require_answers(data: Prepared, evaluation: EvaluationConfig, best_metric: str) -> None:
+    """Raise DataError where metrics compare with right answers, which rows of the evaluation data do not have."""
+    if data.eval is None or have_answers(data.eval):
         return
-    # Such a row has one label, the token that ends an answer.
-    number = int((data.eval.trained_counts <= 1).sum())
-    if number:
+    comparing = [name for name in evaluation.answer_measures if name not in WITHOUT_REFERENCE]
+    if best_metric in LANGUAGE_METRICS:
+        comparing.append(best_metric)
+    if comparing:
+        number = int((data.eval.trained_counts <= 1).sum())
         raise errors.DataError(
-            f"data.eval: {number:,} of {len(data.eval):,} rows have no right answer, and evaluations measure answers "
-            "against it; leave those rows out, or leave out data.eval (evaluation by rewards is not built yet)"
+            f"data.eval: {number:,} of {len(data.eval):,} rows have no right answer, and {', '.join(comparing)} compares "
+            "with it; leave out those rows, or these metrics: the rewards alone judge answers too"
         )
 
 
