@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from kubetune import cli, errors
+from kubetune.base.yaml_reader import read_file
 from kubetune.cli.busy import busy
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.prepare.init import TASKS
 from kubetune.cli.program import program
 from kubetune.cli.result import generate
 from kubetune.config.load import load_config
+from kubetune.config.schema import Config
 from kubetune.config.starting_values import starting_values
 
 MODEL = str(EMBEDDED / "model")
@@ -279,3 +281,42 @@ def test_a_terminal_is_asked_for_a_prompt_and_sees_that_work_is_done(
     assert "1,500/2,000" in shown
     # A step stays, also where no terminal is.
     assert capsys.readouterr().out == "… merging\n"
+
+
+def written_for(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> Config:
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    file = tmp_path / "made.yaml"
+    assert cli.main(["init", str(data), "-o", str(file), *arguments]) == 0
+    return load_config(read_file(file))
+
+
+def test_a_run_for_questions_and_answers_measures_before_and_after(tmp_path: Path) -> None:
+    short = [{"question": f"How many are {n}?", "answer": f"{n} pieces"} for n in range(60)]
+    config = written_for(tmp_path, short)
+    assert config.evaluation.needs_base
+    assert config.evaluation.generate is not None
+    assert config.evaluation.generate.metric == ("exact_match",)
+    (tmp_path / "made.yaml").unlink()
+
+    long = [
+        {"question": f"Why {n}?", "answer": f"Because of {n} " + "and more " * 20}
+        for n in range(60)
+    ]
+    config = written_for(tmp_path, long)
+    assert config.evaluation.generate is not None
+    assert config.evaluation.generate.metric == ("token_f1",)
+    # The longest answer has 190 characters.
+    assert config.evaluation.generate.max_new_tokens >= 190 / 2
+
+
+def test_a_run_for_prompts_measures_their_reward(tmp_path: Path) -> None:
+    prompts = [{"prompt": f"{n} + 1?", "solution": str(n + 1)} for n in range(60)]
+    config = written_for(tmp_path, prompts, "--task", "grpo")
+    assert config.evaluation.needs_base
+    assert config.training.metric_for_best_model == "eval_reward"
+
+
+def test_where_nothing_is_held_out_nothing_is_asked(tmp_path: Path) -> None:
+    few = [{"question": f"How many are {n}?", "answer": f"{n} pieces"} for n in range(6)]
+    assert written_for(tmp_path, few).evaluation.generate is None

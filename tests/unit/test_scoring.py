@@ -330,3 +330,10 @@ def test_files_that_cannot_be_used_are_refused(
         own_file.write_text(text)
     with pytest.raises(errors.ConfigError, match=message):
         own_functions.load(OwnMetricsConfig(file=str(own_file), functions=(function,)))
+
+
+def test_token_f1_counts_common_words_as_squad_does() -> None:
+    assert metrics.token_f1("the cat sat", "a cat sat down") == pytest.approx(2 * 2 / 7)
+    assert metrics.token_f1("Cat cat.", "cat") == pytest.approx(2 * 1 / 3)
+    assert metrics.token_f1("", "cat") == 0.0
+    assert metrics.token_f1("", "") == 1.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -44,6 +45,17 @@ def exact_match(answer: str, reference: str) -> float:
 def contains(answer: str, reference: str) -> float:
     """Return 1 if the normalised answer contains the normalised reference."""
     return float(normalised(reference) in normalised(answer))
+
+
+def token_f1(answer: str, reference: str) -> float:
+    """Return the F1 of the words that both have, as SQuAD has it: words as often as they occur in both, in any order."""
+    # "the cat sat" and "a cat sat down" share 2 words of 3 and of 4: 2 · 2 / (3 + 4).
+    ours = normalised(answer).split()
+    theirs = normalised(reference).split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    common = Counter(ours) & Counter(theirs)
+    return 2 * common.total() / (len(ours) + len(theirs))
 
 
 def numeric(answer: str, reference: str) -> float:
@@ -190,6 +202,7 @@ _PLAIN: Final[Mapping[str, Measure]] = {
     "numeric": numeric,
     "json_valid": json_valid,
     "json_equal": json_equal,
+    "token_f1": token_f1,
 }
 
 

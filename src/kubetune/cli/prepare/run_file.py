@@ -115,6 +115,7 @@ def run_file(proposal: Proposal, model: str | None, facts: ModelFacts) -> str:
         lines.add(1, "problem_type", *proposal.problem_type)
 
     _add_data(lines, proposal, facts)
+    _add_evaluation(lines, proposal)
     _add_training(lines, proposal)
     reason = "the run directory: the same command continues in it"
     lines.add(0, "output", f"outputs/{name}", reason)
@@ -190,6 +191,20 @@ def _add_data(lines: _Lines, proposal: Proposal, facts: ModelFacts) -> None:
     else:
         lines.add(1, "eval", share.value, share.reason)
     lines.add(1, "max_length", *_max_length(proposal.task.value, facts))
+
+
+def _add_evaluation(lines: _Lines, proposal: Proposal) -> None:
+    """Add what is measured before training and at each evaluation, where rows are held out and have answers."""
+    if proposal.answers is None or starting_values(proposal.rows)["data.eval"].value is None:
+        return
+    generate = proposal.answers.value
+    lines.add(0, "evaluation")
+    lines.add(
+        1, "generate", reason="the model answers held-out rows, before training too: better or not?"
+    )
+    lines.add(2, "metric", generate["metric"], proposal.answers.reason)
+    lines.add(2, "max_new_tokens", generate["max_new_tokens"], "of the longest answer, about")
+    lines.add(2, "rows", generate["rows"], "at most; more take longer, and say it more surely")
 
 
 def _add_training(lines: _Lines, proposal: Proposal) -> None:

@@ -22,6 +22,7 @@ AnswerMetric = Literal[
     "json_valid",
     "json_equal",
     "label",
+    "token_f1",
     "rouge_l",
     "bleu",
     "chrf",
@@ -88,7 +89,8 @@ class GenerateConfig(Section):
         (),
         description="Metrics of the answers. `reward`, of `task: grpo` alone and always there, is the weighted sum of "
         "the run's own `rewards`. `exact_match` and `contains` ignore case, spaces and a full stop at the end; "
-        "`numeric` compares the last number; `json_equal` is the share of equal keys; `rouge_l` needs rouge-score, "
+        "`numeric` compares the last number; `json_equal` is the share of equal keys; `token_f1` is how many words "
+        "both have in common, as SQuAD counts them; `rouge_l` needs rouge-score, "
         "`bleu` and `chrf` need sacrebleu.",
     )
     pattern: str | None = Field(

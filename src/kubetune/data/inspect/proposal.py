@@ -7,6 +7,7 @@ they are not ours is guessed here, and nowhere else. `kubetune init` writes the 
 from __future__ import annotations
 
 import re
+import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,12 @@ _CLASSES_NAMED: Final = 6
 _WORDS_TO_MATCH: Final = 8
 
 
+# Tokens of an answer that an evaluation waits for, and rows that it asks: seconds of a small model on a laptop, before
+# training and after each epoch.
+_MOST_ANSWER_TOKENS: Final = 256
+_ASKED: Final = 50
+
+
 class Choice(NamedTuple):
     """A setting that was chosen, and the reason for it."""
 
@@ -111,6 +118,7 @@ class Proposal:
     rows: int | None = None
     plain_prompts: bool = False  # prompts and answers are plain texts
     conversations: bool = False  # the chat template of the model is needed
+    answers: Choice | None = None  # `evaluation.generate`, where answers can be compared
     remarks: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # columns that nothing reads, in words
 
@@ -164,11 +172,44 @@ def _settle(proposal: Proposal, kind: RecordKind, examples: Sequence[Example]) -
     """Add what only records of one kind need: a loss, a reward, a kind of labels."""
     if kind == "judged":
         proposal.loss = Choice("kto", "answers are judged one by one, not compared")
+    if kind == "text":
+        proposal.answers = _answers(examples)
     if kind == "prompt":
         proposal.reward = _reward(examples, proposal.path)
     if kind == "labelled":
         proposal.problem_type = _problem_type(examples)
         proposal.remarks.append(_classes_of(examples, proposal.problem_type))
+
+
+def _answers(examples: Sequence[Example]) -> Choice | None:
+    """Return what an evaluation asks, and compares with the answers of the data; None for texts without questions.
+
+    A few words are right or wrong; of longer answers the words that both have are counted, since hardly any answer is
+    the same to the letter.
+    """
+    lengths = []  # characters
+    words = []
+    for example in examples:
+        text = None
+        if isinstance(example, Pair):
+            text = example.completion
+        elif isinstance(example, Chat) and not example.images:
+            text = example.messages[-1].get("content")
+        if isinstance(text, str) and text.strip():
+            lengths.append(len(text))
+            words.append(len(text.split()))
+    if not lengths:
+        return None
+    metric = "exact_match"
+    reason = "short answers: right or wrong"
+    if statistics.median(words) > _WORDS_TO_MATCH:
+        metric = "token_f1"
+        reason = "long answers: the words that they share with the right one"
+    # A token is about 4 characters of English, and hardly less than 2 of anything; an answer that ends earlier is not
+    # waited for. 100 characters: 56.
+    tokens = min(_MOST_ANSWER_TOKENS, max(32, 8 * -(-max(lengths) // 16)))
+    generate = {"metric": metric, "max_new_tokens": tokens, "rows": _ASKED}
+    return Choice(generate, reason)
 
 
 @dataclass
