@@ -98,13 +98,30 @@ def test_hours_and_price_are_compared(tmp_path: Path) -> None:
     assert rated["memory"]["forecast_bytes"] == expected.peak_bytes
     memory, time, cost = actuals.tell(rated)
     assert memory.startswith("peak memory 954 MiB, forecast ")
-    assert time == (
-        "time 30 min in steps, 45 min in all; forecast for the steps 30 min (+0%), by "
-        "compute.tokens_per_second of each device"
-    )
+    assert time == "time 30 min in steps, 45 min in all"
     assert (
         cost == "price 3.00, 2.00 of it for the steps, forecast 2.00 (+0%), at 2 a device and hour"
     )
+
+
+@pytest.mark.parametrize(
+    ("measured", "busy", "words"),
+    [
+        (0.9, False, ""),
+        (0.26, True, ""),
+        (1.1, False, "; the forecast for the steps was 30 min"),
+        (1.1, True, "; the forecast for the steps was 30 min, and the machine was busy"),
+        # What was faster than the forecast was not slowed down by anybody.
+        (0.2, True, "; the forecast for the steps was 30 min"),
+    ],
+)
+def test_a_forecast_is_named_only_where_it_was_far_off(
+    measured: float, busy: bool, words: str
+) -> None:
+    hours = {"forecast": 0.5, "step_hours": measured, "total_hours": 2.0, "busy": busy}
+    memory = {"forecast_bytes": None}
+    (line,) = actuals.tell({"memory": memory, "hours": hours, "price": None})
+    assert line.partition(" in all")[2] == words
 
 
 def test_what_nobody_could_forecast_is_not_made_up() -> None:

@@ -71,6 +71,7 @@ def _write_report(
         step_seconds=totals.seconds,
         events=events,
         until=metrics.now(),
+        is_busy=actuals.is_machine_busy(),
     )
     copy_to = None
     if copy:
