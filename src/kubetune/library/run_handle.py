@@ -18,6 +18,12 @@ from kubetune.rundir import checkpoints, exit_status, metrics
 from kubetune.rundir.exit_status import ExitStatus
 
 
+def _use_open() -> Config:
+    raise ConfigError(
+        "Run takes a path and a config; to open the run in a folder, use Run.open(path)"
+    )
+
+
 @dataclass(frozen=True)
 class Run:
     """A run directory.
@@ -27,7 +33,8 @@ class Run:
     """
 
     path: Path  # absolute
-    config: Config = field(repr=False, compare=False)  # whole, with what the first start fixed
+    # Whole, with what the first start fixed.
+    config: Config = field(repr=False, compare=False, default_factory=_use_open)
 
     @classmethod
     def open(cls, path: StrPath) -> Self:
