@@ -218,7 +218,7 @@ def test_few_rows_get_a_button_for_more_epochs_in_smaller_steps(
         "training.num_train_epochs": "3",
         "training.global_batch_size": "8",
     }
-    label = "Suit 160 rows: Evaluation data = 0.1, Epochs = 3, Rows a step = 8"
+    label = "Suit 160 rows: Evaluation data = 0.1, Epochs = 3, Batch size = 8"
     assert ask(client, "/new/look", values=typed)["fixes"] == [{"label": label, "values": suited}]
     # What somebody has chosen is left alone.
     chosen = {**typed, **suited, "training.num_train_epochs": "5"}

@@ -20,7 +20,7 @@ LABELS = {
     "name": "Name of the run",
     "data.eval": "Evaluation data",
     "training.num_train_epochs": "Epochs",
-    "training.global_batch_size": "Rows a step",
+    "training.global_batch_size": "Batch size",
     "training.learning_rate": "Learning rate",
     "lora.r": "Rank of the adapters",
     "data.max_length": "Longest row, in tokens",
