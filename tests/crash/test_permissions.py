@@ -47,13 +47,13 @@ def closed(tmp_path: Path) -> Path:
     [
         (
             ["train", "run.yaml", "output=closed/run"],
-            errors.ENVIRONMENT,
-            "closed/run: Permission denied",
+            errors.USER,
+            "closed is not yours to write; give a place that is",
         ),
         pytest.param(
             ["train", "run.yaml", "output=closed"],
-            errors.ENVIRONMENT,
-            "closed/resolved.json: Permission denied",
+            errors.USER,
+            "closed is not yours to write; give a place that is",
             marks=pytest.mark.slow,
         ),
         (

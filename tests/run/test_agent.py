@@ -38,6 +38,7 @@ class Agent:
     """A running agent process and what it and its ranks print."""
 
     def __init__(self, run_dir: Path, environ: dict[str, str | None]) -> None:
+        self.errors = ""
         variables = {**os.environ, "PYTHONPATH": PYTHONPATH, **environ}
         self.process = subprocess.Popen(
             [sys.executable, "-c", AGENT, run_dir],
@@ -50,8 +51,15 @@ class Agent:
     def wait_for_starts(self, count: int) -> dict[int, int]:
         """Return the process ids by rank of the next `count` actors that start."""
         assert self.process.stdout is not None
-        words = [self.process.stdout.readline().split() for _ in range(count)]
-        return {int(rank): int(pid) for _, rank, pid in words}
+        started: dict[int, int] = {}
+        # Between them the agent says what the start is at.
+        while len(started) < count:
+            line = self.process.stdout.readline()
+            assert line, self.errors
+            if line.startswith("started "):
+                _, rank, pid = line.split()
+                started[int(rank)] = int(pid)
+        return started
 
     def finish(self, seconds: float = 60) -> int:
         """Return the exit code. All processes below the agent are gone by then: communicate waits for their pipes."""

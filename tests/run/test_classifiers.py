@@ -340,7 +340,7 @@ def test_evaluate_takes_the_columns_of_the_run_and_sections_as_a_run_file_has_th
     assert (
         cli.main(["evaluate", str(run_dir), "--data", str(tmp_path / "empty.csv")]) == errors.USER
     )
-    assert "--data holds no records" in capsys.readouterr().err
+    assert "empty.csv holds no records" in capsys.readouterr().err
     assert cli.main(["generate", str(run_dir), "--file", str(table)]) == 0
     assert len(capsys.readouterr().out.splitlines()) == len(rows)
 

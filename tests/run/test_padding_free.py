@@ -16,6 +16,7 @@ from transformers.masking_utils import create_causal_mask, create_sliding_window
 from kubetune.batching.batch import Batch, collate
 from kubetune.config.schema import LoraConfig, TrainingConfig
 from kubetune.data.prepared.micro_batches import pack
+from kubetune.distributed.process_group import World
 from kubetune.kernels.attention.blockwise import Rule, block_attention
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import attention_hooks as hooks
@@ -315,7 +316,9 @@ def test_a_model_that_runs_layers_in_turns_keeps_all_rows() -> None:
     expected = reference_gradients(model, rows)
     learner = Learner(model, choose_attention(model))
     assert learner.route.padding_free
-    learner = tune(learner, TrainingConfig(), Workload(total_tokens=1), "", torch.device("cpu"))
+    learner = tune(
+        learner, TrainingConfig(), Workload(total_tokens=1), "", World(device=torch.device("cpu"))
+    )
     labels = sum(int(trained[1:].sum()) for _, trained in rows)
     loss = float(TASK.backward(learner, collate(rows), 1 / labels))
     assert loss == pytest.approx(expected[0], rel=1e-6)

@@ -221,7 +221,7 @@ def test_gradients_are_those_of_plain_transformers(name: str, tmp_path: Path) ->
         config.training,
         Workload(0),
         config.model.path,
-        torch.device("cpu"),
+        World(device=torch.device("cpu")),
     )
     swapped = [module for module in model.modules() if "forward" in vars(module)]
     assert len(swapped) >= sum(hasattr(module, "lora_A") for module in model.modules())
