@@ -14,6 +14,7 @@ from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
 from tests.cluster.operation import Desk
 
+LABELS = {"app.kubernetes.io/component": "trainer"}
 WAIT = "trap 'exit 143' TERM; echo up; while :; do sleep 0.02; done"
 
 
@@ -73,6 +74,44 @@ def test_a_warning_is_new_by_no_clock_of_this_machine(
     stderr = capsys.readouterr().err
     assert "the node is away" in stderr
     assert "of before" not in stderr
+
+
+def test_what_was_known_while_a_pod_was_there_is_no_news_once_it_is_gone(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its reason said so before; a warning that comes late, about a pod that is gone, is told."""
+    desk.cluster.never_schedule("fit-")
+    desk.submit_script(WAIT, compute__nodes=1)
+    desk.cluster.wait_event("0/2 nodes are available")
+    pod = {
+        "metadata": {"name": "fit-0-a", "uid": "a", "labels": LABELS},
+        "spec": {"containers": [{"name": "trainer"}], "nodeName": "node-0"},
+        "status": {"phase": "Pending"},
+    }
+    about = {"kind": "Pod", "name": "fit-0-a", "uid": "a"}
+
+    def warning(uid: str, message: str) -> dict[str, object]:
+        time = "2099-01-01T00:00:00Z"
+        facts = {"type": "Warning", "involvedObject": about, "lastTimestamp": time}
+        return {**facts, "metadata": {"uid": uid}, "message": message}
+
+    early = warning("1", "no such disk")
+    replacement = {**pod, "metadata": {**pod["metadata"], "uid": "b"}}
+    with desk.at():
+        client = Client()
+        look = teller(client, find_run(client, "fit"))
+        waiting = {"reason": "ErrImagePull", "message": "no such disk"}
+        status = {
+            "phase": "Pending",
+            "containerStatuses": [{"name": "trainer", "state": {"waiting": waiting}}],
+        }
+        look([{**pod, "status": status}], [early])
+        assert "fit-0-a: ErrImagePull: no such disk" in capsys.readouterr().err
+        for pods_now in ([], [replacement]):
+            look(pods_now, [early])
+            assert capsys.readouterr().err == ""
+        look([], [early, warning("2", "its disk is lost")])
+        assert capsys.readouterr().err == "kubetune: fit-0-a: its disk is lost\n"
 
 
 def test_a_namespace_that_is_not_there_is_no_empty_one(desk: Desk) -> None:

@@ -174,27 +174,18 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Return a function that says, once, why pods do not run and what the cluster warns of; not what is over."""
     from kubetune.k8s.api.client import say
     from kubetune.k8s.cluster.cluster_runs import concerns
-    from kubetune.k8s.cluster.pods import (
-        about,
-        component_of,
-        event_time,
-        has_ended,
-        is_running,
-        without_names,
-    )
+    from kubetune.k8s.cluster.pods import component_of, event_time, is_running, without_names
     from kubetune.k8s.manifests.spec import TRAINER
 
     # Messages already printed, without names of pods: of many pods that wait for the same, only the first is shown.
     said_before = set[str]()
-    # Time of each warning at the first look: clocks of the cluster may differ from the one here.
-    first_times: dict[object, str] | None = None
+    # Time of each warning at the last look: clocks of the cluster may differ from the one here.
+    times: dict[object, str] | None = None
     is_ours = concerns(cluster, spec)
 
     def look(pods: Sequence[Object], warnings: Sequence[Object]) -> None:
-        nonlocal first_times
-        if first_times is None:
-            first_times = _times(warnings)
-        times = first_times
+        nonlocal times
+        times_before = _times(warnings) if times is None else times
 
         by_name = _by_name(pods)
         trainers = [pod for pod in by_name.values() if component_of(pod) == TRAINER]
@@ -211,17 +202,16 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
         def matters(event: Object) -> bool:
             if not is_ours(event):
                 return False
-            pod = by_name.get(about(event).get("name", ""))
+            pod = _subject(event, by_name)
             if pod is not None and _is_no_news(event, pod):
                 return False
-            is_over = all_run or (pod is not None and (is_running(pod) or has_ended(pod)))
-            if not is_over:
-                return True
-            # It came, or came again, since the first look.
-            return times.get(event["metadata"].get("uid")) != event_time(event)
+            # It came, or came again, since the last look.
+            is_new = times_before.get(event["metadata"].get("uid")) != event_time(event)
+            return is_new or not (all_run or _is_over(event, pod))
 
         news = [event for event in warnings if matters(event)]
         news.sort(key=event_time)
+        times = _times(warnings)
         for text in _lines(news, reasons):
             kind_of_text = without_names(text)
             if kind_of_text not in said_before:
@@ -255,6 +245,26 @@ def _by_name(pods: Sequence[Object]) -> dict[str, Object]:
         if component_of(pod) in (PREPROCESS, SAMPLER, TRAINER):
             by_name[name_of(pod)] = pod
     return by_name
+
+
+def _subject(event: Object, by_name: Mapping[str, Object]) -> Object | None:
+    """Return the pod that an event is about; None where it is gone, though another one may have its name."""
+    from kubetune.k8s.cluster.pods import about
+
+    subject = about(event)
+    pod = by_name.get(subject.get("name", ""))
+    if pod is None or subject.get("uid", pod["metadata"]["uid"]) != pod["metadata"]["uid"]:
+        return None
+    return pod
+
+
+def _is_over(event: Object, pod: Object | None) -> bool:
+    """True if a warning held back a pod that runs now, has ended, or is gone."""
+    from kubetune.k8s.cluster.pods import about, has_ended, is_running
+
+    if pod is None:
+        return about(event).get("kind") == "Pod"
+    return is_running(pod) or has_ended(pod)
 
 
 def _times(events: Sequence[Object]) -> dict[object, str]:
