@@ -205,6 +205,31 @@ def test_links_of_a_run_directory_are_made(tmp_path: Path) -> None:
     assert (tmp_path / "checkpoints" / "best").resolve().name == "step-000004"
 
 
+def test_a_stopped_run_tells_its_last_numbers_though_a_pod_of_an_earlier_start_stays(
+    desk: Desk,
+) -> None:
+    def word(code: int, saved: int) -> str:
+        progress = {"step": saved, "saved_step": saved}
+        text = json.dumps({"code": code, "reason": "it ended", "progress": progress})
+        return f"echo '{text}' > /dev/termination-log; exit {code}"
+
+    desk.submit_script(
+        "if mkdir /outputs/first; then until test -e /outputs/go; do sleep 0.02; done\n"
+        f"{word(145, 4)}; fi\n"
+        f"last() {{ {word(143, 9)}; }}\n"
+        "trap last TERM; echo up; while :; do sleep 0.02; done",
+        compute__nodes=1,
+    )
+    (first,) = desk.cluster.wait_ready("fit")
+    (desk.cluster.claim_folder("fit-outputs") / "go").touch()
+    second = desk.cluster.wait_replacement(first)
+    desk.cluster.wait_log(name_of(second), "up")
+    desk.quick("stop", "fit")
+    status = json.loads(desk.quick("status", "fit", "--json").stdout)
+    assert [entry["exit_code"] for entry in status["pods"]] == [145]
+    assert (status["state"], status["saved_step"]) == ("stopped", 9)
+
+
 def test_a_stopped_job_keeps_the_pod_that_was_killed_before(desk: Desk) -> None:
     """As a real one does; the run is stopped all the same, and goes on."""
     desk.submit_script(

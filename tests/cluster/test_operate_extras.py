@@ -10,9 +10,10 @@ import socket
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
@@ -99,6 +100,38 @@ def test_tensorboard_shows_the_run(cluster: Cluster, tmp_path: Path, model: Path
             lambda: any(name.startswith("fit") for name in json.loads(read(f"{url}/data/runs")))
         )
         assert b"loss" in read(f"{url}/data/plugin/scalars/tags")
+    desk.quick("delete", "fit", "--yes")
+
+
+@pytest.mark.usefixtures("kubectl")
+def test_a_server_that_crashes_is_named_and_not_forwarded_to(desk: Desk) -> None:
+    """Its image lacks the program: the pod ends again and again, and nothing would answer."""
+    patch = {
+        "target": {"kind": "Deployment", "name": "fit-ui"},
+        "patch": [
+            {
+                "op": "replace",
+                "path": "/spec/template/spec/containers/0/command",
+                "value": ["false"],
+            }
+        ],
+    }
+    desk.write({"kubernetes.ui": True, "kubernetes.patches": [patch]})
+    desk.cluster.never_schedule("fit-[01]-")
+    desk.quick("submit", "run.yaml")
+    (pod,) = desk.cluster.wait_pods("app.kubernetes.io/component=ui", 1)
+    name = pod["metadata"]["name"]
+
+    def has_crashed(pod: Mapping[str, Any]) -> bool:
+        (status,) = pod["status"].get("containerStatuses") or [{}]
+        return int(status.get("restartCount", 0)) > 0
+
+    desk.cluster.wait("Pod", name, has_crashed, seconds=60)
+    shown = desk.quick("status", "fit").stdout
+    assert f"! ui does not answer: {name}: " in shown
+    stderr = desk.quick("port-forward", "fit", "ui", code=3).stderr
+    assert f"ui does not answer: {name}: " in stderr
+    assert f"see kubectl logs -n {desk.cluster.namespace} {name}" in stderr
     desk.quick("delete", "fit", "--yes")
 
 

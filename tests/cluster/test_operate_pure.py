@@ -20,7 +20,7 @@ from kubetune.base.gpus import parse_gpus
 from kubetune.base.humanize import visible
 from kubetune.cli.remote.events import row
 from kubetune.cli.remote.logs import _lasting_reasons
-from kubetune.cli.remote.status import facts, headline, warning_lines
+from kubetune.cli.remote.status import _pod_row, facts, headline, warning_lines
 from kubetune.cli.remote.submit import exit_code
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
@@ -458,6 +458,72 @@ def test_a_rank_that_was_killed_comes_before_those_that_lost_it() -> None:
     shown = [*headline(observed_run("failed", ended_pod(0, 6, "much " * 60, "OutOfMemoryAgain")))]
     assert shown[0].endswith(", failed")
     assert shown[1] == f"why: {'much ' * 60}"
+
+
+def test_a_victim_is_not_the_reason_while_the_cause_is_not_known() -> None:
+    """For seconds after a kill only the pods that lost the killed one have ended."""
+    lost = "lost another rank: Connection reset by peer"
+    restarting = ended_pod(0, 145, lost, "LostPeer")
+    restarting["status"]["phase"] = "Running"
+    for victim in (ended_pod(0, 145, lost, "LostPeer"), restarting):
+        line = next(headline(observed_run("waiting", victim)))
+        assert "145" not in line
+        assert line.endswith("the next start follows")
+
+
+def test_a_long_reason_stands_there_once() -> None:
+    reason = "rank 0 was killed by SIGKILL for lack of memory, after step 40; " + "allow more " * 12
+    failed = observed_run("failed", ended_pod(0, 6, reason, "OutOfMemoryAgain"))
+    assert "\n".join(headline(failed)).count("for lack of memory") == 1
+    assert _pod_row(failed, failed.pods[0])[-1] == "exit code 6, see above"
+    brief = observed_run("failed", ended_pod(0, 2, "a bad record", "DataError"))
+    assert _pod_row(brief, brief.pods[0])[-1] == "exit code 2: a bad record"
+
+
+def server_pod(state: dict[str, Any], ready: str) -> dict[str, Any]:
+    """Return the pod of a run's page that has crashed twice."""
+    crashed = {"terminated": {"exitCode": 127, "reason": "Error"}}
+    container = {"name": "ui", "restartCount": 2, "state": state, "lastState": crashed}
+    return {
+        "metadata": {
+            "name": "fit-ui-x",
+            "uid": "u",
+            "namespace": "ml",
+            "labels": {"app.kubernetes.io/component": "ui"},
+        },
+        "spec": {"containers": [{"name": "ui"}]},
+        "status": {
+            "phase": "Running",
+            "containerStatuses": [container],
+            "conditions": [{"type": "Ready", "status": ready}],
+        },
+    }
+
+
+def test_a_server_beside_the_run_that_crashes_is_named() -> None:
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s"}}
+    observed = observed_run("done")
+    for state, reason in (
+        (waiting, "CrashLoopBackOff: back-off 10s"),
+        (RUNNING, "exit code 127: its image has no such program"),
+    ):
+        observed.servers[:] = [server_pod(state, "False")]
+        *_, last = headline(observed)
+        assert last == (
+            f"! ui does not answer: fit-ui-x: {reason}; see kubectl logs -n ml fit-ui-x"
+        )
+        assert facts(observed)["servers"][0]["ready"] is False
+    observed.servers[:] = [server_pod(RUNNING, "True")]
+    assert not any("ui" in line for line in headline(observed))
+
+
+@pytest.mark.parametrize(
+    ("code", "meaning"),
+    [(126, "its image's program may not be started"), (127, "its image has no such program")],
+)
+def test_a_sampler_whose_image_has_no_server_says_so(code: int, meaning: str) -> None:
+    ended = trainer_pod(end_of(code, reason="Error"), phase="Failed")
+    assert pods.why_server(ended) == f"exit code {code}: {meaning}"
 
 
 def pod_of(node: int, code: int, reason: str, *, began: int, ended: int) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Forward until Ctrl-C, by kubectl. Raise ConfigError when the run has no such server."""
+    """Forward until Ctrl-C, by kubectl. Raise ConfigError when the run has no such server, or it does not answer."""
     cluster, spec = find(args)
     kind, short, port, remote, key = _SERVERS[args.server]
     name = f"{spec.name}-{args.server}"
@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             f"{spec.name} has no {args.server}; put `{key}` into the run file and submit it again"
         )
+    _check_answers(cluster, spec, args.server)
     local = args.port or port
     query = _token(cluster, spec, args.server) if args.server in _TOKENS else ""
     print(f"kubetune: {args.server} at http://127.0.0.1:{local}/{query}, until Ctrl-C", flush=True)
@@ -56,6 +57,18 @@ def run(args: argparse.Namespace) -> int:
         f"{local}:{remote}",
     ]
     return subprocess.run(command, check=False).returncode
+
+
+def _check_answers(cluster: Cluster, spec: RunSpec, server: str) -> None:
+    """Raise EnvironmentFault, with the reason, where no pod of a server answers."""
+    from kubetune.k8s.cluster import pods
+
+    found = cluster.list("Pod", spec.selector(server))
+    reasons = [pods.why_beside(pod) for pod in found]
+    if not found:
+        raise EnvironmentFault(f"no pod of {server} exists yet; see kubetune events {spec.typed}")
+    if all(reasons):
+        raise EnvironmentFault(f"{server} does not answer: {reasons[-1]}")
 
 
 def _token(cluster: Cluster, spec: RunSpec, server: str) -> str:

@@ -24,6 +24,8 @@ _SHOWN_EVENTS = 5
 _SAME_END_SECONDS = 900.0
 # A longer reason gets a line of its own.
 _LONG_REASON = 200
+# A longer one that the headline says is not said again in the table.
+_LONG_CELL = 100
 
 
 POD_HEAD = ("POD", "NODE", "MACHINE", "PHASE", "RESTARTS", "AGE", "WHY")
@@ -217,6 +219,7 @@ def facts(observed: ObservedRun) -> dict[str, Any]:
         "lost_hosts": [asdict(host) for host in observed.lost_hosts],
         "pods": [_pod_facts(observed, pod) for pod in observed.pods],
         "samplers": [_sampler_facts(observed, pod) for pod in observed.samplers],
+        "servers": [_server_facts(pod) for pod in observed.servers],
         "warnings": [pods.words_of(event) for event in _warnings(observed)],
     }
 
@@ -250,6 +253,20 @@ def _sampler_facts(observed: ObservedRun, pod: Object) -> dict[str, Any]:
     }
 
 
+def _server_facts(pod: Object) -> dict[str, Any]:
+    """Return what `--json` prints about one pod of a server beside the run."""
+    from kubetune.k8s.cluster import pods
+
+    return {
+        "name": pods.name_of(pod),
+        "server": pods.component_of(pod),
+        "phase": pods.phase_of(pod),
+        "restarts": pods.trainer_status(pod).get("restartCount", 0),
+        "ready": pods.condition(pod, "Ready") is not None,
+        "why": pods.why_beside(pod),
+    }
+
+
 def why(observed: ObservedRun) -> str:
     """Return why a run is not running: the cause of its end, or what it waits for."""
     from kubetune.k8s.cluster import pods
@@ -279,13 +296,19 @@ def why(observed: ObservedRun) -> str:
             reason += f": {observed.reason}"
         return reason
 
-    # Pods of earlier starts still exist; the question here is why the next ones do not run.
-    next_pods = [pod for pod in observed.pods if not pods.has_ended(pod)]
+    # Pods of earlier starts still exist; the question here is why the next ones do not run. How a container ended that
+    # only lost the others says nothing of that.
+    next_pods = []
+    for pod in observed.pods:
+        if not pods.has_ended(pod) and not pods.lost_others(pod):
+            next_pods.append(pod)
     for reason in _reasons(observed, next_pods):
         return reason
 
     # None of them knows, so the pods that have ended are asked: first the one by which the start ended.
     guilty = culprit_left(observed.pods, observed.events)
+    if guilty is not None and pods.lost_others(guilty):
+        return "a start has ended by a pod that is gone or still ends; the next start follows"
     if guilty is not None:
         return pods.why(guilty)
     others = [pod for pod in observed.pods if not pods.exit_code(pod)]
@@ -371,7 +394,9 @@ def _reservation(observed: ObservedRun) -> str:
 
 
 def headline(observed: ObservedRun) -> Iterator[str]:
-    """Yield a line on the state of a run, and lines on its progress and its last stop."""
+    """Yield a line on the state of a run, and lines on its progress, its last stop and servers beside it."""
+    from kubetune.k8s.cluster import pods
+
     run_facts = facts(observed)
     parts = [
         f"{run_facts['name']}: {run_facts['kind']} in {run_facts['namespace']}, {run_facts['state']}"
@@ -406,6 +431,11 @@ def headline(observed: ObservedRun) -> Iterator[str]:
     stop = last_stop(run_facts)
     if stop and run_facts["restarts"] and observed.state != "failed":
         yield stop
+
+    for pod in observed.servers:
+        trouble = pods.why_beside(pod)
+        if trouble:
+            yield f"! {pods.component_of(pod)} does not answer: {trouble}"
 
     if observed.silence:
         yield f"! its pods could not be asked for progress: {observed.silence.splitlines()[0]}"
@@ -539,6 +569,10 @@ def _pod_row(observed: ObservedRun, pod: Object) -> tuple[object, ...]:
     age = brief(pods.age_seconds(pod["metadata"].get("creationTimestamp")))
     # The headline says already what to do.
     reason = pods.why(pod, _events_of(observed, pod), advise=False)
+    # What is long stands there once, and here how it begins: `exit code 6`.
+    beginning, _, rest = reason.partition(": ")
+    if len(rest) > _LONG_CELL and rest in why(observed):
+        reason = f"{beginning}, see above"
     place = str(pods.node_number(pod))
     if pod in observed.preparing:
         place = ""

@@ -28,6 +28,7 @@ from kubetune.k8s.cluster import kueue, pods, preparation
 from kubetune.k8s.cluster.causes import find_cause
 from kubetune.k8s.cluster.hosts import LostHost, lost_hosts
 from kubetune.k8s.cluster.termination import left_progress, logged_progress, noted_progress, trusted
+from kubetune.k8s.manifests.extras import server_components
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.samplers import SAMPLER
 from kubetune.k8s.manifests.spec import COMPONENT, MANAGED_BY, TRAINER, RunSpec, plan_without_data
@@ -76,6 +77,9 @@ class ObservedRun:
     cause: dict[str, Any] | None = None  # the pod by which the last start ended, see find_cause
     samplers: list[Object] = field(default_factory=list)  # pods that draw answers, by index and age
     lost_hosts: list[LostHost] = field(default_factory=list)  # that hold pods of the run
+    servers: list[Object] = field(
+        default_factory=list
+    )  # TensorBoard's, the page's and JupyterLab's
 
 
 def workload_kind(spec: RunSpec) -> str:
@@ -152,6 +156,14 @@ def sampler_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
     if spec.kubernetes.samplers is None:
         return []
     return _numbered_pods(cluster, spec, SAMPLER)
+
+
+def server_pods(cluster: Cluster, spec: RunSpec) -> list[Object]:
+    """Return the pods of the servers beside the run: TensorBoard, the page, JupyterLab."""
+    found = []
+    for component in server_components(spec):
+        found.extend(cluster.list("Pod", spec.selector(component)))
+    return found
 
 
 def _numbered_pods(cluster: Cluster, spec: RunSpec, component: str) -> list[Object]:
@@ -290,12 +302,13 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         state = ExitStatus(status["code"], status["reason"]).state
         reason = status["reason"]
 
-    # No pod can be asked: take the last message of ended pods, then a note or the log.
-    if progress is None and not silence:
-        progress = left_progress(trainers)
+    # No pod can be asked: take a note, the last message of ended pods, or the log. A stopped Job keeps pods of earlier
+    # starts, so what `stop` noted comes before what they left.
     if progress is None and state == "stopped":
         progress = noted_progress(cluster, spec)
-    elif progress is None:
+    if progress is None and not silence:
+        progress = left_progress(trainers)
+    if progress is None and state != "stopped":
         progress = logged_progress(cluster, trainers)
     return ObservedRun(
         spec,
@@ -310,6 +323,7 @@ def observe(cluster: Cluster, spec: RunSpec) -> ObservedRun:
         find_cause(trainers, events),
         samplers,
         lost_hosts(cluster, [*preparing, *trainers, *samplers]),
+        server_pods(cluster, spec),
     )
 
 

@@ -219,6 +219,11 @@ def only_followed(pod: Object) -> bool:
     return errors.only_followed(exit_code(pod) or 0, error)
 
 
+def lost_others(pod: Object) -> bool:
+    """True if a pod ended because it lost another one, of which more is to be known."""
+    return exit_code(pod) == errors.LOST_PEER and only_followed(pod)
+
+
 def failed_container(pod: Object) -> str | None:
     """Return the name of the first container whose last end was a failure; None where there is none.
 
@@ -332,6 +337,17 @@ def why_server(pod: Object, events: Sequence[Object] = (), *, advise: bool = Tru
     if not reason and is_running(pod) and condition(pod, "Ready") is None:
         return "its server does not answer yet"
     return reason
+
+
+def why_beside(pod: Object) -> str:
+    """Return why a server beside a run does not answer; empty while it does. Its log is no part of `kubetune logs`."""
+    if condition(pod, "Ready") is not None:
+        return ""
+    reason = why_server(pod, advise=False)
+    name = name_of(pod)
+    if exit_code(pod):
+        reason += f"; see kubectl logs -n {pod['metadata'].get('namespace', 'default')} {name}"
+    return reason and f"{name}: {reason}"
 
 
 def is_of_scheduling(event: Object, pod: Object) -> bool:

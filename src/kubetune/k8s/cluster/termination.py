@@ -71,10 +71,11 @@ def _fits(value: object, expected: Any) -> bool:
 def left_progress(trainers: Sequence[Object]) -> Progress | None:
     """Return the progress in the last message of node 0's agent; None where it left none, or has not ended."""
 
-    def made(pod: Object) -> str:
-        return str(pod["metadata"].get("creationTimestamp", ""))
+    def made_and_ended(pod: Object) -> tuple[str, str]:
+        end = pods.last_end(pod) or {}
+        return str(pod["metadata"].get("creationTimestamp", "")), str(end.get("finishedAt") or "")
 
-    newest_first = sorted(trainers, key=made, reverse=True)
+    newest_first = sorted(trainers, key=made_and_ended, reverse=True)
     for pod in newest_first:
         message = pods.message_of(pod)
         if pods.node_number(pod) == 0 and message:

@@ -99,6 +99,14 @@ def token_servers(spec: RunSpec) -> list[str]:
     return servers
 
 
+def server_components(spec: RunSpec) -> list[str]:
+    """Return the components of the servers beside the run."""
+    servers = token_servers(spec)
+    if spec.kubernetes.tensorboard:
+        servers.append(TENSORBOARD)
+    return servers
+
+
 def jupyter(spec: RunSpec) -> list[Manifest]:
     """Return a pod with JupyterLab and all volumes of the run. It ends by itself, and asks for a token from a Secret."""
     lab = spec.kubernetes.jupyter
