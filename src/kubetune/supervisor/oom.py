@@ -21,11 +21,7 @@ from kubetune.rundir.exit_status import Death, ExitStatus
 # The event of a rank killed for memory: its node, its rank, and the last step in metrics.jsonl then.
 KILLED = "killed"
 
-_ADVICE = (
-    "Allow more memory (compute.memory, or the limit of the container or service) or take fewer compute.processes, and "
-    "run the same command again; a smaller training.per_device_train_batch_size, data.max_length or "
-    "training.gradient_checkpointing: true need less too, but make it another run, with another output"
-)
+_ADVICE = "allow more memory (compute.memory, or the limit of the container), or take fewer compute.processes"
 
 
 def explain(
@@ -53,8 +49,7 @@ def explain(
     reason = f"rank {death.rank} was killed by SIGKILL {cause}, {where}; {_limit(known)}"
     if step_before is None or step > step_before:
         return ExitStatus(errors.LOST_PEER, reason, step, errors.RankDied.__name__)
-    again = "The start before ended in the same way, and this one got no further, so the run is not started again by itself"
-    final = f"{reason}. {again}. {_ADVICE}"
+    final = f"{reason}. The start before ended so too, and this one got no further: {_ADVICE}"
     verdict = ExitStatus(errors.OUT_OF_MEMORY, final, step, errors.OutOfMemoryAgain.__name__)
     with suppress(errors.EnvironmentFault):
         # For the other nodes, which only know that they lost a peer.
