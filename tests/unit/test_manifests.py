@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from kubetune.config.load import load_config
+from kubetune.config.load import load_config, load_resolved
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests import KINDS, local_files, render, secret_templates
 from kubetune.k8s.manifests.pod_templates import pod_templates
@@ -335,6 +335,30 @@ def test_initialisers_leave_nothing_to_download() -> None:
     assert offline("model", "data")
     assert not offline("model")
     assert not offline()
+
+
+def test_little_data_is_prepared_by_a_little_pod(tmp_path: Path) -> None:
+    """Its file travels with the manifests; a size that is asked for is given, and for data elsewhere much is."""
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"text": "a"}\n')
+
+    def requests(path: str, **preprocess: Any) -> list[dict[str, str]]:
+        kubernetes = {"image": "i", "initialisers": ["data"], "preprocess": preprocess}
+        values = {"name": "fit", "model": "m/m", "data": {"train": path}, "kubernetes": kubernetes}
+        config = load_resolved(values)
+        objects = render(config, make_plan(config), local_files(config))
+        pods = [template for obj in objects for _, template in pod_templates(obj)]
+        return [
+            container["resources"]["requests"]
+            for pod in pods
+            if pod["metadata"]["labels"]["app.kubernetes.io/component"] == "preprocess"
+            for container in pod["spec"]["containers"]
+        ]
+
+    assert requests(str(file)) == [{"cpu": "2", "memory": "4Gi"}]
+    assert requests(str(file), memory="1Gi") == [{"cpu": "2", "memory": "1Gi"}]
+    assert requests("/etc/kubetune-data/0-train.jsonl") == [{"cpu": "2", "memory": "4Gi"}]
+    assert requests("d/d") == [{"cpu": "8", "memory": "32Gi"}]
 
 
 @pytest.mark.parametrize("kind", KINDS)

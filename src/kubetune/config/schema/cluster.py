@@ -326,8 +326,12 @@ class RdmaConfig(Section):
 class PreprocessConfig(Section):
     """The Job without GPUs that prepares the run."""
 
-    cpu: Cores = Field(8, description="CPU cores of the job.")
-    memory: Quantity = Field("32Gi", description="Memory of the job.")
+    cpu: Cores | None = Field(
+        None, description="CPU cores of the job; left out: 8, or 2 for data that travels with it."
+    )
+    memory: Quantity | None = Field(
+        None, description="Memory of the job; left out: 32Gi, or 4Gi for data that travels with it."
+    )
     command: tuple[str, ...] | None = Field(
         None,
         min_length=1,

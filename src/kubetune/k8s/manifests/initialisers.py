@@ -22,6 +22,9 @@ PREPROCESS = "preprocess"
 FETCH_MODEL = ("python", "-P", "-m", "kubetune.data.prepared.fetch_worker", CONFIG_FILE)
 PREPARE_DATA = ("python", "-P", "-m", "kubetune", "data", "prepare", CONFIG_FILE)
 RETRIES = 2
+# CPU cores and memory. All data that travels with the manifests is less than half a MiB.
+_LARGE = (8, "32Gi")
+_SMALL = (2, "4Gi")
 
 Command = tuple[str, ...]
 
@@ -69,9 +72,7 @@ def _container(spec: RunSpec, name: str, command: Command, size: Manifest) -> Ma
 
 def preparing_job(spec: RunSpec, commands: Mapping[str, Command]) -> Manifest:
     """Return the spec of a Job that runs commands one after the other, each in a container of its name."""
-    preprocess = spec.kubernetes.preprocess or PreprocessConfig()
-    size = cpu_resources(preprocess.cpu, preprocess.memory)
-
+    size = _size(spec)
     containers = []
     for name, command in commands.items():
         containers.append(_container(spec, name, command, size))
@@ -91,6 +92,15 @@ def preparing_job(spec: RunSpec, commands: Mapping[str, Command]) -> Manifest:
         "podFailurePolicy": {"rules": [on_exit_codes("FailJob", [USER])]},
         "template": {"metadata": pod_metadata(spec, PREPROCESS), "spec": pod},
     }
+
+
+def _size(spec: RunSpec) -> Manifest:
+    """Return the resources of a container that prepares: what the user asks for, else little for little data."""
+    preprocess = spec.kubernetes.preprocess or PreprocessConfig()
+    cpu, memory = _LARGE
+    if preprocess.command is None and spec.carries_all_data:
+        cpu, memory = _SMALL
+    return cpu_resources(preprocess.cpu or cpu, preprocess.memory or memory)
 
 
 def preparing_job_of_all_steps(spec: RunSpec) -> Manifest:

@@ -167,6 +167,12 @@ class RunSpec:
         data_on_hub = any(is_hub_id(path) for _, path in source_paths(self.config.sources))
         return "data" in fetched or not data_on_hub
 
+    @property
+    def carries_all_data(self) -> bool:
+        """True if all data travels with the manifests. In a config read back from the cluster it is in their folder."""
+        paths = [path for _, path in source_paths(self.config.sources)]
+        return all(path in self.files or path.startswith(f"{DATA_FOLDER}/") for path in paths)
+
     def carried(self) -> dict[str, str]:
         """Return the path at which pods see each carried file, by its path on this machine.
 
