@@ -267,6 +267,11 @@ def has_stopped(status: dict[str, Any]) -> bool:
     return status["state"] == "stopped" and phases <= {"Succeeded", "Failed"}
 
 
+def running_on(status: dict[str, Any]) -> str:
+    """Return the node of a pod that runs. A Job keeps those of earlier starts, which may have been on another one."""
+    return str(next(pod["machine"] for pod in status["pods"] if pod["phase"] == "Running"))
+
+
 def restart_kubelet(node: str) -> None:
     environ = os.environ | {"NODE": node}
     subprocess.run(["sh", "-c", RESTART_KUBELET], env=environ, timeout=SECONDS, check=True)
@@ -292,7 +297,7 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
 
     # Pods that are drained save, which is no failure, so not each kind counts them as a restart.
     before = place.pods(name)
-    node = status["pods"][0]["machine"]
+    node = running_on(status)
     drained = {uid for uid, machine in before.items() if machine == node}
     saved = status["saved_step"]
     selector = f"--pod-selector=app.kubernetes.io/instance={name}"
@@ -313,7 +318,7 @@ def test_a_run_is_submitted_watched_disturbed_stopped_and_resumed(place: Place, 
     reached = status["saved_step"]
 
     if RESTART_KUBELET:
-        restart_kubelet(status["pods"][0]["machine"])
+        restart_kubelet(running_on(status))
         assert "step " in place.kubetune("logs", name, *space)
         status = place.until(name, lambda now: saved_by_running(now) > reached)
         reached = status["saved_step"]
@@ -395,7 +400,13 @@ def test_a_queue_admits_a_run_takes_it_back_and_lets_it_return(place: Place) -> 
     finally:
         for obj in reversed(shared):
             place.kubectl(
-                "delete", "-f", "-", "--ignore-not-found", stdin=json.dumps(obj), code=None
+                "delete",
+                "-f",
+                "-",
+                "--ignore-not-found",
+                "--wait=false",
+                stdin=json.dumps(obj),
+                code=None,
             )
 
 
@@ -439,7 +450,7 @@ def test_a_run_is_followed_to_its_end(place: Place) -> None:
             lines.append(line)
             # For a moment it then denies the pods that run on it.
             if RESTART_KUBELET and "step 40/400" in line:
-                restart_kubelet(place.status("real-end")["pods"][0]["machine"])
+                restart_kubelet(running_on(place.status("real-end")))
     shown = "".join(lines)
     assert follower.returncode == 0, shown
     assert "step 400/400" in shown
