@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from kubetune import errors
 from kubetune.config.schema import Config
-from kubetune.rundir import exit_status
+from kubetune.rundir import checkpoints, exit_status
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.report import read_report
 from tests import toy
@@ -55,7 +56,9 @@ MOMENTS = {
     "ranks have ended": Moment("node.ended", of_agent=True),
     "end is noted": Moment("node.noted", of_agent=True),
 }
-ROWS = [(name, node) for name, moment in MOMENTS.items() for node in moment.nodes]
+
+# Node 1's rank waits for a rank 0 that has gone with node 0. The others are as this one, and take minutes together.
+QUICK = ("joining", 0, "one by one")
 
 
 @pytest.fixture
@@ -85,9 +88,16 @@ def replace_at(gang: Gang, name: str, node: int) -> None:
     gang.replace(node)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("restarts", ["one by one", "together"])
-@pytest.mark.parametrize(("name", "node"), ROWS)
+def rows() -> Iterator[object]:
+    """Yield each moment, node and kind of restart; all but one are slow."""
+    for name, moment in MOMENTS.items():
+        for node, restarts in product(moment.nodes, ("one by one", "together")):
+            row = (name, node, restarts)
+            marks = () if row == QUICK else pytest.mark.slow
+            yield pytest.param(*row, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "node", "restarts"), [*rows()])
 def test_a_pod_that_is_replaced_costs_one_start(
     run_dir: Path, config: Config, uninterrupted: Whole, name: str, node: int, restarts: Restarts
 ) -> None:
@@ -124,6 +134,26 @@ def test_a_node_that_comes_back_to_a_run_that_is_over_meets_nobody(
         assert "meets the others" not in gang.printed(0)
     assert toy.digests(finished) == uninterrupted(config, 2)
     assert read_report(finished)["world_size"] == 2
+    assert_done(finished)
+
+
+@pytest.mark.slow
+def test_a_last_checkpoint_with_a_wrong_byte_is_trained_again(
+    finished: Path, config: Config, uninterrupted: Whole
+) -> None:
+    """Sizes alone say that the run is over, so node 0 finds the damage when it is alone, and says what to do."""
+    adapter = checkpoints.folder_of(finished, STEPS) / "adapter_model.safetensors"
+    damaged = bytearray(adapter.read_bytes())
+    damaged[-1] ^= 1
+    adapter.write_bytes(damaged)
+    with Gang(finished, 2) as gang:
+        gang.start(0)
+        assert gang.wait_for_ends([0], SECONDS) == [errors.LOST_PEER]
+        assert "all nodes have to train again after step 2." in gang.printed(0)
+        assert "run `kubetune delete` and `kubetune submit`" in gang.printed(0)
+        gang.start_all()
+        gang.run_to_end()
+    assert toy.digests(finished) == uninterrupted(config, 2)
     assert_done(finished)
 
 

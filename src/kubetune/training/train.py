@@ -113,7 +113,8 @@ def end_alone(
     patience = config.training.early_stopping_patience
     if not state.is_last(plan.num_steps, evaluates=data.eval is not None, patience=patience):
         raise errors.LostPeer(
-            f"the last checkpoint is damaged, so the run goes on after step {state.step}, in the next start of all nodes"
+            f"the last checkpoint is damaged, so all nodes have to train again after step {state.step}. A Job does not "
+            "start those again that ended with 0: then run `kubetune delete` and `kubetune submit`, which keep the results"
         )
     # An earlier start may have died between the checkpoint's commit and its links.
     tidy(run_dir, state, config.training.save_total_limit)
