@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, suppress
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -200,21 +201,198 @@ def test_how_a_node_ended_is_told_and_its_cause_counts_more_than_who_followed(
     assert loss_of(links[0]).reason.endswith("ended with exit code 2: data.jsonl:3 is no JSON")
 
 
-def test_who_does_not_belong_to_the_run_is_refused_and_disturbs_nobody(
-    nodes: Callable[[int], Nodes], tmp_path: Path
+STRANGERS = {
+    "a health check": b"GET /healthz HTTP/1.1\r\n\r\n",
+    "brackets without end": b"[" * 60_000 + b"\n",
+    "bytes that are no text": b"\xff\xfe\x00\n",
+    "half a message": b'{"run": "fit", ',
+    "a message that is too long": b"x" * 300_000,
+    "a message that is no object": b"17\n",
+    "a node of a run with that name": b'{"run": "fit", "id": "other", "nodes": 2, "node": 1}\n',
+    "nothing": b"",
+}
+
+
+@pytest.mark.parametrize("sent", STRANGERS.values(), ids=STRANGERS)
+def test_a_stranger_changes_nothing(nodes: Callable[[int], Nodes], sent: bytes) -> None:
+    """Neither while nodes wait, nor after they have met, whether it stays or goes."""
+    run = nodes(2)
+    centre = run.link(0)
+    address = ("127.0.0.1", run.port)
+
+    def tell() -> socket.socket:
+        stranger = socket.create_connection(address)
+        stranger.settimeout(SECONDS)
+        with suppress(OSError):  # it may be parted from before it has sent all
+            stranger.sendall(sent)
+        return stranger
+
+    with tell(), tell() as goes:
+        starts = [run.meet(centre)]
+        goes.close()
+        starts.append(run.meet(run.link(1)))
+        assert len({start.result(SECONDS) for start in starts}) == 1
+        with tell(), tell() as goes_later:
+            for _ in range(10):
+                assert centre.serve(0.05) is None
+            goes_later.close()
+            for _ in range(10):
+                assert centre.serve(0.05) is None
+
+
+@pytest.mark.parametrize("node", ["true", '"1"', "1.0", "0", "2", "-1", "null", "[1]", "NaN"])
+def test_a_number_that_is_no_node_is_refused(nodes: Callable[[int], Nodes], node: str) -> None:
+    run = nodes(2)
+    centre = run.link(0)
+    identity = (run.run_dir / "logs" / "gang.id").read_text()
+    with socket.create_connection(("127.0.0.1", run.port)) as stranger:
+        stranger.sendall(
+            b'{"run": "fit", "id": "%s", "nodes": 2, "node": %s}\n'
+            % (identity.encode(), node.encode())
+        )
+        stranger.setblocking(False)
+        assert b"refused" in answer(centre, stranger)
+
+
+def answer(centre: gang.Link, stranger: socket.socket) -> bytes:
+    """Let node 0 work until it says something to a stranger, or parts from it (returns no bytes)."""
+    heard: list[bytes] = []
+
+    def has_answered() -> bool:
+        centre.serve(0.05)
+        with suppress(BlockingIOError):
+            heard.append(stranger.recv(1 << 16))
+        return bool(heard)
+
+    wait_until(has_answered, SECONDS)
+    return heard[0]
+
+
+def test_many_silent_connections_do_not_keep_a_node_out(nodes: Callable[[int], Nodes]) -> None:
+    """The oldest are parted from, so that files of node 0's process stay free."""
+    run = nodes(2)
+    centre = run.link(0)
+    with ExitStack() as strangers:
+        oldest = strangers.enter_context(socket.create_connection(("127.0.0.1", run.port)))
+        oldest.setblocking(False)
+        for _ in range(gang._MOST_STRANGERS):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", run.port)))
+            centre.serve(0)
+        assert answer(centre, oldest) == b""
+        starts = [run.meet(centre), run.meet(run.link(1))]
+        assert len({start.result(SECONDS) for start in starts}) == 1
+
+
+def hello(run: Nodes) -> bytes:
+    identity = (run.run_dir / "logs" / "gang.id").read_text()
+    message = {"run": "fit", "id": identity, "nodes": run.size, "node": 1, "host": "former"}
+    return json.dumps(message).encode() + b"\n"
+
+
+def test_a_node_that_came_and_went_while_node_0_was_slow_is_waited_for(
+    nodes: Callable[[int], Nodes],
 ) -> None:
+    run = nodes(2)
+    centre = run.link(0)
+    with socket.create_connection(("127.0.0.1", run.port)) as former:
+        former.sendall(hello(run))
+    starts = [run.meet(centre), run.meet(run.link(1))]
+    assert len({start.result(SECONDS) for start in starts}) == 1
+    assert centre.serve(0.5) is None
+
+
+def test_a_node_may_come_again_in_the_moment_in_which_its_former_process_is_heard_to_end(
+    nodes: Callable[[int], Nodes],
+) -> None:
+    run = nodes(3)
+    centre = run.link(0)
+    address = ("127.0.0.1", run.port)
+    with socket.create_connection(address) as former, socket.create_connection(address) as again:
+        former.sendall(hello(run))
+        former.setblocking(False)
+        assert b"waits" in answer(centre, former)
+        # Both are heard of in one look, the new process first.
+        centre.serve(0)
+        again.sendall(hello(run))
+        former.close()
+        again.setblocking(False)
+        assert b"waits" in answer(centre, again)
+
+
+WRONG_ANSWERS = {
+    "closes at once": b"",
+    "another program": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "brackets without end": b"[" * 60_000 + b"\n",
+    "a start without a port": b'{"start": "1"}\n',
+    "node 0 of a run that had this address": b'{"refused": "node 0 of another run listens there"}\n',
+    "says nothing": None,
+}
+
+
+@pytest.mark.parametrize("answered", WRONG_ANSWERS.values(), ids=WRONG_ANSWERS)
+def test_an_address_that_leads_elsewhere_at_first_is_asked_again(
+    nodes: Callable[[int], Nodes], answered: bytes | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the name of node 0 still leads to its former pod. Nor is it asked without a pause."""
+    monkeypatch.setattr(gang, "SILENT_SECONDS", 1.0)
+    run = nodes(2)
+    with ExitStack() as connections:
+        with socket.create_server(("127.0.0.1", run.port)) as elsewhere:
+            elsewhere.settimeout(SECONDS)
+            start = run.meet(run.link(1))
+            for _ in range(2):
+                connection, _ = elsewhere.accept()
+                connections.enter_context(connection)
+                connection.settimeout(SECONDS)
+                assert b'"node": 1' in connection.recv(1 << 16)
+                if answered is not None:
+                    connection.sendall(answered)
+                    connection.close()
+        of_centre = run.meet(run.link(0))
+        assert start.result(SECONDS) == of_centre.result(SECONDS)
+
+
+def test_a_program_that_closes_each_connection_is_not_asked_without_a_pause(
+    nodes: Callable[[int], Nodes],
+) -> None:
+    run = nodes(2)
+    asked = 0
+    with socket.create_server(("127.0.0.1", run.port)) as elsewhere:
+        elsewhere.settimeout(0.1)
+        absent = run.meet(run.link(1), seconds=2)
+        while not absent.done():
+            with suppress(TimeoutError):
+                elsewhere.accept()[0].close()
+                asked += 1
+    with pytest.raises(gang.Absent, match="it closes connections without an answer"):
+        absent.result()
+    assert 1 <= asked <= 6
+
+
+def test_a_refusal_that_lasts_ends_the_waiting(
+    nodes: Callable[[int], Nodes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gang, "REFUSED_SECONDS", 0.0)
     run = nodes(2)
     links = run.met()
     other = tmp_path / "other"
-    (other / "logs").mkdir(parents=True)
-    stranger = run.meet(run.link(1, other))
-    with socket.create_connection(("127.0.0.1", run.port)) as scanner:
-        scanner.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        wait_until(lambda: links[0].serve(0.1) is None and stranger.done())
-    with pytest.raises(errors.EnvironmentFault, match="of the run fit listens there"):
-        stranger.result()
-    assert links[0].serve(0.1) is None
+    same_name = tmp_path / "elsewhere" / "fit"
+    for folder, found in ((other, "of the run fit listens there"), (same_name, "is another one")):
+        (folder / "logs").mkdir(parents=True)
+        stranger = run.meet(run.link(1, folder))
+        for _ in range(600):
+            assert links[0].serve(0.05) is None
+            if stranger.done():
+                break
+        with pytest.raises(errors.EnvironmentFault, match=found):
+            stranger.result()
     assert links[1].serve(0.1) is None
+
+
+def test_an_address_that_is_no_name_is_said_at_once(tmp_path: Path) -> None:
+    link = gang.link_of(Place(2, 1, 1, "node..0", free_port()), tmp_path)
+    with pytest.raises(errors.ConfigError, match=r"MASTER_ADDR is 'node\.\.0'"):
+        link.meet(gang.Waiting(SECONDS, lambda: False, lambda: False))
 
 
 def test_a_run_that_is_over_meanwhile_is_not_waited_for(nodes: Callable[[int], Nodes]) -> None:

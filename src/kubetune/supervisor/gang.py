@@ -1,7 +1,7 @@
 """The agents of a run's nodes: they meet before a start, stay connected while it goes on, and notice who is lost.
 
     node 0                      node 1
-    listens    ←── hello ────   {"run": "fit", "node": 1, "nodes": 3, "host": "fit-1"}
+    listens    ←── hello ────   {"run": "fit", "id": "5e0a…", "node": 1, "nodes": 3, "host": "fit-1"}
                ─── waits ──→    {"waits": "node 2"}                      whenever that changes
                ─── go ─────→    {"start": "9f3c2a…", "port": 41234}      once all have come
                ←── end ────→    {"code": 145, "reason": "…"}             how the start ended on that node
@@ -13,6 +13,9 @@ gone. So a slow node is never taken for a lost one.
 
 Until `go` nothing is lost with a connection: whoever waits connects again. After it a lost connection, or a node that
 comes a second time, ends the start on all nodes. Not for ranks, which meet on a board (distributed/rendezvous).
+
+Whatever else connects (a port scanner, a health check, a node of another run) is parted from and changes nothing: only
+who has read the run's id in its directory belongs to it. The id tells runs apart. It is no password.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from kubetune import errors
-from kubetune.base import fault_injection
+from kubetune.base import fault_injection, files
+from kubetune.base.humanize import visible
 from kubetune.rundir import waits
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor.place import Place
@@ -53,11 +57,20 @@ _DIRECTORY_SECONDS = 5.0
 _CONNECT_SECONDS = 2.0
 _HELLO_SECONDS = 10.0
 
+# A refusal counts once it has lasted for so long: the address may still lead to a pod that was there before, and what
+# node 0 has written may arrive late on a shared disk. Changed by tests alone.
+REFUSED_SECONDS = 120.0
+
+# Connections that have not said who they are. One more, and the oldest goes, so that files of this process stay free.
+_MOST_STRANGERS = 200
+
 # Node 0 gives up first, so that all nodes end with its message.
 _MARGIN_SECONDS = 5.0
 
 _LONGEST_MESSAGE = 1 << 16  # bytes
 _LONGEST_REASON = 2000  # characters
+_LONGEST_NAME = 253  # characters of a host
+_IDENTITY = Path("logs", "gang.id")
 _OF_MACHINE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN)
 
 
@@ -108,6 +121,7 @@ class Connection:
         self.host = ""
         self.has_ended_well = False
         self.has_said_why = False  # it ended, and not well
+        self.has_spoken = False
         self.since = time.monotonic()
         _let_kernel_watch(link)
         link.setblocking(False)
@@ -133,6 +147,10 @@ class Connection:
                 raise _Gone(f"{silence}: its machine or its network is gone") from error
             data = b""
         if not data:
+            if not self.has_spoken:
+                raise _Gone(
+                    "closes connections without an answer: another program listens there, or another version of kubetune"
+                )
             raise _Gone("is gone: its agent was killed, or its pod was deleted")
 
         *lines, self._text = (self._text + data).split(b"\n")
@@ -140,11 +158,12 @@ class Connection:
         for line in lines:
             try:
                 message = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):  # brackets without end
                 message = None
             if not isinstance(message, dict):
                 raise _Gone("is no agent of kubetune")
             messages.append(message)
+        self.has_spoken = self.has_spoken or bool(messages)
         if len(self._text) > _LONGEST_MESSAGE:
             raise _Gone("is no agent of kubetune")
         return messages
@@ -216,6 +235,7 @@ class Centre:
         self._place = place
         self._run_dir = run_dir
         self._run = run_dir.name
+        self._id = _make_identity(run_dir)
         self._selector = selectors.DefaultSelector()
         self._connections: list[Connection] = []
         self._has_started = False
@@ -245,12 +265,20 @@ class Centre:
     def _missing(self) -> list[int]:
         return sorted(set(range(1, self._place.nodes)) - self._members().keys())
 
+    def _missing_now(self) -> list[int]:
+        missing = self._missing()
+        if not missing:
+            # One that has come may be gone again: what this process was too slow to hear is heard first.
+            self.serve(0)
+            missing = self._missing()
+        return missing
+
     def meet(self, waiting: Waiting) -> Start:
         """Wait until all nodes have come, and let them start. Raise Absent naming those that have not come."""
         deadline = time.monotonic() + waiting.seconds
         with waits.noted(self._run_dir, 0) as note:
             fault_injection.reach("node.waits")
-            while missing := self._missing():
+            while missing := self._missing_now():
                 waiting.look()
                 note(waits.nodes(missing))
                 if time.monotonic() >= deadline:
@@ -281,13 +309,15 @@ class Centre:
         for key, _ in self._selector.select(seconds):
             if key.fileobj is self._listener:
                 self._accept()
-            elif isinstance(key.fileobj, Connection):
+            # What was heard before may have parted from this one.
+            elif isinstance(key.fileobj, Connection) and key.fileobj in self._connections:
                 self._hear(key.fileobj)
 
         # Something that connects and says nothing is none of ours.
-        for connection in [*self._connections]:
+        strangers = [connection for connection in self._connections if connection.node is None]
+        for index, connection in enumerate(strangers):
             is_late = time.monotonic() - connection.since > _HELLO_SECONDS
-            if connection.node is None and is_late:
+            if is_late or index < len(strangers) - _MOST_STRANGERS:
                 self._part(connection)
         return self._loss
 
@@ -308,8 +338,9 @@ class Centre:
             messages = connection.receive()
         except _Gone as gone:
             self._part(connection)
-            is_expected = connection.has_ended_well or connection.has_said_why
-            if connection.node is not None and not is_expected:
+            if connection.node is None:
+                return
+            if not connection.has_ended_well and not connection.has_said_why:
                 self._lose(Loss(f"{connection.title} {gone}"))
             self._tell_who_is_missing()
             return
@@ -325,21 +356,16 @@ class Centre:
 
     def _greet(self, connection: Connection, hello: dict[str, Any]) -> None:
         """Take a node in, or refuse what does not belong here."""
-        node = hello.get("node")
-        nodes = self._place.nodes
-        is_node = isinstance(node, int) and 0 < node < nodes
-        if hello.get("run") != self._run or hello.get("nodes") != nodes or not is_node:
-            connection.send(
-                refused=f"node 0 of {nodes} of the run {self._run} listens there; expected one of the run "
-                f"{hello.get('run')} with {hello.get('nodes')} nodes. Set MASTER_PORT to another port, or compute.nodes to "
-                "the same number for all"
-            )
+        refusal = self._refusal(hello)
+        if refusal:
+            connection.send(refused=refusal)
             self._part(connection)
             return
 
         # The same node a second time: its process before this one has ended, whatever the network says of it.
-        former = self._members().get(int(str(node)))
-        connection.host = str(hello.get("host"))
+        node: int = hello["node"]
+        former = self._members().get(node)
+        connection.host = _name(hello.get("host"))
         if self._has_started:
             connection.send(waits="node 0, which ends the start before this one")
             if former is None or not former.has_ended_well:
@@ -350,6 +376,24 @@ class Centre:
             self._part(former)
         connection.node = node
         self._tell_who_is_missing()
+
+    def _refusal(self, hello: dict[str, Any]) -> str | None:
+        """Return why what connects is no node of this run, None if it is one."""
+        nodes = self._place.nodes
+        node = hello.get("node")
+        is_node = type(node) is int and 0 < node < nodes
+        if hello.get("run") != self._run or hello.get("nodes") != nodes or not is_node:
+            return (
+                f"node 0 of {nodes} of the run {self._run} listens there; expected one of the run "
+                f"{_name(hello.get('run'))} with {_name(hello.get('nodes'))} nodes. Set MASTER_PORT to another port, or "
+                "compute.nodes to the same number for all"
+            )
+        if hello.get("id") != self._id:
+            return (
+                f"node 0 of the run {self._run} listens there, but its run directory is another one than this node's. Set "
+                "MASTER_PORT to another port, or give all nodes the same shared run directory"
+            )
+        return None
 
     def _tell_who_is_missing(self) -> None:
         if not self._has_started:
@@ -390,6 +434,7 @@ class Spoke:
         self._waits_for = ""  # whom node 0 waits for, as it says
         self._loss: Loss | None = None
         self._is_released = False  # node 0 has ended well
+        self._refused_since: float | None = None
 
     def meet(self, waiting: Waiting) -> Start:
         """Wait until node 0 says that all have come. Raise Absent if it does not, or names others that do not come."""
@@ -429,23 +474,52 @@ class Spoke:
             return None
         try:
             messages = self._received(_LOOK_SECONDS)
+            if not self._connection.has_spoken:
+                # Node 0 answers at once. This may be what has the address of its former pod now.
+                if time.monotonic() - self._connection.since > SILENT_SECONDS:
+                    raise _Gone("takes connections and does not answer")
+                return None
+            for message in messages:
+                start = self._hear_before_start(message)
+                if start is not None:
+                    return start
         except _Gone as gone:
             # Node 0 itself is started again now, so this node waits for the next one.
-            self._part()
-            self._reason = f"it {gone}"
-            self._waits_for = ""
-            return None
-
-        for message in messages:
-            if "refused" in message:
-                raise errors.EnvironmentFault(str(message["refused"]))
-            if "absent" in message:
-                raise Absent(str(message["absent"]))
-            if "waits" in message:
-                self._waits_for = str(message["waits"])
-            if "start" in message:
-                return Start(str(message["start"]), int(message["port"]))
+            self._retry_later(f"it {gone}")
         return None
+
+    def _hear_before_start(self, message: dict[str, Any]) -> Start | None:
+        """Handle a message of node 0 while this node waits. Return the start, None while there is none."""
+        if "refused" in message:
+            reason = str(message["refused"])
+            now = time.monotonic()
+            if self._refused_since is None:
+                self._refused_since = now
+                print(
+                    f"kubetune: node 0 refuses this node, which tries again for {REFUSED_SECONDS:g} s: {reason}",
+                    flush=True,
+                )
+            if now - self._refused_since >= REFUSED_SECONDS:
+                raise errors.EnvironmentFault(reason)
+            raise _Gone(f"refuses this node: {reason}")
+        self._refused_since = None
+        if "absent" in message:
+            raise Absent(str(message["absent"]))
+        if "waits" in message:
+            self._waits_for = str(message["waits"])
+        if "start" in message:
+            port = message.get("port")
+            if type(port) is not int:
+                raise _Gone("is no agent of kubetune")
+            return Start(str(message["start"]), port)
+        return None
+
+    def _retry_later(self, reason: str) -> None:
+        """Part, and wait a little, so that nothing is connected to again and again without a pause."""
+        self._part()
+        self._reason = reason
+        self._waits_for = ""
+        time.sleep(_LOOK_SECONDS)
 
     def _connect(self) -> None:
         place = self._place
@@ -454,14 +528,24 @@ class Spoke:
             address = (place.master_addr, place.master_port)
             link = socket.create_connection(address, _CONNECT_SECONDS)
         except OSError as error:
-            self._reason = error.strerror or str(error)
-            time.sleep(_LOOK_SECONDS)
+            self._retry_later(error.strerror or str(error))
+            return
+        except UnicodeError as error:
+            raise errors.ConfigError(f"MASTER_ADDR is {place.master_addr!r}: {error}") from error
+        if link.getsockname() == link.getpeername():
+            # Nobody listens: the kernel gave this socket the port that it connects to.
+            link.close()
+            self._retry_later("Connection refused")
             return
         self._connection = Connection(link)
         self._connection.node = 0
         self._connection.host = place.master_addr
         self._connection.send(
-            run=self._run_dir.name, node=place.node, nodes=place.nodes, host=socket.gethostname()
+            run=self._run_dir.name,
+            id=_read_identity(self._run_dir),
+            node=place.node,
+            nodes=place.nodes,
+            host=socket.gethostname(),
         )
         self._reason = "something there takes connections and does not answer; it is stopped, or another program"
 
@@ -566,6 +650,29 @@ class Watch:
                 self.has_killed = True
                 self._kill()
                 return
+
+
+def _name(value: object) -> str:
+    """Return what another process says it is called, for messages."""
+    return visible(str(value)[:_LONGEST_NAME], keep="")
+
+
+def _read_identity(run_dir: Path) -> str:
+    """Return the id of the run, "" while node 0 has not written it."""
+    try:
+        with files.open_inside(run_dir / _IDENTITY) as file:
+            return file.read(_LONGEST_NAME).decode(errors="replace")
+    except (OSError, errors.KubetuneError):
+        return ""
+
+
+def _make_identity(run_dir: Path) -> str:
+    """Return the id of the run, which its first start makes."""
+    identity = _read_identity(run_dir)
+    if not identity:
+        identity = uuid.uuid4().hex
+        files.write_atomic(run_dir / _IDENTITY, identity)
+    return identity
 
 
 def _end(status: ExitStatus) -> dict[str, Any]:
