@@ -214,7 +214,7 @@ def test_a_stopped_run_tells_its_last_numbers_though_a_pod_of_an_earlier_start_s
         return f"echo '{text}' > /dev/termination-log; exit {code}"
 
     desk.submit_script(
-        "if mkdir /outputs/first; then until test -e /outputs/go; do sleep 0.02; done\n"
+        "if mkdir /outputs/first; then echo of before; until test -e /outputs/go; do sleep 0.02; done\n"
         f"{word(145, 4)}; fi\n"
         f"last() {{ {word(143, 9)}; }}\n"
         "trap last TERM; echo up; while :; do sleep 0.02; done",
@@ -224,7 +224,9 @@ def test_a_stopped_run_tells_its_last_numbers_though_a_pod_of_an_earlier_start_s
     (desk.cluster.claim_folder("fit-outputs") / "go").touch()
     second = desk.cluster.wait_replacement(first)
     desk.cluster.wait_log(name_of(second), "up")
-    desk.quick("stop", "fit")
+    stopped = desk.quick("stop", "fit").stdout
+    assert "node 0: up" in stopped
+    assert "of before" not in stopped
     status = json.loads(desk.quick("status", "fit", "--json").stdout)
     assert [entry["exit_code"] for entry in status["pods"]] == [145]
     assert (status["state"], status["saved_step"]) == ("stopped", 9)

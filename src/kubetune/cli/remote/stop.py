@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     cluster, spec = find(args)
     from kubetune.k8s.cluster.cluster_runs import read_progress, trainer_pods
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
+    from kubetune.k8s.cluster.pods import has_ended
     from kubetune.k8s.cluster.submit import stop, wait_gone
     from kubetune.k8s.cluster.termination import left_progress, note_progress
 
@@ -45,7 +46,10 @@ def run(args: argparse.Namespace) -> int:
             last[source.node] = text
 
     # Progress is read before the pods go and kept on the ConfigMap of the run, where `status` finds it.
-    progress = read_progress(cluster, spec, trainer_pods(cluster, spec))
+    trainers = trainer_pods(cluster, spec)
+    progress = read_progress(cluster, spec, trainers)
+    # A Job keeps pods of earlier starts, whose words are not of this end.
+    earlier = {pod["metadata"]["uid"] for pod in trainers if has_ended(pod)}
     stop(cluster, spec)
     if progress:
         note_progress(cluster, spec, progress)
@@ -55,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     with message_on_interrupt(
         f"{spec.name} saves and stops all the same; see kubetune status {spec.typed}"
     ):
-        follower = LogFollower(cluster, spec, remember)
+        follower = LogFollower(
+            cluster, spec, remember, wanted=lambda pod: pod["metadata"]["uid"] not in earlier
+        )
         follower.follow()
         wait_gone(cluster, spec)
     # The pods may have written newer progress when they ended.
