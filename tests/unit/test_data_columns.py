@@ -304,6 +304,33 @@ def test_init_puts_the_text_that_questions_are_about_into_the_prompt(
     assert "CREATE TABLE" in output
 
 
+def test_advice_names_no_columns_that_would_not_be_read(capsys: pytest.CaptureFixture[str]) -> None:
+    prose = "a text of more than five words, which nothing reads"
+    texts = [f"{prose} {n}" for n in range(40)]
+    talk = [
+        {"role": "user", "content": "Who is it?"},
+        {"role": "assistant", "content": "Ann Lee."},
+    ]
+    chats = [{"messages": talk, "problem": text, "remark": text, "answer": "4"} for text in texts]
+    labelled = [
+        {"question": f"Is it {n}?", "remark": text, "answer": n % 2 == 0}
+        for n, text in enumerate(texts)
+    ]
+    pairs = [
+        {"premise": text, "hypothesis": text, "label": n % 3, "genre": "ab"[n % 2]}
+        for n, text in enumerate(texts)
+    ]
+    classes = ["--task", "sequence_classification", "--columns", "text=question", "label=answer"]
+    for rows, more in ((chats, []), (labelled, classes), (pairs, [])):
+        path = lines(rows)
+        Path("run.yaml").unlink(missing_ok=True)
+        assert cli.main(["init", path, "--model", MODEL, "-o", "run.yaml", *more]) == 0
+        output = "".join(capsys.readouterr())
+        assert "is not used" in output
+        assert "instruction:" not in output
+        assert "TEXT" not in output
+
+
 def test_thoughts_that_nothing_reads_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     rows = [{**records.S1K, "question": f"What is {n} and 2?"} for n in range(30)]
     _, output = check(lines(rows), "--model", MODEL, capsys=capsys)

@@ -128,7 +128,10 @@ def with_subject(name: str, value: Mapping[str, Any], columns: Mapping[str, str]
     is_taken = "input" in columns or (value.get("input") is not None and question != "input")
     if not question or is_taken or not isinstance(text, str):
         return {}
-    if not isinstance(value[question], str):
+    # A conversation has its prompt in its messages, a classifier its texts as they are.
+    if key_of(TALKS, value, columns) or not columns.keys().isdisjoint(("text", "label")):
+        return {}
+    if question == name or not isinstance(value[question], str):
         return {}
     chosen = {"instruction": question, "input": name}
     for key in ("chosen", "rejected"):
@@ -379,9 +382,11 @@ def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[Left
             )
             yield LeftOut(name, meaning, "thoughts", advice, True)
         elif meaning == "class":
-            columns = {"text": of_column["text"] or "TEXT", "label": name}
-            words = f"--task sequence_classification {in_words(columns)}"
-            advice = f"`kubetune init {shell_word(path)} {words}` makes a classifier"
+            advice = "A classifier needs it as `label`, beside one column `text` with the text of the record"
+            if of_column["text"]:
+                columns = {"text": of_column["text"], "label": name}
+                words = f"--task sequence_classification {in_words(columns)}"
+                advice = f"`kubetune init {shell_word(path)} {words}` makes a classifier"
             is_decisive = bool(of_column["text"]) and not of_column["answer"]
             yield LeftOut(name, meaning, f"{of_column['values']} values", advice, is_decisive)
         else:
