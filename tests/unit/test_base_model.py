@@ -24,7 +24,7 @@ from kubetune.errors import ConfigError, ModelError
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained
 from kubetune.models.spec import ModelSpec
-from kubetune.plan.base_model import positions_of
+from kubetune.plan.base_model import lacks_whole_modules, positions_of
 from kubetune.plan.linears import unreached
 from kubetune.plan.model_shapes import read_config
 from tests.architectures import COMMON
@@ -357,3 +357,11 @@ def test_advice_on_lost_rows_fits_what_they_were_lost_to() -> None:
     assert "Raise data.max_length, fix the data, or raise" in advice(
         overlong=0, no_label=6, longest=90
     )
+
+
+def test_a_module_to_be_trained_whole_has_to_be_in_the_model() -> None:
+    modules = ["", "model.embed_tokens", "model.norm", "lm_head"]
+    assert lacks_whole_modules(["norm", "model.embed_tokens", "lm_head"], modules) is None
+    problem = lacks_whole_modules(["lm_head", "embed_token"], modules)
+    assert problem is not None
+    assert "no module named embed_token; did you mean embed_tokens?" in problem

@@ -204,6 +204,13 @@ CASES = {
     "a target that is not there": Case(
         "this model has no module named vproj; did you mean v_proj?", {"lora.target_modules": ["q_proj", "vproj"]},
     ),
+    "a module to train whole that is not there": Case(
+        "lora.modules_to_save: this model has no module named embed_tokns; did you mean embed_tokens?",
+        {"lora.modules_to_save": ["norm", "embed_tokns"]},
+    ),
+    "nothing to continue": Case(
+        "training.resume is must, but .* has no checkpoint", {"training.resume": "must", "output": "outputs/none"},
+    ),
     "nothing to train": Case("none of the [0-9,]+ parameters of the model would be trained",
                              {"lora.target_modules": ["embed_tokens.weight.nothing", "score"]}),
     "no experts": Case("this model has no experts", {"training.router_aux_loss_coef": 0.1, "lora.r": None}),

@@ -39,6 +39,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_model, config.model, environ),
             partial(_require_extras, config),
             partial(_require_output, config.output or "outputs"),
+            partial(_require_checkpoint, config),
         ]
     elif Path(config.model.path).expanduser().is_dir():
         # The pods of a cluster may mount what is not here.
@@ -173,6 +174,18 @@ def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
 def _require_output(output: str) -> None:
     """Raise ConfigError for a run directory that cannot be written."""
     _require_writable("output", Path(output).expanduser().absolute())
+
+
+def _require_checkpoint(config: Config) -> None:
+    """Raise ConfigError if the run has to continue, and there is nothing that it could continue from."""
+    # A mirror may hold the checkpoints; only the start fetches them.
+    if config.training.resume != "must" or config.output is None or config.mirror is not None:
+        return
+    run_dir = Path(config.output).expanduser()
+    if not any((run_dir / "checkpoints").glob("step-*")):
+        raise ConfigError(
+            f"training.resume is must, but {run_dir} has no checkpoint; `auto` would start there"
+        )
 
 
 def _require_report_place(report: str | None) -> None:

@@ -136,6 +136,7 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
 
     They are in files as they are in the model, but for experts and for bases that were quantised before.
     """
+    _require_whole_modules(lora, weights)
     targets = lora.target_modules
     is_open = isinstance(targets, str) or bool(lora.target_parameters) or not weights.stated
     if is_open or "quantization_config" in weights.config or any(True for _ in stacks(weights)):
@@ -149,6 +150,48 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
     problem = lacks_targets(named, modules)
     if problem is not None:
         raise ConfigError(problem)
+
+
+def _require_whole_modules(lora: LoraConfig, weights: Weights) -> None:
+    """Raise ConfigError for modules to be trained whole whose last name no weight has."""
+    if not weights.stated or "quantization_config" in weights.config:
+        return
+    # Files and models may write what is before the last name differently. A head may be tied or new, in no file.
+    named = []
+    for name in lora.modules_to_save:
+        last = name.rpartition(".")[2]
+        if HEADS.search(last) is None:
+            named.append(last)
+    modules = set()
+    for name in weights.shapes:
+        parts = name.split(".")
+        for end in range(1, len(parts)):
+            modules.add(".".join(parts[:end]))
+    problem = lacks_whole_modules(named, modules)
+    if problem is not None:
+        raise ConfigError(problem)
+
+
+def lacks_whole_modules(wanted: Iterable[str], modules: Iterable[str]) -> str | None:
+    """Return the problem of `lora.modules_to_save` that a model does not have, None where it has each.
+
+    PEFT trains what it finds, and is silent about the others.
+    """
+    names = [name for name in modules if name]
+    lost = [name for name in wanted if not any(module.endswith(name) for module in names)]
+    if not lost:
+        return None
+    last_parts = set()
+    for name in names:
+        part = name.rpartition(".")[2]
+        if not part.isdecimal():
+            last_parts.add(part)
+    close = nearest(lost[0], sorted(last_parts))
+    hint = f"did you mean {close}? It" if close else "it"
+    return (
+        f"lora.modules_to_save: this model has no module named {', '.join(lost)}; {hint} has "
+        f"{', '.join(sorted(last_parts))}"
+    )
 
 
 def lacks_targets(targets: Sequence[str], modules: Iterable[str]) -> str | None:

@@ -14,6 +14,7 @@ from kubetune import errors
 from kubetune.config.schema import LoraConfig
 from kubetune.models.mixtures.experts import swap_experts
 from kubetune.models.mixtures.targets import find_targets, has_matrix, unreached_names
+from kubetune.plan.base_model import lacks_whole_modules
 from kubetune.plan.linears import is_target
 
 
@@ -30,13 +31,13 @@ def add_lora(
 
     `heads` are modules that are new to the model: trained in full and saved with the adapter. Modules whose whole name
     matches the expression `frozen` get no adapter.
-    Raise ConfigError if no module matches `target_modules`.
+    Raise ConfigError if no module matches `target_modules`, or one of `modules_to_save` is not in the model.
     """
     from peft import LoraConfig as PeftLoraConfig
     from peft import get_peft_model
 
     left_out = re.compile(frozen or _expression_of(heads))
-    _require_reached(model, lora.target_modules, left_out)
+    _require_modules(model, lora, left_out)
     targets = find_targets(model, lora, frozen=lambda name: left_out.fullmatch(name) is not None)
 
     # Each name once: a user may have named the heads too.
@@ -84,6 +85,15 @@ def _expression_of(names: Sequence[str]) -> str:
     if not names:
         return "$^"  # matches nothing
     return "|".join(rf"(.*\.)?{re.escape(name)}(\..*)?" for name in names)
+
+
+def _require_modules(model: nn.Module, lora: LoraConfig, left_out: re.Pattern[str]) -> None:
+    """Raise ConfigError for modules that are named and not in the model, whether for adapters or to be trained whole."""
+    names = [name for name, _ in model.named_modules()]
+    problem = lacks_whole_modules(lora.modules_to_save, names)
+    if problem is not None:
+        raise errors.ConfigError(problem)
+    _require_reached(model, lora.target_modules, left_out)
 
 
 def _require_reached(
