@@ -502,7 +502,8 @@ def test_a_function_that_always_fails_ends_the_run_and_is_asked_again(
     reward = RewardConfig(file=str(code), function="f")
     run_dir = toy.make_run(tmp_path / "run", config.model_copy(update={"rewards": (reward,)}))
     assert toy.train(run_dir) == [errors.USER]
-    assert "reward f could judge no answer of the first step" in toy.log_of(run_dir)
+    # The first answers are those to the held-out prompts, before training.
+    assert "reward f could judge no answer to the held-out prompts" in toy.log_of(run_dir)
     assert "ZeroDivisionError" in toy.log_of(run_dir)
     (tmp_path / "beside.py").write_text("VALUE = 1\n")
     assert toy.train(run_dir) == [0]

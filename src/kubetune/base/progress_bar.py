@@ -57,11 +57,13 @@ class Progress:
         """
         numbers: list[str] = []
         for name, value in measures.items():
-            # The spread belongs to the reward before it.
+            # The spread is shown with its reward, which a step has not where no reward judged any of its answers.
             if name.endswith("_std"):
-                numbers[-1] += f" ± {value:.2f}"
-            else:
-                numbers.append(f"{name} {value:.2f}")
+                continue
+            text = f"{name} {value:.2f}"
+            if f"{name}_std" in measures:
+                text += f" ± {measures[f'{name}_std']:.2f}"
+            numbers.append(text)
         if loss is not None:
             numbers.append(f"loss {loss:.4f}")
         if learning_rate is not None:
@@ -69,6 +71,11 @@ class Progress:
         if tokens_per_second is not None:
             numbers.append(f"{tokens_per_second:,.0f} tokens/s")
         self._bar.update(self._task, completed=step, numbers=" · ".join(numbers))
+
+    @property
+    def numbers(self) -> str:
+        """What it shows beside the steps."""
+        return str(self._bar.tasks[0].fields["numbers"])
 
     def __enter__(self) -> Self:
         self._bar.start()
