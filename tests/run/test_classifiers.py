@@ -28,6 +28,9 @@ from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
+from kubetune.reporting.page import charts_of
+from kubetune.reporting.reading import read_run
+from kubetune.reporting.run_page import run_facts
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import sequence_classification as task
 from kubetune.training import evaluation
@@ -155,6 +158,26 @@ def test_ranks_report_to_the_last_bit_what_one_reports(full_run: Path) -> None:
     }
     for size in (2, 3):
         assert run_ranks(evaluate_on, size, full_run) == [alone] * size
+
+
+def test_it_is_measured_before_training_too(full_run: Path) -> None:
+    base = json.loads((full_run / metrics.BASE).read_text())["metrics"]
+    assert base["eval_accuracy"] < 1
+    judged = json.loads((full_run / metrics.VERDICT).read_text())
+    assert judged["base"] == base
+    (best,) = [line for line in evaluations(full_run) if line["step"] == judged["step"]]
+    accuracies = f"accuracy {base['eval_accuracy']:.4g} → {best['eval_accuracy']:.4g}, f1_macro "
+    assert accuracies in toy.log_of(full_run)
+
+    # The page begins where the run began.
+    run = read_run(full_run)
+    facts = run_facts(run)
+    (card,) = [card for card in facts["headline"] if card.label.startswith("Best ")]
+    assert " → " in card.value
+    assert card.about.startswith("before training → step ")
+    assert facts["evaluation"]["rows"][0][0] == 0
+    (scores,) = [chart for chart in charts_of([run]) if chart.name == "scores"]
+    assert {line.series.steps[0] for line in scores.lines} == {0}
 
 
 @pytest.mark.slow

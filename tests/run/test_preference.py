@@ -199,6 +199,11 @@ def test_two_ranks_train_as_one_and_a_later_run_finds_the_reference(
     if loss == "dpo":
         assert first["loss"] == pytest.approx(0.6931, abs=1e-4)
         assert first["margin"] == pytest.approx(0, abs=1e-5)
+    # The model before training is the reference, which prefers nothing to itself.
+    base = json.loads((alone / metrics.BASE).read_text())["metrics"]
+    if loss != "kto":
+        assert base["eval_margin"] == pytest.approx(0, abs=1e-5)
+    assert f"margin {base['eval_margin']:.4g} → " in toy.log_of(alone)
     shown = read_status(alone)["progress"]
     assert shown["measures"] == {name: last[name] for name in PREFERENCE_MEASURES if name in last}
     assert (

@@ -294,7 +294,7 @@ def written_for(tmp_path: Path, rows: list[dict[str, Any]], *arguments: str) -> 
 def test_a_run_for_questions_and_answers_measures_before_and_after(tmp_path: Path) -> None:
     short = [{"question": f"How many are {n}?", "answer": f"{n} pieces"} for n in range(60)]
     config = written_for(tmp_path, short)
-    assert config.evaluation.needs_base
+    assert config.needs_base
     assert config.evaluation.generate is not None
     assert config.evaluation.generate.metric == ("exact_match",)
     (tmp_path / "made.yaml").unlink()
@@ -313,7 +313,7 @@ def test_a_run_for_questions_and_answers_measures_before_and_after(tmp_path: Pat
 def test_a_run_for_prompts_measures_their_reward(tmp_path: Path) -> None:
     prompts = [{"prompt": f"{n} + 1?", "solution": str(n + 1)} for n in range(60)]
     config = written_for(tmp_path, prompts, "--task", "grpo")
-    assert config.evaluation.needs_base
+    assert config.needs_base
     assert config.training.metric_for_best_model == "eval_reward"
 
 

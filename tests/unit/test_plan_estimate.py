@@ -69,8 +69,8 @@ def test_evaluations_are_planned_with_what_must_not_be_forgotten(
     )
     assert taken_by(run.sources["forget"][0]) == 7
     plan = make_plan(run, 40, 10, tokens=400)
-    alone = evaluation_hours(run.evaluation, run.lora, plan, 100.0)
-    both = evaluation_hours(run.evaluation, run.lora, plan, 100.0, forget_rows=10)
+    alone = evaluation_hours(run.evaluation, run.lora, plan, 100.0, needs_base=False)
+    both = evaluation_hours(run.evaluation, run.lora, plan, 100.0, forget_rows=10, needs_base=False)
     assert alone
     assert both == pytest.approx(2 * alone)
     command = ["plan", "--model", "model", "--data", "a.jsonl", "data.eval=b.jsonl"]

@@ -24,6 +24,19 @@ PREFERENCE_MEASURES: Final = (*REWARD_MEASURES, "logp_chosen", "logp_rejected", 
 # What tells best, besides the loss, how a run of a task goes: measures of a step, shown with each loss and at the end.
 TELLING: Final = ("reward", "reward_std", "accuracy", "margin")
 
+# The same of evaluations: what the last lines of a run say of the model before training and of the best checkpoint.
+TOLD_AT_THE_END: Final = (
+    "loss",
+    "accuracy",
+    "f1_macro",
+    "f1_micro",
+    "f1",
+    "margin",
+    "mae",
+    "pearson",
+    "spearman",
+)
+
 # Metrics of a step of `task: grpo`, means over tokens: divergence, shares of clipped ratios, sampler against training.
 GRPO_MEASURES: Final = ("kl", "clip_low", "clip_high", "sampling_difference")
 

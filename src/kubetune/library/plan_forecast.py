@@ -366,8 +366,6 @@ def forecast_costs(
         plan.saved_share,
     )
 
-    # Evaluations also read what must not be forgotten.
-    forget_rows = _rows_of(config.sources["forget"], made_by_pod=makes_data(config.kubernetes))
     rate = None
     if of_run is not None:
         rate = of_run.tokens_per_second
@@ -376,13 +374,27 @@ def forecast_costs(
         memory,
         changes,
         of_run,
-        evaluation_hours(config.evaluation, config.lora, plan, rate, forget_rows),
+        _evaluation_hours(config, plan, rate),
         reference_hours(config.task, config.preference, config.lora, plan, rate),
         drawing,
         None if weights is None else _cache_bytes(RankWork.of(config, plan, longest), weights),
         None
         if of_run is None
         else _drawing_hours(of_run, kind_of(work, plan, weights, gpu), known),
+    )
+
+
+def _evaluation_hours(config: Config, plan: Plan, rate: float | None) -> float | None:
+    """Return the hours of all evaluations, or None if they are unknown."""
+    # Evaluations also read what must not be forgotten.
+    forget_rows = _rows_of(config.sources["forget"], made_by_pod=makes_data(config.kubernetes))
+    return evaluation_hours(
+        config.evaluation,
+        config.lora,
+        plan,
+        rate,
+        forget_rows,
+        needs_base=config.needs_base,
     )
 
 

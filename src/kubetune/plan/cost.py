@@ -173,8 +173,12 @@ def evaluation_hours(
     plan: Plan,
     rate: float | None,
     forget_rows: int = 0,
+    *,
+    needs_base: bool,
 ) -> float | None:
     """Return the hours of all evaluations, or None if rows or steps are unknown.
+
+    `needs_base`: the model before training is measured too.
 
     `rate`: tokens per second of training. Answers are counted as long as they may be, each token like one that is
     read, which generation with its small batches seldom reaches. Rows that must not be forgotten are counted as long as
@@ -195,7 +199,7 @@ def evaluation_hours(
         tokens += answers * (row_tokens + generate.max_new_tokens)
     # As Plan.is_eval_step has it: every so many steps, and at the end.
     times = math.ceil(plan.num_steps / (plan.eval_steps or plan.num_steps))
-    if evaluation.needs_base:
+    if needs_base:
         times += 1
     return times * tokens / (rate * _reading_speed(lora)) / 3600
 

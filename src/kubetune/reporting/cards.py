@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.humanize import duration, number, share, short, size
+from kubetune.config.metric_names import full_name
 from kubetune.config.naming import is_greater_better, prefers_greater
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.verdict import verdict
-from kubetune.rundir import exit_status
-from kubetune.rundir.metrics import METRICS
+from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.status import launched_at, ranks, state_of
 
 
@@ -67,7 +67,9 @@ def damage(run: RunRecord) -> list[str]:
     lost = last - run.numbers.totals.steps
     # While a long file is still being read, what is missing is not lost.
     if lost > 0 and not run.numbers.unread:
-        sentences.append(f"{METRICS} lacks {lost:,} of {last:,} steps, and so do the curves")
+        sentences.append(
+            f"{metrics.METRICS} lacks {lost:,} of {last:,} steps, and so do the curves"
+        )
     return sentences
 
 
@@ -103,15 +105,30 @@ def _progress(run: RunRecord) -> list[Card]:
 
 
 def _best_metric(run: RunRecord) -> list[Card]:
-    """Return the best value of the metric that chooses the best checkpoint."""
+    """Return the best value of the metric that chooses the best checkpoint, behind what it was before training."""
     best = best_evaluation(run)
     if best is None:
         return []
     name = run.config.training.metric_for_best_model
     label = name.removeprefix("eval_").replace("_", " ")
     about = f"evaluation at step {best['step']:,}"
+    value = number(best[name])
+    if name in run.base:
+        value = f"{number(run.base[name])} → {value}"
+        about = f"before training → step {best['step']:,}"
+        about += _certainty(run, name, best["step"])
     better = 1 if prefers_greater(run.config.training) else -1
-    return [Card(f"Best {label}", number(best[name]), about, best[name], better)]
+    return [Card(f"Best {label}", value, about, best[name], better)]
+
+
+def _certainty(run: RunRecord, metric: str, step: int) -> str:
+    """Return ", p = 1e-28" where the verdict on the checkpoint of a step has tested this metric, else ""."""
+    if run.verdict.get("step") != step:
+        return ""
+    for line in run.verdict.get("answers") or ():
+        if full_name(line["metric"]) == metric and metrics.is_number(line.get("p_value")):
+            return f", p = {line['p_value']:.2g}"
+    return ""
 
 
 def _work(run: RunRecord) -> list[Card]:

@@ -49,13 +49,13 @@ def _metrics(runs: Runs) -> dict[str, SeriesOfRuns]:
     points = points_of(len(runs))
     metrics: dict[str, SeriesOfRuns] = {}
     for index, run in enumerate(runs):
-        for key in metric_keys(run.evaluations):
+        for key in metric_keys(run.measurements):
             # Other charts show these.
             if key in ("eval_loss", "eval_perplexity"):
                 continue
             if key.removeprefix("eval_") in run.numbers.curves:
                 continue
-            series = column(run.evaluations, key, points)
+            series = column(run.measurements, key, points)
             if series is not None:
                 metrics.setdefault(key, {})[index] = series
     return metrics

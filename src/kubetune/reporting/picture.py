@@ -1,4 +1,4 @@
-"""A run's losses as one still picture, for places that run no script, such as a model's page on the hub.
+"""A run's losses, or its rewards, as one still picture, for places that run no script, such as a model's page on the hub.
 
 SVG that reads on light and on dark ground. The interactive charts of a report are of page.py.
 """
@@ -31,12 +31,13 @@ Points = list[tuple[int, float]]  # step and value
 
 
 def draw(lines: Lines) -> str | None:
-    """Return the losses in lines of metrics.jsonl as SVG.
+    """Return the losses in lines of metrics.jsonl as SVG; of a run by reward its rewards, as its loss says nothing.
 
     Return None where there is nothing to draw: a single value makes no curve.
     """
-    training = _points(lines, "loss")
-    evaluation = _points(lines, "eval_loss")
+    key = "reward" if any("reward" in line for line in lines) else "loss"
+    training = _points(lines, key)
+    evaluation = _points(lines, f"eval_{key}")
     if max(len(training), len(evaluation)) < 2:
         return None
 
@@ -44,10 +45,7 @@ def draw(lines: Lines) -> str | None:
     values = [value for _, value in training + evaluation]
     low = min(values)
     high = max(values)
-    if high == low:
-        # A flat line goes through the middle.
-        low -= (abs(low) or 1.0) / 2
-        high += (abs(high) or 1.0) / 2
+    low, high = _apart(low, high)
     across = _Scale(min(steps), max(steps), _LEFT, _RIGHT)
     up = _Scale(low, high, _BOTTOM, _TOP)
     parts = [
@@ -55,15 +53,15 @@ def draw(lines: Lines) -> str | None:
         f'width="{_WIDTH}" height="{_HEIGHT}" role="img">',
         "<title>Curves over steps</title>",
         f"<style>{_STYLE}</style>",
-        f'<text x="{_LEFT}" y="16" style="font-weight:bold">Loss</text>',
+        f'<text x="{_LEFT}" y="16" style="font-weight:bold">{key.capitalize()}</text>',
         *_axes(across, up),
     ]
 
     # The legend is in one row above the curves.
     legend_x = _LEFT + 140
     for look, label, points in (
-        ("c0", "training loss", training),
-        ("c1", "evaluation loss", evaluation),
+        ("c0", f"training {key}", training),
+        ("c1", f"evaluation {key}", evaluation),
     ):
         if points:
             # A tenth of a pixel is finer than anybody sees.
@@ -79,6 +77,14 @@ def draw(lines: Lines) -> str | None:
             legend_x += 140
 
     return "\n".join([*parts, "</svg>", ""])
+
+
+def _apart(low: float, high: float) -> tuple[float, float]:
+    """Return the bounds of the values; a flat line goes through the middle."""
+    if high > low:
+        return low, high
+    half = (abs(low) or 1.0) / 2
+    return low - half, high + half
 
 
 def _points(lines: Lines, key: str) -> Points:

@@ -76,6 +76,7 @@ class RunRecord:
     checkpoints: Sequence[Checkpoint]
     incidents: Sequence[Incident]
     exit_status: ExitStatus | None
+    base: Mapping[str, Any] = field(default_factory=dict)  # metrics of the model before training
     labels: Labels = NO_LABELS  # name, note and tags that a user gave it
     ended: str | None = None  # when it ended, None where nothing recorded that
     damage: Sequence[str] = ()  # what is lost or damaged, and so not shown
@@ -96,6 +97,13 @@ class RunRecord:
     def evaluations(self) -> Lines:
         """The lines of metrics.jsonl that are evaluations."""
         return self.numbers.evaluations
+
+    @property
+    def measurements(self) -> Lines:
+        """The evaluations, and before them, as one of step 0, that of the model before training where there was one."""
+        if not self.base:
+            return self.evaluations
+        return [{"step": 0, "epoch": 0.0, **self.base}, *self.evaluations]
 
     @property
     def name(self) -> str:
@@ -148,6 +156,7 @@ def read_run(
         checkpoints=files.checkpoints(),
         incidents=_incidents(events, files.object(heartbeat.HANG)) + _went_wrong(report),
         exit_status=read_exit_status(run_dir),
+        base=_metrics_in(files.object(metrics.BASE)),
         ended=read_end(run_dir),
         labels=read_labels(run_dir),
         load=_without_repeated_steps(files.lines(metrics.LOAD)),
@@ -232,6 +241,14 @@ class _Files:
                 self.damage.append(f"checkpoint {folder.name} {problem}")
 
         return checkpoints
+
+
+def _metrics_in(base: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metrics in base_evaluation.json, which a received run may have in any shape."""
+    values = base.get("metrics")
+    if not isinstance(values, dict):
+        return {}
+    return {name: value for name, value in values.items() if metrics.is_number(value)}
 
 
 def _without_repeated_steps(samples: Lines) -> Lines:

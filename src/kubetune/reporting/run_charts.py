@@ -280,7 +280,7 @@ def _lines_of(runs: Runs, index: int, curves: Curves, number: int) -> list[Line]
     # Training and evaluations look different, so each key takes two looks.
     metric = 2 * number
     lines.append(line_of(runs, index, label, series, metric, kind="smooth", band=False))
-    evaluated = column(runs[index].evaluations, f"eval_{key}", points_of(len(runs)))
+    evaluated = column(runs[index].measurements, f"eval_{key}", points_of(len(runs)))
     if evaluated is not None:
         label = f"evaluation {_label(key)}"
         lines.append(line_of(runs, index, label, evaluated, metric + 1, kind="points"))

@@ -108,7 +108,7 @@ def sentence(run: RunRecord) -> str:
 
 def _evaluations(run: RunRecord) -> dict[str, Any] | None:
     """Return the table of evaluations: all, or every n-th with the best and the last."""
-    lines = run.evaluations
+    lines = run.measurements
     if not lines:
         return None
 

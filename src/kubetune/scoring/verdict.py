@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.gate import Condition
+from kubetune.config.metric_names import TOLD_AT_THE_END, full_name
 from kubetune.config.schema.evaluation import how_answered
 from kubetune.data.prepared.histogram import bars
 from kubetune.rundir import metrics
@@ -60,6 +61,9 @@ def conclude(
         facts |= _facts_of_answers(run_dir, step, wanted.generate)
         for line in facts["answers"]:
             logs.RESULT.info("%s", line_in_words(line))
+    changes = _changes_in_words(facts)
+    if changes:
+        logs.RESULT.info("before training → step %d: %s", step, changes)
 
     warn_of_changed_functions(wanted, run_dir)
 
@@ -72,6 +76,18 @@ def conclude(
             final.append(check)
 
     _decide(run_dir, facts, checks, final)
+
+
+def _changes_in_words(facts: Mapping[str, Any]) -> str:
+    """Return what evaluations without answers say of both models: accuracy 0.5 → 0.94, f1_macro 0.33 → 0.94."""
+    tested = {full_name(line["metric"]) for line in facts.get("answers") or ()}
+    texts = []
+    for name in TOLD_AT_THE_END:
+        before = facts["base"].get(full_name(name))
+        after = facts["best"].get(full_name(name))
+        if before is not None and after is not None and full_name(name) not in tested:
+            texts.append(f"{name} {before:.4g} → {after:.4g}")
+    return ", ".join(texts)
 
 
 def _values_of_step(run_dir: Path, step: int) -> dict[str, Any]:

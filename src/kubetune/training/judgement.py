@@ -156,7 +156,7 @@ def measure_base(run: Run, state: State) -> None:
     """Measure the model before its first step, once for each run, if later evaluations are compared with it."""
     run_dir = run.checkpointer.run_dir
     wanted = run.config.evaluation
-    if not wanted.needs_base:
+    if not run.config.needs_base:
         return
     on_main(partial(verdict.warn_of_changed_functions, wanted, run_dir), run.world)
     # A resumed run can no longer measure it: its weights have moved.
@@ -186,7 +186,7 @@ def conclude(
 
     Raise GateFailed, on every rank, if the best checkpoint misses what `evaluation.gate` asks for.
     """
-    if wanted.names or wanted.gate:
+    if wanted.names or wanted.gate or (run_dir / metrics.BASE).exists():
         # A run that evaluated nothing has no best step: its last weights are judged.
         step = state.best_step
         if step is None:

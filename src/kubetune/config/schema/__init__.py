@@ -270,6 +270,13 @@ class Config(Section):
         return self.task == "preference" and self.preference.needs_reference
 
     @property
+    def needs_base(self) -> bool:
+        """True if the model before training is measured too, so that the run says whether it got better."""
+        # What these tasks measure is read off rows that are evaluated anyway, so it costs one evaluation.
+        tells = self.classifies or self.task == "preference"
+        return bool(self.evaluation.names) or (tells and bool(self.data.eval))
+
+    @property
     def longest_row(self) -> int:
         """Return the tokens of the longest row that is allowed. A pair of answers is one row of two sequences."""
         if self.task == "grpo":
@@ -395,7 +402,7 @@ class Config(Section):
                 problems.append(
                     f"evaluation.gate: found {name}; evaluations of this task have {', '.join(known)}"
                 )
-            elif Condition.parse(text).is_change and not evaluation.names:
+            elif Condition.parse(text).is_change and not self.needs_base:
                 problems.append(
                     f"evaluation.gate: {name} is compared with the base model, which is measured only where "
                     "evaluation.generate or evaluation.forget is set"

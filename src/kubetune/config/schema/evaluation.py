@@ -304,8 +304,3 @@ class EvaluationConfig(Section):
         if self.benchmarks is None:
             return False
         return name.removeprefix("eval_").partition("/")[0] in self.benchmarks.tasks
-
-    @property
-    def needs_base(self) -> bool:
-        """True if the model before training has to be measured too."""
-        return bool(self.names)

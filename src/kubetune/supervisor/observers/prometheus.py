@@ -33,6 +33,8 @@ METRICS: dict[str, tuple[str, str]] = {
     "learning_rate": ("gauge", "Learning rate of the last step."),
     "grad_norm": ("gauge", "Norm of the last step's gradient."),
     "eval_loss": ("gauge", "Loss of the last evaluation."),
+    "reward": ("gauge", "Mean reward of the last step's answers, of a run by reward."),
+    "eval_reward": ("gauge", "Mean reward in the last evaluation, of a run by reward."),
     "tokens_per_second": ("gauge", "Tokens a second in the last step, all ranks together."),
     "mfu_ratio": ("gauge", "Share of the devices' peak that the last step reached."),
     "peak_memory_bytes": ("gauge", "Highest memory of rank 0 so far."),
@@ -166,6 +168,7 @@ class State:
         if held:
             goodput = min(1.0, useful / held)
 
+        evaluation = known["evaluation"] or {}
         speed = known["tokens_per_second"]
         mfu = None
         if plan is not None:
@@ -177,7 +180,9 @@ class State:
             "loss": last.get("loss"),
             "learning_rate": last.get("learning_rate"),
             "grad_norm": last.get("grad_norm"),
-            "eval_loss": (known["evaluation"] or {}).get("eval_loss"),
+            "eval_loss": evaluation.get("eval_loss"),
+            "reward": last.get("reward"),
+            "eval_reward": evaluation.get("eval_reward"),
             "tokens_per_second": speed,
             "mfu_ratio": mfu,
             "peak_memory_bytes": timing.get("peak_memory_bytes"),
