@@ -134,7 +134,7 @@ def test_what_ends_a_run_in_its_own_process_is_raised_here_as_what_it_is(
     wrong["data"] = {"train": str(tmp_path / "bad.jsonl")}
     with pytest.raises(errors.DataError, match=r"bad\.jsonl:4.*config and logs\. Logs are in "):
         kubetune.train(wrong, quiet=True)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr() == ("", ""), "all there is to say is raised"
     status = kubetune.Run.open(tmp_path / "run").exit_status
     assert status is not None
     assert (status.code, status.error) == (errors.USER, "DataError")

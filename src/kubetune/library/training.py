@@ -17,6 +17,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from kubetune.supervisor.local import check_run_dir
 
 CHILD = "kubetune.library.child"
 _POLL_SECONDS = 0.2  # how often new events are looked for while nothing is printed
+_PRINT_SECONDS = 1.0  # how long lines are gathered before they are printed together
 
 # The error for an exit code, where exit.json names none.
 _BY_CODE = {
@@ -59,7 +61,8 @@ def train(
     """Fine-tune on this machine to the end, as `kubetune train` does.
 
     The run is another process, so this may be called any number of times, from any thread, and from a
-    notebook. Its log lines go to `sys.stdout`; with `quiet`, only warnings are printed, to `sys.stderr`.
+    notebook. Its log lines go to `sys.stdout`; with `quiet`, only warnings are
+    printed, to `sys.stderr` and at the end, and nothing where it raises.
     The same config with the same `output` resumes a run that was stopped, and returns one that is done.
 
     `metrics`: your functions that judge each answer, like `evaluation.metrics` of a run file:
@@ -189,7 +192,8 @@ def _in_child(
     if quiet:
         child, answer_file = start_child(request, subprocess.DEVNULL, subprocess.PIPE)
         lines = child.stderr
-        out = sys.stderr
+        # A failure is raised, with all that there is to say, so nothing of it is printed.
+        out: IO[str] = io.StringIO()
     else:
         child, answer_file = start_child(request, subprocess.PIPE, subprocess.STDOUT)
         lines = child.stdout
@@ -207,7 +211,10 @@ def _in_child(
         answer = answer_file.read()
     if not answer:
         return _died(child.returncode)
-    return dict(json.loads(answer))
+    result = dict(json.loads(answer))
+    if isinstance(out, io.StringIO) and result["code"] == errors.OK:
+        sys.stderr.write(out.getvalue())
+    return result
 
 
 def _print_lines(
@@ -218,14 +225,22 @@ def _print_lines(
     decoder = io.IncrementalNewlineDecoder(
         codecs.getincrementaldecoder("utf-8")("replace"), translate=True
     )
+    # A notebook makes an output of each write, so what comes within a second is written at once.
+    waiting = ""
+    printed_at = time.monotonic()
     while True:
         has_input, _, _ = select.select([lines], [], [], _POLL_SECONDS)
+        content = None
         if has_input:
             content = os.read(lines.fileno(), 1 << 16)
-            out.write(decoder.decode(content, final=not content))
+            waiting += decoder.decode(content, final=not content)
+        if waiting and (content == b"" or time.monotonic() - printed_at >= _PRINT_SECONDS):
+            out.write(waiting)
             out.flush()
-            if not content:
-                return
+            waiting = ""
+            printed_at = time.monotonic()
+        if content == b"":
+            return
         call_on_event()
 
 
