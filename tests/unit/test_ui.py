@@ -58,7 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     sample = {"prompt": HOSTILE, "expected": HOSTILE, "before": "b", "after": HOSTILE}
     (first / metrics.BEFORE_AFTER).write_text(json.dumps(sample) + "\n")
-    answers = {"metric": "exact_match", "before_interval": [0, 0.2], "after_interval": [0.81, 0.95], "gained": 1,
+    answers = {"metric": "exact_match", "before": 0.1, "after": 0.9, "before_interval": [0, 0.2],
+               "after_interval": [0.81, 0.95], "gained": 1,
                "lost": 0, "p_value": 0.5, "test": "McNemar"}  # fmt: skip
     measured = {
         "base": {"eval_exact_match": 0.1},
@@ -431,7 +432,7 @@ def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> 
 
 
 def test_the_best_value_of_a_column_is_marked_unless_tasks_differ(tmp_path: Path) -> None:
-    answers = {"metric": "exact_match", "before_interval": [0, 0.2], "after_interval": [0.4, 1],
+    answers = {"metric": "exact_match", "before": 0.1, "after": 0.9, "before_interval": [0, 0.2], "after_interval": [0.4, 1],
                "gained": 1, "lost": 0, "p_value": 0.5, "test": "McNemar"}  # fmt: skip
     for name, value in (("a", 0.9), ("b", 0.5)):
         run_dir = write_run(tmp_path / name, 60)

@@ -22,7 +22,7 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plan.plan import Plan
 from kubetune.reporting.expert_load import ExpertLoad, expert_load
 from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
-from kubetune.rundir import heartbeat, metrics
+from kubetune.rundir import heartbeat, metrics, shapes
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_end, read_exit_status
 from kubetune.rundir.labels import NO_LABELS, Labels, read_labels
@@ -188,7 +188,7 @@ class _Files:
     def object(
         self,
         name: str,
-        read: Callable[[Path], dict[str, Any]] = read_object,
+        read: Callable[[Path], dict[str, Any]] = shapes.read,
     ) -> dict[str, Any]:
         """Return the object of a JSON file."""
         try:
@@ -211,12 +211,7 @@ class _Files:
 
     def experts(self) -> ExpertLoad | None:
         """Return the load of a mixture's experts."""
-        try:
-            return expert_load(self.object(metrics.EXPERTS))
-        # The file is JSON, but may be of any shape.
-        except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError):
-            self.damage.append(f"{metrics.EXPERTS}: not what a run writes, and left out")
-            return None
+        return expert_load(self.object(metrics.EXPERTS))
 
     def checkpoints(self) -> list[Checkpoint]:
         """Return the committed checkpoints."""
@@ -273,7 +268,7 @@ def _went_wrong(report: Mapping[str, Any]) -> list[Incident]:
         if isinstance(facts, dict):
             # "the loss ran away: 9.3 over the last 50 steps, …" is a title, and what is behind the colon.
             title, _, detail = in_words(facts).partition(": ")
-            time = report["finished"]
+            time = report.get("finished", "")
             incidents.append(Incident(time, title, detail, report.get("steps"), True))
     return incidents
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from kubetune.base import jsonl
-from kubetune.base.files import read_object, written_whole
+from kubetune.base.files import written_whole
 from kubetune.base.jsonl import Appender
+from kubetune.rundir import shapes
 
 # The files of a run directory that say what it did. The config in full is config.naming.RESOLVED.
 CONFIG = "config.yaml"  # the config as the user gave it
@@ -27,6 +28,7 @@ EVENTS = "events.jsonl"
 EVENTS_VERSION = 1
 REPORT = "report.json"
 IDENTITY = "identity.json"  # size and SHA-256 of the files that the run is made from (data/prepared/identity)
+OF_RANKS = "rank_seconds"  # in lines of timings.jsonl: how long each rank computed
 # What the names of all metrics of evaluations begin with.
 OF_EVALUATION = "eval_"
 TRACKING = "tracking.json"  # the MLflow run that a resumed run continues
@@ -43,6 +45,8 @@ EVALUATION = "evaluation.json"  # result of the last `kubetune evaluate`
 PREDICTIONS = "predictions.jsonl"
 # Prompts, expected answers, and the model's answers before and after.
 BEFORE_AFTER = "before_after.jsonl"
+# A larger number than any that a run counts could not become a float.
+_LARGEST = 2**63
 
 
 class MetricsLog:
@@ -117,7 +121,7 @@ def read_benchmarks(run_dir: Path, step: int | None = None) -> dict[str, Any]:
 def _of_step(path: Path, step: int | None) -> dict[str, Any]:
     """Return the JSON object of a file, or {} where it is missing or of another step."""
     try:
-        results = read_object(path)
+        results = shapes.read(path)
     except FileNotFoundError:
         return {}
     # An earlier start may have written the file, for a checkpoint that is not the best any more.
@@ -179,9 +183,11 @@ def is_evaluation(line: Mapping[str, Any]) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """True for an int or a finite float."""
+    """True for an int of at most 64 bits or a finite float."""
     # Every line of every run is checked: comparing types and subtracting are the quickest that Python has.
-    return type(value) is int or (type(value) is float and value - value == 0.0)
+    if type(value) is int:
+        return -_LARGEST <= value < _LARGEST
+    return type(value) is float and value - value == 0.0
 
 
 def is_time(value: object) -> bool:
@@ -197,32 +203,53 @@ def _is_anything(line: Mapping[str, Any]) -> bool:
 
 
 def _is_step(line: Mapping[str, Any]) -> bool:
-    return type(line.get("step")) is int
+    """True for a line of metrics.jsonl: a step, and numbers or null."""
+    if type(line.get("step")) is not int:
+        return False
+    return all(value is None or is_number(value) for value in line.values())
 
 
 def _are_steps(lines: list[Any]) -> bool:
     """True if `_is_step` holds for all lines. Curves of long runs are read often, and one check is faster than many."""
     try:
-        return set(map(type, map(itemgetter("step"), lines))) == {int}
-    except (KeyError, TypeError):
+        # A sum is finite only if all of its numbers are.
+        values = [value for line in lines for value in line.values() if value is not None]
+        return (
+            set(map(type, map(itemgetter("step"), lines))) == {int}
+            and set(map(type, values)) <= {int, float}
+            and math.isfinite(math.fsum(values))
+        )
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return False
 
 
 def _is_timing(line: Mapping[str, Any]) -> bool:
-    return type(line.get("step")) is int and is_number(line.get("seconds"))
+    if type(line.get("step")) is not int or not is_number(line.get("seconds")):
+        return False
+    for name, value in line.items():
+        if name == OF_RANKS and isinstance(value, list):
+            if not all(map(is_number, value)):
+                return False
+        elif value is not None and not is_number(value):
+            return False
+    return True
 
 
 def _are_timings(lines: list[Any]) -> bool:
     """True if `_is_timing` holds for all lines."""
     try:
-        seconds = [line["seconds"] for line in lines]
-        # A sum is finite only if all of its numbers are.
-        return (
-            set(map(type, seconds)) <= {int, float}
-            and math.isfinite(math.fsum(seconds))
-            and _are_steps(lines)
-        )
-    except (KeyError, TypeError, ValueError, OverflowError):
+        if {type(line["step"]) for line in lines} != {int}:
+            return False
+        if not {type(line["seconds"]) for line in lines} <= {int, float}:
+            return False
+        values: list[Any] = []
+        for line in lines:
+            values += line.get(OF_RANKS) or ()
+            values += [
+                value for name, value in line.items() if name != OF_RANKS and value is not None
+            ]
+        return set(map(type, values)) <= {int, float} and math.isfinite(math.fsum(values))
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError):
         return False
 
 
@@ -230,7 +257,9 @@ def _is_event(line: Mapping[str, Any]) -> bool:
     if not isinstance(line.get("event"), str) or not is_time(line.get("time")):
         return False
     # Only a launch has it, and only after a start that was cut off.
-    return "last_seen" not in line or is_time(line["last_seen"])
+    if "last_seen" in line and not is_time(line["last_seen"]):
+        return False
+    return shapes.is_event(line)
 
 
 def _is_answered(line: Mapping[str, Any]) -> bool:
@@ -252,14 +281,16 @@ def _is_answered(line: Mapping[str, Any]) -> bool:
 
 
 def _is_answer_of_step(answer: object) -> bool:
-    return isinstance(answer, dict) and _is_step(answer) and isinstance(answer.get("answer"), str)
+    if not isinstance(answer, dict) or type(answer.get("step")) is not int:
+        return False
+    return isinstance(answer.get("answer"), str)
 
 
 # What every whole line of a file is, and a damaged one may not be.
 _LINE_CHECKS = {
     METRICS: _is_step,
     TIMINGS: _is_timing,
-    LOAD: _is_step,
+    LOAD: shapes.is_load,
     EVENTS: _is_event,
     BEFORE_AFTER: _is_answered,
 }

@@ -8,10 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from kubetune.base.files import open_regular, read_object, write_atomic
+from kubetune.base.files import open_regular, write_atomic
 from kubetune.base.logs import scrub
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import ConfigError, EnvironmentFault
+from kubetune.rundir import shapes
 from kubetune.rundir.machine import versions
 from kubetune.rundir.metrics import REPORT, now, read_events
 from kubetune.rundir.throughput import throughput
@@ -88,7 +89,7 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     Raise FileNotFoundError, or EnvironmentFault for a damaged report and for one of another version.
     """
     path = run_dir / REPORT
-    report = read_object(path)
+    report = shapes.read(path)
     version = report.get("schema_version")
     if version != REPORT_VERSION:
         raise EnvironmentFault(

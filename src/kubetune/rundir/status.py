@@ -200,8 +200,8 @@ def progress(
 
 def planned_steps(run_dir: Path, events: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the number of steps of the whole run."""
-    steps: int | None = _plan(run_dir).get("num_steps")
-    if steps:
+    steps = _plan(run_dir).get("num_steps")
+    if isinstance(steps, int) and steps:
         return steps
     # A start that is still preparing has none in its plan yet. An earlier one may have had.
     for event in reversed(events):
@@ -296,8 +296,10 @@ def _newest_checkpoint(run_dir: Path) -> int | None:
 def _best(run_dir: Path, saved: int | None) -> dict[str, Any] | None:
     """Return `step` and `value` of the best evaluation that the newest checkpoint knows, by metric_for_best_model."""
     with suppress(FileNotFoundError, EnvironmentFault):
-        step = run_dir / "checkpoints" / f"step-{saved or 0:06d}"
-        state = files.read_object(step / STATE, run_dir)
-        if state.get("best_step") is not None:
-            return {"step": state["best_step"], "value": state.get("best_value")}
+        folder = run_dir / "checkpoints" / f"step-{saved or 0:06d}"
+        state = files.read_object(folder / STATE, run_dir)
+        step = state.get("best_step")
+        value = state.get("best_value")
+        if isinstance(step, int) and (value is None or metrics.is_number(value)):
+            return {"step": step, "value": value}
     return None

@@ -1,0 +1,8 @@
+"""The shapes of a run directory's files: what a received run must hold before pages, lists and verbs rely on it.
+
+Read `records`. Not for run files (config), nor for weights (models/weight_files).
+"""
+
+from kubetune.rundir.shapes.records import is_event, is_load, read
+
+__all__ = ["is_event", "is_load", "read"]
