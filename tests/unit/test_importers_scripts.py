@@ -41,6 +41,7 @@ SURE = {
     "quotes": "swift sft --a \"it's\" --b 'say \"x\"' --c a\\ b --d \"\\$5\" --e $'x\\ty'",
     "continued": "swift sft \\\n  --a 1 \\\n  --b 2 2>&1 | tee /dev/null",
     "prefix": "A=1 B=2 swift sft --a x",
+    "eval": "A=1\neval \"A=2\"\nswift sft --a $A",
     "unset": "A=1\nunset A\nswift sft --a ${A:-gone}",
     "printed": "echo swift sft --a wrong > /dev/null\nswift sft --a right",
 }  # fmt: skip
@@ -78,6 +79,9 @@ UNSURE = {
     "command": ("X=1\nX=$(python rank.py)", "is set by a command (line 2)"),
     "command in backticks": ("X=`python rank.py`", "is set by a command (line 1)"),
     "read": ("X=1\nread X", "is read when the script runs (line 2)"),
+    "source": ("X=1\nsource env.sh", "which `source` may set anew (line 2)"),
+    "eval": ('X=1\neval "$SETTINGS"', "which `eval` may set anew (line 2)"),
+    "source in a branch": ("X=1\n[ -f env.sh ] && source env.sh", "is set in branches (line 1)"),
     "argument": ("X=$1", "holds $1, which the file does not set"),
     "not set": ("", "holds $X, which the file does not set"),
     "through another": ("if [ -d x ]; then Y=1; else Y=2; fi\nX=$Y", "is set in branches (line 1)"),
@@ -166,9 +170,11 @@ def test_a_call_within_a_branch_is_taken_with_a_word(tmp_path: Path) -> None:
 
 def test_what_is_not_followed_is_named(tmp_path: Path) -> None:
     file = tmp_path / "a.sh"
-    file.write_text("source env.sh\nswift sft --model a/b --dataset org/chats --use_hf true\n")
+    file.write_text(
+        "N=1\nsource env.sh\nsource .venv/bin/activate\nswift sft --model a/b --dataset org/chats --use_hf true\n"
+    )
     notes = {note.key: note.text for note in import_config(file).of("approximated")}
-    assert notes["line 1"] == "source: what it sets is not known"
+    assert notes["line 2"] == notes["line 3"] == "source: what it sets is not known"
 
 
 def test_the_last_branch_is_not_taken_for_all(

@@ -76,7 +76,7 @@ def merged(before: State, ends: Sequence[State]) -> State:
         lines = sorted({state.lines[name] for state in alive if name in state.lines})
         where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
         merged.values[name] = _choice(values, f"is set in branches ({where})")
-        merged.lines[name] = lines[-1]
+        merged.lines[name] = max(lines, default=1)
     return merged
 
 

@@ -27,6 +27,8 @@ from kubetune.plugins.importers.shell.values import Values
 _DEEPEST_CALL: Final = 20  # functions that call themselves end somewhere
 _MOST_COMMANDS: Final = 10_000
 _QUIET_COMMANDS: Final = ("echo", "printf", "set", "trap", "shift", "wait")
+# Files and commands that set up an environment, and none of a script's own variables.
+_ENVIRONMENTS: Final = ("activate", "conda", ".bashrc", ".profile", "set_env.sh", "module")
 # Commands before `&&` that ask something; others prepare what follows them.
 _QUESTIONS: Final = ("test", "grep", "command", "which", "type", "diff", "cmp", "pgrep")
 
@@ -278,20 +280,26 @@ class Walk:
         words = self.values.words(nodes)
         if nodes and nodes[0].type == "variable_assignment":
             self.values.state = before
-        programs = [word.text for word in words if not re.match(r"\w+=", word.text)]
-        if not programs:
+        # NAME=value before a program is its environment.
+        texts = [word.text for word in words]
+        while texts and re.match(r"\w+=", texts[0]):
+            del texts[0]
+        if not texts:
             return
-        program, *arguments = programs
+        program, *arguments = texts
         if program in ("exit", "return", "exec"):
             if program == "exec":
                 self.call(node, words[1:])
             self.values.state.ended_by = "return" if program == "return" else "exit"
-        elif program in ("source", ".", "eval", "read", "mapfile"):
-            self.script.unread[line_of(node)] = f"{program}: what it sets is not known"
-            for name in arguments if program in ("read", "mapfile") else ():
-                self.values.set(
-                    name, Choice((), f"is read when the script runs (line {line_of(node)})"), node
-                )
+        elif program in ("read", "mapfile"):
+            for name in arguments:
+                why = f"is read when the script runs (line {line_of(node)})"
+                self.values.set(name, Choice((), why), node)
+        elif program == "eval" and all(is_known(text) for text in arguments):
+            # The same shell reads it, so what it sets stays set.
+            self.values.state = self.call_text(" ".join(arguments), node)
+        elif program in ("source", ".", "eval"):
+            self.doubt(program, arguments, node)
         elif program in self.functions:
             self.call_function(program, arguments)
         elif program in ("bash", "sh") and "-c" in arguments[:-1]:
@@ -333,8 +341,23 @@ class Walk:
             if value is not None:
                 state.values[variable] = value
 
-    def call_text(self, text: str, node: Node) -> None:
-        """Walk through `bash -c TEXT`."""
+    def doubt(self, program: str, arguments: Sequence[str], node: Node) -> None:
+        """Take variables for not certain behind what may set any of them anew."""
+        self.script.unread[line_of(node)] = f"{program}: what it sets is not known"
+        if any(name in " ".join(arguments) for name in _ENVIRONMENTS):
+            return
+        why = f"`{program}` may set anew (line {line_of(node)})"
+        values = self.values.state.values
+        # HOME and a function's arguments are no variables that the script sets in a line.
+        for name in self.values.state.lines.keys() & values.keys():
+            value = values[name]
+            if isinstance(value, str):
+                values[name] = Choice((value,), why)
+            elif isinstance(value, tuple):
+                values[name] = tuple(Word(word.text, word.why or why) for word in value)
+
+    def call_text(self, text: str, node: Node) -> State:
+        """Walk through a text as bash would read it, and return the state behind it."""
         inner = Walk(text.encode())
         inner.values.state = self.values.state.copy()
         inner.conditions = self.conditions
@@ -343,6 +366,7 @@ class Walk:
             moved = Command(line_of(node), command.words, command.exported, command.condition)
             self.script.commands.append(moved)
         self.values.unclear |= inner.values.unclear
+        return inner.values.state
 
     def truth(self, node: Node) -> bool | None:
         """Walk through a condition, and return whether it holds; None where that is not known."""
