@@ -89,6 +89,17 @@ class IrregularFileError(EnvironmentFault, OSError):
         return f"{self.filename} {self.strerror}"
 
 
+def leave_note(path: Path, text: str) -> None:
+    """Write a file that is of no use later, so it need not be durable, nor fit on the disk."""
+    temporary = temporary_sibling(path)
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
 def temporary_sibling(path: StrPath) -> Path:
     """Return a hidden name beside `path`, so on the same file system, that no other process uses."""
     path = Path(path)

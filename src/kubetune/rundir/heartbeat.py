@@ -210,21 +210,14 @@ def _write_hang(
 
 
 def _note_beat(run_dir: Path, rank: int) -> None:
-    """Leave the last beat in a file. It is of no use later, so it need not be durable, nor fit on the disk."""
-    path = _beat_path(run_dir, rank)
-    temporary = files.temporary_sibling(path)
+    """Leave the last beat in a file."""
     with _noting:  # the loop's thread notes, and the watchdog's
         last = _last
         now = time.time()
         facts = _facts(rank, last)
         facts |= {"since": now - (time.monotonic() - last.since), "time": now}
         facts["alone"] = _busy_alone > 0
-        try:
-            temporary.write_text(json.dumps(facts))
-            os.replace(temporary, path)
-        except OSError:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
+        files.leave_note(_beat_path(run_dir, rank), json.dumps(facts))
 
 
 def _facts(rank: int, beat: Beat) -> dict[str, Any]:

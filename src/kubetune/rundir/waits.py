@@ -7,7 +7,6 @@ known as that of an agent which was killed.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,24 +32,14 @@ def noted(run_dir: Path, node: int) -> Iterator[Callable[[str], None]]:
         now = time.time()
         if waits_for != last[0] or now - last[1] > _NOTE_SECONDS:
             last = (waits_for, now)
-            _write(path, {"node": node, "waits_for": waits_for, "since": began, "time": now})
+            note = {"node": node, "waits_for": waits_for, "since": began, "time": now}
+            files.leave_note(path, json.dumps(note))
 
     try:
         yield note
     finally:
         with suppress(OSError):
             path.unlink(missing_ok=True)
-
-
-def _write(path: Path, facts: dict[str, object]) -> None:
-    """Leave the note. It is of no use later, so it need not be durable, nor fit on the disk."""
-    temporary = files.temporary_sibling(path)
-    try:
-        temporary.write_text(json.dumps(facts))
-        os.replace(temporary, path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
 
 
 def read(run_dir: Path) -> str | None:
