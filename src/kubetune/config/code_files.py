@@ -88,19 +88,23 @@ def require_imports(key: str, path: Path) -> None:
     Imports within functions, conditions and `try` may never run, so they are left alone.
     """
     for node in _parsed(key, path).body:
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names = [node.module]
-        for name in names:
-            module = name.partition(".")[0]
+        for module in _imported(node):
             is_beside = path.with_name(f"{module}.py").is_file() or path.with_name(module).is_dir()
             if not is_beside and not is_installed(module):
                 raise ConfigError(
                     f"{key}: {path}:{node.lineno}: imports {module}, which is not installed; "
                     f"install it beside kubetune (pip install {module}), or leave the import out. Nothing was written."
                 )
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """Return the first parts of the modules that a statement imports: `import os.path` imports os."""
+    names = []
+    if isinstance(node, ast.Import):
+        names = [alias.name for alias in node.names]
+    elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        names = [node.module]
+    return [name.partition(".")[0] for name in names]
 
 
 def modules_beside(path: Path) -> list[Path]:
@@ -111,13 +115,7 @@ def modules_beside(path: Path) -> list[Path]:
         return []
     beside: dict[Path, None] = {}  # an ordered set
     for node in ast.walk(tree):
-        modules = []
-        if isinstance(node, ast.Import):
-            modules = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            modules = [node.module]
-        for module in modules:
-            name = module.partition(".")[0]
+        for name in _imported(node):
             for place in (path.with_name(f"{name}.py"), path.with_name(name)):
                 if place != path and (place.is_file() or any(place.glob("*.py"))):
                     beside[place] = None

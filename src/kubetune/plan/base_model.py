@@ -186,12 +186,14 @@ def lacks_whole_modules(wanted: Iterable[str], modules: Iterable[str]) -> str | 
         part = name.rpartition(".")[2]
         if not part.isdecimal():
             last_parts.add(part)
+    return _no_such_module("lora.modules_to_save", lost, last_parts)
+
+
+def _no_such_module(key: str, lost: Sequence[str], last_parts: set[str]) -> str:
+    """Return the problem of names under a key that are no module's, with the names that a module has."""
     close = nearest(lost[0], sorted(last_parts))
     hint = f"did you mean {close}? It" if close else "it"
-    return (
-        f"lora.modules_to_save: this model has no module named {', '.join(lost)}; {hint} has "
-        f"{', '.join(sorted(last_parts))}"
-    )
+    return f"{key}: this model has no module named {', '.join(lost)}; {hint} has {', '.join(sorted(last_parts))}"
 
 
 def lacks_targets(targets: Sequence[str], modules: Iterable[str]) -> str | None:
@@ -211,12 +213,7 @@ def lacks_targets(targets: Sequence[str], modules: Iterable[str]) -> str | None:
         part = name.rpartition(".")[2]
         if not part.isdecimal() and not _may_be_tied(name):
             last_parts.add(part)
-    close = nearest(lost[0], sorted(last_parts))
-    hint = f"did you mean {close}? It" if close else "it"
-    return (
-        f"lora.target_modules: this model has no module named {', '.join(lost)}; {hint} has "
-        f"{', '.join(sorted(last_parts))}"
-    )
+    return _no_such_module("lora.target_modules", lost, last_parts)
 
 
 def may_lack_targets(lora: LoraConfig, weights: Weights) -> bool:
