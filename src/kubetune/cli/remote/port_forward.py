@@ -63,9 +63,9 @@ def _check_answers(cluster: Cluster, spec: RunSpec, server: str) -> None:
     """Raise EnvironmentFault, with the reason, where no pod of a server answers."""
     from kubetune.k8s.cluster import pods
 
-    found = cluster.list("Pod", spec.selector(server))
-    reasons = [pods.why_beside(pod) for pod in found]
-    if not found:
+    serving = cluster.list("Pod", spec.selector(server))
+    reasons = [pods.why_beside(pod) for pod in serving]
+    if not serving:
         raise EnvironmentFault(f"no pod of {server} exists yet; see kubetune events {spec.typed}")
     if all(reasons):
         raise EnvironmentFault(f"{server} does not answer: {reasons[-1]}")
