@@ -220,7 +220,7 @@ def reference_hours(
     if not rate or not plan.rows or not plan.tokens_per_epoch:
         return None
     # KTO also scores the answer of another row for each row.
-    sequences = 2 if preference.loss == "kto" else 1
+    sequences = 2 if preference.traits.judges else 1
     tokens = sequences * plan.tokens_per_epoch * (1 + (plan.eval_rows or 0) / plan.rows)
     return tokens / (rate * _reading_speed(lora)) / 3600
 

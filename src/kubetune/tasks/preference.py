@@ -94,7 +94,7 @@ class Preference(CausalLM):
         chosen_labels = 0.0
         good = 0.0
         gain = 0.0
-        if settings.loss == "kto":
+        if settings.traits.judges:
             # The mean gain of answers to other questions takes a forward of its own. Then these have done their work.
             for batch in batches:
                 gain += _gain_of_unrelated(learner, batch.to(world.device))
@@ -107,7 +107,7 @@ class Preference(CausalLM):
                 chosen_labels += sum(batch.label_counts[::2])
 
         # Ranks need not meet where no loss needs any of these.
-        if settings.loss == "kto" or sft_weight(settings):
+        if settings.traits.judges or sft_weight(settings):
             chosen_labels, good, gain = sum_numbers([chosen_labels, good, gain], world)
 
         totals = BatchTotals(
@@ -240,8 +240,8 @@ def _totals(settings: PreferenceConfig, answers: Answers) -> BatchTotals:
     """Return the totals of a global batch. All its answers must be on this rank."""
     good = 0.0 if answers.targets is None else float((answers.targets > 0).sum())
     kl = 0.0
-    if settings.loss == "kto" and len(answers.logps):
-        kl = float(gains(settings, answers)[:, 1].mean())
+    if settings.traits.judges and len(answers.logps):
+        kl = float(gains(settings, answers, per_label=False)[:, 1].mean())
     return BatchTotals(
         float(len(answers.logps)),
         float(answers.labels[:, 0].sum()),
@@ -290,7 +290,7 @@ def _gain_of_unrelated(learner: Learner, batch: Batch) -> float:
     finally:
         fsdp.close(learner.lm)
         learner.model.train()
-    return float(gains(settings_of(learner), answers).sum())
+    return float(gains(settings_of(learner), answers, per_label=False).sum())
 
 
 def _log_probabilities_of_labels(learner: Learner, batch: Batch) -> Tensor:

@@ -6,22 +6,16 @@ tests compare with TRL.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kubetune.config.schema.preference import COMPARED
-
 if TYPE_CHECKING:
     from kubetune.config.schema import PreferenceConfig
-
-# Losses of the mean over an answer's labels. The others take the sum.
-PER_TOKEN: Final = ("ipo", "simpo", "orpo")
-# Losses whose rewards are such means too.
-REWARD_PER_TOKEN: Final = ("simpo", "orpo")
+    from kubetune.config.schema.preference import Loss
 
 
 class Answers(NamedTuple):
@@ -58,17 +52,17 @@ def sft_weight(settings: PreferenceConfig) -> float:
 def gains(
     settings: PreferenceConfig,
     answers: Answers,
-    means: Sequence[str] = PER_TOKEN,
+    *,
+    per_label: bool,
 ) -> Tensor:
     """Return what a loss compares answers by, `[rows, 2]`: their log-probability, or its gain over the reference.
 
-    In the losses named by `means` it is a mean per label, else a sum.
+    It is the sum over an answer's labels, or with `per_label` their mean.
     """
-    # ORPO, CPO and SimPO know no reference.
     value = answers.logps
-    if settings.loss in COMPARED:
+    if settings.traits.compares:
         value = value - answers.reference
-    if settings.loss in means:
+    if per_label:
         value = value / answers.labels.clamp(min=1)
     return value
 
@@ -79,7 +73,7 @@ def losses(
     totals: BatchTotals,
 ) -> Tensor:
     """Return the loss of each row `[rows]`. Their sum over the global batch, divided by its rows, is the batch's loss."""
-    if settings.loss == "kto":
+    if settings.traits.judges:
         return judged_losses(settings, answers, max(totals.kl, 0.0))
 
     values = pair_losses(settings, answers)
@@ -95,39 +89,65 @@ def losses(
 
 def pair_losses(settings: PreferenceConfig, answers: Answers) -> Tensor:
     """Return the loss of each pair `[rows]`, without the chosen answer's own cross-entropy."""
-    # With m the margin, the chosen answer's gain minus the rejected one's, σ the logistic function and ε the smoothing.
-    # The numbers are for m = 1.5, β = 0.1 and ε = 0.1; for ORPO and SimPO, of mean log-probabilities -0.5 and -1.2.
-    #
-    #     dpo      (1 - ε) · -log σ(βm) + ε · -log σ(-βm)               0.636    arXiv 2305.18290; 0.621 without ε
-    #     cpo      the same, m without a reference                      0.636    arXiv 2401.08417
-    #     robust   ((1 - ε) · -log σ(βm) - ε · -log σ(-βm)) / (1 - 2ε)  0.602    arXiv 2403.00409
-    #     hinge    max(0, 1 - βm)                                       0.85     arXiv 2305.10425
-    #     ipo      (m - 1 / 2β)², of means over labels                  12.25    arXiv 2310.12036
-    #     simpo    -log σ(βm - γ), β = 2, γ = 1                         0.513    arXiv 2405.14734
-    #     orpo     -β log σ(log odds p - log odds q)                    0.0247   arXiv 2403.07691
-    #              where p = e^-0.5 and q = e^-1.2, odds p = p / (1 - p), so log odds p = -0.5 - log(1 - e^-0.5)
-    chosen, rejected = gains(settings, answers).unbind(1)
-    margin = chosen - rejected
-    beta = settings.beta
-    if settings.loss == "hinge":
-        return F.relu(1 - beta * margin)
-    if settings.loss == "ipo":
-        return (margin - 1 / (2 * beta)) ** 2
-    if settings.loss == "orpo":
-        log_odds_ratio = margin - _log_1m_exp(chosen) + _log_1m_exp(rejected)
-        return -beta * F.logsigmoid(log_odds_ratio)
+    chosen, rejected = gains(settings, answers, per_label=settings.traits.per_label).unbind(1)
+    return FORMULAS[settings.loss](settings, chosen, rejected)
 
-    # The others are -log σ of a logit, smoothed.
-    logit = beta * margin
-    if settings.loss == "simpo":
-        logit = logit - (1.0 if settings.gamma is None else settings.gamma)
 
+# The formulas. With m the margin, the chosen answer's gain minus the rejected one's, σ the logistic function and ε the
+# smoothing. The numbers are for m = 1.5, β = 0.1 and ε = 0.1; for ORPO and SimPO, of mean log-probabilities -0.5 and -1.2.
+
+
+def _dpo(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
+    # arXiv 2305.18290: (1 - ε) · -log σ(βm) + ε · -log σ(-βm) = 0.636; 0.621 without ε
+    return _smoothed(settings.beta * (chosen - rejected), settings.label_smoothing)
+
+
+def _robust(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
+    # arXiv 2403.00409: ((1 - ε) · -log σ(βm) - ε · -log σ(-βm)) / (1 - 2ε) = 0.602
+    logit = settings.beta * (chosen - rejected)
     right = F.logsigmoid(logit)
     wrong = F.logsigmoid(-logit)
     smoothing = settings.label_smoothing
-    if settings.loss == "robust":
-        return ((1 - smoothing) * -right + smoothing * wrong) / (1 - 2 * smoothing)
-    return (1 - smoothing) * -right - smoothing * wrong
+    return ((1 - smoothing) * -right + smoothing * wrong) / (1 - 2 * smoothing)
+
+
+def _hinge(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
+    # arXiv 2305.10425: max(0, 1 - βm) = 0.85
+    return F.relu(1 - settings.beta * (chosen - rejected))
+
+
+def _ipo(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
+    # arXiv 2310.12036: (m - 1 / 2β)² = 12.25, of means over labels
+    return (chosen - rejected - 1 / (2 * settings.beta)) ** 2
+
+
+def _simpo(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
+    # arXiv 2405.14734: -log σ(βm - γ) = 0.513 with β = 2 and γ = 1
+    gamma = 1.0 if settings.gamma is None else settings.gamma
+    return _smoothed(settings.beta * (chosen - rejected) - gamma, settings.label_smoothing)
+
+
+def _orpo(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
+    # arXiv 2403.07691: -β log σ(log odds p - log odds q) = 0.0247, with p = e^-0.5, q = e^-1.2, odds p = p / (1 - p)
+    log_odds_ratio = chosen - rejected - _log_1m_exp(chosen) + _log_1m_exp(rejected)
+    return -settings.beta * F.logsigmoid(log_odds_ratio)
+
+
+# Loss → its formula on pairs. CPO (arXiv 2401.08417) is DPO whose gains know no reference. KTO judges answers one by one.
+FORMULAS: Final[dict[Loss, Callable[[PreferenceConfig, Tensor, Tensor], Tensor]]] = {
+    "dpo": _dpo,
+    "cpo": _dpo,
+    "robust": _robust,
+    "hinge": _hinge,
+    "ipo": _ipo,
+    "simpo": _simpo,
+    "orpo": _orpo,
+}
+
+
+def _smoothed(logit: Tensor, smoothing: float) -> Tensor:
+    """Return -log σ of a logit, where a share of the pairs is assumed to be the wrong way round."""
+    return (1 - smoothing) * -F.logsigmoid(logit) - smoothing * F.logsigmoid(-logit)
 
 
 def _log_1m_exp(x: Tensor) -> Tensor:
@@ -154,7 +174,7 @@ def judged_losses(
     #
     #     good   1 - σ(β (1.5 - 0.2)) = 0.468         bad   1 - σ(-β (1.5 - 0.2)) = 0.532
     assert answers.targets is not None, "judged answers have targets"
-    gain = gains(settings, answers)[:, 0] - kl
+    gain = gains(settings, answers, per_label=False)[:, 0] - kl
     good = settings.desirable_weight * (1 - torch.sigmoid(settings.beta * gain))
     bad = settings.undesirable_weight * (1 - torch.sigmoid(-settings.beta * gain))
     return torch.where(answers.targets > 0, good, bad)
@@ -170,10 +190,11 @@ def measures(
     Their mean over the global batch is the batch's. Rewards are β times what the loss compares, but for IPO by the sum
     over labels.
     """
-    rewards = settings.beta * gains(settings, answers, REWARD_PER_TOKEN)
+    per_label = settings.traits.rewards_per_label
+    rewards = settings.beta * gains(settings, answers, per_label=per_label)
 
     logps = answers.logps
-    if settings.loss in REWARD_PER_TOKEN:
+    if per_label:
         logps = logps / answers.labels.clamp(min=1)
     if answers.targets is None:
         return _measures_of_pairs(rewards, logps)

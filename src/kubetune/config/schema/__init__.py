@@ -254,9 +254,8 @@ class Config(Section):
     @property
     def record_kind(self) -> RecordKind:
         """Return the kind of record that the task learns from."""
-        # KTO judges answers one by one; all other losses compare two.
         if self.task == "preference":
-            return "judged" if self.preference.loss == "kto" else "pair"
+            return "judged" if self.preference.traits.judges else "pair"
         kinds: dict[str, RecordKind] = {
             "sequence_classification": "labelled",
             "reward_model": "graded",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field, model_validator
@@ -12,22 +14,44 @@ LOSS_NAMES: Final = {"sigmoid": "dpo", "slic": "hinge", "cdpo": "dpo", "robust_d
 
 Loss = Literal["dpo", "ipo", "hinge", "robust", "orpo", "simpo", "cpo", "kto"]
 
-_WITH_REFERENCE: Final = ("dpo", "ipo", "hinge", "robust")
-# Losses that compare with the reference model. The others take an answer's probability as it is.
-COMPARED: Final = (*_WITH_REFERENCE, "kto")
-# Loss → its own defaults, from its paper.
-_DEFAULTS: Final[dict[Any, dict[str, float]]] = {
-    "simpo": {"beta": 2.0, "gamma": 1.0},
-    "cpo": {"sft_weight": 1.0},
+
+@dataclass(frozen=True)
+class LossTraits:
+    """What a loss on answers reads and needs. Its formula has the same name in `tasks/preference_losses`."""
+
+    # Keys of `preference` that it reads, besides `loss` and `beta`.
+    keys: tuple[str, ...] = ()
+    # Its own defaults, from its paper.
+    defaults: Mapping[str, float] = field(default_factory=dict)
+    # True if it compares with the reference model; else it takes an answer's probability as it is.
+    compares: bool = False
+    # True if it judges answers one by one; else it compares the two answers of a pair.
+    judges: bool = False
+    # True if it takes means over an answer's labels, not sums.
+    per_label: bool = False
+    # True if the rewards that are shown are such means too.
+    rewards_per_label: bool = False
+
+
+LOSSES: Final[dict[Loss, LossTraits]] = {
+    "dpo": LossTraits(("label_smoothing", "sft_weight", "reference_free"), compares=True),
+    "ipo": LossTraits(("sft_weight", "reference_free"), compares=True, per_label=True),
+    "hinge": LossTraits(("sft_weight", "reference_free"), compares=True),
+    "robust": LossTraits(("label_smoothing", "sft_weight", "reference_free"), compares=True),
+    "orpo": LossTraits(per_label=True, rewards_per_label=True),
+    "simpo": LossTraits(
+        ("label_smoothing", "gamma", "sft_weight"),
+        {"beta": 2.0, "gamma": 1.0},
+        per_label=True,
+        rewards_per_label=True,
+    ),
+    "cpo": LossTraits(("label_smoothing", "sft_weight"), {"sft_weight": 1.0}),
+    "kto": LossTraits(("desirable_weight", "undesirable_weight"), compares=True, judges=True),
 }
-# Key → the losses that read it.
-ONLY_WITH: Final[dict[str, tuple[str, ...]]] = {
-    "label_smoothing": ("dpo", "robust", "cpo", "simpo"),
-    "gamma": ("simpo",),
-    "sft_weight": (*_WITH_REFERENCE, "cpo", "simpo"),
-    "desirable_weight": ("kto",),
-    "undesirable_weight": ("kto",),
-    "reference_free": _WITH_REFERENCE,
+# Key that some losses ignore → the losses that read it.
+ONLY_WITH: Final[dict[str, tuple[Loss, ...]]] = {
+    key: tuple(loss for loss, traits in LOSSES.items() if key in traits.keys)
+    for key in dict.fromkeys(key for traits in LOSSES.values() for key in traits.keys)
 }
 
 
@@ -76,16 +100,21 @@ class PreferenceConfig(Section):
     @property
     def needs_reference(self) -> bool:
         """True if the loss needs log-probabilities under the reference model."""
-        return self.loss in COMPARED and not self.reference_free
+        return self.traits.compares and not self.reference_free
+
+    @property
+    def traits(self) -> LossTraits:
+        """Return what the loss reads and needs."""
+        return LOSSES[self.loss]
 
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_loss(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        loss = value.get("loss")
-        defaults = _DEFAULTS.get(loss, {}) if isinstance(loss, str) else {}
-        return {**defaults, **value}
+        # An unknown name is refused with the other wrong values.
+        traits = LOSSES.get(value.get("loss", "dpo"), LossTraits())
+        return {**traits.defaults, **value}
 
     @model_validator(mode="after")
     def _keys_fit_the_loss(self) -> PreferenceConfig:

@@ -1,0 +1,70 @@
+"""A loss on pairs is one formula and a line in each of two tables: here one is added to a copy of the package."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import kubetune
+from kubetune.config.schema.preference import LOSSES, Loss
+from kubetune.tasks.preference_losses import FORMULAS
+
+FORMULA = """
+def _exponential(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
+    return torch.exp(-settings.beta * (chosen - rejected))
+
+
+"""
+
+SCRIPT = """
+import torch
+from kubetune.config.schema import PreferenceConfig
+from kubetune.tasks.preference_losses import Answers, BatchTotals, losses
+
+settings = PreferenceConfig(loss="exponential", beta=0.5)
+answers = Answers(torch.tensor([[-2.0, -4.0]]), torch.tensor([[-3.0, -3.0]]), torch.tensor([[5.0, 5.0]]))
+print(settings.needs_reference, losses(settings, answers, BatchTotals(1.0)).item())
+"""
+
+
+def put_before(file: Path, mark: str, text: str) -> None:
+    """Write a text in front of a mark that the file has once."""
+    old = file.read_text()
+    assert old.count(mark) == 1
+    file.write_text(old.replace(mark, text + mark))
+
+
+def test_every_loss_has_traits_and_a_formula() -> None:
+    assert list(LOSSES) == list(get_args(Loss))
+    assert set(FORMULAS) == {name for name, traits in LOSSES.items() if not traits.judges}
+
+
+def test_a_new_loss_is_one_formula_and_its_lines(tmp_path: Path) -> None:
+    package = tmp_path / "kubetune"
+    shutil.copytree(
+        Path(kubetune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    schema = package / "config/schema/preference.py"
+    put_before(schema, '"cpo", "kto"]', '"exponential", ')
+    put_before(schema, '    "kto": LossTraits(', '    "exponential": LossTraits(compares=True),\n')
+    formulas = package / "tasks/preference_losses.py"
+    put_before(formulas, "# Loss → its formula on pairs.", FORMULA)
+    put_before(formulas, '    "orpo": _orpo,\n', '    "exponential": _exponential,\n')
+
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reference, value = done.stdout.split()
+    assert reference == "True"
+    # The chosen answer gained 1, the rejected one lost 1: exp(-0.5 · 2).
+    assert math.isclose(float(value), math.exp(-1.0), rel_tol=1e-6)
