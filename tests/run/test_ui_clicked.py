@@ -154,9 +154,17 @@ def test_files_at_hand_are_searched_and_looked_at_while_one_chooses(
         tab.keyboard.press("Enter")
         assert not tab.is_visible("[role=listbox]")
         assert tab.input_value('[name="data.train"]') == "data/part-117.jsonl"
-        assert tab.input_value('[name="name"]') == "part-117"
         wait(tab, "document.querySelectorAll('#look tbody tr').length === 3")
         assert tab.inner_text("#summary") == "Still needed: Model"
+        assert tab.input_value('[name="name"]') == "part-117"
+        # 20 rows are few; what is typed stays, whatever the data are.
+        epochs = '[name="training.num_train_epochs"]'
+        assert tab.input_value(epochs) == "3"
+        fill(tab, {"training.global_batch_size": "4", "data.train": "data/part-118.jsonl#10"})
+        wait(tab, "document.querySelector('[name=name]').value === 'part-118'")
+        assert tab.input_value('[name="training.global_batch_size"]') == "4"
+        assert tab.input_value('[name="data.eval"]') == ""
+        assert tab.input_value(epochs) == "3"
     finally:
         leave(tab, server)
 

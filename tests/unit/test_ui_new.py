@@ -202,27 +202,86 @@ def test_a_look_at_data_shows_rows_and_a_button_that_fixes_the_form(
     assert ask(client, "/new/plan", values=after)["problems"] == []
 
 
-def test_few_rows_get_a_button_for_more_epochs_in_smaller_steps(
-    client: TestClient, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "few.csv",
+            "question,answer\n" + "".join(f"What is {n} + 1?,{n + 1}\n" for n in range(60)),
+        ),
+        ("tiny.csv", "prompt,completion\n" + "".join(f"{n}?,{n}\n" for n in range(12))),
+        ("large.csv", "prompt,completion\n" + "".join(f"{n}?,{n}\n" for n in range(6000))),
+        ("plain.txt", "A text to learn.\nAnother one.\n" * 600),
+        ("films.tsv", "review\tverdict\n" + "a film\thappy\nno film\tunhappy\n" * 15),
+        ("marks.csv", "text,label\n" + "".join(f"film {n},{n / 7:.2f}\n" for n in range(30))),
+        (
+            "pairs.jsonl",
+            "".join(f'{{"prompt": "{n}?", "chosen": "a", "rejected": "b"}}\n' for n in range(30)),
+        ),
+        (
+            "judged.jsonl",
+            "".join(
+                f'{{"prompt": "{n}?", "completion": "a", "label": {str(n % 2 == 0).lower()}}}\n'
+                for n in range(30)
+            ),
+        ),
+        (
+            "sums.jsonl",
+            '{"prompt": [{"role": "user", "content": "1 + 1?"}], "ground_truth": "2"}\n' * 30,
+        ),
+    ],
+)
+def test_the_form_fills_in_what_init_writes(
+    client: TestClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    text: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text)
+    typed = {"data.train": name, "model.path": str(MODEL)}
+    seen = ask(client, "/new/look", values=typed, touched=list(typed))
+    assert seen["fixes"] == []
+    filled = {key: value for key, value in seen["suits"].items() if value}
+    main(["init", name, "--model", str(MODEL), "-o", "made.yaml"])
+    written = resolved(load_config(tmp_path / "made.yaml"))
+    overrides = [f"{key}={value}" for key, value in sorted({**typed, **filled}.items())]
+    proposed = resolved(load_config(None, overrides=overrides))
+    assert written.pop("output") == f"outputs/{written['name']}"
+    proposed.pop("output")
+    assert proposed == written
+
+
+def test_what_somebody_has_touched_is_left_alone(client: TestClient, tmp_path: Path) -> None:
     file = tmp_path / "few.csv"
     file.write_text("prompt,completion\n" + "".join(f"{n}?,{n}\n" for n in range(160)))
-    typed = {
-        "data.train": str(file),
-        "data.eval": "0.05",
-        "training.num_train_epochs": "1",
-        "training.global_batch_size": "32",
-    }
-    suited = {
-        "data.eval": "0.1",
-        "training.num_train_epochs": "3",
-        "training.global_batch_size": "8",
-    }
-    label = "Suit 160 rows: Evaluation data = 0.1, Epochs = 3, Batch size = 8"
-    assert ask(client, "/new/look", values=typed)["fixes"] == [{"label": label, "values": suited}]
-    # What somebody has chosen is left alone.
-    chosen = {**typed, **suited, "training.num_train_epochs": "5"}
-    assert ask(client, "/new/look", values=chosen)["fixes"] == []
+    values = {"data.train": str(file), "training.num_train_epochs": "1", "data.eval": "0.05"}
+    seen = ask(client, "/new/look", values=values, touched=["training.num_train_epochs"])
+    assert "training.num_train_epochs" not in seen["suits"]
+    assert seen["suits"]["data.eval"] == "0.1"
+    assert seen["suits"]["name"] == "few"
+    assert "Evaluation data = 0.1, Batch size = 8" in seen["filled"]
+    assert "Epochs" not in seen["filled"]
+    # An empty field is a choice too: full fine-tuning, and nothing held out.
+    chosen = {"lora": "", "data.eval": "", "task": "causal_lm"}
+    full = ask(client, "/new/look", values={**values, **chosen}, touched=list(chosen))["suits"]
+    assert not [key for key in full if key.startswith(("lora", "data.eval", "evaluation"))]
+    assert full["training.learning_rate"] == "1e-05"
+    # Another task than the rows are for has its own learning rate, and the epochs that suit the rows.
+    other = ask(client, "/new/look", values={**values, "task": "preference"}, touched=["task"])
+    assert other["suits"]["training.learning_rate"] == "5e-06"
+    assert other["suits"]["training.num_train_epochs"] == "3"
+    assert not [key for key in other["suits"] if key.startswith("evaluation")]
+    assert other["fixes"][0]["values"] == {"task": "causal_lm"}
+    # The settings of a run that is repeated are its own.
+    assert "suits" not in ask(client, "/new/look", values=values, touched=None)
+    # A name that a run has is not proposed, and without data only what suits any rows is.
+    (tmp_path / "outputs" / "few").mkdir(parents=True)
+    assert ask(client, "/new/look", values=values, touched=[])["suits"]["name"] == "few-2"
+    none = ask(client, "/new/look", values={"data.train": "nowhere"}, touched=[])["suits"]
+    assert none["training.num_train_epochs"] == "1"
+    assert "name" not in none
 
 
 @pytest.mark.parametrize(
@@ -246,7 +305,7 @@ def test_few_rows_get_a_button_for_more_epochs_in_smaller_steps(
         (
             {"training.global_batch_size": "1"},
             "a step of fewer than 8 rows",
-            "Take 32 rows a step",
+            "Set batch size to 32",
             {"training.global_batch_size": "32"},
         ),
         (
@@ -647,7 +706,7 @@ def test_chat_takes_turns_and_numbers_only(client: TestClient, tmp_path: Path) -
 
     (tmp_path / "outputs").mkdir()
     write_run(tmp_path / "outputs" / "a", 60)
-    assert "Nobody to talk to yet" in client.get("/chat").text
+    assert "No model to talk to yet" in client.get("/chat").text
     turn = {"role": "user", "content": "hello"}
     for body, message in [
         ({"dir": "../a", "messages": [turn]}, "no run of this name"),

@@ -191,10 +191,11 @@ def _for_data(args: argparse.Namespace) -> _Made:
     """Return the run file for data that are looked at."""
     from kubetune.base.yaml_reader import FileText
     from kubetune.cli.busy import busy
-    from kubetune.cli.prepare.run_file import model_facts, run_file
+    from kubetune.cli.prepare.run_file import run_file
     from kubetune.config.load import load_config
     from kubetune.config.schema import SourceConfig
     from kubetune.data.inspect.proposal import propose
+    from kubetune.data.inspect.proposed_values import model_facts
     from kubetune.supervisor.command_line import columns_of
 
     source = SourceConfig(path=args.data, columns=columns_of(args.columns or ()))

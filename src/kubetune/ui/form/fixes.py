@@ -35,7 +35,7 @@ def _by_words(problem: str, typed: Mapping[str, str]) -> tuple[str, Values] | No
         return "Use the chat template ChatML", {"model.chat_template": "chatml"}
     if problem.startswith("a step of fewer than"):
         rows = str(starting_values()["training.global_batch_size"].value)
-        return f"Take {rows} rows a step", {"training.global_batch_size": rows}
+        return f"Set batch size to {rows}", {"training.global_batch_size": rows}
     if problem.startswith("name: found"):
         return _another_name(typed.get("name", ""))
     # "train.jsn does not exist; did you mean train.jsonl?"
@@ -110,26 +110,4 @@ def for_data(proposal: Proposal, values: Mapping[str, str]) -> list[dict[str, An
     if proposal.format is not None and values.get("data.train.format") != proposal.format.value:
         shape = proposal.format.value
         fixes.append({"label": f"Read rows as {shape}", "values": {"data.train.format": shape}})
-
-    starts = _starts_for(proposal.rows, values)
-    if starts:
-        settings = [f"{LABELS[key]} = {value}" for key, value in starts.items()]
-        fixes.append(
-            {"label": f"Suit {proposal.rows:,} rows: {', '.join(settings)}", "values": starts}
-        )
     return fixes
-
-
-def _starts_for(rows: int | None, values: Mapping[str, str]) -> Values:
-    """Return what `kubetune init` starts from with so many rows, where the form has the values for unknown rows.
-
-    160 rows: one epoch in steps of 32 would be five steps, and teach nothing.
-    """
-    starts = {}
-    suited = starting_values(rows)
-    for key, usual in starting_values().items():
-        value = suited[key].value
-        # What somebody has typed is left alone.
-        if values.get(key) == str(usual.value) and value not in (None, usual.value):
-            starts[key] = str(value)
-    return starts

@@ -1,11 +1,11 @@
-"""A look at data that somebody chooses or has chosen: their first rows, and the task that they seem to be for."""
+"""A look at data that somebody chooses or has chosen: their first rows, what they seem to be for, and what suits them."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -14,12 +14,14 @@ from starlette.responses import Response
 
 from kubetune.base.files import known
 from kubetune.config.schema import SourceConfig
-from kubetune.data.inspect.proposal import propose
+from kubetune.data.inspect.proposal import Proposal, propose
 from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import read_source
 from kubetune.errors import KubetuneError
 from kubetune.ui.form.fields import TASKS
 from kubetune.ui.form.fixes import for_data
+from kubetune.ui.form.suited import filled_in, free_name, suited_texts
 from kubetune.ui.site import Site, act
 
 # Rows, columns, and characters of a value.
@@ -37,29 +39,48 @@ async def look(request: Request) -> Response:
 
 
 def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rows, columns, and buttons for what the data seem to need."""
+    """Return rows, columns, what suits the fields that nobody has touched, and buttons for what else the data need."""
     values = body.get("values")
-    seen: dict[str, Any] = {"columns": [], "rows": [], "about": "", "fixes": []}
+    seen: dict[str, Any] = {"columns": [], "rows": [], "about": "", "fixes": [], "filled": ""}
     if not isinstance(values, dict):
         return seen
+    # Without this list, every field is somebody's choice: those of a run that is repeated.
+    touched = body.get("touched")
+    typed = dict(values)
+    if isinstance(touched, list):
+        typed = {key: values.get(key, "") for key in touched}
+        typed["data.train"] = values.get("data.train", "")
+        typed["model.path"] = values.get("model.path", "")
+        seen["suits"] = suited_texts(None, typed)
     path = values.get("data.train")
     # Data of the hub would have to be fetched, and lists of sources have settings of their own.
     if not isinstance(path, str) or not os.path.exists(_file_of(path)):
         return seen
     source = SourceConfig(path=path)
-    problems = Problems()
     try:
-        records = list(islice(read_source(source, problems), _ROWS))
+        records = list(islice(read_source(source, Problems()), _ROWS))
         proposal = propose(source)
         # Somebody may want another task that such data are for too.
-        if values.get("task") in _ALSO_FOR.get(proposal.task.value, ()):
-            proposal = propose(source, values["task"])
+        if typed.get("task") in _ALSO_FOR.get(proposal.task.value, ()):
+            proposal = propose(source, typed["task"])
     except (KubetuneError, OSError) as error:
         refused = known(error)
         if refused is None:
             raise
         return {**seen, "problems": [str(refused).splitlines()[0]]}
 
+    if isinstance(touched, list):
+        suits = suited_texts(proposal, typed)
+        if "name" in suits and (site.folder / suits["name"]).exists():
+            suits["name"] = free_name(site.folder, suits["name"])
+        seen["suits"] = suits
+        seen["filled"] = filled_in(suits, typed)
+        typed = {**typed, **suits}
+    return {**seen, **_shown(records, proposal), "fixes": for_data(proposal, typed)}
+
+
+def _shown(records: Sequence[Record], proposal: Proposal) -> dict[str, Any]:
+    """Return the first rows, and in words what they are for and what of them nothing reads."""
     columns: dict[str, None] = {}
     for record in records:
         columns |= dict.fromkeys(record.value)
@@ -72,13 +93,7 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         about += f". The first {len(shown)} of {len(columns)} columns are shown"
     for sentence in proposal.unused:
         about += f". {sentence[0].upper()}{sentence[1:]}"
-    return {
-        **seen,
-        "columns": shown,
-        "rows": rows,
-        "about": about,
-        "fixes": for_data(proposal, values),
-    }
+    return {"columns": shown, "rows": rows, "about": about}
 
 
 def _file_of(path: str) -> str:

@@ -18,12 +18,12 @@ from kubetune.base.humanize import counted, duration, place, size
 from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
 from kubetune.config.schema import Config
-from kubetune.config.starting_values import starting_values
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.library.plan_forecast import PlanForecast, forecast_run
 from kubetune.ui.form.fields import LABELS, form
 from kubetune.ui.form.fixes import for_problems
+from kubetune.ui.form.suited import free_name, suited_texts
 from kubetune.ui.site import Site, act, page, run_of, site_of
 
 # What somebody may do instead of what the page refuses.
@@ -34,7 +34,7 @@ _DEMO = "demo"  # folder beside the runs, as `kubetune demo` has it
 def new_run(request: Request) -> Response:
     """Show the form, empty or with the settings of a run that is to be repeated."""
     site = site_of(request)
-    values = _starting_texts()
+    values = suited_texts(None, {})
     base = ""
     if "dir" in request.query_params:
         run_dir = run_of(request)
@@ -59,15 +59,6 @@ def new_run(request: Request) -> Response:
     return page(request, "new.html", "kubetune init -o run.yaml", facts)
 
 
-def _starting_texts() -> dict[str, str]:
-    """Return the first texts of the fields of a new run, which `kubetune init` and `train --data` start from too."""
-    texts = {}
-    for key, start in starting_values().items():
-        # The method is a field of its own, and its rank has this default.
-        texts[key] = "true" if key == "lora" else _text(start.value)
-    return texts
-
-
 def _texts_of(site: Site, config: Config) -> dict[str, str]:
     """Return what one would type for this config, with a name that no run has."""
     # Two runs must not write to the same directory.
@@ -80,17 +71,8 @@ def _texts_of(site: Site, config: Config) -> dict[str, str]:
     if config.lora is not None:
         texts["lora"] = "true"
 
-    texts["name"] = _free_name(site, config.name or "run")
+    texts["name"] = free_name(site.folder, config.name or "run")
     return texts
-
-
-def _free_name(site: Site, name: str) -> str:
-    """Return a name like this one that no run has: support-bot-2 for support-bot; "" if there is none."""
-    stem = name[:36].rstrip("-")
-    for number in range(2, 1000):
-        if not (site.folder / f"{stem}-{number}").exists():
-            return f"{stem}-{number}"
-    return ""
 
 
 def _text(value: Any) -> str:
@@ -146,7 +128,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     output = Path(str(config.output))
     if output.exists():
         problem = f"A run is called {config.name} already."
-        name = _free_name(site, config.name or "run")
+        name = free_name(site.folder, config.name or "run")
         planned["problems"] = [problem]
         planned["fixes"] = [{"of": problem, "label": f"Call it {name}", "values": {"name": name}}]
         return planned

@@ -4,6 +4,15 @@ import { byId, follow, post } from "./ui.js";
 const form = byId("settings");
 const fields = [...form.querySelectorAll("[name]")];
 const extra = JSON.parse(form.dataset.extra || "{}");
+const field = (name) => fields.find((f) => f.name === name);
+// Settings that somebody has typed or chosen. All others are filled in to suit the data, and change with them; those of a
+// run that is repeated stay as they are.
+const isRepeated = Boolean(form.dataset.base);
+const touched = new Set();
+let filled = isRepeated ? [] : fields.filter((f) => f.value).map((f) => f.name);
+// A browser that comes back to the page fills in what was typed before.
+const firstValue = (f) => (f.options ? ([...f.options].find((option) => option.defaultSelected) ?? f.options[0]).value : f.defaultValue);
+for (const f of fields) if (f.value !== firstValue(f)) touched.add(f.name);
 
 const asked = () => ({ base: form.dataset.base,
   values: { ...extra, ...Object.fromEntries(fields.filter((f) => f.value.trim() && !f.disabled).map((f) => [f.name, f.value])) } });
@@ -71,18 +80,26 @@ const showExtra = () => {
     const chip = element("button", `${key.replace("data.train.", "")} = ${value} ✕`, "chip");
     chip.type = "button";
     chip.setAttribute("aria-label", `Take out ${key} = ${value}`);
-    chip.addEventListener("click", () => { delete extra[key]; changed(); });
+    chip.addEventListener("click", () => { delete extra[key]; touched.add(key); changed(); });
     place.append(chip, " ");
   }
 };
+const set = (key, value) => {
+  if (field(key)) field(key).value = value;
+  else if (value) extra[key] = value;
+  else delete extra[key];
+};
 const fillIn = (values) => {
   for (const [key, value] of Object.entries(values)) {
-    const field = fields.find((f) => f.name === key);
-    if (field) field.value = value;
-    else if (value) extra[key] = value;
-    else delete extra[key];
+    touched.add(key);
+    set(key, value);
   }
   changed();
+};
+// What suited the data before, and suits these no more, is emptied.
+const suit = (values) => {
+  for (const key of new Set([...filled, ...Object.keys(values)])) if (!touched.has(key)) set(key, values[key] ?? "");
+  filled = Object.keys(values);
 };
 const buttons = (fixes) => fixes.map((fix) => {
   const button = element("button", fix.label, "button fix");
@@ -169,12 +186,14 @@ const lookAt = async (body, questions) => {
 const showRows = (reply, place, buttonsOfData = []) => {
   place.replaceChildren();
   if (reply.about) place.append(element("p", reply.about, "hint"), ...buttonsOfData);
+  if (reply.filled) place.append(element("p", reply.filled, "hint"));
   if (reply.rows?.length) place.append(tableOf(reply));
   else place.append(...reply.problems.map((text) => element("p", text, "hint")));
 };
 const look = async () => {
-  const reply = await lookAt(asked(), ofForm);
+  const reply = await lookAt({ ...asked(), touched: isRepeated ? null : [...touched] }, ofForm);
   if (!reply) return;
+  if (reply.suits) suit(reply.suits);
   lookFixes = reply.fixes ?? [];
   showRows(reply, byId("look"), buttons(lookFixes));
 };
@@ -184,21 +203,27 @@ const preview = async (path, place) => {
   if (reply) showRows(reply, place);
 };
 
-const field = (name) => fields.find((f) => f.name === name);
-const changed = async () => {
+const showSettings = () => {
   const isFull = field("lora") && !field("lora").value;
   for (const f of fields) if (f.name.startsWith("lora.")) f.disabled = isFull && !f.value;
   showExtra();
+};
+const changed = async () => {
+  showSettings();
   const mine = beginChecking();
   await look();
-  if (mine === number) plan(mine);
+  if (mine !== number) return;
+  showSettings();
+  plan(mine);
 };
 
-const nameFor = (path) => path.split("/").pop().split(".")[0].toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-+|-+$/g, "").slice(0, 40);
-const choseData = (path) => {
-  if (!field("name").value) field("name").value = nameFor(path);
+const choseData = () => {
   // What was mapped belongs to the file before.
-  for (const key of Object.keys(extra)) if (key.startsWith("data.train.")) delete extra[key];
+  for (const key of [...touched, ...Object.keys(extra)]) {
+    if (!key.startsWith("data.train.")) continue;
+    touched.delete(key);
+    delete extra[key];
+  }
   changed();
 };
 // Models and files at hand come after the page, since looking for them takes a moment.
@@ -213,6 +238,7 @@ fillLists();
 let timer = 0;
 form.addEventListener("input", (event) => {
   if (event.target.id === "find" || !event.target.name) return;
+  touched.add(event.target.name);
   clearTimeout(timer);
   beginChecking();
   timer = setTimeout(changed, 250);
@@ -247,4 +273,4 @@ const begin = async (on) => {
 };
 byId("start").addEventListener("click", () => begin("here"));
 byId("submit").addEventListener("click", () => begin("cluster"));
-if (fields.some((f) => f.value.trim())) changed();
+changed();

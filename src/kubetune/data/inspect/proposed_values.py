@@ -1,0 +1,171 @@
+"""Settings of a new run for data that were looked at: `kubetune init` writes them down, the page's form fills them in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from kubetune.config.naming import model_short_name
+from kubetune.config.schema import LEARNING_RATES, DataConfig, ModelConfig
+from kubetune.config.starting_values import starting_values
+from kubetune.data.inspect.estimate import is_on_disk, load_here
+from kubetune.data.inspect.proposal import Choice, Proposal
+from kubetune.errors import ConfigError
+from kubetune.plan.base_model import positions_of, require_kind
+from kubetune.plan.model_shapes import read_config
+
+# A model that sees images, to name where the user's sees none.
+VISION_MODEL: Final = "Qwen/Qwen2.5-VL-3B-Instruct"
+_MOST_TOKENS: Final = 2048
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known about a model before it is loaded. None for what is not."""
+
+    has_template: bool | None = None
+    positions: int | None = None
+
+
+def model_facts(model: str | None, task: str, environ: Mapping[str, str]) -> ModelFacts:
+    """Return facts from the files of a model, as far as they are on this machine.
+
+    Raise ConfigError for a model that the task cannot train.
+    """
+    if model is None or not is_on_disk(model, environ):
+        return ModelFacts()
+    require_kind(task, model, environ)
+    config = read_config(model, environ) or {}
+    if task == "vision_language" and config and "vision_config" not in config:
+        raise ConfigError(
+            f"the rows have images, and model {model} sees none (its config.json has no vision_config); choose a "
+            f"vision-language model such as {VISION_MODEL}. Nothing was written."
+        )
+    positions = positions_of(task, model, environ)
+    limit = None
+    if positions is not None:
+        limit = positions.limit
+    # A tokenizer needs no data, but its loader takes the folder of prepared data.
+    data = DataConfig.model_validate({"train": "unread"})
+    tokenizer = load_here(ModelConfig(path=model), data)
+    has_template = tokenizer.chat is not None
+    return ModelFacts(has_template, limit)
+
+
+def proposed_values(
+    proposal: Proposal,
+    facts: ModelFacts,
+    *,
+    is_full: bool = False,  # every parameter is to be trained, without adapters
+) -> dict[str, Choice]:
+    """Return the settings for data by dotted key, each with its reason.
+
+    A key with the value None is better left out, for the reason that stands beside it.
+    """
+    values = general_values(proposal.task.value, proposal.rows, facts, is_full=is_full)
+    values["name"] = Choice(run_name(proposal.path), "")
+    values["task"] = proposal.task
+    values.update(_of_task(proposal, facts))
+    values.update(_of_data(proposal, facts))
+    # Answers are compared on rows that are held out.
+    if proposal.answers is not None and values["data.eval"].value is not None:
+        values.update(_of_answers(proposal.answers))
+    return values
+
+
+def general_values(
+    task: str,
+    rows: int | None,  # of the data; None if unknown
+    facts: ModelFacts,
+    *,
+    is_full: bool = False,
+) -> dict[str, Choice]:
+    """Return the settings that need no look into the rows."""
+    values = {"task": Choice(task, "")}
+    starts = starting_values(rows)
+    for key in ("data.eval", "training.num_train_epochs", "training.global_batch_size"):
+        values[key] = Choice(starts[key].value, starts[key].reason)
+    values["data.max_length"] = _max_length(task, facts)
+    if not is_full:
+        adapters = starts["lora"]
+        values["lora.r"] = Choice(adapters.value["r"], adapters.reason)
+    of_adapters, of_all = LEARNING_RATES.get(task, (2e-4, 1e-5))
+    reason = "of LoRA for this task; a tenth or less for full fine-tuning"
+    values["training.learning_rate"] = Choice(of_all if is_full else of_adapters, reason)
+    return values
+
+
+def run_name(path: str) -> str:
+    """Return a name of a run that says which data it is for: my-data for `x/My data.csv`."""
+    stem = re.split("[.#]", model_short_name(path))[0]
+    words = re.findall(r"[a-z0-9]+", stem.lower())
+    name = "-".join(words)[:40]
+    return name.rstrip("-") or "my-run"
+
+
+def _of_task(proposal: Proposal, facts: ModelFacts) -> dict[str, Choice]:
+    """Return the settings of the task, and a chat template where the model has none and needs one."""
+    values = {}
+    is_classifier = proposal.task.value == "sequence_classification"
+    needs_template = proposal.conversations and not is_classifier
+    if needs_template and facts.has_template is False:
+        reason = "the model has no chat template, and the data are conversations"
+        values["model.chat_template"] = Choice("chatml", reason)
+    if proposal.loss is not None:
+        values["preference.loss"] = proposal.loss
+    if proposal.reward is not None:
+        values["rewards"] = Choice([proposal.reward.value], proposal.reward.reason)
+    if proposal.problem_type is not None:
+        values["classification.problem_type"] = proposal.problem_type
+    return values
+
+
+def _of_data(proposal: Proposal, facts: ModelFacts) -> dict[str, Choice]:
+    """Return how records are read, where that has to be named."""
+    values = {}
+    shape = _format(proposal, facts)
+    if shape is not None:
+        values["data.train.format"] = shape
+    for expected, choice in proposal.columns.items():
+        values[f"data.train.columns.{expected}"] = choice
+    return values
+
+
+def _of_answers(answers: Choice) -> dict[str, Choice]:
+    """Return what is asked before training and at each evaluation."""
+    generate = answers.value
+    section = "evaluation.generate"
+    return {
+        f"{section}.metric": Choice(generate["metric"], answers.reason),
+        f"{section}.max_new_tokens": Choice(
+            generate["max_new_tokens"], "of the longest answer, about"
+        ),
+        f"{section}.rows": Choice(
+            generate["rows"], "at most; more take longer, and say it more surely"
+        ),
+    }
+
+
+def _format(proposal: Proposal, facts: ModelFacts) -> Choice | None:
+    """Return the shape of records where it has to be named: plain prompts that are to go through a chat template."""
+    if proposal.format is not None:
+        return proposal.format
+    if not proposal.plain_prompts or facts.has_template is False:
+        return None
+    reason = "prompts go through the chat template, as in `chat` and `generate`"
+    if proposal.task.value in ("preference", "reward_model"):
+        return Choice("messages", reason)
+    return Choice("question_answer", reason)
+
+
+def _max_length(task: str, facts: ModelFacts) -> Choice:
+    """Return the longest row, in tokens."""
+    if facts.positions is not None and facts.positions <= _MOST_TOKENS:
+        return Choice(facts.positions, "tokens: all positions that the model has")
+    if task == "sequence_classification":
+        return Choice(
+            _MOST_TOKENS, "tokens; longer texts are cut to it, or to the model's positions"
+        )
+    return Choice(_MOST_TOKENS, "tokens; longer rows are left out and counted")
