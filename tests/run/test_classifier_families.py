@@ -230,7 +230,7 @@ def test_loss_and_gradient_are_those_of_plain_transformers(name: str, tmp_path: 
     assert padding_free == (name in PADDING_FREE), learner.route.why_not
     plan = make_plan(config, rows_per_epoch(data.train))
     batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
-    actual = sum(float(task.TASK.backward(learner, batch, 0.125)) for batch in batches)
+    actual = sum(float(task.TASK.backward(learner, batch, 0.125)[0]) for batch in batches)
 
     plain: Any = AutoModelForSequenceClassification.from_pretrained(
         inputs / "model", num_labels=2, attn_implementation="eager"

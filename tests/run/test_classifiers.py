@@ -93,7 +93,8 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
     batches = Feed(data.train, plan, 0, world, padding_free=padding_free).step(0).batches
     samples = [sample for batch in batches for sample in batch.samples]
     assert len(batches) == (1 if padding_free else len(samples))
-    loss = sum(float(task.TASK.backward(learner, batch, 1.0 / len(samples))) for batch in batches)
+    sums = [task.TASK.backward(learner, batch, 1.0 / len(samples)) for batch in batches]
+    loss, accuracy = torch.stack(sums).sum(0).tolist()
     gradient = {
         name: p.grad.clone() for name, p in learner.model.named_parameters() if p.grad is not None
     }
@@ -104,8 +105,10 @@ def test_loss_and_gradient_equal_the_padded_batch_of_transformers(
     ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     seen = torch.nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     learner.model.set_attn_implementation("eager")
-    wanted = learner.model(input_ids=ids, attention_mask=seen, labels=targets).loss
+    outputs = learner.model(input_ids=ids, attention_mask=seen, labels=targets)
+    wanted = outputs.loss
     wanted.backward()
+    assert accuracy == pytest.approx(float((outputs.logits.argmax(1) == targets).float().mean()))
     assert loss == pytest.approx(float(wanted.detach()), rel=1e-5)
     for name, parameter in learner.model.named_parameters():
         if parameter.grad is not None:
@@ -167,7 +170,14 @@ def test_it_is_measured_before_training_too(full_run: Path) -> None:
     assert judged["base"] == base
     (best,) = [line for line in evaluations(full_run) if line["step"] == judged["step"]]
     accuracies = f"accuracy {base['eval_accuracy']:.4g} → {best['eval_accuracy']:.4g}, f1_macro "
-    assert accuracies in toy.log_of(full_run)
+    log = toy.log_of(full_run)
+    assert accuracies in log
+    # Training says the same of its own rows: in each step, each epoch and at the end.
+    steps = [line for line in metrics.read_metrics(full_run) if "loss" in line]
+    assert all(0 <= line["accuracy"] <= 1 for line in steps)
+    assert re.search(r"\[TRAIN\] step .* loss \d\.\d{4} accuracy [\d.]+ lr", log)
+    assert re.search(r"\[EPOCH\] epoch 1 done: mean loss [\d.]+, accuracy [\d.]+, step", log)
+    assert re.search(r"\[RESULT\] accuracy [\d.]+ → [\d.]+ in training", log)
 
     # The page begins where the run began.
     run = read_run(full_run)
@@ -243,6 +253,12 @@ def test_other_problems_are_trained(
     assert last["eval_loss"] < first["eval_loss"]
     name = "eval_f1_macro" if len(names) > 1 else "eval_spearman"
     assert last[name] > 0.7
+    # Numbers to predict are not right or wrong.
+    steps = [line for line in metrics.read_metrics(run_dir) if "loss" in line]
+    assert all(("accuracy" in line) == (len(names) > 1) for line in steps)
+    if len(names) > 1:
+        assert steps[-1]["accuracy"] > 0.5
+    assert "accuracy nan" not in toy.log_of(run_dir)
 
 
 def test_8_bit_adamw_follows_adamw_and_resumes_bit_by_bit(

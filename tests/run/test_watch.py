@@ -29,6 +29,7 @@ from kubetune.rundir import exit_status, heartbeat
 from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
+from tests.run.test_report_long import write_run
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +124,58 @@ def test_runs_are_listed_with_what_became_of_them(
     assert "no runs below" in capsys.readouterr().out
     monkeypatch.chdir(tmp_path)
     assert cli.main(["runs"]) == 2
+
+
+@pytest.mark.parametrize("width", [100, 120])
+def test_a_narrow_terminal_keeps_the_evaluation_and_why_a_run_failed(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    width: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("outputs").mkdir()
+    good = write_run(Path("outputs/support-bot-2026-11"), 60)
+    with (good / "metrics.jsonl").open("a") as lines:
+        lines.write('{"step": 60, "epoch": 1.0, "eval_loss": 0.0726, "eval_exact_match": 0.94}\n')
+    exit_status.write_exit_status(good, exit_status.ExitStatus(0, exit_status.DONE, 60))
+    failed = write_run(Path("outputs/support-bot-failed"), 60)
+    reason = "lora.target_modules: the model has no module qproj; did you mean q_proj?"
+    exit_status.write_exit_status(failed, exit_status.ExitStatus(2, reason, 0))
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert cli.main(["runs"]) == 0
+    lines_shown = capsys.readouterr().out.splitlines()
+    head, *rows, left_out = lines_shown
+    assert "EVALUATION" in head
+    assert "WHY" in head
+    assert "exact_match 0.94" in "\n".join(rows)
+    # The reason continues below itself.
+    of_why = " ".join(row[head.index("WHY") :].strip() for row in rows)
+    assert " ".join(of_why.split()) == reason
+    assert max(map(len, (head, *rows))) <= width
+    assert left_out.startswith("left out at this width: METHOD")
+    # Without a reason there is no such column.
+    shutil.rmtree(failed)
+    assert cli.main(["runs"]) == 0
+    assert "WHY" not in capsys.readouterr().out
+
+
+def test_it_shows_first_what_the_task_is_about(run_dir: Path) -> None:
+    run_view = watch.look_here(run_dir)
+    assert shown(run_view).splitlines()[1].startswith("loss ")
+    progress = {
+        "evaluation": {"step": 40, "eval_loss": 1.5, "eval_reward_std": 0.2, "eval_reward": 0.35},
+        "measures": {"reward": 0.25, "solved": 0.5},
+    }
+    by_reward = RunView("a", "running", "", "here", {"progress": progress})
+    assert shown(by_reward).splitlines()[1] == "reward 0.35 at step 40  in training: reward 0.25"
+    # Before the first evaluation there are the steps, and before the first step nothing.
+    progress["evaluation"] = {}
+    assert shown(by_reward).splitlines()[1] == "in training: reward 0.25"
+    nothing = RunView("a", "starting", "", "here", {"progress": {}})
+    assert shown(nothing).split() == ["a", "starting", "here"]
 
 
 def test_what_is_no_run_is_refused(

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from kubetune import errors
 from kubetune.base import jsonl
+from kubetune.config.metric_names import main_metric
 from kubetune.errors import EnvironmentFault
 from kubetune.library.listing import facts
 from kubetune.rundir import metrics
@@ -402,3 +403,23 @@ def test_a_list_of_runs_parses_only_the_lines_that_it_shows(
     assert (shown["step"], shown["loss"]) == (3000, expected["loss"])
     assert shown["evaluation"]["eval_loss"] > 0
     assert len(parsed) < 30
+
+
+@pytest.mark.parametrize(
+    ("names", "best_by", "main"),
+    [
+        ("loss perplexity token_accuracy", "eval_loss", "eval_loss"),
+        ("loss perplexity token_accuracy exact_match", "eval_loss", "eval_exact_match"),
+        ("loss perplexity exact_match rouge", "eval_rouge", "eval_rouge"),
+        ("loss accuracy f1_macro precision", "eval_loss", "eval_accuracy"),
+        ("loss accuracy f1_macro precision", "eval_f1_macro", "eval_f1_macro"),
+        ("loss mae pearson spearman", None, "eval_spearman"),
+        ("reward_std reward exact_match reward/graded", "eval_reward", "eval_reward"),
+        ("loss margin reward_chosen accuracy kl", "eval_loss", "eval_accuracy"),
+        ("loss/a.jsonl", "eval_loss", None),
+        ("", "eval_loss", None),
+    ],
+)
+def test_an_evaluation_is_about_one_metric(names: str, best_by: str, main: str | None) -> None:
+    evaluation = {"step": 3, **{f"eval_{name}": 0.5 for name in names.split()}}
+    assert main_metric(evaluation, best_by) == main

@@ -22,7 +22,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from kubetune.reporting import write_report
+from kubetune.reporting.cards import Card, headline
 from kubetune.reporting.numbers import NumbersReader, read_numbers
+from kubetune.reporting.reading import read_run
 from kubetune.rundir import metrics
 from kubetune.rundir.labels import read_labels
 from kubetune.rundir.machine import versions
@@ -429,6 +431,39 @@ def test_results_stand_side_by_side_with_their_intervals(client: TestClient) -> 
     text = client.get("/compare?dir=first&dir=second").text
     assert re.search(r'data-order="0.9">0.9 <small>95 %: 0.81–0.95</small>', text)
     assert "/compare?dir=first&amp;dir=second" in text
+
+
+def test_the_headline_says_how_sure_it_is_and_the_list_names_the_metric(tmp_path: Path) -> None:
+    run_dir = write_run(tmp_path / "a", 60)
+    settings = json.loads((run_dir / "resolved.json").read_text())
+    settings["training"] = {"metric_for_best_model": "eval_exact_match", "max_steps": 60}
+    settings["evaluation"] = {"generate": {"metric": "exact_match"}}
+    settings["data"]["eval"] = 0.1
+    (run_dir / "resolved.json").write_text(json.dumps(settings))
+    with (run_dir / metrics.METRICS).open("a") as lines:
+        lines.write('{"step": 60, "epoch": 0.06, "eval_loss": 0.0726, "eval_exact_match": 0.94}\n')
+    (run_dir / metrics.BASE).write_text(json.dumps({"metrics": {"eval_exact_match": 0.0}}))
+    line = {"metric": "exact_match", "before": 0.0, "after": 0.94, "before_interval": [0, 0.2],
+            "after_interval": [0.81, 0.95], "gained": 94, "lost": 0, "p_value": 1.01e-28,
+            "test": "McNemar"}  # fmt: skip
+    verdict = {"base": {"eval_exact_match": 0.0}, "best": {"eval_exact_match": 0.94}}
+    (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 60, "answers": [line]}))
+
+    def best_card() -> Card:
+        (card,) = [card for card in headline(read_run(run_dir)) if card.label.startswith("Best")]
+        return card
+
+    assert best_card().value == "0 → 0.94"
+    assert best_card().about == "before training → step 60, p = 1e-28"
+    with client_of(tmp_path) as client:
+        client.get("/", params={"token": TOKEN})
+        assert "0.94<small>exact match</small><small>loss 0.0726</small>" in client.get("/").text
+    # A test of another checkpoint, or of another metric, says nothing of this one.
+    (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 40, "answers": [line]}))
+    assert best_card().about == "before training → step 60"
+    other = {**line, "metric": "token_f1"}
+    (run_dir / metrics.VERDICT).write_text(json.dumps({**verdict, "step": 60, "answers": [other]}))
+    assert best_card().about == "before training → step 60"
 
 
 def test_the_best_value_of_a_column_is_marked_unless_tasks_differ(tmp_path: Path) -> None:

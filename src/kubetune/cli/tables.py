@@ -15,6 +15,7 @@ from kubetune.base.logs import scrub
 
 # Characters of a cell that continues below itself, at least.
 NARROWEST = 8
+NARROWEST_SENTENCE = 24
 GAP = "  "
 
 # Codes of a terminal's colours.
@@ -41,9 +42,14 @@ def print_table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
 
 def table(
-    head: Sequence[str], rows: Sequence[Sequence[object]], width: int | None = None
+    head: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    width: int | None = None,
+    sentences: str = "",
 ) -> Iterator[str]:
     """Yield the lines of a table, in `width` columns of a terminal where its words allow that.
+
+    `sentences`: name of the column of sentences, which continue below themselves before any other cell does.
 
     A row shorter than the head ends with a sentence, which may be as long as it likes.
     """
@@ -54,7 +60,7 @@ def table(
             cells.append("" if cell is None else str(cell))
         lines.append(cells)
 
-    widths = _widths(lines, width)
+    widths = _widths(lines, width, sentences)
     for line in lines:
         # Each cell is a list of lines, which lie below each other:
         #     ["support-", "bot"], ["done"]   →   support-  done
@@ -76,18 +82,21 @@ def table(
 class _Column:
     """A column of a table, while its width is chosen."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, has_sentences: bool) -> None:
+        self.has_sentences = has_sentences
         self.least = max(len(name), NARROWEST)  # characters: the head stays whole
+        if has_sentences:
+            self.least = NARROWEST_SENTENCE
         self.lengths: list[int] = []  # of its cells
         self.width = 0
 
-    def cost(self) -> tuple[int, int]:
+    def cost(self) -> tuple[bool, int, int]:
         """Return how many cells would not fit if it were narrower by one. Of equals, the widest column is first."""
         folded = sum(length >= self.width for length in self.lengths)
-        return folded, -self.width
+        return not self.has_sentences, folded, -self.width
 
 
-def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
+def _widths(lines: Sequence[Sequence[str]], width: int | None, sentences: str) -> list[int]:
     """Return the width of each column. The first line is the head.
 
     Where they are wider than `width` together, the column is narrowed, character by character, in which the
@@ -95,7 +104,7 @@ def _widths(lines: Sequence[Sequence[str]], width: int | None) -> list[int]:
     """
     columns = []
     for name in lines[0]:
-        columns.append(_Column(name))
+        columns.append(_Column(name, has_sentences=name == sentences))
     for line in lines:
         # The last cell of a short row is a sentence, which gives its column no width.
         cells = line

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
@@ -57,6 +58,29 @@ SECONDS_OF_PARTS: Final = ("sync_seconds", "generate_seconds", "reward_seconds",
 EXPERT_MEASURES: Final = (
     "expert_load_max", "expert_load_cv", "experts_unused", "dropped_tokens", "router_aux_loss", "router_z_loss"
 )  # fmt: skip
+
+
+# What an evaluation is about, where it has it: reward, then answers and classes that are right, then numbers that are close.
+_ABOUT: Final = ("reward", "accuracy", "f1_macro", "f1_micro", "spearman", "pearson", "mae")
+# Metrics that only explain others.
+_BESIDES: Final = (*LANGUAGE_METRICS, "eval_reward_std", "eval_unjudged", "eval_kl", "eval_margin")
+
+
+def main_metric(evaluation: Mapping[str, Any], best_by: str | None = None) -> str | None:
+    """Return the metric of an evaluation that says best what its task is about; None for one without metrics.
+
+    `best_by`: `metric_for_best_model`; its user's choice wins, unless that is the loss, which all tasks have.
+    """
+    if best_by in evaluation and best_by != "eval_loss":
+        return best_by
+    for name in _ABOUT:
+        if f"eval_{name}" in evaluation:
+            return f"eval_{name}"
+    # Metrics of answers, such as exact_match, have any name.
+    for name in evaluation:
+        if name.startswith("eval_") and name not in _BESIDES and "/" not in name:
+            return name
+    return "eval_loss" if "eval_loss" in evaluation else None
 
 
 def full_name(metric: Any) -> Any:

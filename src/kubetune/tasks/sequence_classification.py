@@ -63,6 +63,7 @@ class SequenceClassification(Task):
 
     auto_class = "AutoModelForSequenceClassification"
     pipeline = "text-classification"
+    step_metrics: tuple[str, ...] = ("accuracy",)
 
     def build(
         self,
@@ -152,11 +153,14 @@ class SequenceClassification(Task):
         batch: Batch,
         scale: float,
     ) -> Tensor:
-        """Add the gradient of one micro-batch to the parameters; return its loss, detached."""
+        """Add the gradient of one micro-batch to the parameters; return loss and accuracy, scaled, detached."""
         with running(learner, batch):
-            value = summed_loss(learner, batch, scale)
+            # Behind the rows may be a sequence without one, which keeps a rank without work in step.
+            outputs = logits(learner, batch)[: len(batch.labels)]
+            value = summed_loss(learner, batch, outputs, scale)
             learner.routing.backward(value, scale)
-        return value.detach()
+        right = _right(learner, batch, outputs.detach())
+        return torch.stack([value.detach(), right * scale])
 
     @torch.no_grad()
     def evaluate(self, learner: Learner, batch: Batch) -> Any:
@@ -241,6 +245,7 @@ def logits(learner: Learner, batch: Batch) -> Tensor:
 def summed_loss(
     learner: Learner,
     batch: Batch,
+    outputs: Tensor,  # [sequences, outputs] logits
     scale: float,
 ) -> Tensor:
     """Return `scale × Σ loss` over the sequences of one micro-batch."""
@@ -250,9 +255,6 @@ def summed_loss(
     #     several labels     mean over the classes of -log σ(±z)        z = (2, 0), labels (1, 0): (0.127 + 0.693) / 2
     #     a number           (z - y)²                                   z = 2, y = 1.5: 0.25
     #
-    # Behind the rows may be a sequence without one, which keeps a rank without work in step.
-    outputs = logits(learner, batch)[: len(batch.labels)]
-
     problem_type = _labels(learner).problem_type
     if problem_type == "single_label_classification":
         return scale * F.cross_entropy(outputs, batch.labels[:, 0].long(), reduction="sum")
@@ -262,6 +264,16 @@ def summed_loss(
         return scale * losses.mean(1).sum()
 
     return scale * F.mse_loss(outputs, batch.labels, reduction="sum")
+
+
+def _right(learner: Learner, batch: Batch, outputs: Tensor) -> Tensor:
+    """Return how many rows have the right label, or all the right labels; NaN where labels are numbers to predict."""
+    problem_type = _labels(learner).problem_type
+    if problem_type == "single_label_classification":
+        return (outputs.argmax(1) == batch.labels[:, 0]).sum().to(outputs)
+    if problem_type == "multi_label_classification":
+        return ((outputs > 0) == (batch.labels > 0.5)).all(1).sum().to(outputs)
+    return outputs.new_full((), float("nan"))
 
 
 def join(parts: Sequence[Outputs]) -> Outputs:

@@ -275,7 +275,8 @@ def _besides_loss(measured: Mapping[str, float]) -> str:
     # Of dozens of measures, those that tell at a glance whether a run goes well.
     text = ""
     for name in (*TELLING, "completion_length", "expert_load_max"):
-        if name in measured:
+        # NaN is what this step does not measure.
+        if name in measured and not math.isnan(measured[name]):
             text += f" {name} {measured[name]:.3g}"
     return text
 

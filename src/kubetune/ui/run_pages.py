@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.base.humanize import brief
+from kubetune.base.humanize import duration
+from kubetune.config.metric_names import main_metric
 from kubetune.errors import GATE, OK, ConfigError, KubetuneError
 from kubetune.library.listing import ARCHIVED, SORTS, in_order, is_like, metric_names, value_of
 from kubetune.reporting.page import page_of
@@ -22,6 +23,19 @@ from kubetune.ui.commands import launchers
 from kubetune.ui.site import Site, page, run_of, runs_of, site_of
 
 MOST_COMPARED = 12
+
+
+def _row(site: Site, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the table shows of a run."""
+    run_dir = Path(run["path"])
+    return {
+        **run,
+        "main": main_metric(run["evaluation"] or {}, run["metric"]),
+        "left": duration(run["seconds_left"]),
+        # The form changes labels that were given here, not the tags for trackers.
+        "labels": read_labels(run_dir),
+        "sweep": site.records.sweep_of(run_dir),
+    }
 
 
 def all_runs(request: Request) -> Response:
@@ -42,12 +56,7 @@ def all_runs(request: Request) -> Response:
     # A metric that only filtered out runs have sorts nothing.
     if any(value_of(run, sort) is not None for run in shown):
         shown = in_order(shown, sort, reverse=descends)
-    rows = []
-    for run in shown:
-        # The form changes labels that were given here, not the tags for trackers.
-        labels = read_labels(Path(run["path"]))
-        sweep = site.records.sweep_of(Path(run["path"]))
-        rows.append({**run, "left": brief(run["seconds_left"]), "labels": labels, "sweep": sweep})
+    rows = [_row(site, run) for run in shown]
     listed = [run for run in runs if not run["archived"]]
     states = sorted({run["state"] for run in listed})
     if len(listed) < len(runs):
@@ -116,7 +125,7 @@ def one_run(request: Request) -> Response:
         "rollouts_link": address(site, run_dir, path="/rollouts"),
         "now": status,
         "progress": progress,
-        "left": brief(progress["seconds_left"]),
+        "left": duration(progress["seconds_left"]),
         "can_stop": is_running_here,
         "can_continue": can_continue,
         "stop_words": stop_words,

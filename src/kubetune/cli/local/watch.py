@@ -129,13 +129,15 @@ def follow(run_view: RunView, look: Callable[[], RunView], console: Console) -> 
 
 def look_here(run_dir: Path) -> RunView:
     """Return the state of a run of this machine. Raise ConfigError where the folder is no run directory."""
-    name = read_config(run_dir).name or run_dir.absolute().name
+    config = read_config(run_dir)
+    name = config.name or run_dir.absolute().name
     status = read_status(run_dir)
     progress = status["progress"]
     state, why = state_of(
         progress["exit_status"], status["ranks"], progress["launched"], progress["waits_for"]
     )
-    return RunView(name, state, why, "on this machine", status)
+    best_by = config.training.metric_for_best_model
+    return RunView(name, state, why, "on this machine", status, best_by)
 
 
 def look_there(cluster: Any, spec: Any) -> RunView:

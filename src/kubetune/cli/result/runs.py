@@ -13,14 +13,26 @@ from typing import Any
 from kubetune.base.humanize import ago, visible
 from kubetune.base.logs import scrub
 from kubetune.cli.json_answers import Answer, add_json, prints_json
-from kubetune.cli.tables import BLUE, GAP, GREEN, PURPLE, RED, YELLOW, coloured, print_table, table
+from kubetune.cli.tables import (
+    BLUE,
+    GAP,
+    GREEN,
+    NARROWEST_SENTENCE,
+    PURPLE,
+    RED,
+    YELLOW,
+    coloured,
+    print_table,
+    table,
+)
+from kubetune.config.metric_names import main_metric
 from kubetune.errors import ConfigError
 from kubetune.library.listing import facts, find_runs, in_order, is_like
 
 _HEAD = ("RUN", "STATE", "STEP", "LOSS", "EVALUATION", "MODEL", "METHOD", "STARTED", "WHY")
 
-# Columns in the order in which they are left out of a narrow terminal.
-_LEAST_FIRST = ("METHOD", "WHY", "EVALUATION", "MODEL")
+# Columns in the order in which they are left out of a narrow terminal. Losses of two tasks cannot be compared.
+_LEAST_FIRST = ("METHOD", "MODEL", "LOSS", "STARTED", "EVALUATION", "WHY")
 # By state.
 _COLOURS = {
     "done": GREEN,
@@ -44,8 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to look (default outputs)",
     )
     parser.add_argument(
-        "--sort", default="started", metavar="KEY", help="started (default), path, state, step, loss, hours, price, or "
-        "a metric such as eval_loss; runs without it come last",
+        "--sort", default="started", metavar="KEY", help="started (default; the newest last, as kubectl sorts), path, "
+        "state, step, loss, hours, price, or a metric such as eval_loss; runs without it come last",
     )  # fmt: skip
     parser.add_argument("--reverse", action="store_true", help="the largest, or the latest, first")
     parser.add_argument(
@@ -102,15 +114,18 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
 
     # Columns that say least of a run go first. What is left may still fold at a very narrow terminal.
     head = list(_HEAD)
+    if not any(cells["WHY"] for cells in rows):
+        head.remove("WHY")
     width = shutil.get_terminal_size().columns
     left_out = []
     for name in _LEAST_FIRST:
         if sum(_width(rows, column) for column in head) - len(GAP) <= width:
             break
-        head.remove(name)
-        left_out.append(name)
+        if name in head:
+            head.remove(name)
+            left_out.append(name)
 
-    lines = table(head, [[cells[name] for name in head] for cells in rows], width)
+    lines = table(head, [[cells[name] for name in head] for cells in rows], width, "WHY")
     for line in lines:
         print(_coloured(visible(scrub(line))))
     if left_out:
@@ -120,6 +135,8 @@ def _print(runs: Sequence[dict[str, Any]]) -> None:
 def _width(rows: Sequence[Mapping[str, str]], name: str) -> int:
     """Return the characters that a column takes with the gap behind it."""
     longest = max(len(cells[name]) for cells in rows)
+    if name == "WHY":
+        longest = min(longest, NARROWEST_SENTENCE)
     return max(longest, len(name)) + len(GAP)
 
 
@@ -159,16 +176,8 @@ def _row(run_facts: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _evaluation(evaluation: dict[str, Any], best_by: str | None) -> str:
-    """Return the loss, and the metric that the best checkpoint is chosen by; without that, the first other one."""
-    others = [name for name in evaluation if name.startswith("eval_") and name != "eval_loss"]
-    names = ["eval_loss"]
-    if best_by in others:
-        names.append(best_by)
-    else:
-        names += others[:1]
-    # A run whose best checkpoint is chosen by the loss shows its first other metric.
-    texts = []
-    for name in names:
-        if name in evaluation:
-            texts.append(f"{name} {evaluation[name]:.4g}")
-    return ", ".join(texts)
+    """Return the metric that the run is about, by its name, as two runs may have different ones."""
+    name = main_metric(evaluation, best_by)
+    if name is None:
+        return ""
+    return f"{name.removeprefix('eval_')} {evaluation[name]:.4g}"
