@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,7 @@ def test_a_pipe_is_told_what_a_start_does(run_dir: Path, monkeypatch: pytest.Mon
     log = run_dir / "logs" / "rank-0.log"
     out = Listener("kubetune: still preparing data, ")
     monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(reminders, "_SIGN_SECONDS", 0.0)
+    monkeypatch.setattr(reminders, "SIGN_SECONDS", 0.0)
     with start_signs.shown(run_dir):
         with log.open("a") as file:
             file.write("10:01 [STEP] preparing data\n")
@@ -75,6 +77,55 @@ def test_the_first_step_ends_the_signs(run_dir: Path, monkeypatch: pytest.Monkey
         assert ended.wait(SECONDS), "steps have a bar or lines of their own"
 
 
+def note_phase(run_dir: Path, phase: str) -> None:
+    """Write the beat of a rank 0 that has come to a phase."""
+    beat = {"rank": 0, "phase": phase, "waiting": False, "step": 0, "alone": False}
+    later = time.time() + SECONDS
+    note = json.dumps({**beat, "since": later, "time": later})
+    (run_dir / "logs" / "rank-0.beat.json").write_text(note)
+
+
+@pytest.mark.parametrize(
+    ("phase", "words"),
+    [
+        ("evaluation", "evaluating"),
+        ("reference", "running the reference model"),
+        ("generation", "drawing answers"),
+        ("micro-batch", "in a step"),
+    ],
+)
+def test_a_pipe_hears_of_everything_until_the_first_step(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, phase: str, words: str
+) -> None:
+    out = Listener(f"kubetune: still {words}, ")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(reminders, "SIGN_SECONDS", 0.0)
+    note_phase(run_dir, phase)
+    with start_signs.shown(run_dir):
+        assert out.heard.wait(SECONDS)
+
+
+def test_a_terminal_sees_the_bar_alone_once_there_is_one(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Listener("evaluating", is_terminal=True)
+    monkeypatch.setattr(sys, "stdout", out)
+    ended = threading.Event()
+    watch = start_signs._watch
+
+    def watched(*arguments: object) -> None:
+        watch(*arguments)  # type: ignore[arg-type]
+        ended.set()
+
+    monkeypatch.setattr(start_signs, "_watch", watched)
+    note_phase(run_dir, "evaluation")
+    with start_signs.shown(run_dir):
+        assert out.heard.wait(SECONDS)
+        note_phase(run_dir, "generation")
+        assert ended.wait(SECONDS)
+    assert "drawing" not in out.getvalue()
+
+
 def test_a_terminal_has_one_line_that_is_covered_in_the_end(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +144,7 @@ def test_a_terminal_has_one_line_that_is_covered_in_the_end(
 def test_a_verb_in_a_pipe_says_what_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
     err = Listener("… checking records 1,200, ")
     monkeypatch.setattr(sys, "stderr", err)
-    monkeypatch.setattr(reminders, "_SIGN_SECONDS", 0.001)
+    monkeypatch.setattr(reminders, "SIGN_SECONDS", 0.001)
     with busy("loading the tokenizer") as work:
         work.count("checking records", None, 1_200)
         assert err.heard.wait(SECONDS)

@@ -13,17 +13,10 @@ SECONDS = 60.0
 # The same for a process that only started the one that works, which reminds by itself unless it is stopped.
 PATIENT_SECONDS = 600.0
 
-# The same where somebody looks at a pipe: at first every two seconds, later less often.
-_SIGN_SECONDS = 2.0
-_MANY_SECONDS = 30.0
-_LATER_SECONDS = 10.0
+# The same where somebody looks at a pipe: less than two seconds, as a start of Python comes before the first.
+SIGN_SECONDS = 1.5
 
 OF_PREPARING = "the data have been in preparation for %s; where that tells nothing, look whether its process is stopped"
-
-
-def pause_after(seconds: float) -> float:
-    """Return the seconds until the next sign of life in a pipe, of work that has taken so many."""
-    return _SIGN_SECONDS if seconds < _MANY_SECONDS else _LATER_SECONDS
 
 
 @contextmanager

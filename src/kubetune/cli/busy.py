@@ -1,6 +1,6 @@
 """Signs of life while something takes seconds: what is done, how far it is, and for how long.
 
-A terminal shows one line with a bar, a pipe gets a line every two seconds.
+A terminal shows one line with a bar, a pipe gets a line at least every two seconds.
 """
 
 from __future__ import annotations
@@ -59,12 +59,10 @@ class Busy:
         self._progress.update(self._task, total=total, completed=done, count=count)
 
     def print_signs(self, ended: threading.Event) -> None:
-        """Print a line now and then until the work has ended."""
+        """Print a line every so often until the work has ended."""
         began = time.monotonic()
-        pause = reminders.pause_after(0)
-        while not ended.wait(pause):
+        while not ended.wait(reminders.SIGN_SECONDS):
             seconds = time.monotonic() - began
-            pause = reminders.pause_after(seconds)
             count = f" {self._count}" if self._count else ""
             print(f"… {self._text}{count}, {seconds:.0f} s", file=sys.stderr, flush=True)
 

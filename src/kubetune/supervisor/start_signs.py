@@ -1,7 +1,7 @@
-"""Signs of life while a run starts: its ranks import libraries and load a model, and say nothing for seconds.
+"""Signs of life while a run starts: its ranks import libraries, load a model and measure it, and say nothing for seconds.
 
-On a terminal one short line is drawn over and over, in a pipe there is a line every two seconds. The first step ends
-both, as steps have a progress bar or lines of their own.
+On a terminal one short line is drawn over and over until the progress bar takes its place, in a pipe there is a line at
+least every two seconds until the first step is made.
 """
 
 from __future__ import annotations
@@ -20,8 +20,21 @@ from kubetune.rundir import heartbeat, metrics, waits
 # Silence after which something is said.
 _SILENT_SECONDS: Final = 1.5
 _POLL_SECONDS: Final = 0.25
-# Phases of a rank before it draws its progress bar (rundir/heartbeat).
-_STARTING: Final = ("joining", "rendezvous", "starting", "loading")
+# Phases of a rank before it draws its progress bar (rundir/heartbeat), and what they are called.
+_BEFORE_THE_BAR: Final = {
+    "joining": "joining",
+    "rendezvous": "joining the other ranks",
+    "starting": "starting",
+    "loading": "loading",
+    "reference": "running the reference model",
+    "compiling": "compiling",
+    "resuming": "reading the checkpoint",
+    "preflight of a save": "trying to save",
+    "preflight of a batch": "trying a batch",
+    "evaluation": "evaluating",
+}
+# The same of phases in the first step.
+_IN_A_STEP: Final = {"generation": "drawing answers", "reward": "judging answers"}
 # The rank's next line begins in the column where this one does, and must cover it: "2026-11-28 20:40:30 [STEP] …".
 _COLUMNS: Final = 26
 _FRAMES: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -44,6 +57,8 @@ def shown(run_dir: Path) -> Iterator[None]:
 
 class _Drawn:
     """One line of a terminal, which the next line of anybody covers."""
+
+    yields_to_bar = True
 
     def __init__(self) -> None:
         self._number = 0
@@ -69,7 +84,9 @@ class _Drawn:
 
 
 class _Printed:
-    """Lines of a pipe or a file."""
+    """Lines of a pipe or a file, which has no bar."""
+
+    yields_to_bar = False
 
     def __init__(self) -> None:
         self._next = 0.0  # seconds of silence at which the next line is due
@@ -77,7 +94,7 @@ class _Printed:
     def say(self, doing: str, seconds: float) -> None:
         """Print a line, where one is due."""
         if seconds >= self._next:
-            self._next = seconds + reminders.pause_after(seconds)
+            self._next = seconds + reminders.SIGN_SECONDS
             print(f"kubetune: still {doing}, {seconds:.0f} s", flush=True)
 
     def end(self) -> None:
@@ -102,7 +119,9 @@ def _watch(
     since = time.monotonic()
     while not ended.wait(_POLL_SECONDS):
         phase = _phase(run_dir, began)
-        if _size(run_dir / metrics.METRICS) != measured or phase not in ("", *_STARTING):
+        if _size(run_dir / metrics.METRICS) != measured:
+            break
+        if sign.yields_to_bar and phase not in ("", *_BEFORE_THE_BAR):
             break
         now = time.monotonic()
         if _size(log) != size:
@@ -127,7 +146,7 @@ def _phase(run_dir: Path, began: float) -> str:
 def _doing(log: Path, before: int, phase: str) -> str:
     """Return what the rank does: its phase, or the last step that it has logged behind `before`, a number of bytes."""
     if phase:
-        return phase
+        return _BEFORE_THE_BAR.get(phase) or _IN_A_STEP.get(phase, "in a step")
     doing = "starting"
     try:
         content = log.read_bytes()[before:]
