@@ -24,8 +24,9 @@ from kubetune.cli.prepare.init import TASKS
 from kubetune.cli.program import program
 from kubetune.cli.result import generate
 from kubetune.config.load import load_config
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.starting_values import starting_values
+from kubetune.data.inspect.proposal import propose
 
 MODEL = str(EMBEDDED / "model")
 
@@ -72,6 +73,19 @@ def test_a_table_of_questions_by_other_names(capsys: pytest.CaptureFixture[str])
     assert f"Next: {program()} plan run.yaml · {program()} train run.yaml" in output
     assert cli.main(["data", "check", "run.yaml"]) == 0
     assert "ready to train" in capsys.readouterr().out
+
+
+def test_a_prompt_with_a_solution_is_learned_unless_a_reward_is_asked_for(tmp_path: Path) -> None:
+    data = tmp_path / "sums.jsonl"
+    data.write_text(
+        "".join(f'{{"prompt": "{n} + 1?", "solution": "{n + 1}"}}\n' for n in range(40))
+    )
+    proposal = propose(SourceConfig(path=str(data)))
+    assert proposal.task.value == "causal_lm"
+    assert {key: choice.value for key, choice in proposal.columns.items()} == {
+        "completion": "solution"
+    }
+    assert propose(SourceConfig(path=str(data)), "grpo").columns == {}
 
 
 def test_labels_make_a_classifier() -> None:

@@ -372,6 +372,13 @@ def _columns_of(kind: RecordKind, seen: _Seen, source: SourceConfig) -> dict[str
 
     # Texts to write: the shape is known by its keys, or by other names of them.
     if _can_be_read(seen.records[0], "text"):
+        # {"prompt": …, "solution": …} is known, but as a prompt whose answers are rewarded.
+        names = _other_columns(("prompt", "completion"), by_name)
+        has_both = by_name["prompt"] and by_name["completion"]
+        if has_both and not _has_answer(seen.records[0], {}):
+            keys = {key: choice.value for key, choice in names.items()}
+            if _has_answer(seen.records[0], keys):
+                return images | names
         return images
     # Of images with a question, the label is the answer.
     if by_name["image"] and by_name["completion"] is None:
@@ -420,6 +427,15 @@ def _can_be_read(record: Record, kind: RecordKind) -> bool:
             detect(record.value)
         else:
             read(record.value, kind=kind)
+    except ValueError:
+        return False
+    return True
+
+
+def _has_answer(record: Record, columns: Mapping[str, str]) -> bool:
+    """True if a record can be learned from, with these names of columns."""
+    try:
+        read(record.value, columns=columns, kind="text")
     except ValueError:
         return False
     return True
