@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Self
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
-
 
 def is_wanted(rank: int) -> bool:
     """True if this rank draws a bar: only rank 0 does, and only on a terminal that can move its cursor."""
     # rich's `is_terminal` is not used: with FORCE_COLOR, which notebooks set, it is true of a pipe, and every update of
     # the bar would be one more line there.
-    return rank == 0 and sys.stdout.isatty() and not Console(file=sys.stdout).is_dumb_terminal
+    if rank != 0 or not sys.stdout.isatty():
+        return False
+    # A pipe needs no rich, which the process that prepares the data would wait for.
+    from rich.console import Console
+
+    return not Console(file=sys.stdout).is_dumb_terminal
 
 
 class Progress:
@@ -30,6 +31,10 @@ class Progress:
     """
 
     def __init__(self, total: int, start: int = 0, enabled: bool = True) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as RichProgress
+
         self._bar = RichProgress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
