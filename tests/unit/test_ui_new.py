@@ -263,6 +263,10 @@ def test_what_somebody_has_touched_is_left_alone(client: TestClient, tmp_path: P
     assert seen["suits"]["name"] == "few"
     assert "Evaluation data = 0.1, Batch size = 8" in seen["filled"]
     assert "Epochs" not in seen["filled"]
+    reviews = tmp_path / "films.tsv"
+    reviews.write_text("review\tverdict\n" + "a film\thappy\nno film\tunhappy\n" * 15)
+    seen = ask(client, "/new/look", values={"data.train": str(reviews)}, touched=[])
+    assert "Task = Classes for texts" in seen["filled"]
     # An empty field is a choice too: full fine-tuning, and nothing held out.
     chosen = {"lora": "", "data.eval": "", "task": "causal_lm"}
     full = ask(client, "/new/look", values={**values, **chosen}, touched=list(chosen))["suits"]

@@ -16,7 +16,7 @@ from kubetune.data.inspect.proposed_values import (
     proposed_values,
 )
 from kubetune.errors import KubetuneError
-from kubetune.ui.form.fields import LABELS
+from kubetune.ui.form.fields import LABELS, TASKS
 
 
 def suited_texts(
@@ -59,7 +59,8 @@ def filled_in(texts: Mapping[str, str], typed: Collection[str]) -> str:
         # A name shows what it is for, and how rows are read stands below the fields.
         is_shown = key == "name" or key.startswith("data.train.")
         if not is_shown and key not in typed and text != usual.get(key, ""):
-            pairs.append(f"{LABELS.get(key, key)} = {text or 'none'}")
+            shown = TASKS[text] if key == "task" else text
+            pairs.append(f"{LABELS.get(key, key)} = {shown or 'none'}")
     if not pairs:
         return ""
     return f"Filled in for these rows, until you change it: {', '.join(pairs)}"
