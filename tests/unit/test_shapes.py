@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,15 @@ import pytest
 
 from kubetune import errors
 from kubetune.cli import main
+from kubetune.config.schema import EvaluationConfig
 from kubetune.library.listing import facts
 from kubetune.reporting.page import page_of, write_report
 from kubetune.reporting.reading import read_run
 from kubetune.reporting.rendering import render
-from kubetune.rundir import checkpoints, metrics
+from kubetune.rundir import checkpoints, metrics, rollouts
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.status import read_status
+from kubetune.scoring import verdict
 from kubetune.ui.records import spark
 from tests import toy
 
@@ -69,6 +72,11 @@ FILES: dict[str, dict[str, Any]] = {
     "logs/rank-0.beat.json": {"rank": 0, "phase": "training", "step": 1, "waiting": False, "since": 1.0, "time": 2.0},
     "logs/node-0.waits.json": {"node": 0, "waits_for": "node 1", "since": 1.0, "time": 9e9},
 }  # fmt: skip
+FILES[metrics.BASE] = {"metrics": {"eval_loss": 2.0, "eval_exact_match": None}, "functions": "5f"}
+# The fixture writes them as a run does.
+STATE_FILE = f"checkpoints/step-000001/{checkpoints.STATE}"
+MANIFEST_FILE = f"checkpoints/step-000001/{checkpoints.MANIFEST}"
+WRITTEN = (metrics.PLAN, STATE_FILE, MANIFEST_FILE)
 LINES: dict[str, dict[str, Any]] = {
     metrics.METRICS: {
         "step": 1, "epoch": 0.5, "loss": 1.0, "learning_rate": 0.1, "grad_norm": 1.0, "samples": 2, "tokens": 9,
@@ -139,7 +147,7 @@ def test_the_whole_run_is_shown(run_dir: Path) -> None:
     assert look(run_dir) == []
 
 
-@pytest.mark.parametrize("name", [*FILES, *LINES])
+@pytest.mark.parametrize("name", [*FILES, *WRITTEN, *LINES])
 def test_no_value_of_another_type_ends_a_page(run_dir: Path, name: str) -> None:
     """Of the thousands of variants of a file some, by chance but always the same ones."""
     whole = (run_dir / name).read_text()
@@ -169,3 +177,40 @@ def test_the_page_names_the_file_and_the_place(
     assert "data.json is damaged (findings.0.severity: Field required)" in page
     assert "Curves" in page
     assert "Traceback" not in "".join(capsys.readouterr())
+
+
+def test_no_value_of_another_type_ends_what_goes_on_from_a_run(run_dir: Path) -> None:
+    """What a resumed run reads, too: its checkpoint, and how the model was before training."""
+    folder = checkpoints.folder_of(run_dir, 1)
+    wanted = EvaluationConfig()
+    for name in (STATE_FILE, MANIFEST_FILE, metrics.BASE):
+        whole = (run_dir / name).read_text()
+        variants = list(foreign(json.loads(whole)))
+        try:
+            for variant in random.Random(name).sample(variants, min(len(variants), 4 * N)):
+                (run_dir / name).write_text(json.dumps(variant))
+                checkpoints.verify(folder)
+                with suppress(errors.KubetuneError):
+                    state = checkpoints.load_state(folder)
+                    assert state.is_last(1, evaluates=True, patience=1) in (True, False)
+                    assert state.step + state.tokens + state.seconds + state.loss_scale >= 0
+                with suppress(errors.KubetuneError):
+                    verdict.conclude(wanted, run_dir, 1)
+        finally:
+            (run_dir / name).write_text(whole)
+
+
+def test_no_value_of_another_type_ends_a_page_of_answers(tmp_path: Path) -> None:
+    answer = {"text": "a", "rewards": {"r": 1.0}, "tokens": [1]}
+    line = {"made_by": "9f", "slot": 0, "row": 17, "text": "q", "prompt": [1], "answers": [answer]}
+    file = rollouts.file_of(tmp_path, 1)
+    file.parent.mkdir()
+    read = 0
+    for variant in foreign(line):
+        content = json.dumps(variant) + "\n"
+        file.write_text(content)
+        found = rollouts.read_line(tmp_path, 1, (0, len(content)))
+        for shown in found["answers"] if found else ():
+            rollouts.weighted_sum(shown["rewards"], [("r", 0.5)])
+            read += 1
+    assert read

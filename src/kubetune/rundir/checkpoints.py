@@ -18,7 +18,7 @@ from typing import Any
 from kubetune import errors
 from kubetune.base import fault_injection, files, logs, whole_folder
 from kubetune.base.files import read_inside, require_inside
-from kubetune.rundir import metrics
+from kubetune.rundir import metrics, shapes
 
 STEP_FOLDER = re.compile(r"step-(\d{6,})")
 MANIFEST = "manifest.json"
@@ -246,7 +246,7 @@ def load_state(folder: Path) -> State:
 
     Raise ConfigError for keys of another version, EnvironmentFault for damage.
     """
-    facts = files.read_object(folder / STATE)
+    facts = shapes.read(folder / STATE)
     unknown = sorted(facts.keys() - State.__dataclass_fields__.keys())
     if unknown:
         raise errors.ConfigError(

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base.files import open_inside
+from kubetune.rundir.metrics import is_number
 
 FOLDER: Final = "rollouts"
 
@@ -83,7 +84,7 @@ def _is_answer(answer: Any) -> bool:
     rewards = answer.get("rewards")
     if not isinstance(rewards, dict):
         return False
-    return all(value is None or isinstance(value, int | float) for value in rewards.values())
+    return all(value is None or is_number(value) for value in rewards.values())
 
 
 def weighted_sum(

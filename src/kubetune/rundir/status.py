@@ -19,7 +19,7 @@ from kubetune.base.gpus import gpu_use
 from kubetune.base.humanize import duration
 from kubetune.config.metric_names import DRAWN_MEASURES, EXPERT_MEASURES, PREFERENCE_MEASURES
 from kubetune.errors import EnvironmentFault, only_followed
-from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics, waits
+from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics, shapes, waits
 from kubetune.rundir.checkpoints import STATE
 
 # Limits of what a view holds. On a cluster it comes over the network every few seconds.
@@ -280,7 +280,7 @@ def _cause(events: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
 def _plan(run_dir: Path) -> dict[str, Any]:
     """Return plan.json. Empty if it is missing or damaged, since the other files still tell something."""
     try:
-        return files.read_object(run_dir / metrics.PLAN)
+        return shapes.read(run_dir / metrics.PLAN)
     except (FileNotFoundError, EnvironmentFault):
         return {}
 

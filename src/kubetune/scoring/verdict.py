@@ -14,7 +14,7 @@ from kubetune.config.gate import Condition
 from kubetune.config.metric_names import TOLD_AT_THE_END, full_name
 from kubetune.config.schema.evaluation import how_answered
 from kubetune.data.prepared.histogram import bars
-from kubetune.rundir import metrics
+from kubetune.rundir import metrics, shapes
 from kubetune.scoring.comparison import (
     Answered,
     answers_file,
@@ -50,7 +50,7 @@ def conclude(
     # The base model's own metrics, where it was measured before the first step.
     base: dict[str, float] = {}
     if (run_dir / metrics.BASE).exists():
-        base = files.read_object(run_dir / metrics.BASE)["metrics"]
+        base = shapes.read(run_dir / metrics.BASE)["metrics"]
     facts: dict[str, Any] = {
         "step": step,
         "base": base,
@@ -132,7 +132,7 @@ def warn_of_changed_functions(wanted: EvaluationConfig, run_dir: Path) -> None:
     if wanted.metrics is None or not (run_dir / metrics.BASE).exists():
         return
     # The name of the file may stay while its content changes, so its digest is compared.
-    before = files.read_object(run_dir / metrics.BASE).get("functions")
+    before = shapes.read(run_dir / metrics.BASE).get("functions")
     if before is not None and {"functions": before} != functions_of(wanted):
         logs.EVAL.warning(
             "%s has changed since it measured the model before training: what %s says before and after the change does "

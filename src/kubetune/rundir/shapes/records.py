@@ -227,6 +227,45 @@ class _Experts(TypedDict, total=False):
 
 
 @with_config(_STRICT)
+class _Plan(TypedDict, total=False):
+    num_steps: Count
+
+
+@with_config(_STRICT)
+class _BaseEvaluation(TypedDict, total=False):
+    # A metric of a model that has not learned yet may be infinite.
+    metrics: Required[dict[str, float | None]]
+    functions: str
+
+
+@with_config(_STRICT)
+class _Tracking(TypedDict, total=False):
+    uri: Required[str]
+    run_id: str
+    claim: str
+
+
+@with_config(_STRICT)
+class _State(TypedDict, total=False):
+    step: Required[Count]
+    samples: Count
+    tokens: Count
+    trained_tokens: Count
+    seconds: Number
+    saved_step: Count
+    evaluated_step: Count
+    best_step: Count | None
+    best_value: float | None
+    evaluations_without_improvement: Count
+    steps_above_threshold: Count
+    loss_scale: Number
+    steps_since_overflow: Count
+    data_fingerprint: str
+    global_batch_size: Count
+    global_batch_tokens: Count | None
+
+
+@with_config(_STRICT)
 class _Hang(TypedDict, total=False):
     rank: Count
     phase: str
@@ -281,6 +320,10 @@ _FILES: Final[dict[str, TypeAdapter[Any]]] = {
     "report.json": TypeAdapter(_Report),
     "experts.json": TypeAdapter(_Experts),
     "hang.json": TypeAdapter(_Hang),
+    "plan.json": TypeAdapter(_Plan),
+    "base_evaluation.json": TypeAdapter(_BaseEvaluation),
+    "tracking.json": TypeAdapter(_Tracking),
+    "state.json": TypeAdapter(_State),
 }
 _EVENT: Final = TypeAdapter(_Event)
 _LOAD: Final = TypeAdapter(_Load)
