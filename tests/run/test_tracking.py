@@ -25,13 +25,19 @@ import pytest
 from kubetune import errors, extras
 from kubetune.config.load import resolved
 from kubetune.config.metric_names import PREFERENCE_MEASURES
-from kubetune.config.schema.tracking import WandbConfig
+from kubetune.config.schema.tracking import MlflowConfig, WandbConfig
 from kubetune.rundir import tracker_queue, wandb_tracker
-from kubetune.rundir.mlflow_tracker import find_store
+from kubetune.rundir.mlflow_tracker import MlflowSink, find_store
+from kubetune.rundir.tracker_queue import TrackedRun
 from kubetune.rundir.trackers import Tracker, open_tracker
 from tests import toy
 from tests.preferences import write_pairs
 from tests.toy import tracked_run
+
+# Of a source of data.
+COUNTS = (
+    "records", "rows", "overlong", "truncated", "no_label", "tokens", "trained_tokens", "longest",
+)  # fmt: skip
 
 pytestmark = [
     # Theirs: SQLAlchemy's of MLflow's models, protobuf's and numpy's of TensorBoard.
@@ -173,7 +179,7 @@ def send_and_find(run_dir: Path, uri: str, monkeypatch: pytest.MonkeyPatch) -> N
             "rows": 8,
             "tokens": 90,
             "trained_tokens": 20,
-            "sources": [{"path": "d.jsonl"}],
+            "sources": [{**dict.fromkeys(COUNTS, 1), "path": "d.jsonl"}],
         }
     }
     (run_dir / "data.json").write_text(json.dumps({"fingerprint": "f" * 64, "splits": splits}))
@@ -227,6 +233,39 @@ def test_trackers_have_the_measures_of_pairs(
     assert {f"{split}/{name}" for split in ("train", "eval") for name in names} <= scalars(
         run_dir / "tensorboard"
     ).keys()
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_start_killed_before_it_knew_the_id_leaves_no_run_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, empty_store: Path, damaged: bool
+) -> None:
+    """Killed when MLflow had made the run, and its id was not written yet. A claim of another form finds no run."""
+    from mlflow import MlflowClient
+
+    class Killed(BaseException):
+        pass
+
+    shutil.copytree(empty_store, tmp_path / "mlruns")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    uri = find_store(str(tmp_path / "mlruns"))[0]
+    client = MlflowClient(tracking_uri=uri)
+    settings = MlflowConfig(uri=str(tmp_path / "mlruns"))
+    run = TrackedRun("bot", tmp_path, "causal_lm", "full", "m", {"name": "bot"})
+    create = MlflowClient.create_run
+
+    def create_and_die(*arguments: Any, **more: Any) -> None:
+        create(*arguments, **more)
+        raise Killed
+
+    with monkeypatch.context() as patches, suppress(Killed):
+        patches.setattr(MlflowClient, "create_run", create_and_die)
+        MlflowSink(settings, run, None).begin()
+    assert len(runs(client)) == 1
+    if damaged:
+        (tmp_path / "tracking.json").write_text(json.dumps({"uri": uri, "claim": "' or '1'='1"}))
+    for _ in range(2):
+        MlflowSink(settings, run, None).begin()
+    assert len(runs(client)) == (2 if damaged else 1)
 
 
 @pytest.mark.slow
@@ -506,6 +545,7 @@ def test_trackio_holds_one_run_over_two_starts(tmp_path: Path) -> None:
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from tests.toy import tracked_run
+from kubetune.rundir.tracker_queue import TrackedRun
 from kubetune.rundir.trackers import open_tracker
 at = Path({str(tmp_path)!r})
 wanted = tracked_run(at, trackio={{"project": "bots", "dir": str(at / "trackio")}})

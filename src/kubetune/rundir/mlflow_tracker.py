@@ -10,19 +10,21 @@ import json
 import logging
 import os
 import platform
+import re
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune import errors
-from kubetune.base.files import read_object, write_atomic
+from kubetune.base.files import write_atomic
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import dotted_values
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema.tracking import MlflowConfig
-from kubetune.rundir import metrics
+from kubetune.rundir import metrics, shapes
 from kubetune.rundir.machine import git_commit
 from kubetune.rundir.tracker_queue import (
     SECONDS_FOR_FILES,
@@ -40,6 +42,9 @@ _PARAMS_PER_CALL = 100
 _NUMBERS_PER_CALL = 1000
 _LONGEST_DIGEST = 36
 _FILES: Final = (metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.REPORT, metrics.DATA)
+# The tag by which a start finds the run that an earlier one made, and was killed before it knew the id.
+_CLAIM: Final = "kubetune.claim"
+_CLAIM_FORM: Final = re.compile("[0-9a-f]{32}")
 _LIBRARIES: Final = ("torch", "transformers", "peft", "kubetune")
 
 
@@ -141,7 +146,7 @@ class MlflowSink(Sink):
         if not data.is_file():
             return
 
-        facts = read_object(data)
+        facts = shapes.read(data)
         inputs = []
         for split, stats in (facts.get("splits") or {}).items():
             sources = [scrub(str(source["path"])) for source in stats.get("sources", ())]
@@ -160,7 +165,7 @@ class MlflowSink(Sink):
 
             dataset = Dataset(
                 name=name,
-                digest=str(facts["fingerprint"])[:_LONGEST_DIGEST],
+                digest=str(facts.get("fingerprint", ""))[:_LONGEST_DIGEST],
                 source_type="local",
                 source=json.dumps({"uri": address}),
                 profile=json.dumps(counts),
@@ -187,21 +192,17 @@ class MlflowSink(Sink):
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
 
+        # A start that was killed may have registered it already.
+        versions = self._client.search_model_versions(f"run_id = '{self._run_id}'")
+        if any(version.name == name for version in versions):
+            return
         source = f"{self._client.get_run(self._run_id).info.artifact_uri}/model"
         model = self._client.create_model_version(name, source, self._run_id)
         _log.info("MLflow has the model as %s, version %s", name, model.version)
 
     def _continue(self, uri: str) -> str | None:
         """Set the MLflow run of an earlier start to running, and return its id. None if there is none to continue."""
-        path = self._run_dir / metrics.TRACKING
-        try:
-            known = read_object(path)
-        except FileNotFoundError:
-            return None
-        except errors.EnvironmentFault as error:
-            _log.warning("%s; a new run begins in MLflow", error)
-            return None
-
+        known = self._noted()
         # With another server in the config, or a damaged file, a new run begins.
         if known.get("uri") != uri or not isinstance(known.get("run_id"), str):
             return None
@@ -220,8 +221,7 @@ class MlflowSink(Sink):
             experiment_id = experiment.experiment_id
         else:
             experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
-        created = self._client.create_run(experiment_id, run_name=self._run.name)
-        run_id = created.info.run_id
+        run_id = self._claimed(experiment_id, uri)
 
         # MLflow limits the length of a setting and the number of them in a call.
         params = []
@@ -240,12 +240,37 @@ class MlflowSink(Sink):
         tags = [RunTag(key, scrub(text)) for key, text in texts.items()]
         self._client.log_batch(run_id, tags=tags)
 
-        # The next start finds the run by this file.
-        known = {"uri": uri, "run_id": run_id}
-        write_atomic(
-            self._run_dir / metrics.TRACKING, json.dumps(known) + "\n", within=self._run_dir
-        )
-        return str(run_id)
+        # The next start finds the run by its id.
+        self._note({"uri": uri, "run_id": run_id})
+        return run_id
+
+    def _claimed(self, experiment_id: str, uri: str) -> str:
+        """Return the id of a run with a tag that was noted here before: of a new one, or of a start killed meanwhile."""
+        known = self._noted()
+        claim = known.get("claim")
+        if known.get("uri") == uri and isinstance(claim, str) and _CLAIM_FORM.fullmatch(claim):
+            wanted = f"tags.`{_CLAIM}` = '{claim}'"
+            for run in self._client.search_runs([experiment_id], wanted, max_results=1):
+                return str(run.info.run_id)
+        claim = uuid.uuid4().hex
+        self._note({"uri": uri, "claim": claim})
+        tags = {_CLAIM: claim}
+        created = self._client.create_run(experiment_id, run_name=self._run.name, tags=tags)
+        return str(created.info.run_id)
+
+    def _note(self, known: dict[str, str]) -> None:
+        text = json.dumps(known) + "\n"
+        write_atomic(self._run_dir / metrics.TRACKING, text, within=self._run_dir)
+
+    def _noted(self) -> dict[str, Any]:
+        """Return what tracking.json holds. Empty if it is missing or damaged."""
+        try:
+            return shapes.read(self._run_dir / metrics.TRACKING)
+        except FileNotFoundError:
+            pass
+        except errors.EnvironmentFault as error:
+            _log.warning("%s; a new run begins in MLflow", error)
+        return {}
 
 
 def _tolerant(what: str, send: Callable[[], None]) -> Callable[[], None]:
