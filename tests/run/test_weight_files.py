@@ -1,8 +1,10 @@
-"""Adapters that anybody may have made: damaged, incomplete or foreign weights are refused in words, and answer nothing."""
+"""Weights that anybody may have made: damaged, incomplete or foreign weights are refused in words, and answer nothing."""
 
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import struct
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from kubetune import errors
+from kubetune.config.schema import ModelConfig
 from kubetune.models import loading
+from kubetune.models.spec import ModelSpec
 from kubetune.training.optimizer.shards import Buffers
 from tests import toy
 
@@ -109,3 +113,27 @@ def test_an_adapter_with_other_tensors_answers_nothing(base_folder: Path, adapte
         base = AutoModelForCausalLM.from_pretrained(base_folder)
         with pytest.raises(errors.ModelError, match=message):
             loading.with_adapter(base, adapter)
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_model_whose_weights_are_not_finite_answers_nothing(
+    base_folder: Path, tmp_path: Path, wrong: float, dtype: str
+) -> None:
+    """Of a base, and of a checkpoint that was trained whole."""
+    folder = tmp_path / "model"
+    shutil.copytree(base_folder, folder)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    last = max(tensors)
+    tensors[last].view(-1)[-1] = wrong
+    save_file(tensors, file, {"format": "pt"})
+    device = torch.device("cpu")
+    spec = ModelSpec(ModelConfig(path=str(folder), dtype=dtype))
+    message = f"{re.escape(last)} has numbers that are not finite"
+    with pytest.raises(errors.ModelError, match=message):
+        loading.load_pretrained(AutoModelForCausalLM, spec, device)
+    whole = ModelSpec(ModelConfig(path=str(base_folder), dtype=dtype))
+    loading.load_pretrained(AutoModelForCausalLM, whole, device)
+    with pytest.raises(errors.ModelError, match=message):
+        loading.load_trained(AutoModelForCausalLM, whole, folder, device)

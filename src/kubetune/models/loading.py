@@ -96,8 +96,8 @@ def load_pretrained(
     `code_from`: the model of the hub whose code a checkpoint runs, with its pin. `draw` gets the names of weights that
     the checkpoint lacks, and may draw them anew. `settings` go to `from_pretrained`.
 
-    Raise ModelError if the model is missing, gated, of another architecture, not in safetensors, or if its weights have
-    other shapes than its config.json asks for; only the head of a classifier may have.
+    Raise ModelError if the model is missing, gated, of another architecture, not in safetensors, or if its weights are
+    not finite or have other shapes than its config.json asks for; only the head of a classifier may have.
     """
     # What the files say is checked before transformers reads them.
     model = spec.model
@@ -131,15 +131,23 @@ def load_pretrained(
     _require_shapes(model, differences["mismatched_keys"], prefix)
     draw(loaded, _log_new_weights(differences, is_expected=classifies))
 
+    placed = _placed(loaded, device, quantised is not None)
+    if quantised is not None:
+        logs.MODEL.info("%s", quantization.describe(spec.quantization, arithmetic, device))
+    weight_files.require_finite(f"model {model.path}", placed.named_parameters())
+    return placed
+
+
+def _placed(loaded: Any, device: torch.device, is_quantised: bool) -> nn.Module:
+    """Return a model on its device, with no file left mapped that would be in memory a second time."""
     experts = [parameter for name, parameter in loaded.named_parameters() if is_expert(name)]
-    if quantised is not None or experts:
+    if is_quantised or experts:
         others = [weight for name, weight in loaded.named_parameters() if not is_expert(name)]
         # Stacks of experts come last. By then files that hold each expert alone are unmapped: never both in memory.
         let_go_of_files([*others, *experts])
-    if quantised is None:
+    if not is_quantised:
         return loaded.to(device)  # type: ignore[no-any-return]
     quantization.keep_layout(loaded)
-    logs.MODEL.info("%s", quantization.describe(spec.quantization, arithmetic, device))
     _warn_of_experts(experts)
     return loaded  # type: ignore[no-any-return]
 
@@ -230,7 +238,7 @@ def require_plain_adapter(folder: Path) -> None:
             "loaded."
         )
 
-    weight_files.require_finite(folder / "adapter_model.safetensors")
+    weight_files.require_finite_file(folder / "adapter_model.safetensors")
 
     # PEFT does what this file says, so it must say nothing unknown.
     facts = read_json(folder / "adapter_config.json")

@@ -5,16 +5,20 @@ A run directory, an adapter or a model may come from anybody, with a manifest th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from kubetune import errors
+from kubetune.base.files import StrPath
+
+_COMPARED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 @contextmanager
@@ -36,15 +40,27 @@ def read(path: Path) -> dict[str, Tensor]:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
 
 
-def require_finite(path: Path) -> None:
+def require_finite_file(path: Path) -> None:
     """Raise ModelError where a file is no whole one, or holds numbers that are not finite."""
     with opened(path) as file:
-        for name in file.keys():  # noqa: SIM118 - it is no mapping
-            if not torch.isfinite(file.get_tensor(name)).all():
-                raise errors.ModelError(
-                    f"{path}: {name} has numbers that are not finite, with which no answer means anything; choose "
-                    "another checkpoint. Nothing was loaded."
-                )
+        require_finite(path, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118 - it is no mapping
+
+
+def require_finite(origin: StrPath, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise ModelError where weights, each with its name, hold numbers that are not finite."""
+    for name, weight in weights:
+        if isinstance(weight, DTensor):
+            weight = weight.to_local()
+        # Those of another rank have no numbers here, and those of fewer bits none that torch compares.
+        if weight.is_meta or weight.dtype not in _COMPARED or weight.numel() == 0:
+            continue
+        # Lowest and highest are NaN if any number is. `isfinite` would take a byte for each number.
+        lowest, highest = torch.aminmax(weight.detach())
+        if not torch.isfinite(lowest) or not torch.isfinite(highest):
+            raise errors.ModelError(
+                f"{origin}: {name} has numbers that are not finite, with which no answer means anything; get the "
+                "weights again, or choose another checkpoint. Nothing was loaded."
+            )
 
 
 def require_same_names(folder: Path, missing: list[str], foreign: list[str]) -> None:
