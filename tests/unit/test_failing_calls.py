@@ -10,8 +10,10 @@ import io
 import os
 import select
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,41 @@ def test_the_doctor_tells_of_a_hub_that_fails(monkeypatch: pytest.MonkeyPatch, w
         assert finding.level == ("wrong" if way == "401" else "note")
         assert HUB_SAYS.get(way, "cannot be reached: ") in finding.result
         assert finding.remedy
+
+
+def test_the_doctor_keeps_the_token_from_where_a_hub_redirects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The other origin differs in its port alone."""
+    heard: dict[str, str | None] = {}
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard[self.path] = self.headers.get("Authorization")
+            is_moved = self.path.startswith("/api/")
+            self.send_response(307 if is_moved else 200)
+            self.send_header("Location", f"http://localhost:{other.server_port}/elsewhere")
+            self.end_headers()
+            if not is_moved:
+                self.wfile.write(b'{"name": "alice"}')
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+    token = "hf_" + "t" * 34
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub,
+        ThreadingHTTPServer(("127.0.0.1", 0), Hub) as other,
+    ):
+        for server in (hub, other):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        list(doctor._hub(argparse.Namespace(offline=False)))
+        hub.shutdown()
+        other.shutdown()
+    assert heard == {"/api/whoami-v2": f"Bearer {token}", "/elsewhere": None}
 
 
 @pytest.mark.parametrize(
