@@ -158,13 +158,21 @@ class Base:
     def lines(self) -> list[str]:
         """Return the line FROM, and before it what is to be done first."""
         if self.folder is not None:
-            return [f"FROM {str(self.folder).replace(str(Path.home()), '~')}"]
+            folder = str(self.folder).replace(str(Path.home()), "~")
+            # A line break in it would begin a command of its own.
+            if folder.isprintable():
+                return [f"FROM {folder}"]
         return [
-            f"# {BASE_GGUF} is to be the base, {self.name}, as GGUF. To make it from a folder of transformers:",
+            f"# {BASE_GGUF} is to be the base, {_on_a_line(self.name)}, as GGUF. To make it from a folder of transformers:",
             f"#     python llama.cpp/convert_hf_to_gguf.py FOLDER --outfile {BASE_GGUF}",
             "# Or write the name that the same model has in Ollama's library.",
             f"FROM ./{BASE_GGUF}",
         ]
+
+
+def _on_a_line(text: str) -> str:
+    """Return a text as it is, or with escapes if it has line breaks or the like."""
+    return text if text.isprintable() else ascii(text)
 
 
 def modelfile(
