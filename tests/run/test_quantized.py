@@ -126,7 +126,7 @@ def test_the_gradient_is_that_of_the_weights_the_codes_stand_for(
     learner.model.train()
 
     def gradient() -> tuple[float, dict[str, torch.Tensor]]:
-        loss = sum(float(module.backward(learner, batch, 1.0)) for batch in batches)
+        loss = sum(float(module.backward(learner, batch, 1.0).view(-1)[0]) for batch in batches)
         return loss, take_gradients(learner.model)
 
     loss, gradients = gradient()
