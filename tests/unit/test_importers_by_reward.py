@@ -223,7 +223,7 @@ def test_servers_that_draw_are_carried_with_the_correction(case: str, tmp_path: 
     [
         ({"use_peft: true\n": ""}, "stock vLLM servers take adapters"),
         ({"use_peft: true": "use_peft: true\nuse_dora: true"}, "no adapter with lora.use_dora"),
-        ({"port: 8001": "host: $HOST"}, "holds a variable"),
+        ({"port: 8001": "host: $HOST"}, "depends on vllm_server_host"),
         ({"mode: server": "mode: colocate"}, "the model draws its answers itself"),
     ],
 )

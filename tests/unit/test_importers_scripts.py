@@ -258,3 +258,69 @@ def test_limits_of_images_say_that_the_model_sees(tmp_path: Path) -> None:
         or "images: true" in import_config(file).text
     )
     assert not any("nothing here says that the model sees" in text for text in notes)
+
+
+# Options of a script with values that only a running shell knows, and the settings that no default may stand for then.
+OPEN = {
+    "--max_length ${M[$K]}": "max_length",
+    "--warmup_steps $(cat steps) --warmup_ratio 0.1": "warmup",
+    "--warmup_ratio ${W%%.*}": "warmup",
+    "--per_device_train_batch_size ${B[0]}": "gradient_accumulation_steps",
+    "--gradient_accumulation_steps $(nproc | head -1)": "gradient_accumulation_steps",
+    "--save_steps `cat steps`": "save_steps",
+    "--max_epochs $(cat epochs) --num_train_epochs ${E[$K]}": "num_train_epochs",
+    "--learning_rate $(cat rate) --lr_scheduler_type constant": "learning_rate",
+    "--report_to ${T[$K]}": "tracking",
+    "--deepspeed ${Z[$K]}": "parallelism",
+    "--loss_scale ${!L}": "train_on",
+    "--target_modules ${T[@]}": "target_modules",
+}
+
+
+@pytest.mark.parametrize("options", OPEN)
+def test_a_value_that_only_a_shell_knows_costs_its_own_key(options: str, tmp_path: Path) -> None:
+    call = (
+        "swift sft --model a/b --dataset org/chats --use_hf true --tuner_type lora --lora_rank 4 "
+    )
+    text, notes = dropped(tmp_path / "a.sh", call + options)
+    keys = {word.removeprefix("--") for word in options.split() if word.startswith("--")}
+    assert notes.keys() == keys - {"lr_scheduler_type"}
+    settings = text.split("Not carried over")[0]
+    assert "r: 4" in settings
+    assert OPEN[options] not in settings
+
+
+def test_a_key_that_depends_on_an_unknown_one_is_dropped_with_it(tmp_path: Path) -> None:
+    coefficient = "actor_rollout_ref.actor.kl_loss_coef"
+    switch = "actor_rollout_ref.actor.use_kl_loss"
+    text, notes = dropped(
+        tmp_path / "a.sh",
+        f"{VERL} {switch}=True {coefficient}=$(cat coefficient) data.train_batch_size=${{B[$K]}}",
+    )
+    assert notes[switch] == f"depends on {coefficient}, whose value only a running shell knows"
+    assert "only a running shell knows" in notes[coefficient]
+    settings = text.split("Not carried over")[0]
+    assert "beta:" not in settings
+    assert "batch_size" not in settings
+
+
+def test_prompts_of_a_step_are_not_counted_from_an_unknown_number(tmp_path: Path) -> None:
+    call = (
+        "swift rlhf --rlhf_type grpo --model a/b --dataset org/chats --use_hf true --reward_funcs "
+    )
+    options = " --per_device_train_batch_size ${B[$K]} --gradient_accumulation_steps 4"
+    text, notes = dropped(tmp_path / "a.sh", f"{call}accuracy{options}")
+    assert "set training.global_batch_size" in notes["gradient_accumulation_steps"]
+    assert "batch_size:" not in text.split("Not carried over")[0]
+    (tmp_path / "b.sh").write_text(f"{call}$(cat rewards)")
+    with pytest.raises(ConfigError, match=r"b\.sh:1: reward_funcs: .* only a running shell knows"):
+        import_config(tmp_path / "b.sh")
+
+
+def test_the_loss_of_routers_that_do_not_learn_is_dropped(tmp_path: Path) -> None:
+    call = "megatron sft --model a/b --dataset org/chats --use_hf true --lr 1e-4 --moe_aux_loss_coeff 1e-3"
+    text, notes = dropped(tmp_path / "a.sh", f"{call} --tuner_type lora")
+    assert notes.keys() == {"moe_aux_loss_coeff"}
+    assert "router" not in text.split("Not carried over")[0]
+    text, notes = dropped(tmp_path / "a.sh", f"{call} --tuner_type full")
+    assert ("router_aux_loss_coef: 0.001" in text, notes) == (True, {})

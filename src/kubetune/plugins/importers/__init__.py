@@ -20,7 +20,15 @@ from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import kinds
-from kubetune.plugins.importers.engine import WRONG_KINDS, Draft, Note, Tool, convert, is_empty
+from kubetune.plugins.importers.engine import (
+    WRONG_KINDS,
+    Draft,
+    Note,
+    Tool,
+    convert,
+    is_empty,
+    unknown_values,
+)
 from kubetune.plugins.importers.foreign import Foreign, flattened, read_foreign
 from kubetune.plugins.importers.settle import settle
 from kubetune.plugins.importers.writing import comment, inline, run_file
@@ -82,7 +90,8 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     theirs = foreign.settings
     if isinstance(theirs.get(tool.merged), dict):
         theirs = {**theirs[tool.merged], **theirs}
-    draft = Draft(tool, theirs, foreign.lines, str(path), foreign.command, foreign.variables)
+    unknown = unknown_values(theirs, foreign.variables)
+    draft = Draft(tool, theirs, foreign.lines, str(path), foreign.command, unknown)
     # verl's command has the name of another method; the file says that it is GRPO.
     kinds.require_known_kind(draft, is_named=foreign.peer == "verl")
     try:
@@ -134,9 +143,10 @@ def _require_model_and_data(draft: Draft) -> None:
         return
     # `model: $MODEL` in a script that does not set it names one, but not to us.
     problems = []
-    for note in draft.notes:
-        if note.kind == "dropped" and (" holds $" in note.text or note.key in draft.variables):
-            problems.append(f"{draft.path}:{note.line}: {note.key}: {note.text}.")
+    for path in wanted:
+        key = draft.undecided.get(path)
+        if key is not None and not draft.has(path):
+            problems.append(f"{draft.path}:{draft.lines.get(key, 1)}: {key}: {draft.unknown[key]}.")
     keys = ", ".join(list(draft.theirs)[:8])
     raise ConfigError(
         problems

@@ -27,7 +27,7 @@ from kubetune.plugins.importers.engine import (
     only_with,
     unneeded,
 )
-from kubetune.plugins.importers.shared import NO_EFFECT, loss, numbers
+from kubetune.plugins.importers.shared import NO_EFFECT, STEP, loss, numbers
 
 _LOSSES: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 _NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"
@@ -91,6 +91,8 @@ def finish(draft: Draft, key: str) -> None:
 
     `key`: names the kind of learning.
     """
+    if "reward_funcs" in draft.unknown:
+        draft.refuse("reward_funcs", draft.unknown["reward_funcs"])
     if not draft.has("rewards"):
         draft.refuse(
             key if key in draft.theirs else next(iter(draft.theirs)),
@@ -172,6 +174,10 @@ def _reward(draft: Draft, name: str) -> dict[str, Any] | str:
 def _batches(draft: Draft) -> None:
     """Write a step's prompts in place of its answers, which the tools count."""
     path = "training.gradient_accumulation_steps"
+    if not draft.undecided.keys().isdisjoint((*STEP, "grpo.num_generations")):
+        why = "prompts of a step are counted here, and a part of their number is not known; set training.global_batch_size"
+        draft.withdraw(path, why)
+        return
     size, accumulated, world = _step(draft)
     generations = draft.ours("grpo.num_generations", GrpoConfig().num_generations)
     answers = size * accumulated * world

@@ -46,8 +46,8 @@ Step = Callable[["Draft"], None]
 
 # Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name.
 WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
-# $NAME, $1, ${NAME} or $(command): only a shell knows the value.
-_VARIABLE = re.compile(r"\$(\w+)|\$\{([\w.]+)\}|\$[@*#({]")
+# $NAME, $1, ${NAME}, ${NAME[0]}, ${NAME%.*} or $(command): only a shell knows the value.
+_VARIABLE = re.compile(r"\$(\w+)|\$\{([\w.]+)\}|\$\{\W?([\w.]*)|\$[@*#(]")
 
 
 @dataclass(frozen=True)
@@ -190,9 +190,9 @@ class Draft:
     lines: Mapping[str, int] = field(default_factory=dict)
     path: str = ""  # of their file
     command: str | None = None  # of a script, such as `sft` or `pt`
-    variables: Mapping[str, str] = field(
+    unknown: Mapping[str, str] = field(
         default_factory=dict
-    )  # of a script: why values are not certain
+    )  # keys whose value only a shell knows: why
     place: str = ""  # of a section, such as `datasets[0].`, before each of its keys
     settings: dict[str, Any] = field(default_factory=dict)  # by path, with dots
     comments: dict[str, str] = field(default_factory=dict)  # beside a setting
@@ -200,9 +200,12 @@ class Draft:
     notes: list[Note] = field(default_factory=list)
     taken: set[str] = field(default_factory=set)  # keys that need no row any more
     at: str = ""  # the key that was taken last
-    undecided: set[str] = field(
-        default_factory=set
-    )  # paths of ours whose keys have values that are not known
+    undecided: dict[str, str] = field(
+        default_factory=dict
+    )  # our paths that wait for the value of such a key
+    missed: list[str] = field(
+        default_factory=list
+    )  # keys of `unknown` that the present row asked for
 
     def take(self, key: str) -> Any:
         """Return the value of a key that the caller deals with, or None where it is missing or empty."""
@@ -211,7 +214,10 @@ class Draft:
         return self.get(key)
 
     def get(self, key: str) -> Any:
-        """Return the value of a key that another rule deals with, or None where it is missing or empty."""
+        """Return the value of a key that another rule deals with, or None where it is missing, empty or not known."""
+        if key in self.unknown:
+            self.missed.append(key)
+            return None
         value = self.theirs.get(key)
         return None if is_empty(value) else as_flag(value)
 
@@ -233,12 +239,10 @@ class Draft:
         if outcome.kind in ("dropped", "unneeded"):
             self.note(outcome.kind, key, outcome.text)
             return
-        written = inline(outcome.value)
-        reason = self._unknown(key, written)
-        if reason:
-            self.undecided.add(path)
-            self.drop(key, reason)
+        if key in self.unknown:
+            self.leave_open(key, path, self.unknown[key])
             return
+        written = inline(outcome.value)
         # Two keys for one setting: the tool would take one, and nobody can tell which was meant.
         earlier = self.origin(path)
         if earlier not in (None, key) and inline(self.ours(path)) != written:
@@ -258,24 +262,6 @@ class Draft:
         elif outcome.text:
             text = outcome.text
         self.note(outcome.kind, key, text + _remark(path, outcome.value))
-
-    def _unknown(self, key: str, written: str = "") -> str:
-        """Return why the value of a key is not known, as a script leaves it to its shell; empty where it is known."""
-        # A source is written as a whole, so a variable within it is seen at its place. The rule of batches knows divisions.
-        theirs = inline(self.theirs.get(key))
-        if self.place or "$(expr " in theirs:
-            return ""
-        variable = _VARIABLE.search(written) or _VARIABLE.search(theirs)
-        if variable is None:
-            return ""
-        reason = self.variables.get(variable[1] or variable[2], "the file does not set")
-        if self._is_of_branches(key):
-            return f"{reason}; put its value there"
-        return f"{variable.string} holds {variable[0]}, which {reason}; put its value there"
-
-    def _is_of_branches(self, key: str) -> bool:
-        """Return True for an option that only some branches of a script give."""
-        return self.theirs.get(key) == f"${{{key}}}"
 
     def carry(self, key: str, path: str, value: Any, text: str = "") -> None:
         """Write down that our setting means the same."""
@@ -339,24 +325,42 @@ class Draft:
             value = self.theirs.get(key)
             # An empty list in a source is a choice, as in `roles_to_train: []`.
             is_silent = is_empty(value) and not (self.place and value == [])
-            if key in self.taken or is_silent:
+            is_open = key in self.unknown and all(note.key != key for note in self.notes)
+            if is_silent or (key in self.taken and not is_open):
                 continue
             row = table.get(key) or _row_without_table(key, unknown, table)
-            reason = self._unknown(key) if row.path else ""
-            if reason:
-                self.undecided.add(row.path)
-                self.drop(key, reason)
-                continue
-            try:
-                outcome = row.outcome(self.take(key), self)
-            except WRONG_KINDS:
-                self.refuse_value(key)
+            if is_open and (row.path or callable(row.other) or key in self.taken):
+                self.leave_open(key, row.path, self.unknown[key])
+            else:
+                self._apply_row(key, as_flag(value), row)
+
+    def _apply_row(self, key: str, value: Any, row: Row) -> None:
+        """Send one key to its row. It is dropped if its row needs a key whose value is not known."""
+        self.taken.add(key)
+        self.at = key
+        self.missed.clear()
+        try:
+            outcome = row.outcome(value, self)
+        except WRONG_KINDS:
+            self.refuse_value(key)
+        if self.missed:
+            why = f"depends on {self.missed[0]}, whose value only a running shell knows"
+            self.leave_open(key, outcome.path or row.path, why)
+        else:
             self.write(key, outcome, row.path)
+
+    def leave_open(self, key: str, path: str, why: str) -> None:
+        """Drop a key, and let no default of the tool stand for our setting, unless another key fills it in."""
+        self.undecided[path] = key
+        self.drop(key, why)
 
     def note(self, kind: Kind, key: str, text: str) -> None:
         """Write down what became of a key; a value that looks like a secret is not repeated."""
         self.taken.add(key)
-        value = None if self._is_of_branches(key) else self.theirs.get(key)
+        value = self.theirs.get(key)
+        # An option that only some branches of a script give stands for itself, and says nothing.
+        if value == f"${{{key}}}":
+            value = None
         # Notes end up in the run file, which people commit.
         if isinstance(value, str) and is_secret((key,), value, known=False):
             value = None
@@ -379,6 +383,26 @@ def convert(draft: Draft, more: Iterable[Table]) -> None:
         defaults |= tool.lora_defaults
     for path, value in defaults.items():
         draft.assume(path, value)
+
+
+def unknown_values(theirs: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
+    """Return the keys whose value only a running shell knows, and why. `variables`: what is known of a script's."""
+    unknown = {}
+    for key, value in theirs.items():
+        text = inline(value)
+        match = _VARIABLE.search(text)
+        # ms-swift's rule of accumulation knows divisions.
+        if match is None or "$(expr " in text:
+            continue
+        name = match[1] or match[2] or match[3]
+        if name == key and key in variables:
+            reason = variables[key]
+        elif name:
+            reason = f"{text} holds ${name}, which {variables.get(name, 'the file does not set')}"
+        else:
+            reason = f"{text} is what only a running shell knows"
+        unknown[key] = f"{reason}; put its value there"
+    return unknown
 
 
 def _remark(path: str, value: Any) -> str:

@@ -264,6 +264,7 @@ def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:
             if word.why:
                 arguments.unclear[key] = word.why
         elif assigns and sign:
+            name = name.strip()
             arguments.assigned[name] = _value(value)
             if word.why:
                 arguments.unclear[name.lstrip("+")] = word.why

@@ -30,6 +30,7 @@ from kubetune.plugins.importers.shared import (
     NOT_SPLIT,
     PACKING,
     SHUFFLED,
+    STEP,
     SYSTEM,
     TRAINING,
     bits,
@@ -164,7 +165,7 @@ def _finish(draft: Draft) -> None:
     if is_megatron:
         draft.assume("training.global_batch_size", 16)
         draft.assume("training.per_device_train_batch_size", 1)
-    elif not draft.has("training.global_batch_size"):
+    elif not draft.has("training.global_batch_size") and draft.undecided.keys().isdisjoint(STEP):
         batch = draft.ours("training.per_device_train_batch_size", 1)
         world = draft.ours("compute.processes", 1) * draft.ours("compute.nodes", 1)
         steps = max(1, math.ceil(16 / max(1, batch) / max(1, world)))

@@ -48,10 +48,6 @@ def _use(value: Any, draft: Draft) -> Outcome:
         draft.refuse("vllm_server_port", why)
     if not addresses:
         addresses = [f"http://{host}:{port}" for host, port in zip(hosts, ports, strict=True)]
-    if "$" in "".join(map(str, addresses)):
-        return dropped(
-            "the address holds a variable that the file does not set; put addresses into grpo.servers.urls"
-        )
     # A server listens at 0.0.0.0; a trainer with that address asks its own machine.
     urls = [str(url).replace("//0.0.0.0", "//localhost").rstrip("/") for url in addresses]
     return near(urls, _OTHER_PROGRAM)

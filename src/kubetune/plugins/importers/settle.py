@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from kubetune.config.schema import DataConfig
+from kubetune.config.schema import DataConfig, LoraConfig
 from kubetune.plugins.importers.engine import Draft, near
 from kubetune.plugins.importers.shared import TRACKERS
 
@@ -38,8 +38,25 @@ def settle(draft: Draft) -> None:
     if not is_plain or any(draft.ours(path) for path in _NOT_FP8):
         why = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
         draft.withdraw("training.fp8", why)
+    _routers(draft)
     if draft.ours("training.parallelism") == "fsdp":
         _sharding(draft)
+
+
+def _routers(draft: Draft) -> None:
+    """Take out the losses of routers that do not learn, which LoRA leaves as they are unless it names them."""
+    names = {
+        name: draft.ours(f"lora.{name}")
+        for name in ("target_modules", "target_parameters", "modules_to_save")
+    }
+    named = {name: value for name, value in names.items() if value is not None}
+    if not draft.has("lora") or not LoraConfig(**named).leaves_routers:
+        return
+    for path in ("training.router_aux_loss_coef", "training.router_z_loss_coef"):
+        if draft.ours(path):
+            draft.withdraw(
+                path, "no router learns here; name it in lora.target_parameters ([mlp.gate.weight])"
+            )
 
 
 def _packed_batches(draft: Draft) -> None:

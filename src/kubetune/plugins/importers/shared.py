@@ -69,6 +69,13 @@ _OWN_TEMPLATE = (
 )
 _NOT_PAGED = "the optimizer's state is not paged to the host"
 _LATER = "the first step learns already, where theirs has a rate of 0"
+# What a step's samples are counted from.
+STEP = (
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+    "compute.processes",
+    "compute.nodes",
+)
 # Ours for the names of transformers and bitsandbytes.
 OPTIMIZERS: dict[str, Any] = {
     "adamw": "adamw", "adamw_torch": "adamw", "adamw_torch_fused": "adamw", "adamw_hf": "adamw",
@@ -83,6 +90,9 @@ def take_sources(
 ) -> None:
     """Take keys of data, each with our path. `source` returns our sources for one item at its place."""
     for key, path in keys.items():
+        if key in draft.unknown:
+            draft.leave_open(key, path, draft.unknown[key])
+            continue
         collected: list[Any] = []
         for number, item in enumerate(as_list(draft.take(key))):
             collected += source(draft, f"{key}[{number}]", item)
@@ -241,6 +251,16 @@ def warm_up(
         share = _positive(draft, ratio)
         path = "training.warmup_ratio"
         is_axolotl = draft.tool.name == "axolotl"
+        for key in (steps, ratio):
+            # Which of both counts depends on the other one.
+            if key in draft.unknown:
+                draft.undecided[path] = key
+                for other, value in ((steps, number), (ratio, share)):
+                    if value is not None:
+                        draft.drop(
+                            other, f"depends on {key}, whose value only a running shell knows"
+                        )
+                return
         if draft.get(schedule) == "constant":
             draft.ignore(f"{schedule}: constant does not warm up, there as here", steps, ratio)
             draft.assume(path, 0.0, "a constant schedule does not warm up there")

@@ -56,6 +56,8 @@ def _data(draft: Draft) -> None:
 
     # One data set by its name. Some keys describe it.
     name = draft.take("dataset_name")
+    if "dataset_name" in draft.unknown:
+        draft.leave_open("dataset_name", "data.train", draft.unknown["dataset_name"])
     if name is None or draft.has("data.train"):
         return
     source = tidy(

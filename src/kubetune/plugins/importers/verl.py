@@ -105,6 +105,12 @@ def _divergence(_: Any, draft: Draft) -> Outcome:
 
 def _finish(draft: Draft) -> None:
     """Write down the defaults that other settings decide."""
+    # What a step learns from follows from both numbers.
+    if not draft.unknown.keys().isdisjoint(("data.train_batch_size", _OF_STEP)):
+        for path in ("training.global_batch_size", "grpo.steps_per_generation"):
+            draft.undecided.setdefault(path, _OF_STEP)
+    if "algorithm.adv_estimator" in draft.unknown:
+        draft.refuse("algorithm.adv_estimator", draft.unknown["algorithm.adv_estimator"])
     if not draft.has("task"):
         why = "gae, its default, is not there; expected algorithm.adv_estimator: grpo"
         draft.refuse(next(iter(draft.theirs)), why)
