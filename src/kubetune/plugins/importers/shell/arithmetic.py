@@ -4,51 +4,61 @@ from __future__ import annotations
 
 import ast
 import operator
-import re
 from collections.abc import Callable
 from typing import Final
 
-_OPERATIONS: Final[dict[type[ast.AST], Callable[[int, int], int]]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    # A shell divides towards zero.
-    ast.Div: lambda left, right: int(left / right),
-    ast.Mod: lambda left, right: left - right * int(left / right),
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
+
+def _divided(left: int, right: int) -> int:
+    """Return a quotient as a shell does, which rounds towards zero."""
+    quotient = abs(left) // abs(right)
+    if (left < 0) != (right < 0):
+        return -quotient
+    return quotient
+
+
+def _remainder(left: int, right: int) -> int:
+    """Return what a division leaves over."""
+    return left - right * _divided(left, right)
+
+
+# By the name of Python's syntax node.
+_OPERATIONS: Final[dict[str, Callable[[int, int], int]]] = {
+    "Add": operator.add,
+    "Sub": operator.sub,
+    "Mult": operator.mul,
+    "Div": _divided,
+    "Mod": _remainder,
+    "Eq": operator.eq,
+    "NotEq": operator.ne,
+    "Lt": operator.lt,
+    "LtE": operator.le,
+    "Gt": operator.gt,
+    "GtE": operator.ge,
 }
 
 
 def _calculated(node: ast.expr) -> int:
-    """Return the value of a calculation. Raise ValueError for anything else."""
-    match node:
-        case ast.Constant(value=int(value)):
-            return value
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATIONS:
-            return _OPERATIONS[type(op)](_calculated(left), _calculated(right))
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _OPERATIONS:
-            return int(_OPERATIONS[type(op)](_calculated(left), _calculated(right)))
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_calculated(operand)
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            return int(not _calculated(operand))
-        case ast.BoolOp(op=op, values=values):
-            results = [bool(_calculated(value)) for value in values]
-            return int(all(results) if isinstance(op, ast.And) else any(results))
+    """Return the value of a calculation. Raise ValueError or LookupError for anything else."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.BinOp):
+        return _applied(node.op, node.left, node.right)
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return int(_applied(node.ops[0], node.left, node.comparators[0]))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_calculated(node.operand)
     raise ValueError(ast.dump(node))
+
+
+def _applied(sign: ast.AST, left: ast.expr, right: ast.expr) -> int:
+    """Return what an operation makes of two calculations."""
+    operation = _OPERATIONS[type(sign).__name__]
+    return operation(_calculated(left), _calculated(right))
 
 
 def calculated(text: str) -> int | None:
     """Return the result of `(64 + 2) / 4`, or None where a part is no number."""
-    # The shell's words for and, or, not are not Python's.
-    python = text.replace("&&", " and ").replace("||", " or ")
-    python = re.sub(r"!(?!=)", " not ", python)
     try:
-        return _calculated(ast.parse(python.strip(), mode="eval").body)
-    except (SyntaxError, ValueError, ArithmeticError, RecursionError):
+        return _calculated(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, LookupError, ArithmeticError, RecursionError):
         return None

@@ -1,70 +1,122 @@
-"""Comparisons in [ … ] and [[ … ]], as far as their sides are known."""
+"""Conditions of a script, as far as their sides are known."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from fnmatch import fnmatchcase
+from typing import Final
 
 from tree_sitter import Node
 
-from kubetune.plugins.importers.shell.nodes import is_known, text_of
+from kubetune.plugins.importers.shell.nodes import field_of, is_known, text_of
 from kubetune.plugins.importers.shell.values import Values
+
+_OF_TEXTS: Final = ("=", "==", "!=")
+_OF_NUMBERS: Final[dict[str, Callable[[int, int], bool]]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+_ENDS: Final = {"true": True, ":": True, "false": False}
 
 
 def tested(node: Node, values: Values) -> bool | None:
+    """Return whether [ … ], [[ … ]], (( … )), `test …`, `true` or `false` holds; None where that is not known."""
+    if node.type == "test_command":
+        if not node.named_children:
+            return False
+        return _holds(node.named_children[0], values)
+    if node.type == "compound_statement" and node.children[0].type == "((":
+        number = values.arithmetic(text_of(node)[2:-2])
+        if number is None:
+            return None
+        return number != 0
+    if node.type == "command":
+        words = [word.text for word in values.words(node.named_children)]
+        if len(words) == 1:
+            return _ENDS.get(words[0])
+        if words[0] == "test" and len(words) == 4:
+            return _compared(words[1], words[2], words[3])
+    return None
+
+
+def _holds(node: Node, values: Values) -> bool | None:
     """Return whether what stands in [ … ] or [[ … ]] holds; None where that is not known."""
     if node.type == "parenthesized_expression":
-        return tested(node.named_children[0], values)
+        return _holds(node.named_children[0], values)
     if node.type == "unary_expression":
-        return _tested_alone(node, values)
+        return _holds_alone(node, values)
     if node.type != "binary_expression":
         text = values.text(node)
-        return bool(text) if is_known(text) else None
-    # `[ -z $A -a -z $B ]` is parsed with the operator within the left side: that is not followed.
-    left, right = node.named_children[0], node.named_children[-1]
-    sign_node = node.child_by_field_name("operator")
-    sign = "" if sign_node is None else text_of(sign_node)
-    if sign in ("&&", "||", "-a", "-o"):
-        is_and = sign in ("&&", "-a")
-        sides = (tested(left, values), tested(right, values))
-        if (not is_and) in sides:
-            return not is_and
-        return None if None in sides else is_and
+        if not is_known(text):
+            return None
+        return text != ""
+
+    # `-a` and `-o` are not followed: `[ -z $A -a -z $B ]` is parsed with the operator within the left side.
+    left = node.named_children[0]
+    right = node.named_children[-1]
+    sign = field_of(node, "operator")
+    if sign in ("&&", "||"):
+        return _together(_holds(left, values), sign, _holds(right, values))
     if right.type in ("extglob_pattern", "regex"):
         return _matches(values.text(left), sign, values.pattern(right))
-    return compared(values.text(left), sign, values.text(right))
+    return _compared(values.text(left), sign, values.text(right))
 
 
-def _tested_alone(node: Node, values: Values) -> bool | None:
+def _together(left: bool | None, sign: str, right: bool | None) -> bool | None:
+    """Return whether `left && right` or `left || right` holds."""
+    # One side decides where it holds in an `or`, or does not in an `and`.
+    deciding = sign == "||"
+    if left is deciding or right is deciding:
+        return deciding
+    if left is None or right is None:
+        return None
+    return not deciding
+
+
+def negated(holds: bool | None) -> bool | None:
+    """Return whether `! …` holds."""
+    if holds is None:
+        return None
+    return not holds
+
+
+def _holds_alone(node: Node, values: Values) -> bool | None:
     """Return whether `! …`, `-z TEXT` or `-n TEXT` holds."""
     sign = text_of(node.children[0])
-    value = node.named_children[-1]
+    operand = node.named_children[-1]
     if sign == "!":
-        holds = tested(value, values)
-        return None if holds is None else not holds
-    text = values.text(value)
-    if sign not in ("-z", "-n") or not is_known(text):
+        return negated(_holds(operand, values))
+    text = values.text(operand)
+    if not is_known(text):
         return None
-    return (text == "") == (sign == "-z")
+    if sign == "-z":
+        return text == ""
+    if sign == "-n":
+        return text != ""
+    return None
 
 
-def compared(left: str, sign: str, right: str) -> bool | None:
+def _compared(left: str, sign: str, right: str) -> bool | None:
     """Return whether a comparison of texts or numbers holds; None where a side is not known."""
     if not is_known(left) or not is_known(right):
         return None
-    if sign in ("=", "==", "!="):
+    if sign in _OF_TEXTS:
         return (left == right) == (sign != "!=")
-    signs = {
-        "-eq": operator.eq, "-ne": operator.ne, "-lt": operator.lt, "-le": operator.le, "-gt": operator.gt,
-        "-ge": operator.ge,
-    }  # fmt: skip
-    if sign in signs and left.lstrip("-").isdigit() and right.lstrip("-").isdigit():
-        return bool(signs[sign](int(left), int(right)))
-    return None
+    if sign not in _OF_NUMBERS:
+        return None
+    try:
+        return _OF_NUMBERS[sign](int(left), int(right))
+    except ValueError:
+        return None
 
 
 def _matches(left: str, sign: str, pattern: str) -> bool | None:
     """Return whether a text fits a pattern of [[ … ]]; None where that is not known."""
-    if not is_known(left) or not is_known(pattern) or sign not in ("=", "==", "!="):
+    if not is_known(left) or not is_known(pattern) or sign not in _OF_TEXTS:
         return None
     return fnmatchcase(left, pattern) == (sign != "!=")

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
 
-from tree_sitter import Node
 
-_NOT_KNOWN: Final = re.compile(r"[$`]")
+def parsed(text: str) -> Node:
+    """Return the tree of a script."""
+    language = Language(tree_sitter_bash.language())
+    return Parser(language).parse(text.encode()).root_node
 
 
 def is_known(text: str) -> bool:
     """Return True if a text has nothing in it that only a running shell knows."""
-    return _NOT_KNOWN.search(text) is None
+    return "$" not in text and "`" not in text
 
 
 def text_of(node: Node) -> str:
     """Return the source of a node."""
     return (node.text or b"").decode()
+
+
+def field_of(node: Node, name: str) -> str:
+    """Return the source of one part of a node; empty where it has none of that name."""
+    part = node.child_by_field_name(name)
+    if part is None:
+        return ""
+    return text_of(part)
 
 
 def line_of(node: Node) -> int:

@@ -42,9 +42,8 @@ class Script:
 
     commands: list[Command] = field(default_factory=list)
     unclear: dict[str, str] = field(default_factory=dict)  # why a variable's value is not certain
-    unread: dict[int, str] = field(
-        default_factory=dict
-    )  # by line: what the script does and is not followed
+    # By line: what the script does and is not followed.
+    unread: dict[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -66,47 +65,80 @@ def merged(before: State, ends: Sequence[State]) -> State:
     alive = [state for state in ends if not state.ended_by]
     if not alive:
         return ends[0]
-    merged = before.copy()
-    merged.exported = frozenset().union(*(state.exported for state in alive))
-    for name in dict.fromkeys(name for state in alive for name in state.values):
-        values = [state.values.get(name) for state in alive]
-        if all(value == values[0] for value in values) and values[0] is not None:
-            merged.values[name] = values[0]
-            continue
-        lines = sorted({state.lines[name] for state in alive if name in state.lines})
-        where = f"line{'s' if len(lines) > 1 else ''} {', '.join(map(str, lines))}"
-        merged.values[name] = _choice(values, f"is set in branches ({where})")
-        merged.lines[name] = max(lines, default=1)
-    return merged
+    result = before.copy()
+    names: dict[str, None] = {}
+    for state in alive:
+        result.exported |= state.exported
+        names.update(dict.fromkeys(state.values))
+    for name in names:
+        _merge(name, alive, result)
+    return result
+
+
+def _merge(name: str, ends: Sequence[State], result: State) -> None:
+    """Put what branches leave of one variable into the result."""
+    values = [state.values.get(name) for state in ends]
+    first = values[0]
+    if first is not None and values.count(first) == len(values):
+        result.values[name] = first
+        return
+    lines = sorted({state.lines[name] for state in ends if name in state.lines})
+    listed = ", ".join(str(line) for line in lines)
+    unit = "line"
+    if len(lines) > 1:
+        unit = "lines"
+    result.values[name] = _choice(values, f"is set in branches ({unit} {listed})")
+    result.lines[name] = max(lines, default=1)
 
 
 def _choice(values: Sequence[Value | None], why: str) -> Value:
-    """Return the value of a variable that branches set differently.
+    """Return the value of a variable that branches set differently."""
+    lists = [value for value in values if isinstance(value, tuple)]
+    if lists:
+        if len(lists) < len(values):
+            lists.append(())
+        return _words_of_any(lists, why)
+    texts: list[str] = []
+    for value in values:
+        if isinstance(value, Choice):
+            texts += value.texts
+        else:
+            texts.append(str(value or ""))
+    return Choice(tuple(dict.fromkeys(texts)), why)
+
+
+def _words_of_any(lists: Sequence[tuple[Word, ...]], why: str) -> tuple[Word, ...]:
+    """Return the words that all lists begin with, and then all others, which may not be there.
 
     (--a 1), (--a 1 --b 2)   →   --a 1, and --b 2 which may not be there
     """
-    if not any(isinstance(value, tuple) for value in values):
-        texts: list[str] = []
-        for value in values:
-            texts += value.texts if isinstance(value, Choice) else [str(value or "")]
-        return Choice(tuple(dict.fromkeys(texts)), why)
-    lists = [value if isinstance(value, tuple) else () for value in values]
     same = 0
-    while all(len(words) > same and words[same] == lists[0][same] for words in lists):
+    for words in zip(*lists, strict=False):
+        if words.count(words[0]) < len(words):
+            break
         same += 1
-    rest = {}
-    for words in lists:
-        rest[words[same:]] = [Word(word.text, word.why or why) for word in words[same:]]
-    return (*lists[0][:same], *(word for words in rest.values() for word in words))
+    result = list(lists[0][:same])
+    for rest in dict.fromkeys(words[same:] for words in lists):
+        result += doubted(rest, why)
+    return tuple(result)
+
+
+def doubted(words: Sequence[Word], why: str) -> tuple[Word, ...]:
+    """Return words that may not be there."""
+    return tuple(Word(word.text, word.why or why) for word in words)
 
 
 def added(earlier: Value, value: Value) -> Value:
     """Return the value of NAME+=value."""
     if isinstance(value, tuple):
-        first = (Word(earlier),) if isinstance(earlier, str) and earlier else ()
-        return (*(earlier if isinstance(earlier, tuple) else first), *value)
+        if isinstance(earlier, tuple):
+            return earlier + value
+        if isinstance(earlier, str) and earlier:
+            return (Word(earlier), *value)
+        return value
     if isinstance(earlier, Choice):
-        return Choice(tuple(f"{text}{value}" for text in earlier.texts), earlier.why)
+        texts = tuple(f"{text}{value}" for text in earlier.texts)
+        return Choice(texts, earlier.why)
     if isinstance(earlier, tuple):
         return earlier
     return f"{earlier}{value}"

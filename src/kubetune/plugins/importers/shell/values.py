@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from tree_sitter import Node
 
@@ -11,19 +12,32 @@ from kubetune.plugins.importers.shell.arithmetic import calculated
 from kubetune.plugins.importers.shell.nodes import is_known, line_of, text_of
 from kubetune.plugins.importers.shell.state import Choice, State, Value, Word
 
+_EXPANSION: Final = re.compile(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", re.DOTALL)
+_VARIABLE: Final = re.compile(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?')
+_NAME_IN_A_CALCULATION: Final = re.compile(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b")
+_NUMBER: Final = re.compile(r"-?[\d.]+(e-?\d+)?")
+
 
 class Values:
     """Fills in what is known at one place of a script after another."""
 
-    def __init__(self, state: State, source: bytes) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
         self.unclear: dict[str, str] = {}  # why a variable that stays as `$NAME` is not known
-        self._source = source
+        self.line_of_text = 0  # of `eval TEXT`, while that text is walked
+
+    def line_of(self, node: Node) -> int:
+        """Return the line of the script in which a node begins."""
+        return self.line_of_text or line_of(node)
+
+    def get(self, name: str) -> Value | None:
+        """Return the value of a variable, or None if nothing sets it."""
+        return self.state.values.get(name)
 
     def set(self, name: str, value: Value, node: Node) -> None:
         """Set a variable."""
         self.state.values[name] = value
-        self.state.lines[name] = line_of(node)
+        self.state.lines[name] = self.line_of(node)
 
     def words(self, nodes: Sequence[Node]) -> list[Word]:
         """Return the words that nodes stand for; an array stands for many."""
@@ -41,23 +55,23 @@ class Values:
 
     def assigned_text(self, node: Node) -> str:
         """Return NAME=value before a command as text."""
-        name = node.child_by_field_name("name")
+        name, _, _ = text_of(node).partition("=")
         value = node.child_by_field_name("value")
-        text = "" if value is None else self.text(value)
+        text = ""
+        if value is not None:
+            text = self.text(value)
         # What follows on the line may read it.
-        if name is not None:
-            self.set(text_of(name), text, node)
-        return f"{'' if name is None else text_of(name)}={text}"
+        self.set(name, text, node)
+        return f"{name}={text}"
 
     def words_of(self, node: Node) -> list[Word]:
         """Return the words of one node: "${ARGS[@]}" and $ARGS stand for many, any other for one."""
-        name = _whole_variable(node)
-        value = self.state.values.get(name)
-        is_quoted = node.type == "string"
+        value = self.get(_whole_variable(node))
         if isinstance(value, tuple):
             return list(value)
-        if isinstance(value, Choice) and not is_quoted and _holds_options(value):
-            return [Word(word, value.why) for text in value.texts for word in text.split()]
+        if isinstance(value, Choice) and node.type != "string" and _holds_options(value):
+            options = " ".join(value.texts)
+            return [Word(word, value.why) for word in options.split()]
         text = self.text(node)
         # Without quotes a value with spaces is several words.
         if node.type in ("simple_expansion", "expansion") and is_known(text):
@@ -66,15 +80,18 @@ class Values:
 
     def pattern(self, node: Node) -> str:
         """Return a pattern of `case` or `[[ … ]]`."""
-        return text_of(node) if node.type in ("extglob_pattern", "regex") else self.text(node)
+        if node.type in ("extglob_pattern", "regex"):
+            return text_of(node)
+        return self.text(node)
 
     def text(self, node: Node) -> str:
         """Return what a node stands for, with `$…` in it where that is not known."""
+        written = text_of(node)
         match node.type:
             case "raw_string":
-                return text_of(node)[1:-1]
+                return written[1:-1]
             case "ansi_c_string":
-                return text_of(node)[2:-1].encode().decode("unicode_escape")
+                return written[2:-1].encode().decode("unicode_escape")
             case "string":
                 return self.quoted(node)
             case "concatenation":
@@ -82,58 +99,68 @@ class Values:
             case "simple_expansion" | "expansion":
                 return self.expansion(node)
             case "arithmetic_expansion":
-                number = self.arithmetic(text_of(node)[3:-2])
-                return text_of(node) if number is None else str(number)
+                number = self.arithmetic(written[3:-2])
+                if number is not None:
+                    return str(number)
             case "command_substitution":
                 return self.substitution(node)
             case "word" | "number" | "extglob_pattern":
-                return re.sub(r"\\\n", "", re.sub(r"\\([^\n])", r"\1", text_of(node)))
-        return text_of(node)
+                plain = re.sub(r"\\([^\n])", r"\1", written)
+                return plain.replace("\\\n", "")
+        return written
 
     def quoted(self, node: Node) -> str:
-        """Return a text in double quotes, with the spaces between its parts."""
+        """Return a text in double quotes, with the spaces between its parts, which are no nodes."""
+        source = node.text or b""
         parts = []
-        start = node.start_byte + 1
+        start = 1
         for child in node.named_children:
-            parts.append(self.between(start, child.start_byte))
+            offset = child.start_byte - node.start_byte
+            parts.append(source[start:offset].decode())
             if child.type == "string_content":
                 parts.append(re.sub(r"\\([$`\"\\\n])", r"\1", text_of(child)))
             else:
                 parts.append(self.text(child))
-            start = child.end_byte
-        parts.append(self.between(start, node.end_byte - 1))
+            start = child.end_byte - node.start_byte
+        parts.append(source[start:-1].decode())
         return "".join(parts)
-
-    def between(self, start: int, end: int) -> str:
-        """Return the source between two parts of a text."""
-        return self._source[start:end].decode()
 
     def expansion(self, node: Node) -> str:
         """Return the value of $NAME, ${NAME}, ${NAME:-default} or ${NAME:=default}; others stay as they are written."""
         written = text_of(node)
-        match = re.fullmatch(r"\$(\w+)|\$\{(\w+)(?:(:?[-=+])(.*))?\}", written, re.DOTALL)
+        match = _EXPANSION.fullmatch(written)
         if match is None:
             return written
         name = match[1] or match[2]
         sign = match[3] or ""
-        value = self.state.values.get(name)
+        value = self.get(name)
         if isinstance(value, Choice):
-            self.unclear[name] = value.why
-            return f"${name}"
+            return self.left_open(name, value.why)
         if isinstance(value, tuple):
-            return value[0].text if value else ""
+            if not value:
+                return ""
+            return value[0].text
         is_empty = value is None or (value == "" and sign.startswith(":"))
+        if sign.endswith("+") and is_empty:
+            return ""
         if sign.endswith("+"):
-            return "" if is_empty else self.operand(node)
+            return self.operand(node)
         if sign and is_empty:
             default = self.operand(node)
             if sign.endswith("="):
                 self.set(name, default, node)
             return default
-        if value is not None and "$(" in value and not value.startswith("$(expr "):
-            self.unclear[name] = f"is set by a command (line {self.state.lines.get(name, 1)})"
-            return f"${name}"
-        return written if value is None else value
+        if value is None:
+            return written
+        if "$(" in value and not value.startswith("$(expr "):
+            line = self.state.lines.get(name, 1)
+            return self.left_open(name, f"is set by a command (line {line})")
+        return value
+
+    def left_open(self, name: str, why: str) -> str:
+        """Return a variable as a script writes it, and keep why its value is not known."""
+        self.unclear[name] = why
+        return f"${name}"
 
     def operand(self, node: Node) -> str:
         """Return what stands behind the operator of ${NAME:-…}."""
@@ -149,33 +176,39 @@ class Values:
         """Return $(command) as it is written, but $(expr 64 / $N) with the values that are known."""
         commands = node.named_children
         if len(commands) == 1 and commands[0].type == "command":
-            words = [word.text for word in self.words(commands[0].named_children)]
-            if words[:1] == ["expr"]:
-                return f"$({' '.join(words)})"
+            words = self.words(commands[0].named_children)
+            text = " ".join(word.text for word in words)
+            if text.startswith("expr "):
+                return f"$({text})"
         written = text_of(node)
-        return f"$({written[1:-1]})" if written.startswith("`") else written
+        if written.startswith("`"):
+            return f"$({written[1:-1]})"
+        return written
 
     def arithmetic(self, text: str) -> int | None:
         """Return the result of a calculation with whole numbers, or None where a part is not known."""
 
         def value_of(match: re.Match[str]) -> str:
-            value = self.state.values.get(match[1] or match[2])
-            return value if isinstance(value, str) else match[0]
+            value = self.get(match[1] or match[2])
+            if isinstance(value, str):
+                return value
+            return match[0]
 
-        return calculated(re.sub(r"\$\{?(\w+)\}?|\b([A-Za-z_]\w*)\b", value_of, text))
+        return calculated(_NAME_IN_A_CALCULATION.sub(value_of, text))
 
 
 def _holds_options(value: Choice) -> bool:
     """Return True if a variable stands for options, such as `--bf16 true`, rather than for one value."""
-    return any(text.lstrip().startswith("-") and not _is_number(text) for text in value.texts)
-
-
-def _is_number(text: str) -> bool:
-    """Return True for -1 and 1e-4."""
-    return re.fullmatch(r"-?[\d.]+(e-?\d+)?", text) is not None
+    for text in value.texts:
+        # -1 and -1e-4 are values.
+        if text.lstrip().startswith("-") and not _NUMBER.fullmatch(text):
+            return True
+    return False
 
 
 def _whole_variable(node: Node) -> str:
     """Return the name in $NAME, ${NAME}, "$NAME" and "${NAME[@]}"; empty for anything else."""
-    match = re.fullmatch(r'"?\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})"?', text_of(node))
-    return (match[1] or match[2]) if match else ""
+    match = _VARIABLE.fullmatch(text_of(node))
+    if match is None:
+        return ""
+    return match[1] or match[2]

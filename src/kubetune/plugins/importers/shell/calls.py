@@ -1,0 +1,132 @@
+"""Commands that a script calls: builtins, its own functions, and programs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from tree_sitter import Node
+
+from kubetune.plugins.importers.shell.assignments import Outside, doubt_all
+from kubetune.plugins.importers.shell.nodes import is_known, parsed
+from kubetune.plugins.importers.shell.state import Choice, Command, Script, Word
+from kubetune.plugins.importers.shell.values import Values
+
+_DEEPEST_CALL: Final = 20  # functions that call themselves end somewhere
+_MOST_COMMANDS: Final = 10_000
+_QUIET_COMMANDS: Final = ("echo", "printf", "set", "trap", "shift", "wait")
+# Files and commands that set up an environment, and none of a script's own variables.
+_ENVIRONMENTS: Final = ("activate", "conda", ".bashrc", ".profile", "set_env.sh", "module")
+
+
+class Calls:
+    """Keeps what a script calls. `walk_body` walks through the statements within a node."""
+
+    def __init__(self, script: Script, values: Values, walk_body: Callable[[Node], None]) -> None:
+        self.script = script
+        self.values = values
+        self.walk_body = walk_body
+        self.functions: dict[str, Node] = {}
+        self.outside: list[Outside] = []  # of each function that is being called
+        self.conditions: list[str] = []  # around the present place, not known
+
+    def command(self, node: Node) -> None:
+        """Follow one command."""
+        nodes = [child for child in node.named_children if not child.type.endswith("redirect")]
+        before = self.values.state.copy()
+        words = self.values.words(nodes)
+        if nodes and nodes[0].type == "variable_assignment":
+            self.values.state = before
+        # NAME=value before a program is its environment.
+        texts = [word.text for word in words]
+        while texts and re.match(r"\w+=", texts[0]):
+            del texts[0]
+        if texts:
+            self.call(node, words, texts[0], texts[1:])
+
+    def call(
+        self, node: Node, words: Sequence[Word], program: str, arguments: Sequence[str]
+    ) -> None:
+        """Follow the call of a program with its arguments; `words` are those of the whole command."""
+        line = self.values.line_of(node)
+        match program:
+            case "exit":
+                self.values.state.ended_by = "exit"
+            case "return":
+                self.values.state.ended_by = "return"
+            case "exec":
+                self.keep(line, words[1:])
+                self.values.state.ended_by = "exit"
+            case "read" | "mapfile":
+                for name in arguments:
+                    self.values.set(
+                        name, Choice((), f"is read when the script runs (line {line})"), node
+                    )
+            case "eval" if is_known("".join(arguments)):
+                # The same shell reads it, so what it sets stays set.
+                self.walk_text(" ".join(arguments), line)
+            case "source" | "." | "eval":
+                self.doubt(program, arguments, line)
+            case _ if program in self.functions:
+                self.call_function(self.functions[program], arguments)
+            case "bash" | "sh" if "-c" in arguments[:-1]:
+                before = self.values.state.copy()
+                self.walk_text(arguments[arguments.index("-c") + 1], line)
+                self.values.state = before
+            case _ if program not in _QUIET_COMMANDS:
+                self.keep(line, words)
+
+    def keep(self, line: int, words: Sequence[Word]) -> None:
+        """Keep a program that the script calls."""
+        if len(self.script.commands) >= _MOST_COMMANDS:
+            return
+        exported = {}
+        for name in sorted(self.values.state.exported):
+            value = self.values.get(name)
+            if isinstance(value, Choice):
+                value = self.values.left_open(name, value.why)
+            if isinstance(value, str):
+                exported[name] = value
+        condition = ""
+        for around in self.conditions:
+            condition = around or condition
+        command = Command(line, tuple(words), exported, condition)
+        self.script.commands.append(command)
+
+    def call_function(self, function: Node, arguments: Sequence[str]) -> None:
+        """Walk through a function of the script with its arguments: $1, $2 …"""
+        if len(self.outside) >= _DEEPEST_CALL:
+            return
+        # Its arguments and what it declares `local` are other variables than those of the same name outside.
+        values = self.values.state.values
+        outside: Outside = {}
+        for number in range(1, 10):
+            outside[str(number)] = values.pop(str(number), None)
+        for number, text in enumerate(arguments, 1):
+            values[str(number)] = text
+        self.outside.append(outside)
+        self.walk_body(function)
+        self.outside.pop()
+
+        state = self.values.state
+        if state.ended_by == "return":
+            state.ended_by = ""
+        for name, value in outside.items():
+            state.values.pop(name, None)
+            if value is not None:
+                state.values[name] = value
+
+    def walk_text(self, text: str, line: int) -> None:
+        """Walk through a text that a command of this line reads as bash does."""
+        line_before = self.values.line_of_text
+        self.values.line_of_text = line
+        self.walk_body(parsed(text))
+        self.values.line_of_text = line_before
+
+    def doubt(self, program: str, arguments: Sequence[str], line: int) -> None:
+        """Name a file that the shell reads, and that is not followed."""
+        self.script.unread[line] = f"{program}: what it sets is not known"
+        text = " ".join(arguments)
+        if not any(name in text for name in _ENVIRONMENTS):
+            doubt_all(self.values, f"`{program}` may set anew (line {line})")
