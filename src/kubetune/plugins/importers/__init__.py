@@ -96,8 +96,8 @@ def understand(path: Path, foreign: Foreign, peer: str) -> Draft:
     kinds.require_known_kind(draft, is_named=foreign.peer == "verl")
     try:
         convert(draft, kinds.learn(draft))
-        kinds.finish(draft)
         settle(draft)
+        kinds.finish(draft)
     except WRONG_KINDS:
         draft.refuse_value(draft.at)
     _complete(draft)

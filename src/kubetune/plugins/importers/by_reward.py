@@ -103,14 +103,10 @@ def finish(draft: Draft, key: str) -> None:
     if is_swift:
         for path, value in _DEFAULTS_OF_SWIFT.items():
             draft.assume(path, value)
-    draft.withdraw("data.train_on", "the answer that is drawn is what is trained")
-    draft.withdraw("data.packing", "answers lie end to end in a packed batch, in any case")
     if draft.ours("data.overlong") not in (None, "drop", "error"):
         draft.withdraw("data.overlong", "a prompt is asked whole; longer ones are left out")
     if draft.origin("data.max_length") is None:
         draft.withdraw("data.max_length", "")
-    for name in ("metric_for_best_model", "greater_is_better"):
-        draft.withdraw(f"training.{name}", _NO_METRIC)
     only_with(draft, "grpo", ONLY_WITH, draft.ours("grpo.loss_type", "dapo"))
     # On is TRL's default since 1.16, which these tools do not build on yet.
     if not draft.ours("grpo.beta"):

@@ -112,6 +112,8 @@ def _finish(draft: Draft) -> None:
         why = "not in the file; usual in the script beside it, put yours here"
         for path, value in _USUAL.items():
             draft.assume(path, value, why)
+    if any(path.startswith("lora.") for path in draft.settings):
+        draft.settings.setdefault("lora", None)
         chosen += ["model", "data.train", "data.eval"]
     for path in chosen:
         draft.comments[path] = "not in that file: put yours here"

@@ -21,7 +21,7 @@ from kubetune.plugins.importers.engine import (
     unneeded,
 )
 
-_URLS: Final = "grpo.servers.urls"
+URLS: Final = "grpo.servers.urls"
 _CORRECTION: Final = "grpo.importance_sampling_correction"
 _CLIP_MAX: Final = "grpo.importance_sampling_clip_max"
 _CLIP_MIN: Final = "grpo.importance_sampling_clip_min"
@@ -29,7 +29,6 @@ _OTHER_PROGRAM: Final = (
     "stock `vllm serve --enable-lora` has to answer there in place of the tool's own server, and to see the run directory "
     "(docs/grpo.md)"
 )
-_NONE: Final = "the model draws its answers itself, so there is nothing to correct"
 
 
 def _use(value: Any, draft: Draft) -> Outcome:
@@ -61,19 +60,8 @@ def _correction(value: Any, draft: Draft) -> Outcome:
 
 
 def finish(draft: Draft) -> None:
-    """Write down the tool's default of the correction, or take all out if no server could load what is trained."""
-    why = ""
-    if not draft.has("lora"):
-        why = "stock vLLM servers take adapters, and no new weights of a whole model; set lora, or the model draws itself"
-    for name in ("use_dora", "modules_to_save", "target_parameters"):
-        if not why and draft.ours(f"lora.{name}"):
-            why = f"vLLM takes no adapter with lora.{name}; the model draws its answers itself"
-    if why:
-        draft.withdraw(_URLS, why)
-    if not draft.has(_URLS):
-        draft.withdraw("grpo.servers.lag", why or "no server draws")
-        for path in (_CORRECTION, _CLIP_MAX, _CLIP_MIN):
-            draft.withdraw(path, _NONE, "unneeded")
+    """Write down the tool's default of the correction, where servers draw."""
+    if not draft.has(URLS):
         return
     # TRL's correction is on by default, and ms-swift's is off.
     is_swift = draft.tool.name == "ms-swift"
@@ -91,7 +79,7 @@ TABLE: Final = Table(
         _CLIP_MIN: "vllm_importance_sampling_clip_min",
     },
     rows=[
-        Row("use_vllm", _URLS, other=_use),
+        Row("use_vllm", URLS, other=_use),
         # ms-swift's servers then draw by the weights of one set of answers before.
         Row("async_generate", "grpo.servers.lag", {True: 1, False: OFF}),
         Row("vllm_importance_sampling_correction", _CORRECTION, {False: "none"}, unneeded("on, as in its mode")),

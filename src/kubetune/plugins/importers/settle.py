@@ -1,62 +1,146 @@
-"""What our sections do not allow together is taken out of a draft, and the key that it came from says why."""
+"""What our sections do not allow together: a setting is taken out of a draft, and the key that it came from says why."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Final
 
 from kubetune.config.schema import DataConfig, LoraConfig
-from kubetune.plugins.importers.engine import Draft, near
+from kubetune.plugins.importers import servers
+from kubetune.plugins.importers.engine import Draft, Kind, near
 from kubetune.plugins.importers.shared import TRACKERS
 
-# Their trainers evaluate nothing without data, and say nothing of it; ours refuses the setting.
-_NEEDS_EVALUATION: Final = (
-    "early_stopping_patience metric_for_best_model greater_is_better eval_steps"
+_SHARDED: Final = "training.parallelism"
+_FP8: Final = (
+    "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
 )
-_NOT_FP8: Final = ("quantization", "lora.dropout", "lora.use_dora", "training.parallelism")
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Settings that are taken out where all of the conditions hold."""
+
+    paths: str  # patterns of settings, with spaces between
+    why: str
+    kind: Kind = "dropped"
+    without: str = ""  # condition: this setting is missing
+    beside: str = ""  # condition: one of these settings is on
+    tasks: str = ""  # condition: the task is one of these
+
+    def holds(self, draft: Draft) -> bool:
+        """Return True if all conditions hold."""
+        if self.without and draft.has(self.without):
+            return False
+        if self.beside and not any(draft.ours(path) for path in self.beside.split()):
+            return False
+        return not self.tasks or draft.ours("task", "causal_lm") in self.tasks.split()
+
+
+# In the order in which they are looked at.
+CONFLICTS: Final = (
+    # Their trainers evaluate nothing without data, and say nothing of it; ours refuses the setting.
+    Conflict(
+        "training.early_stopping_patience training.metric_for_best_model training.greater_is_better "
+        "training.eval_steps",
+        "nothing is evaluated, since no data are given for it; set data.eval",
+        without="data.eval",
+    ),
+    Conflict("push.private", "nothing is uploaded", "unneeded", without="push.repo"),
+    Conflict(
+        "lora.*",
+        "every parameter is trained, so it says nothing; for LoRA: lora: true",
+        without="lora",
+    ),
+    # WANDB_PROJECT in a file whose report_to is [tensorboard] says nothing.
+    *[
+        Conflict(
+            f"tracking.{name}.*",
+            f"tracking.{name} is not on in this file",
+            "unneeded",
+            without=f"tracking.{name}",
+        )
+        for name in TRACKERS
+    ],
+    # FP8.
+    Conflict("training.fp8", _FP8, without="lora"),
+    Conflict("training.fp8", _FP8, beside=f"quantization lora.dropout lora.use_dora {_SHARDED}"),
+    Conflict(
+        "training.fp8",
+        _FP8,
+        tasks="preference reward_model grpo sequence_classification vision_language",
+    ),
+    # FSDP2.
+    Conflict(
+        _SHARDED,
+        "a quantised base, which is small, is not sharded; each GPU holds a copy",
+        beside="quantization",
+    ),
+    Conflict(
+        _SHARDED,
+        "task: sequence_classification is not sharded",
+        tasks="sequence_classification",
+    ),
+    Conflict(
+        _SHARDED,
+        "preference.images without lora is not sharded",
+        without="lora",
+        beside="preference.images",
+    ),
+    *[
+        Conflict(
+            _SHARDED,
+            f"a model with {path} is not sharded; each GPU holds a copy",
+            beside=path,
+        )
+        for path in ("lora.use_dora", "lora.modules_to_save")
+    ],
+    # GRPO.
+    Conflict("data.train_on", "the answer that is drawn is what is trained", tasks="grpo"),
+    Conflict(
+        "data.packing",
+        "answers lie end to end in a packed batch, in any case",
+        tasks="grpo",
+    ),
+    # Servers that draw the answers: those of adapters that they cannot load first.
+    Conflict(
+        servers.URLS,
+        "stock vLLM servers take adapters, and no new weights of a whole model; set lora, or the model draws itself",
+        without="lora",
+    ),
+    *[
+        Conflict(
+            servers.URLS,
+            f"vLLM takes no adapter with {path}; the model draws its answers itself",
+            beside=path,
+        )
+        for path in ("lora.use_dora", "lora.modules_to_save", "lora.target_parameters")
+    ],
+    Conflict("grpo.servers.lag", "no server draws", without=servers.URLS),
+    Conflict(
+        "grpo.importance_sampling_c*",
+        "the model draws its answers itself, so there is nothing to correct",
+        "unneeded",
+        without=servers.URLS,
+    ),
+)
 
 
 def settle(draft: Draft) -> None:
     """Take out what our sections do not allow together, and say so."""
     _packed_batches(draft)
-    if not draft.has("data.eval"):
-        why = "nothing is evaluated, since no data are given for it; set data.eval"
-        for key in _NEEDS_EVALUATION.split():
-            draft.withdraw(f"training.{key}", why)
-    if not draft.has("push.repo"):
-        draft.withdraw("push.private", "nothing is uploaded", "unneeded")
-
-    # WANDB_PROJECT in a file whose report_to is [tensorboard] says nothing.
-    for path in list(draft.settings):
-        section = path.rpartition(".")[0]
-        if section == "lora" and not draft.has("lora") and draft.tool.name != "job resources":
-            why = "every parameter is trained, so it says nothing; for LoRA: lora: true"
-            draft.withdraw(path, why)
-        if section.removeprefix("tracking.") in TRACKERS and not draft.has(section):
-            draft.withdraw(path, f"{section} is not on in this file", "unneeded")
-
-    is_plain = draft.ours("task", "causal_lm") == "causal_lm" and draft.has("lora")
-    if not is_plain or any(draft.ours(path) for path in _NOT_FP8):
-        why = "training.fp8 is for LoRA without dropout, on a base that is neither quantised nor sharded"
-        draft.withdraw("training.fp8", why)
+    for conflict in CONFLICTS:
+        if conflict.holds(draft):
+            _take_out(draft, conflict)
     _routers(draft)
-    if draft.ours("training.parallelism") == "fsdp":
-        _sharding(draft)
+    _optimizer(draft)
 
 
-def _routers(draft: Draft) -> None:
-    """Take out the losses of routers that do not learn, which LoRA leaves as they are unless it names them."""
-    names = {
-        name: draft.ours(f"lora.{name}")
-        for name in ("target_modules", "target_parameters", "modules_to_save")
-    }
-    named = {name: value for name, value in names.items() if value is not None}
-    if not draft.has("lora") or not LoraConfig(**named).leaves_routers:
-        return
-    for path in ("training.router_aux_loss_coef", "training.router_z_loss_coef"):
-        if draft.ours(path):
-            draft.withdraw(
-                path, "no router learns here; name it in lora.target_parameters ([mlp.gate.weight])"
-            )
+def _take_out(draft: Draft, conflict: Conflict) -> None:
+    """Take out the settings of a conflict."""
+    for path in list(draft.settings):
+        if any(fnmatchcase(path, pattern) for pattern in conflict.paths.split()):
+            draft.withdraw(path, conflict.why, conflict.kind)
 
 
 def _packed_batches(draft: Draft) -> None:
@@ -73,22 +157,24 @@ def _packed_batches(draft: Draft) -> None:
     draft.carry(key, path, rows * length, text)
 
 
-def _sharding(draft: Draft) -> None:
-    """Take out FSDP2 beside settings that it cannot be combined with here."""
-    is_full = not draft.has("lora")
-    path = "training.parallelism"
-    if draft.ours("quantization") not in (None, "none", "auto"):
-        draft.withdraw(
-            path, "a quantised base, which is small, is not sharded; each GPU holds a copy"
-        )
-    if draft.ours("task") == "sequence_classification":
-        draft.withdraw(path, "task: sequence_classification is not sharded")
-    if is_full and draft.has("preference.images"):
-        draft.withdraw(path, "preference.images without lora is not sharded")
-    for name in ("use_dora", "modules_to_save"):
-        if draft.ours(f"lora.{name}"):
-            draft.withdraw(path, f"a model with lora.{name} is not sharded; each GPU holds a copy")
-    if is_full and draft.has(path) and draft.ours("training.optim") == "adamw_8bit":
-        key = draft.origin("training.optim") or ""
-        why = "8-bit state is not sharded; slices of AdamW's are small"
-        draft.write(key, near("adamw", why), "training.optim")
+def _routers(draft: Draft) -> None:
+    """Take out the losses of routers that do not learn, which LoRA leaves as they are unless it names them."""
+    named = {}
+    for name in ("target_modules", "target_parameters", "modules_to_save"):
+        if draft.has(f"lora.{name}"):
+            named[name] = draft.ours(f"lora.{name}")
+    if not draft.has("lora") or not LoraConfig(**named).leaves_routers:
+        return
+    why = "no router learns here; name it in lora.target_parameters ([mlp.gate.weight])"
+    for path in ("training.router_aux_loss_coef", "training.router_z_loss_coef"):
+        if draft.ours(path):
+            draft.withdraw(path, why)
+
+
+def _optimizer(draft: Draft) -> None:
+    """Take AdamW for its 8-bit form where every parameter is trained and sharded."""
+    path = "training.optim"
+    if draft.has("lora") or not draft.has(_SHARDED) or draft.ours(path) != "adamw_8bit":
+        return
+    why = "8-bit state is not sharded; slices of AdamW's are small"
+    draft.write(draft.origin(path) or "", near("adamw", why), path)
