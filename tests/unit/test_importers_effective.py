@@ -17,7 +17,7 @@ from kubetune.plan.linears import Trainable, adapted_linears
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import learning_rate_at, make_plan
 from kubetune.plugins.importers import Imported, import_config
-from kubetune.plugins.importers.targets import PEFT_DEFAULTS, of_family
+from kubetune.plugins.importers.common.target_keys import PEFT_DEFAULTS, of_family
 from tests.peers.read_effective import PEERS, STEPS, TABLE
 
 LLAMA_FACTORY = "model_name_or_path: a/model\nstage: sft\nfinetuning_type: lora\ndataset: a\n"

@@ -5,6 +5,28 @@ from __future__ import annotations
 from typing import Any
 
 from kubetune.data.reading.messages import SWITCHES
+from kubetune.plugins.importers.common.image_keys import say_it_sees
+from kubetune.plugins.importers.common.schedule_keys import schedule, warm_up
+from kubetune.plugins.importers.common.source_keys import read_source, share, take_sources
+from kubetune.plugins.importers.common.target_keys import PATH, modules
+from kubetune.plugins.importers.common.training_keys import (
+    FAST_ATTENTION,
+    FP8,
+    NO_EFFECT,
+    NO_STOP,
+    OFFLOADING,
+    OPTIMIZERS,
+    SHUFFLED,
+    TRACKERS,
+    TRAINING,
+    fsdp,
+    method,
+    other_optimizer,
+    packing,
+    reference,
+    template,
+    template_file,
+)
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -19,31 +41,6 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.shared import (
-    FAST_ATTENTION,
-    FP8,
-    NO_EFFECT,
-    NO_STOP,
-    OFFLOADING,
-    OPTIMIZERS,
-    SHUFFLED,
-    TRACKERS,
-    TRAINING,
-    fsdp,
-    method,
-    other_optimizer,
-    packing,
-    read_source,
-    reference,
-    say_it_sees,
-    schedule,
-    share,
-    take_sources,
-    template,
-    template_file,
-    warm_up,
-)
-from kubetune.plugins.importers.targets import PATH, modules
 from kubetune.plugins.importers.writing import inline
 
 # How axolotl's messages may be written, as the names of role and content.

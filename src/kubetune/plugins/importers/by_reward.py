@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from kubetune.config.schema.grpo import ONLY_WITH, GrpoConfig
 from kubetune.plugins.importers import servers
+from kubetune.plugins.importers.common.training_keys import NO_EFFECT, STEP, loss, numbers
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -27,7 +28,6 @@ from kubetune.plugins.importers.engine import (
     only_with,
     unneeded,
 )
-from kubetune.plugins.importers.shared import NO_EFFECT, STEP, loss, numbers
 
 _LOSSES: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 _NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"

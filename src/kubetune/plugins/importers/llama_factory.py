@@ -6,6 +6,24 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.data.reading.messages import SPEAKERS
+from kubetune.plugins.importers.common.image_keys import pixels, say_it_sees, sees
+from kubetune.plugins.importers.common.schedule_keys import warm_up
+from kubetune.plugins.importers.common.source_keys import read_source, share, take_sources, tidy
+from kubetune.plugins.importers.common.target_keys import modules
+from kubetune.plugins.importers.common.training_keys import (
+    FP8,
+    FSDP,
+    FUSED,
+    LORA,
+    NO_EFFECT,
+    NO_WEIGHT,
+    SYSTEM,
+    TRAINING,
+    bits,
+    method,
+    packing,
+    template,
+)
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -19,29 +37,6 @@ from kubetune.plugins.importers.engine import (
     unneeded,
 )
 from kubetune.plugins.importers.foreign import read_settings
-from kubetune.plugins.importers.shared import (
-    FP8,
-    FSDP,
-    FUSED,
-    LORA,
-    NO_EFFECT,
-    NO_WEIGHT,
-    SYSTEM,
-    TRAINING,
-    bits,
-    method,
-    packing,
-    pixels,
-    read_source,
-    say_it_sees,
-    sees,
-    share,
-    take_sources,
-    template,
-    tidy,
-    warm_up,
-)
-from kubetune.plugins.importers.targets import modules
 
 # Our columns for theirs, and our shape of records for each `formatting`.
 _COLUMNS = {"prompt": "instruction", "query": "input", "response": "output"}

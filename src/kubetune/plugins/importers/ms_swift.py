@@ -8,19 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from kubetune.config.data_files import is_file_name
-from kubetune.plugins.importers.engine import (
-    Draft,
-    Outcome,
-    Row,
-    Table,
-    Tool,
-    as_list,
-    carried,
-    dropped,
-    near,
-    unneeded,
-)
-from kubetune.plugins.importers.shared import (
+from kubetune.plugins.importers.common.image_keys import pixels, sees
+from kubetune.plugins.importers.common.schedule_keys import schedule, warm_up
+from kubetune.plugins.importers.common.source_keys import share, take_sources
+from kubetune.plugins.importers.common.target_keys import PATH, modules, without_words
+from kubetune.plugins.importers.common.training_keys import (
     FAST_ATTENTION,
     FSDP,
     LORA,
@@ -36,15 +28,20 @@ from kubetune.plugins.importers.shared import (
     bits,
     count,
     method,
-    pixels,
-    schedule,
-    sees,
-    share,
-    take_sources,
     template,
-    warm_up,
 )
-from kubetune.plugins.importers.targets import PATH, modules, without_words
+from kubetune.plugins.importers.engine import (
+    Draft,
+    Outcome,
+    Row,
+    Table,
+    Tool,
+    as_list,
+    carried,
+    dropped,
+    near,
+    unneeded,
+)
 
 # Keys of `megatron sft`, which trains every parameter unless a file says otherwise.
 _MEGATRON = set(

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.schema.preference import ONLY_WITH
+from kubetune.plugins.importers.common.training_keys import loss, reference
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -20,7 +21,6 @@ from kubetune.plugins.importers.engine import (
     only_with,
     unneeded,
 )
-from kubetune.plugins.importers.shared import loss, reference
 
 # Words of the tools for kinds of learning that compare or judge answers.
 METHODS: Final = ("dpo", "ipo", "orpo", "simpo", "cpo", "kto")

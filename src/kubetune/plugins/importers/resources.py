@@ -13,6 +13,7 @@ from typing import Any
 from kubetune.base.secrets import names_secret
 from kubetune.config.environment import VARIABLES
 from kubetune.config.schema.cluster import ENV_NAME, QUANTITY
+from kubetune.plugins.importers.common.training_keys import REPOSITORY, run_name
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -24,7 +25,6 @@ from kubetune.plugins.importers.engine import (
     is_empty,
     near,
 )
-from kubetune.plugins.importers.shared import REPOSITORY, run_name
 
 # What the script beside such a file usually trains.
 _GLUE = {"path": "nyu-mll/glue", "subset": "sst2"}

@@ -8,8 +8,8 @@ from typing import Final
 
 from kubetune.config.schema import DataConfig, LoraConfig
 from kubetune.plugins.importers import servers
+from kubetune.plugins.importers.common.training_keys import TRACKERS
 from kubetune.plugins.importers.engine import Draft, Kind, near
-from kubetune.plugins.importers.shared import TRACKERS
 
 _SHARDED: Final = "training.parallelism"
 _FP8: Final = (

@@ -4,6 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from kubetune.plugins.importers.common.schedule_keys import warm_up
+from kubetune.plugins.importers.common.source_keys import read_source, share, take_sources, tidy
+from kubetune.plugins.importers.common.target_keys import PATH, assume_peft_default, modules
+from kubetune.plugins.importers.common.training_keys import (
+    FSDP,
+    LORA,
+    NO_EFFECT,
+    OFFLOADING,
+    PACKING,
+    SHUFFLED,
+    TRAINING,
+    bits,
+    template_file,
+)
 from kubetune.plugins.importers.engine import (
     Draft,
     Outcome,
@@ -16,23 +30,6 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.shared import (
-    FSDP,
-    LORA,
-    NO_EFFECT,
-    OFFLOADING,
-    PACKING,
-    SHUFFLED,
-    TRAINING,
-    bits,
-    read_source,
-    share,
-    take_sources,
-    template_file,
-    tidy,
-    warm_up,
-)
-from kubetune.plugins.importers.targets import PATH, assume_peft_default, modules
 
 # Keys that describe one source together.
 _DATA_SET = ("dataset_config", "dataset_train_split", "dataset_text_field")

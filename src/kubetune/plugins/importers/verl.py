@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from kubetune.plugins.importers.by_reward import ALL_TOKENS
+from kubetune.plugins.importers.common.source_keys import take_sources, tidy
+from kubetune.plugins.importers.common.training_keys import SHUFFLED, trackers
 from kubetune.plugins.importers.engine import (
     OFF,
     Draft,
@@ -23,7 +25,6 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
-from kubetune.plugins.importers.shared import SHUFFLED, take_sources, tidy, trackers
 
 _ACTOR: Final = "actor_rollout_ref.actor."
 _ROLLOUT: Final = "actor_rollout_ref.rollout."

@@ -1,21 +1,20 @@
-"""What several tools have: conversions of values, sources of data, and Hugging Face's TrainingArguments."""
+"""What several tools have: conversions of values, and Hugging Face's TrainingArguments."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kubetune.plan.model_shapes import read_config
+from kubetune.plugins.importers.common.image_keys import MODELS
+from kubetune.plugins.importers.common.schedule_keys import every, schedule, strategy
 from kubetune.plugins.importers.engine import (
     OFF,
     Draft,
     Outcome,
     Row,
     Rule,
-    Step,
     Table,
     as_list,
     carried,
@@ -34,41 +33,13 @@ NO_WEIGHT = "give each source a `weight`: how often it appears in an epoch"
 SYSTEM = "put a system message into the data; the model then sees it at inference too"
 NOT_SPLIT = "no splitting along a sequence or layer"
 TRACKERS = ("mlflow", "wandb", "trackio")
-MODELS = ("model", "model_id_or_path", "model_name_or_path", "base_model")
 REPOSITORY = r"[\w.-]+/[\w.-]+"
-# Keys of a source as people write them, and what they are where they are left out.
-_SOURCE: dict[str, Any] = {
-    "path": None, "format": None, "subset": None, "split": "train", "weight": 1, "columns": {},
-}  # fmt: skip
-# Names of readers of `datasets`, which are where a path usually does; the files are named beside them.
-_READERS = ("json", "csv", "parquet", "text", None)
-# Keys that change a schedule, and those that change a cosine.
-_SHAPES = ("lr_scheduler_kwargs", "jagged_restart_steps")
-_SHAPES_OF_COSINE = (*_SHAPES, "cosine_min_lr_ratio", "min_lr", "lr_decay_iters")
-_SCHEDULES = {"constant_with_warmup": "constant", "cosine_with_restarts": "cosine"}
-# Keys of the sizes of images.
-_OF_IMAGES = (
-    "image_max_pixels",
-    "image_min_pixels",
-    "max_pixels",
-    "MAX_PIXELS",
-    "min_pixels",
-    "MIN_PIXELS",
-)
-# Names of models that see, where their config.json is not on this machine.
-_SEEING = re.compile(
-    r"vl|vision|llava|omni|ocr|pixtral|gemma-?3|minicpm-?[vo]|ovis|molmo|llama-?4|glm-?[\d.]+v",
-    re.I,
-)
-# As Qwen-VL counts.
-_PIXELS_OF_A_TOKEN = 28 * 28
 _DAY = 24 * 3600
 _OWN_TEMPLATE = (
     "prompts are written by the tokenizer's own chat template. If that is another one, write this one into a Jinja "
     "file and name it in model.chat_template (`chatml` is built in); `kubetune data check` shows what is trained"
 )
 _NOT_PAGED = "the optimizer's state is not paged to the host"
-_LATER = "the first step learns already, where theirs has a rate of 0"
 # What a step's samples are counted from.
 STEP = (
     "training.per_device_train_batch_size",
@@ -83,69 +54,6 @@ OPTIMIZERS: dict[str, Any] = {
     "adamw_torch_8bit": "adamw_8bit", "paged_adamw": near("adamw", _NOT_PAGED),
     "paged_adamw_32bit": near("adamw", _NOT_PAGED), "paged_adamw_8bit": near("adamw_8bit", _NOT_PAGED),
 }  # fmt: skip
-
-
-def take_sources(
-    draft: Draft, keys: Mapping[str, str], source: Callable[[Draft, str, Any], list[Any]]
-) -> None:
-    """Take keys of data, each with our path. `source` returns our sources for one item at its place."""
-    for key, path in keys.items():
-        if key in draft.unknown:
-            draft.leave_open(key, path, draft.unknown[key])
-            continue
-        collected: list[Any] = []
-        for number, item in enumerate(as_list(draft.take(key))):
-            collected += source(draft, f"{key}[{number}]", item)
-        if collected:
-            draft.carry(key, path, collected)
-
-
-def read_source(draft: Draft, section: Draft, table: Table) -> dict[str, Any]:
-    """Send a section's keys to their rows, hand its notes to the draft, and return the source.
-
-    What was carried over gets no note of its own: the source shows it.
-    """
-    section.apply(SOURCE.by_key() | table.by_key(), unknown="sources have no such setting")
-    draft.notes += [note for note in section.notes if note.kind != "carried"]
-    return tidy(section.settings)
-
-
-def tidy(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a source in the usual order, without what it says by default.
-
-    {"split": "train", "columns.text": "body", "path": "a"}   →   {"path": "a", "columns": {"text": "body"}}
-    """
-    columns = {}
-    for path, theirs in settings.items():
-        ours = path.removeprefix("columns.")
-        if theirs and ours not in (path, theirs):
-            columns[ours] = theirs
-    tidied = {}
-    for key, default in _SOURCE.items():
-        value = columns if key == "columns" else settings.get(key)
-        if value not in (None, default):
-            tidied[key] = value
-    return tidied
-
-
-def _data_files(value: Any, draft: Draft) -> Outcome:
-    """Take the files of a source, if its `path` is only the name of a reader such as `json`.
-
-    path: json         data_files: a.jsonl    the data are a.jsonl
-    path: owner/set    data_files: a.jsonl    the data are owner/set, and data_files is dropped
-    """
-    files = [str(file) for file in as_list(value)]
-    why = f"one file or pattern a source: {', '.join(files)}; write a source for each file"
-    if draft.get("path") not in _READERS:
-        return dropped(why)
-    return carried(files[0]) if len(files) == 1 else near(files[0], why)
-
-
-def _path(value: Any, draft: Draft) -> Outcome:
-    """Take the path of a source, unless it is only the name of a reader."""
-    if value in _READERS and draft.get("data_files") is not None:
-        return unneeded("data_files names the data")
-    return carried(str(value))
 
 
 def method(key: str) -> Row:
@@ -218,116 +126,11 @@ def count(keys: str, path: str) -> Row:
     return Row(keys, path, other=numbers(int, dropped(f"a shell variable; set {path}"), least=0))
 
 
-def schedule(keys: str) -> Row:
-    """Return the row of the learning rate's schedule, which other keys may give another shape."""
-
-    def rule(value: Any, draft: Draft) -> Outcome:
-        name = _SCHEDULES.get(value, value)
-        if name not in ("cosine", "linear", "constant"):
-            return near("cosine", "kubetune knows cosine, linear and constant schedules")
-        changing = _SHAPES_OF_COSINE if name == "cosine" else _SHAPES
-        shapes = [key for key in changing if draft.get(key)]
-        if shapes:
-            return near(name, f"there its shape depends on {', '.join(shapes)} too")
-        return carried(name)
-
-    return Row(keys, "training.lr_scheduler_type", other=rule)
-
-
-def warm_up(
-    schedule: str = "lr_scheduler_type",
-    steps: str = "warmup_steps",
-    ratio: str = "warmup_ratio",
-    default: float = 0.0,
-) -> Step:
-    """Return the step that takes the warm-up, of which a file may name the steps and their share.
-
-    warmup_steps: 0    warmup_ratio: 0.1    a share of 0.1; no warm-up in axolotl, where 0 steps count
-    warmup_steps: 5    warmup_ratio: 0.1    5 steps, near, since tools and their versions differ
-    """
-
-    def step(draft: Draft) -> None:
-        number = _positive(draft, steps)
-        share = _positive(draft, ratio)
-        path = "training.warmup_ratio"
-        is_axolotl = draft.tool.name == "axolotl"
-        for key in (steps, ratio):
-            # Which of both counts depends on the other one.
-            if key in draft.unknown:
-                draft.undecided[path] = key
-                for other, value in ((steps, number), (ratio, share)):
-                    if value is not None:
-                        draft.drop(
-                            other, f"depends on {key}, whose value only a running shell knows"
-                        )
-                return
-        if draft.get(schedule) == "constant":
-            draft.ignore(f"{schedule}: constant does not warm up, there as here", steps, ratio)
-            draft.assume(path, 0.0, "a constant schedule does not warm up there")
-        elif number or (number == 0 and (is_axolotl or not share)):
-            # transformers reads a number below 1 as a share, and axolotl takes two steps for one.
-            if not 0 < number < 1:
-                number = 2 if number == 1 and is_axolotl else int(number)
-                path = "training.warmup_steps"
-            outcome = carried(number, f"{path}: {number:g}; {_LATER}", path)
-            if number and share:
-                outcome = near(number, f"{ratio} is set too, and other versions take that", path)
-            draft.write(steps, outcome)
-            if share is not None:
-                draft.drop(ratio, f"{steps} is set too")
-        elif share is not None:
-            outcome = carried(share, f"{path}: {share:g}; {_LATER}", path)
-            if is_axolotl and draft.get("max_steps"):
-                outcome = near(share, "rounded up to a step, there down", path)
-            draft.write(ratio, outcome)
-            draft.ignore(f"0 says nothing beside {ratio}, there as here", steps)
-        else:
-            draft.assume(path, default)
-
-    return step
-
-
-def _positive(draft: Draft, key: str) -> float | None:
-    """Return a key's number, or None where it is left out. Raise ConfigError for anything else."""
-    value = draft.take(key)
-    if value is None:
-        return None
-    number = -1.0 if isinstance(value, bool) else float(value)
-    if not 0 <= number < float("inf"):
-        draft.refuse_value(key)
-    return number
-
-
 def other_optimizer(value: Any, draft: Draft) -> Outcome:
     """Take AdamW for an optimizer that is not there."""
     if not isinstance(value, str):
         draft.refuse_value(draft.at)
     return near("adamw", f"{value} is not there; choose the learning rate anew for AdamW")
-
-
-def every(verb: str) -> Row:
-    """Return the row of the steps between two evaluations or checkpoints; each epoch's end may replace them."""
-
-    def rule(value: Any, draft: Draft) -> Outcome:
-        if "epoch" in (draft.get(f"{verb}_strategy"), draft.get(f"{verb}uation_strategy")):
-            return unneeded(f"{verb}_strategy is epoch, which takes no steps")
-        # A share of all steps is not known before the data are read.
-        return carried(int(value)) if value >= 1 else near("epoch", "a share of all steps")
-
-    return Row(f"{verb}_steps", f"training.{verb}_steps", other=rule)
-
-
-def strategy(keys: str, path: str, without: str) -> Row:
-    """Return the row of `save_strategy` and its like. `without`: what happens even where it is off."""
-    off = unneeded(f"{without} all the same, which changes no result")
-    values = {
-        "steps": unneeded("follows from the number of steps"),
-        "best": unneeded("the best checkpoint is always kept"),
-        "no": off,
-        False: off,
-        "epoch": "epoch",
-    }
-    return Row(keys, path, values, dropped("expected steps, epoch or no"))
 
 
 def hub_model(value: Any, draft: Draft) -> Outcome:
@@ -344,47 +147,6 @@ def push(_: Any, draft: Draft) -> Outcome:
     if draft.get("hub_model_id"):
         return unneeded("follows from `push`, which hub_model_id sets")
     return dropped("no hub_model_id is given; set push.repo: ORG/NAME")
-
-
-def sees(value: Any, draft: Draft) -> Outcome:
-    """Carry a setting of the parts of a model that see. Tools freeze these by default, for models of text too."""
-    model = "".join(str(draft.get(key) or "") for key in MODELS)
-    facts = read_config(model, os.environ)
-    does_see = "vision_config" in str(facts)
-    if not facts:
-        other_keys = any(draft.theirs.get(key) for key in _OF_IMAGES)
-        does_see = value is False or other_keys or bool(_SEEING.search(model))
-    if not does_see:
-        return unneeded(
-            "nothing here says that the model sees; where it does, set task: vision_language"
-        )
-    say_it_sees(draft, draft.at)
-    return carried(value)
-
-
-def say_it_sees(draft: Draft, key: str) -> None:
-    """Take from a key that the model sees: images in pairs of answers, or a task of their own."""
-    task = draft.ours("task")
-    why = f"{key} is a setting of models that see"
-    if task == "reward_model":
-        draft.refuse(key, "is a setting of models that see, and a reward model scores texts alone")
-    if task == "grpo":
-        draft.refuse(key, "is a setting of models that see, and GRPO asks about texts alone")
-    if task == "preference":
-        draft.assume("preference.images", True, why)
-    elif task != "vision_language":
-        draft.withdraw("task", f"the task follows from another key: {why}", "unneeded")
-        why += "; `causal_lm` for one that reads texts alone"
-        draft.assume("task", "vision_language", why)
-
-
-def pixels(value: Any, draft: Draft) -> Outcome:
-    """Make a limit of an image in tokens, at least one token, of one in pixels."""
-    if not isinstance(value, int) or value <= 0:
-        return dropped("no number of pixels; see image_min_tokens and image_max_tokens of vision")
-    say_it_sees(draft, draft.at)
-    tokens = max(1, min(16_384, value // _PIXELS_OF_A_TOKEN))
-    return near(tokens, "tokens of 28 × 28 pixels; other models differ")
 
 
 def run_name(value: Any, _: Draft) -> Outcome:
@@ -444,17 +206,6 @@ def packing(value: Any, draft: Draft) -> Outcome:
     )
 
 
-def share(value: Any, draft: Draft) -> Outcome:
-    """Carry the share that is held out for evaluation. A number of rows is no share before the rows are counted."""
-    if value == 0:
-        return OFF
-    if draft.has("data.eval"):
-        return unneeded(f"{draft.origin('data.eval')} names the data of evaluations")
-    if isinstance(value, (int, float)) and 0 < value < 1:
-        return carried(float(value))
-    return near(0.05, "a share is held out here, not a number of rows; adjust it")
-
-
 def reference(value: Any, draft: Draft) -> Outcome:
     """Take a model or config that is the base itself; drop any other."""
     if value in [draft.get(key) for key in MODELS]:
@@ -474,16 +225,6 @@ def loss(keys: str, path: str, known: Mapping[str, str]) -> Row:
 
     return Row(keys, path, other=rule)
 
-
-# Keys of a source that several tools have.
-SOURCE = Table(
-    same={"subset": "name subset config", "split": "split"},
-    rows=[
-        Row("path", "path", other=_path),
-        Row("data_files", "path", other=_data_files),
-        Row("weight", "weight", other=lambda value, _: carried(float(value))),
-    ],
-)
 
 # Keys of TrainingArguments, under their own names, and what scripts and configs of all tools say of trackers.
 TRAINING = Table(
