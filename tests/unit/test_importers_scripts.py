@@ -324,3 +324,27 @@ def test_the_loss_of_routers_that_do_not_learn_is_dropped(tmp_path: Path) -> Non
     assert "router" not in text.split("Not carried over")[0]
     text, notes = dropped(tmp_path / "a.sh", f"{call} --tuner_type full")
     assert ("router_aux_loss_coef: 0.001" in text, notes) == (True, {})
+
+
+def test_words_of_a_command_that_belong_to_no_option_are_named(tmp_path: Path) -> None:
+    stray = '~trainer.logger $MORE "${ARGS[@]}"'
+    _, notes = dropped(tmp_path / "a.sh", f'{VERL} {stray} --config-name mine "$@"')
+    words = {"word ~trainer.logger", "word $MORE", "word ${ARGS[@]}", "word $@"}
+    assert notes.keys() == words | {"config_name"}
+    # What the script is called with is no value of the option before it.
+    call = "swift sft --model a/b --dataset org/chats --use_hf true --lora_rank 8"
+    text, notes = dropped(tmp_path / "a.sh", f'{call} "${{@:2}}"')
+    assert ("r: 8" in text, notes.keys()) == (True, {"word ${@:2}"})
+
+
+def test_assignments_behind_the_file_of_a_command_count(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(
+        "model_name_or_path: a/b\ndataset: d\nstage: sft\nlearning_rate: 1.0e-4\nlora_rank: 4\n"
+    )
+    text, notes = dropped(
+        tmp_path / "a.sh",
+        "llamafactory-cli train run.yaml learning_rate=2e-5 lora_rank=$(cat rank)",
+    )
+    assert "learning_rate: 2e-5" in text
+    assert "only a running shell knows" in notes["lora_rank"]
+    assert not any(key.startswith("word") for key in notes)

@@ -110,6 +110,11 @@ def _add_notes_of_script(draft: Draft, foreign: Foreign) -> None:
     for line, command in foreign.more.items():
         text = "a further command of the script; a run file holds one run"
         draft.notes.append(Note("dropped", f"line {line}", command, text, line))
+    for word in foreign.strays:
+        # The file that the command takes its settings from.
+        if not word.endswith((".yaml", ".yml", ".json")):
+            text = "belongs to no option of the command; what it says is not read"
+            draft.notes.append(Note("dropped", f"word {word}", None, text, foreign.line))
     for line, text in foreign.notes.items():
         draft.notes.append(Note("approximated", f"line {line}", None, text, line))
 

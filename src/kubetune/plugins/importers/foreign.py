@@ -16,6 +16,10 @@ from kubetune.errors import ConfigError
 from kubetune.plugins.importers.shell import Command, Word, read_script
 
 _SCRIPTS = (".sh", ".bash")
+# Tools that take `key=value` on the command line.
+_ASSIGNING = ("verl", "LLaMA-Factory")
+# "$@", $*, "${@:2}": what the script is called with.
+_CALLED_WITH = re.compile(r"\$[@*]|\$\{[@*].*\}")
 _CONFIG = re.compile(r"(?:\s+|.*\s--config[\s=]+)['\"]?([^\s'\"-][^\s'\"]*\.(?:ya?ml|json))\b")
 # Options of `torchrun` and `accelerate launch`, and the variables that say the same.
 _LAUNCHED = {
@@ -41,6 +45,8 @@ class Foreign:
     peer: str | None = None  # the tool, where the file names it
     command: str | None = None  # subcommand in a script, such as `sft`
     more: dict[int, str] = field(default_factory=dict)  # further training commands, by line
+    strays: tuple[str, ...] = ()  # words of the command that belong to no option
+    line: int = 0  # of the command
     variables: dict[str, str] = field(default_factory=dict)  # why a script's `$NAME` is not known
     notes: dict[int, str] = field(
         default_factory=dict
@@ -200,7 +206,7 @@ def _call(command: Command, commands: Mapping[str, str]) -> _Call | None:
 def _read_command(path: Path, call: _Call) -> Foreign:
     """Return the settings of one command: of the environment, of its launcher, of a file and of its options."""
     launcher = _arguments(call.before, assigns=True)
-    arguments = _arguments(call.after, assigns=call.peer == "verl")
+    arguments = _arguments(call.after, assigns=call.peer in _ASSIGNING)
     exported = {name: _value(text) for name, text in call.command.exported.items()}
     settings = {
         **exported,
@@ -221,7 +227,15 @@ def _read_command(path: Path, call: _Call) -> Foreign:
     for key in unclear:
         settings[key] = f"${{{key}}}"
     lines = dict.fromkeys(settings, call.command.line)
-    return Foreign(settings, lines, call.peer, call.subcommand, variables=unclear)
+    return Foreign(
+        settings,
+        lines,
+        call.peer,
+        call.subcommand,
+        strays=tuple(arguments.strays),
+        line=call.command.line,
+        variables=unclear,
+    )
 
 
 def _from_file(words: Sequence[Word], path: Path) -> Mapping[str, Any]:
@@ -242,6 +256,7 @@ class _Arguments:
     """What the words of a command say."""
 
     options: dict[str, Any] = field(default_factory=dict)  # --key value
+    strays: list[str] = field(default_factory=list)  # words that belong to no option
     assigned: dict[str, Any] = field(default_factory=dict)  # key=value
     unclear: dict[str, str] = field(
         default_factory=dict
@@ -268,8 +283,10 @@ def _arguments(words: Sequence[Word], assigns: bool) -> _Arguments:
             arguments.assigned[name] = _value(value)
             if word.why:
                 arguments.unclear[name.lstrip("+")] = word.why
-        elif key:
+        elif key and not _CALLED_WITH.fullmatch(word.text):
             values[key].append(_value(word.text))
+        elif word.text.strip():
+            arguments.strays.append(word.text)
     # An option without a value is a flag, and of several values a list.
     for key, several in values.items():
         if len(several) > 1:
