@@ -21,7 +21,15 @@ _ENVIRONMENTS: Final = ("activate", "conda", ".bashrc", ".profile", "set_env.sh"
 
 
 class Calls:
-    """Keeps what a script calls. `walk_body` walks through the statements within a node."""
+    """Keeps what a script calls. `walk_body` walks through the statements within a node.
+
+    swift sft --seed 1     a program: kept in `script.commands`
+    train 3                a function of the script: its body is walked through
+    eval "A=1", sh -c …    a text: parsed and walked through
+    source env.sh          not followed: what the script has set is not certain behind it
+    read A                 A is not known
+    exit                   nothing behind it is walked through
+    """
 
     def __init__(self, script: Script, values: Values, walk_body: Callable[[Node], None]) -> None:
         self.script = script
@@ -95,7 +103,13 @@ class Calls:
         self.script.commands.append(command)
 
     def call_function(self, function: Node, arguments: Sequence[str]) -> None:
-        """Walk through a function of the script with its arguments: $1, $2 …"""
+        """Walk through a function of the script with its arguments: $1, $2 …
+
+        train() {                      train 3 is called:
+          local LR=$1                  1 is 3, and what 1 was outside is kept
+          SEED=5                       LR is 3, and what LR was outside is kept
+        }                              behind it 1 and LR are as before, and SEED is 5
+        """
         if len(self.outside) >= _DEEPEST_CALL:
             return
         # Its arguments and what it declares `local` are other variables than those of the same name outside.

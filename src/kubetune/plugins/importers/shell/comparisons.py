@@ -1,4 +1,13 @@
-"""Conditions of a script, as far as their sides are known."""
+"""Conditions of a script, as far as their sides are known.
+
+A condition holds (True), does not (False), or only a running shell knows (None):
+
+    [ small = small ]               True
+    [[ Qwen3-8B == Qwen* ]]         True
+    (( 4 > 8 ))                     False
+    [ -d data ]                     None
+    [[ a == b && -d data ]]         False: one side decides
+"""
 
 from __future__ import annotations
 

@@ -61,7 +61,16 @@ class State:
 
 
 def merged(before: State, ends: Sequence[State]) -> State:
-    """Return what is known behind branches. One that ends the script says nothing of what follows."""
+    """Return what is known behind branches. One that ends the script says nothing of what follows.
+
+    if [ -d data ]; then        ends:    A is 1, B is 1
+      A=1 B=1                            A is 1, B is 2
+    elif [ -d old ]; then                A is 9, but the script has ended
+      A=1 B=2                   merged:  A is 1
+    else                                 B is 1 or 2: a Choice
+      A=9; exit
+    fi
+    """
     alive = [state for state in ends if not state.ended_by]
     if not alive:
         return ends[0]

@@ -110,7 +110,10 @@ class Values:
         return written
 
     def quoted(self, node: Node) -> str:
-        """Return a text in double quotes, with the spaces between its parts, which are no nodes."""
+        """Return a text in double quotes, with the spaces between its parts, which are no nodes.
+
+        "a  $B c"   →   nodes `a`, `$B`, ` c`; the spaces before `$B` are taken from the source
+        """
         source = node.text or b""
         parts = []
         start = 1
@@ -126,7 +129,15 @@ class Values:
         return "".join(parts)
 
     def expansion(self, node: Node) -> str:
-        """Return the value of $NAME, ${NAME}, ${NAME:-default} or ${NAME:=default}; others stay as they are written."""
+        """Return the value of $NAME, ${NAME}, ${NAME:-default} or ${NAME:=default}; others stay as they are written.
+
+        A=1  E=
+
+        $A           1           ${A:-2}      1          ${A:+set}    set
+        ${E:-2}      2           ${E-2}       (empty)    ${E:+set}    (empty)
+        ${NEW:-2}    2           ${NEW-2}     2          $NEW         $NEW
+        ${A%.*}      ${A%.*}     ${M[$A]}     ${M[$A]}
+        """
         written = text_of(node)
         match = _EXPANSION.fullmatch(written)
         if match is None:

@@ -25,7 +25,12 @@ Clause = tuple[list[Node], list[Node]]
 
 
 class Walk:
-    """A walk through one script."""
+    """A walk through one script.
+
+    It goes through the statements in the order in which a shell runs them. `values` says what is known of the variables
+    at the present place, and `calls` keeps the commands that are met. A branch of which nobody knows whether it is taken
+    is walked through with a copy of the variables, and what the copies say is merged behind it.
+    """
 
     def __init__(self) -> None:
         self.script = Script()
@@ -85,7 +90,11 @@ class Walk:
         self.values.state = before
 
     def branches(self, branches: Sequence[Branch]) -> None:
-        """Walk through branches, of which the script takes one."""
+        """Walk through branches, of which the script takes one.
+
+        The condition of a branch that is certain to be walked through, such as the statements behind a loop, is empty:
+        commands in it are called for certain.
+        """
         before = self.values.state
         ends = []
         for condition, walk in branches:
@@ -111,7 +120,14 @@ class Walk:
         self.first_of(clauses)
 
     def first_of(self, clauses: Sequence[Clause]) -> None:
-        """Walk through the first clause whose conditions hold."""
+        """Walk through the first clause whose conditions hold.
+
+        if A; then X; elif B; then Y; else Z; fi
+
+        A holds            X
+        A does not hold    first_of([B: Y, Z])
+        A is not known     branches(X, first_of([B: Y, Z]))
+        """
         if not clauses:
             return
         conditions, statements = clauses[0]
@@ -201,7 +217,13 @@ class Walk:
         return holds
 
     def truth_of_list(self, node: Node) -> bool | None:
-        """Walk through `A && B` and `A || B`, and return whether it holds."""
+        """Walk through `A && B` and `A || B`, and return whether it holds.
+
+        [ a = a ] && X        A holds: X is walked through, and decides
+        [ a = b ] && X        A does not hold: X is not walked through
+        [ -d data ] && X      not known: X is a branch
+        cd work && X          not known, but taken to end well: X is called for certain
+        """
         left = node.named_children[0]
         right = node.named_children[-1]
         is_and = any(child.type == "&&" for child in node.children)
