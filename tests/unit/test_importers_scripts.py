@@ -317,6 +317,16 @@ def test_prompts_of_a_step_are_not_counted_from_an_unknown_number(tmp_path: Path
         import_config(tmp_path / "b.sh")
 
 
+def test_a_metric_that_evaluations_do_not_have_is_dropped(tmp_path: Path) -> None:
+    call = "swift sft --model a/b --dataset org/chats --use_hf true --split_dataset_ratio 0.1"
+    metric = "--greater_is_better true --metric_for_best_model"
+    text, notes = dropped(tmp_path / "a.sh", f"{call} {metric} rouge-l")
+    assert notes.keys() == {"metric_for_best_model", "greater_is_better"}
+    assert "evaluations have no rouge-l" in notes["metric_for_best_model"]
+    text, notes = dropped(tmp_path / "a.sh", f"{call} {metric} eval_token_accuracy")
+    assert ("metric_for_best_model: eval_token_accuracy" in text, notes) == (True, {})
+
+
 def test_the_loss_of_routers_that_do_not_learn_is_dropped(tmp_path: Path) -> None:
     call = "megatron sft --model a/b --dataset org/chats --use_hf true --lr 1e-4 --moe_aux_loss_coeff 1e-3"
     text, notes = dropped(tmp_path / "a.sh", f"{call} --tuner_type lora")

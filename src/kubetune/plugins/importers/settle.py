@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final
 
+from kubetune.config.metric_names import full_name, metrics_of
 from kubetune.config.schema import DataConfig, LoraConfig
 from kubetune.plugins.importers import servers
 from kubetune.plugins.importers.common.training_keys import TRACKERS
@@ -132,6 +133,7 @@ def settle(draft: Draft) -> None:
     for conflict in CONFLICTS:
         if conflict.holds(draft):
             _take_out(draft, conflict)
+    _metric(draft)
     _routers(draft)
     _optimizer(draft)
 
@@ -155,6 +157,17 @@ def _packed_batches(draft: Draft) -> None:
     draft.withdraw("training.global_batch_size", "")
     text = f"{path}: {rows * length:,}, {rows} full rows of {length:,} tokens"
     draft.carry(key, path, rows * length, text)
+
+
+def _metric(draft: Draft) -> None:
+    """Take out a metric that evaluations of the task do not have, and its direction."""
+    path = "training.metric_for_best_model"
+    known = metrics_of(draft.ours("task", "causal_lm"), "auto", judged=True)
+    if draft.origin(path) is None or full_name(draft.ours(path)) in known:
+        return
+    why = f"evaluations have no {draft.ours(path)}; see {path}"
+    draft.withdraw(path, why)
+    draft.withdraw("training.greater_is_better", why)
 
 
 def _routers(draft: Draft) -> None:
