@@ -244,8 +244,8 @@ def test_ms_swift_from_a_script(tmp_path: Path) -> None:
     assert [(s.path, s.subset) for s in config.data.train] == [
         ("some-lab/chats#500", "en"), ("some-lab/chats#500", "de"), ("my/file.jsonl", None),
     ]  # fmt: skip
-    assert (config.compute.processes, config.training.global_batch_tokens) == (4, 64 * 1024)
-    assert config.training.global_batch_size is None
+    assert (config.compute.processes, config.training.gradient_accumulation_steps) == (4, 64 // 4)
+    assert config.training.global_batch_tokens == "packed"
     assert (config.training.weight_decay, config.training.adam_beta2) == (0.1, 0.95)
     assert config.training.parallelism == "fsdp"
     assert config.lora is not None
@@ -671,7 +671,9 @@ def test_the_batch_of_a_script_counts_the_samples_of_each_process(tmp_path: Path
         f"{SWIFT.replace('--packing true', '--per_device_train_batch_size 2')}",
         "train.sh",
     )
-    assert config.training.global_batch_size == 128
+    training = config.training
+    parts = (training.per_device_train_batch_size, training.gradient_accumulation_steps)
+    assert (*parts, config.compute.processes) == (2, 64 // 4, 4)
 
 
 def test_a_script_that_takes_its_settings_from_a_file(tmp_path: Path) -> None:

@@ -268,6 +268,7 @@ OPEN = {
     "--per_device_train_batch_size ${B[0]}": "gradient_accumulation_steps",
     "--gradient_accumulation_steps $(nproc | head -1)": "gradient_accumulation_steps",
     "--save_steps `cat steps`": "save_steps",
+    "--gradient_accumulation_steps $(expr 64 / $GPUS)": "gradient_accumulation_steps",
     "--max_epochs $(cat epochs) --num_train_epochs ${E[$K]}": "num_train_epochs",
     "--learning_rate $(cat rate) --lr_scheduler_type constant": "learning_rate",
     "--report_to ${T[$K]}": "tracking",

@@ -391,8 +391,7 @@ def unknown_values(theirs: Mapping[str, Any], variables: Mapping[str, str]) -> d
     for key, value in theirs.items():
         text = inline(value)
         match = _VARIABLE.search(text)
-        # ms-swift's rule of accumulation knows divisions.
-        if match is None or "$(expr " in text:
+        if match is None:
             continue
         name = match[1] or match[2] or match[3]
         if name == key and key in variables:

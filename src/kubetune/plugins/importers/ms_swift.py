@@ -36,7 +36,6 @@ from kubetune.plugins.importers.engine import (
     Row,
     Table,
     Tool,
-    as_list,
     carried,
     dropped,
     near,
@@ -122,20 +121,6 @@ def _max_epochs(value: Any, draft: Draft) -> Outcome:
     if value >= epochs:
         return unneeded(f"the run ends before, after {epochs} epochs")
     return near(value, f"the learning rate ends with them, there after {epochs} epochs")
-
-
-def _accumulation(value: Any, draft: Draft) -> Outcome:
-    """Carry the micro-batches of a step, or make them of a division such as `$(expr 64 / $NPROC_PER_NODE)`."""
-    if isinstance(value, int):
-        return carried(value)
-    text = " ".join(map(str, as_list(value)))
-    # `$(expr 64 / 4)` with a batch of 2: the 64 micro-batches of all processes are 128 samples.
-    total = re.search(r"(\d+)\s*/", text)
-    batch = draft.get("per_device_train_batch_size") or 1
-    if total and isinstance(batch, int):
-        why = "divided by the processes there, which kubetune does"
-        return near(int(total[1]) * batch, why, "training.global_batch_size")
-    return dropped(f"a shell expression: {text}; set training.global_batch_size")
 
 
 def _share(value: Any, draft: Draft) -> Outcome:
@@ -238,7 +223,6 @@ TOOL = Tool(
             Row("use_chat_template", other=_chat_template),
             Row("max_epochs", "training.num_train_epochs", other=_max_epochs),
             # Batches and data.
-            Row("gradient_accumulation_steps", "training.gradient_accumulation_steps", other=_accumulation),
             Row("truncation_strategy", "data.overlong", {"delete": "drop", "right": "truncate", "split": "split"},
                 near("truncate", "a row's end is cut")),
             Row("split_dataset_ratio", "data.eval", other=_share),

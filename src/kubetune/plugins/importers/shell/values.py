@@ -163,7 +163,7 @@ class Values:
             return default
         if value is None:
             return written
-        if "$(" in value and not value.startswith("$(expr "):
+        if "$(" in value:
             line = self.state.lines.get(name, 1)
             return self.left_open(name, f"is set by a command (line {line})")
         return value
@@ -184,13 +184,14 @@ class Values:
         return "".join(parts)
 
     def substitution(self, node: Node) -> str:
-        """Return $(command) as it is written, but $(expr 64 / $N) with the values that are known."""
+        """Return the result of $(expr 64 / $N) where N is known, and any other $(command) as it is written."""
         commands = node.named_children
         if len(commands) == 1 and commands[0].type == "command":
             words = self.words(commands[0].named_children)
-            text = " ".join(word.text for word in words)
-            if text.startswith("expr "):
-                return f"$({text})"
+            texts = [word.text for word in words]
+            number = calculated(" ".join(texts[1:]))
+            if texts[0] == "expr" and number is not None:
+                return str(number)
         written = text_of(node)
         if written.startswith("`"):
             return f"$({written[1:-1]})"
