@@ -20,16 +20,9 @@ from kubetune.base.humanize import shell_word
 from kubetune.config.load import load_config
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import kinds
-from kubetune.plugins.importers.engine import (
-    WRONG_KINDS,
-    Draft,
-    Note,
-    Tool,
-    convert,
-    is_empty,
-    unknown_values,
-)
+from kubetune.plugins.importers.engine import WRONG_KINDS, Draft, Note, Tool, convert
 from kubetune.plugins.importers.foreign import Foreign, flattened, read_foreign
+from kubetune.plugins.importers.readings import is_empty, unknown_values
 from kubetune.plugins.importers.settle import settle
 from kubetune.plugins.importers.writing import comment, inline, run_file
 

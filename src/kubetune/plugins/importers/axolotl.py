@@ -33,7 +33,6 @@ from kubetune.plugins.importers.engine import (
     Row,
     Table,
     Tool,
-    as_list,
     as_names,
     carried,
     dropped,
@@ -41,6 +40,7 @@ from kubetune.plugins.importers.engine import (
     switch,
     unneeded,
 )
+from kubetune.plugins.importers.readings import as_list
 from kubetune.plugins.importers.writing import inline
 
 # How axolotl's messages may be written, as the names of role and content.

@@ -21,13 +21,13 @@ from kubetune.plugins.importers.engine import (
     Outcome,
     Row,
     Table,
-    as_list,
     carried,
     dropped,
     near,
     only_with,
     unneeded,
 )
+from kubetune.plugins.importers.readings import as_list
 
 _LOSSES: Final = ("grpo", "dr_grpo", "dapo", "bnpo", "cispo", "sapo", "luspo", "vespo")
 _NO_METRIC: Final = "evaluations measure loss, and answers by evaluation.generate; see training.metric_for_best_model"

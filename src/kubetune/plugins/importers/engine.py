@@ -38,6 +38,7 @@ from kubetune.base.humanize import nearest
 from kubetune.base.secrets import is_secret
 from kubetune.errors import ConfigError
 from kubetune.plugins.importers import not_here
+from kubetune.plugins.importers.readings import as_flag, as_list, is_empty
 from kubetune.plugins.importers.writing import inline
 
 Kind = Literal["carried", "assumed", "approximated", "dropped", "unneeded"]
@@ -46,8 +47,6 @@ Step = Callable[["Draft"], None]
 
 # Errors of reading a value where it is of another kind than expected: a text for a number, a list for a name.
 WRONG_KINDS = (TypeError, ValueError, AttributeError, LookupError, OverflowError)
-# $NAME, $1, ${NAME}, ${NAME[0]}, ${NAME%.*} or $(command): only a shell knows the value.
-_VARIABLE = re.compile(r"\$(\w+)|\$\{([\w.]+)\}|\$\{\W?([\w.]*)|\$[@*#(]")
 
 
 @dataclass(frozen=True)
@@ -385,25 +384,6 @@ def convert(draft: Draft, more: Iterable[Table]) -> None:
         draft.assume(path, value)
 
 
-def unknown_values(theirs: Mapping[str, Any], variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the keys whose value only a running shell knows, and why. `variables`: what is known of a script's."""
-    unknown = {}
-    for key, value in theirs.items():
-        text = inline(value)
-        match = _VARIABLE.search(text)
-        if match is None:
-            continue
-        name = match[1] or match[2] or match[3]
-        if name == key and key in variables:
-            reason = variables[key]
-        elif name:
-            reason = f"{text} holds ${name}, which {variables.get(name, 'the file does not set')}"
-        else:
-            reason = f"{text} is what only a running shell knows"
-        unknown[key] = f"{reason}; put its value there"
-    return unknown
-
-
 def _remark(path: str, value: Any) -> str:
     """Return what is to be said of a setting that means the same and that `auto` would not choose everywhere."""
     if path == "model.dtype" and value in ("bfloat16", "float16"):
@@ -425,29 +405,6 @@ def _row_without_table(key: str, unknown: str, table: Mapping[str, Row]) -> Row:
     close = nearest(key, table, 0.8)
     hint = f"; did you mean {close}?" if close else ""
     return Row(key, other=dropped(f"not known to `kubetune import`{hint}"))
-
-
-def is_empty(value: Any) -> bool:
-    """Return True for `key:` with nothing behind it."""
-    return value is None or value in ("", [], {})
-
-
-# Words of YAML 1.1, which the tools read.
-_FLAGS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
-
-
-def as_flag(value: Any) -> Any:
-    """Return True or False for the words that YAML 1.1 has for them, and any other value as it is."""
-    return _FLAGS.get(value.lower(), value) if isinstance(value, str) else value
-
-
-def as_list(value: Any) -> list[Any]:
-    """Return a list; texts are split at commas, as on the tools' command lines."""
-    if value is None:
-        return []
-    if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
-    return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
 def as_names(value: Any, _: Draft) -> Outcome:

@@ -22,9 +22,9 @@ from kubetune.plugins.importers.engine import (
     Tool,
     carried,
     dropped,
-    is_empty,
     near,
 )
+from kubetune.plugins.importers.readings import is_empty
 
 # What the script beside such a file usually trains.
 _GLUE = {"path": "nyu-mll/glue", "subset": "sst2"}

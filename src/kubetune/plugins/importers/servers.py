@@ -14,12 +14,12 @@ from kubetune.plugins.importers.engine import (
     Outcome,
     Row,
     Table,
-    as_list,
     carried,
     dropped,
     near,
     unneeded,
 )
+from kubetune.plugins.importers.readings import as_list
 
 URLS: Final = "grpo.servers.urls"
 _CORRECTION: Final = "grpo.importance_sampling_correction"

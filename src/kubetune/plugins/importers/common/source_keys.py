@@ -11,12 +11,12 @@ from kubetune.plugins.importers.engine import (
     Outcome,
     Row,
     Table,
-    as_list,
     carried,
     dropped,
     near,
     unneeded,
 )
+from kubetune.plugins.importers.readings import as_list
 
 # Keys of a source as people write them, and what they are where they are left out.
 _SOURCE: dict[str, Any] = {

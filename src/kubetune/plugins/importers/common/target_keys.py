@@ -7,15 +7,8 @@ import re
 from typing import Any, Final
 
 from kubetune.plan.model_shapes import read_config
-from kubetune.plugins.importers.engine import (
-    Draft,
-    Outcome,
-    Rule,
-    as_list,
-    carried,
-    dropped,
-    near,
-)
+from kubetune.plugins.importers.engine import Draft, Outcome, Rule, carried, dropped, near
+from kubetune.plugins.importers.readings import as_list
 
 PATH: Final = "lora.target_modules"
 _NAMES = re.compile(r"[\w.,\s-]+")

@@ -16,13 +16,13 @@ from kubetune.plugins.importers.engine import (
     Row,
     Rule,
     Table,
-    as_list,
     carried,
     dropped,
     near,
     switch,
     unneeded,
 )
+from kubetune.plugins.importers.readings import as_list
 
 NO_EFFECT = "has no counterpart, and no effect on the result"
 NO_STOP = unneeded("the run goes on to its end, as here")
