@@ -296,8 +296,10 @@ def test_a_key_that_depends_on_an_unknown_one_is_dropped_with_it(tmp_path: Path)
     switch = "actor_rollout_ref.actor.use_kl_loss"
     text, notes = dropped(
         tmp_path / "a.sh",
-        f"{VERL} {switch}=True {coefficient}=$(cat coefficient) data.train_batch_size=${{B[$K]}}",
+        f"declare -A B\nB[$K]=8\n{VERL} {switch}=True {coefficient}=$(cat coefficient) data.train_batch_size=${{B[$K]}}",
     )
+    # The file sets it, in a form that is not followed.
+    assert "does not set" not in notes["data.train_batch_size"]
     assert notes[switch] == f"depends on {coefficient}, whose value only a running shell knows"
     assert "only a running shell knows" in notes[coefficient]
     settings = text.split("Not carried over")[0]

@@ -9,7 +9,7 @@ from typing import Any
 from kubetune.plugins.importers.writing import inline
 
 # $NAME, $1, ${NAME}, ${NAME[0]}, ${NAME%.*} or $(command): only a shell knows the value.
-_VARIABLE = re.compile(r"\$(\w+)|\$\{([\w.]+)\}|\$\{\W?([\w.]*)|\$[@*#(]")
+_VARIABLE = re.compile(r"\$(\w+)|\$\{([\w.]+)\}|\$[@*#({]")
 # Words of YAML 1.1, which the tools read.
 _FLAGS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 
@@ -41,7 +41,7 @@ def unknown_values(theirs: Mapping[str, Any], variables: Mapping[str, str]) -> d
         match = _VARIABLE.search(text)
         if match is None:
             continue
-        name = match[1] or match[2] or match[3]
+        name = match[1] or match[2]
         if name == key and key in variables:
             reason = variables[key]
         elif name:
