@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from kubetune.config.load import load_config
-from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
+from kubetune.config.schema.grpo import GrpoConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.tasks.grpo import advantages, objective
 from kubetune.tasks.grpo.objective import Answers
 from tests.peers.trl_grpo import END, GENERATIONS, LONGEST, scene

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from kubetune.config.schema.grpo import RewardConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.reporting import rollouts as of_page
 from kubetune.reporting import write_report
 from kubetune.reporting.rendering import turns

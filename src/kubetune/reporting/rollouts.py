@@ -13,7 +13,7 @@ from typing import Any
 
 from kubetune.base.files import IrregularFileError
 from kubetune.base.humanize import visible
-from kubetune.config.schema.grpo import RewardConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.reporting.series import spread
 from kubetune.rundir import rollouts
 

@@ -20,9 +20,10 @@ from kubetune.config.schema.base import Section, renamed, switched
 from kubetune.config.schema.cluster import ComputeConfig, KubernetesConfig
 from kubetune.config.schema.data import DataConfig, SourceConfig, as_source, data_of_task
 from kubetune.config.schema.evaluation import EvaluationConfig, asked_by_reward
-from kubetune.config.schema.grpo import GrpoConfig, RewardConfig, Rewards, problems_of_run
+from kubetune.config.schema.grpo import GrpoConfig, problems_of_run
 from kubetune.config.schema.model import ClassificationConfig, LoraConfig, ModelConfig, VisionConfig
 from kubetune.config.schema.preference import PreferenceConfig
+from kubetune.config.schema.rewards import RewardConfig, Rewards
 from kubetune.config.schema.tracking import (
     HooksConfig,
     LoggingConfig,

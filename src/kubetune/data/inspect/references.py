@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.config.schema import RewardConfig, SourceConfig
 from kubetune.config.schema.evaluation import GenerateConfig
-from kubetune.config.schema.grpo import COMPARING
 from kubetune.data.findings.finding import Finding
 from kubetune.data.reading.formats import Chat, Pair, convert
 from kubetune.data.reading.problems import Problems
@@ -123,7 +122,7 @@ def unanswered(
 
     Records are read until each reward has found one, so mostly the first alone.
     """
-    waiting = [reward for reward in rewards if compares(reward)]
+    waiting = [reward for reward in rewards if reward.compares]
     for source in sources:
         if not waiting:
             return
@@ -135,11 +134,6 @@ def unanswered(
                 break
     for reward in waiting:
         yield Finding("no_answers", "error", "train", lacks_answers(sources[0].path, reward))
-
-
-def compares(reward: RewardConfig) -> bool:
-    """True if a reward is built in and compares an answer with the right one."""
-    return not (reward.is_code or reward.is_model) and reward.name in COMPARING
 
 
 def lacks_answers(path: str, reward: RewardConfig) -> str:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from kubetune.config.schema.evaluation import AnswerMetric, GenerateConfig
-from kubetune.config.schema.grpo import COMPARING, MATHEMATICS, RewardConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.scoring import metrics
 from kubetune.scoring.rewards.json_schemas import conforms, validator_of
 from kubetune.scoring.rewards.mathematics import Mathematics
@@ -31,36 +31,7 @@ def reward_of(reward: RewardConfig) -> Reward:
 
     Raise MissingExtra for a package that it needs, ConfigError for a schema that is none.
     """
-    name = reward.title
-    settings: Settings = reward.settings
-    if name in MATHEMATICS:
-        return Mathematics(reward)
-    if name in COMPARING:
-        return partial(_compared, _measure(name, settings))
-
-    # Of the text alone.
-    if name == "json_valid":
-        measure = _measure(name, settings)
-        return partial(_of_texts, lambda text: measure(text, ""))
-    if name == "json_schema":
-        return partial(_of_texts, partial(conforms, validator_of(reward)))
-    if name == "format":
-        pattern = re.compile(str(settings["pattern"]), re.DOTALL)
-        return partial(_of_texts, lambda text: float(pattern.fullmatch(text.strip()) is not None))
-    if name == "think_format_reward":
-        return partial(_of_texts, lambda text: float(_THOUGHT.match(text) is not None))
-
-    # Of the tokens.
-    if name == "length":
-        return partial(_of_tokens, partial(length, settings=settings))
-    if name in ("repetition", "get_repetition_penalty_reward"):
-        size = int(settings.get("ngram_size", 3))
-        most = float(settings.get("max_penalty", -1.0))
-        return partial(_of_tokens, partial(repetition, size=size, most=most))
-
-    longest = int(settings["max_completion_len"])
-    margin = int(settings["soft_punish_cache"])
-    return partial(_of_tokens, partial(overlong, longest=longest, margin=margin))
+    return MAKERS[reward.title](reward)
 
 
 def _measure(name: str, settings: Settings) -> metrics.Measure:
@@ -78,17 +49,6 @@ def _measure(name: str, settings: Settings) -> metrics.Measure:
     return lambda answer, reference: measure(answer, reference) / most
 
 
-def _compared(
-    measure: metrics.Measure,
-    request: Request,
-    reference: str | None,
-) -> list[float | None]:
-    """Return a measure of each answer against the right one; None where the record has none."""
-    if reference is None:
-        return [None] * len(request.texts)
-    return [measure(text, reference) for text in request.texts]
-
-
 def _of_texts(
     measure: Callable[[str], float],
     request: Request,
@@ -103,6 +63,79 @@ def _of_tokens(
     _: str | None,
 ) -> list[float | None]:
     return [measure(ids) for ids in request.ids]
+
+
+def _compared(reward: RewardConfig) -> Reward:
+    """Return a metric as a reward: how an answer compares with the right one; None where the record has none."""
+    measure = _measure(reward.title, reward.settings)
+
+    def of_request(request: Request, reference: str | None) -> list[float | None]:
+        if reference is None:
+            return [None] * len(request.texts)
+        return [measure(text, reference) for text in request.texts]
+
+    return of_request
+
+
+def _json_valid(reward: RewardConfig) -> Reward:
+    measure = _measure(reward.title, reward.settings)
+    return partial(_of_texts, lambda text: measure(text, ""))
+
+
+def _json_schema(reward: RewardConfig) -> Reward:
+    return partial(_of_texts, partial(conforms, validator_of(reward)))
+
+
+def _format(reward: RewardConfig) -> Reward:
+    pattern = re.compile(str(reward.settings["pattern"]), re.DOTALL)
+    return partial(_of_texts, lambda text: float(pattern.fullmatch(text.strip()) is not None))
+
+
+def _think_format(_: RewardConfig) -> Reward:
+    return partial(_of_texts, lambda text: float(_THOUGHT.match(text) is not None))
+
+
+def _length(reward: RewardConfig) -> Reward:
+    return partial(_of_tokens, partial(length, settings=reward.settings))
+
+
+def _repetition(reward: RewardConfig) -> Reward:
+    settings: Settings = reward.settings
+    size = int(settings.get("ngram_size", 3))
+    most = float(settings.get("max_penalty", -1.0))
+    return partial(_of_tokens, partial(repetition, size=size, most=most))
+
+
+def _overlong(reward: RewardConfig) -> Reward:
+    settings: Settings = reward.settings
+    longest = int(settings["max_completion_len"])
+    margin = int(settings["soft_punish_cache"])
+    return partial(_of_tokens, partial(overlong, longest=longest, margin=margin))
+
+
+# Name of a reward → what makes it of its settings. `BUILT_IN` of the schema has the same names.
+MAKERS: Final[dict[str, Callable[[RewardConfig], Reward]]] = {
+    "exact_match": _compared,
+    "contains": _compared,
+    "regex": _compared,
+    "numeric": _compared,
+    "label": _compared,
+    "json_valid": _json_valid,
+    "json_equal": _compared,
+    "rouge_l": _compared,
+    "bleu": _compared,
+    "chrf": _compared,
+    "json_schema": _json_schema,
+    "format": _format,
+    "length": _length,
+    "repetition": _repetition,
+    "accuracy_reward": Mathematics,
+    "reasoning_accuracy_reward": Mathematics,
+    "get_cosine_scaled_reward": Mathematics,
+    "think_format_reward": _think_format,
+    "get_repetition_penalty_reward": _repetition,
+    "get_soft_overlong_punishment": _overlong,
+}
 
 
 def length(ids: Sequence[int], settings: Settings) -> float:

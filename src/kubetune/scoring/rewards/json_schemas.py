@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.schema.grpo import RewardConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.data.text.answers import INVALID, parse_json, without_thoughts
 from kubetune.errors import ConfigError
 from kubetune.extras import require

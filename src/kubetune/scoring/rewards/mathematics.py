@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from kubetune.config.schema.grpo import RewardConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.extras import require
 from kubetune.scoring.rewards.request import Request
 
@@ -48,8 +48,10 @@ class Mathematics:
                 rewards.append(_is_right(values, text))
             elif self.name == "reasoning_accuracy_reward":
                 rewards.append(self._behind_reasoning(values, text))
-            else:
+            elif self.name == "get_cosine_scaled_reward":
                 rewards.append(self._scaled(_is_right(values, text), len(ids)))
+            else:
+                raise AssertionError(f"{self.name} is no reward of mathematics")
         return rewards
 
     def _behind_reasoning(self, values: list[Any], text: str) -> float | None:

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 import kubetune
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.config.schema.grpo import GrpoConfig, RewardConfig
+from kubetune.config.schema.grpo import GrpoConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.rundir import heartbeat
 from kubetune.scoring.rewards import isolation
 from kubetune.scoring.rewards.printed import Printed

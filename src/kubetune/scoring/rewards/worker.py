@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base import processes
-from kubetune.config.schema.grpo import RewardConfig
+from kubetune.config.schema.rewards import RewardConfig
 from kubetune.scoring.rewards import built_in, functions, isolation
 from kubetune.scoring.rewards.request import Judgement, Request
 

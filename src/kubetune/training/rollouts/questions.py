@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kubetune.config.schema.grpo import RewardConfig
-from kubetune.data.inspect.references import compares, lacks_answers
+from kubetune.config.schema.rewards import RewardConfig
+from kubetune.data.inspect.references import lacks_answers
 from kubetune.data.reading.formats import Chat, Pair, convert
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.errors import DataError
@@ -63,7 +63,7 @@ def rewarded_prompts(
     for number, reward in enumerate(rewards):
         references = [prompt.references[number] for prompt in prompts.values()]
         # A record without an answer is only left unjudged; a column of a wrong name leaves all of them so.
-        if compares(reward) and references and not any(references):
+        if reward.compares and references and not any(references):
             raise DataError(lacks_answers(sources[0].path, reward))
     return prompts
 

@@ -1,0 +1,60 @@
+"""A built-in reward is one function and a line in each of two tables: here one is added to a copy of the package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import kubetune
+from kubetune.config.schema.rewards import BUILT_IN
+from kubetune.scoring.rewards.built_in import MAKERS
+from tests.unit.test_new_loss import put_before
+
+FUNCTION = """
+def _ends_with(reward: RewardConfig) -> Reward:
+    mark = str(reward.settings["pattern"])
+    return partial(_of_texts, lambda text: float(text.endswith(mark)))
+
+
+"""
+
+SCRIPT = """
+from types import SimpleNamespace
+from kubetune.config.schema import RewardConfig
+from kubetune.scoring.rewards.built_in import reward_of
+
+reward = reward_of(RewardConfig(name="ends_with", settings={"pattern": "!"}))
+print(reward(SimpleNamespace(texts=["yes!", "no"]), None))
+"""
+
+
+def test_every_reward_has_traits_and_a_maker() -> None:
+    assert list(MAKERS) == list(BUILT_IN)
+
+
+def test_a_new_reward_is_one_function_and_its_lines(tmp_path: Path) -> None:
+    package = tmp_path / "kubetune"
+    shutil.copytree(
+        Path(kubetune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
+    put_before(
+        package / "config/schema/rewards.py",
+        '    "think_format_reward": RewardTraits(',
+        '    "ends_with": RewardTraits(("pattern",), needs=("pattern",)),\n',
+    )
+    functions = package / "scoring/rewards/built_in.py"
+    put_before(functions, "# Name of a reward → what makes it", FUNCTION)
+    put_before(functions, '    "think_format_reward": _', '    "ends_with": _ends_with,\n')
+
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1.0, 0.0]"
