@@ -57,9 +57,6 @@ MOMENTS = {
     "end is noted": Moment("node.noted", of_agent=True),
 }
 
-# Node 1's rank waits for a rank 0 that has gone with node 0. The others are as this one, and take minutes together.
-QUICK = ("joining", 0, "one by one")
-
 
 @pytest.fixture
 def config(toy_inputs: Path) -> Config:
@@ -89,14 +86,13 @@ def replace_at(gang: Gang, name: str, node: int) -> None:
 
 
 def rows() -> Iterator[object]:
-    """Yield each moment, node and kind of restart; all but one are slow."""
+    """Yield each moment, node and kind of restart."""
     for name, moment in MOMENTS.items():
         for node, restarts in product(moment.nodes, ("one by one", "together")):
-            row = (name, node, restarts)
-            marks = () if row == QUICK else pytest.mark.slow
-            yield pytest.param(*row, marks=marks)
+            yield name, node, restarts
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "node", "restarts"), [*rows()])
 def test_a_pod_that_is_replaced_costs_one_start(
     run_dir: Path, config: Config, uninterrupted: Whole, name: str, node: int, restarts: Restarts

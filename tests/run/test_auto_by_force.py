@@ -63,7 +63,7 @@ RECOMPUTED = "activations of the first 2 layers are recomputed in the backward"
     ("sections", "parallelism", "device_bytes", "is_short"),
     [
         pytest.param({"lora": None}, "fsdp", [LARGE, 1], True, id="one is short"),
-        pytest.param({"lora": {"r": 4}}, "ddp", [1], True, id="lora"),
+        pytest.param({"lora": {"r": 4}}, "ddp", [1], True, id="lora", marks=slow),
         pytest.param({"lora": None}, "fsdp", [1, 1], True, id="both are short", marks=slow),
         pytest.param({"lora": None}, "fsdp", [LARGE, LARGE], False, id="room", marks=slow),
     ],

@@ -110,7 +110,7 @@ def parts_of(model: Any) -> list[Any]:
     ("parallelism", "sections"),
     [
         pytest.param("fsdp", FULL, id="full, sharded"),
-        pytest.param("ddp", LORA, id="lora"),
+        pytest.param("ddp", LORA, id="lora", marks=slow),
         pytest.param("fsdp", LORA, id="lora, sharded", marks=slow),
         pytest.param("ddp", FULL, id="full", marks=slow),
     ],

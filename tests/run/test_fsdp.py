@@ -99,7 +99,11 @@ def test_shards_train_as_copies_do(
 
 @pytest.mark.parametrize(
     ("name", "world_size"),
-    [("qwen2", 3), pytest.param("gemma2", 2, marks=slow), pytest.param("gpt2", 2, marks=slow)],
+    [
+        pytest.param("qwen2", 3, marks=slow),
+        pytest.param("gemma2", 2, marks=slow),
+        pytest.param("gpt2", 2, marks=slow),
+    ],
 )
 def test_tied_heads_and_other_architectures(
     tmp_path: Path, inputs: Path, name: str, world_size: int

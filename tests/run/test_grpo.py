@@ -385,7 +385,7 @@ def test_a_first_step_that_no_reward_judges_is_named(inputs: Path, tmp_path: Pat
     )
 
 
-@pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["lora", "full"])
+@pytest.mark.parametrize("lora", [{"r": 4}, pytest.param(None, marks=slow)], ids=["lora", "full"])
 def test_a_divergence_is_from_the_model_before_training(
     inputs: Path, tmp_path: Path, lora: dict[str, int] | None
 ) -> None:
@@ -420,11 +420,11 @@ WINDOWS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(
     ("name", "point", "nth"),
     [
-        ("one", "generation", 5),
+        pytest.param("one", "generation", 5, marks=slow),
         ("one", "reward", 3),  # while the model before training is measured
-        ("one", "reward", 17),
-        ("one", "micro-batch", 4),
-        ("one", "commit.sealed", 2),
+        pytest.param("one", "reward", 17, marks=slow),
+        pytest.param("one", "micro-batch", 4, marks=slow),
+        pytest.param("one", "commit.sealed", 2, marks=slow),
         pytest.param("one", "generation", 60, marks=slow),
         pytest.param("one", "reward", 30, marks=slow),
         pytest.param("several", "reward", 8, marks=slow),

@@ -89,6 +89,7 @@ def test_the_log_says_the_reward_wherever_it_says_the_loss(run_dir: Path) -> Non
     assert f"reward {base:.4g} → " in results
 
 
+@slow
 def test_any_number_of_ranks_rewards_the_same_answers(inputs: Path, tmp_path: Path) -> None:
     config = held_out(inputs, {"max_steps": 2, "eval_steps": 2, "save_steps": 2})
     one = toy.finished(tmp_path / "1", config, 1)

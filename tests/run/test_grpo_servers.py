@@ -162,7 +162,7 @@ def test_slices_learn_from_servers_as_copies_do(
     ("way", "point", "nth"),
     [
         ("lag-0", "reward", 13),
-        ("lag-1", "micro-batch", 11),
+        pytest.param("lag-1", "micro-batch", 11, marks=slow),
         pytest.param("lag-0", "sync", 5, marks=slow),
         pytest.param("lag-1", "generation", 6, marks=slow),
         pytest.param("lag-1-window", "micro-batch", 7, marks=slow),
@@ -254,7 +254,7 @@ def test_a_fault_that_passes_changes_nothing(
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("hang", "timed out|time is up"),
+        pytest.param("hang", "timed out|time is up", marks=slow),
         pytest.param("500", "EngineCore encountered an issue", marks=slow),
         pytest.param("trickle", "timed out|time is up", marks=slow),
         ("bad request", "max_tokens is too large"),

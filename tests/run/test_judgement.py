@@ -145,7 +145,9 @@ def test_the_metrics_are_the_same_to_the_last_bit_at_any_number_of_ranks(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("lora", [{"r": 4}, None], ids=["lora", "full"])
+@pytest.mark.parametrize(
+    "lora", [{"r": 4}, pytest.param(None, marks=pytest.mark.slow)], ids=["lora", "full"]
+)
 def test_a_model_cut_over_ranks_answers_as_one_that_is_whole(
     inputs: Path, tmp_path: Path, lora: dict[str, Any] | None
 ) -> None:

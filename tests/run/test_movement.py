@@ -99,7 +99,7 @@ def log_after(
     ("sections", "parallelism", "world_size", "steps"),
     [
         pytest.param(LORA, "ddp", 1, 2, id="lora"),
-        pytest.param(FULL, "fsdp", 3, 1, id="full, sharded unevenly"),
+        pytest.param(FULL, "fsdp", 3, 1, id="full, sharded unevenly", marks=slow),
         pytest.param({"lora": {"r": 4, "use_dora": True}}, "ddp", 1, 2, id="dora", marks=slow),
         pytest.param(FULL, "ddp", 2, 1, id="full", marks=slow),
         pytest.param(LORA, "fsdp", 2, 2, id="lora, sharded", marks=slow),

@@ -158,6 +158,7 @@ def test_an_unknown_release_learns_the_same_without_patches(
     assert unknown == pytest.approx(known_losses(inputs, tmp_path, sections), rel=SAME)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sections", [LORA, pytest.param(FULL, marks=pytest.mark.slow)], ids=["lora", "full"]
 )

@@ -87,6 +87,7 @@ def test_every_case_is_a_run_that_can_be_planned(tmp_path: Path) -> None:
     assert inputs.parameters_of("0.6B") == pytest.approx(0.596e9, rel=0.01)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured_is_a_row(tmp_path: Path) -> None:
     """Real processes: one whose model cannot be made, one that takes too long; then no time is left."""
     wanted = [cases.Case("tiny", "LoRA", {})]
