@@ -6,18 +6,21 @@ And a loss that is finite, but runs away: the run ends where its file says how h
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from torch import nn
 
 from kubetune import errors
 from kubetune.cli.local.watch import look_here
 from kubetune.config.schema import Config
 from kubetune.data.prepared.prepare import prepare
+from kubetune.models import loading
 from kubetune.reporting.reading import read_run
 from kubetune.rundir import checkpoints, exit_status
 from kubetune.training import worker
@@ -28,32 +31,42 @@ POISON = "🙂"
 
 
 @pytest.fixture
-def poisoned(toy_inputs: Path, tmp_path: Path) -> Config:
-    """Return a model that knows one token as NaN, and data with it in one row."""
-    model = shutil.copytree(toy_inputs / "model", tmp_path / "model")
+def poisoned(toy_inputs: Path, tmp_path: Path) -> tuple[Config, list[int]]:
+    """Return a run, and tokens that only one of its rows has."""
     train = tmp_path / "train.jsonl"
     lines = (toy_inputs / "train.jsonl").read_text().splitlines(keepends=True)
     lines[30] = lines[30].replace('"prompt": "', f'"prompt": "{POISON} ')
     train.write_text("".join(lines))
-    config = toy.make_config(
-        toy_inputs, {"save_steps": 1}, model=str(model), data={"train": str(train)}
-    )
+    config = toy.make_config(toy_inputs, {"save_steps": 1}, data={"train": str(train)})
     rows = prepare(config).train
     inside = set(rows.row(30)[0].tolist()).difference(
         *(rows.row(i)[0].tolist() for i in range(len(rows)) if i != 30)
     )
-    weights = load_file(model / "model.safetensors")
-    weights["model.embed_tokens.weight"][sorted(inside)] = torch.nan
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    return config
+    return config, sorted(inside)
+
+
+def train_with_nan(run_dir: str, tokens: list[int]) -> int:
+    """Train with a model that knows some tokens as NaN. Files with such weights are refused, so it gets them in memory."""
+    load = loading.load_pretrained
+
+    def poison(*args: Any, **settings: Any) -> nn.Module:
+        model = load(*args, **settings)
+        with torch.no_grad():
+            model.get_input_embeddings().weight[tokens] = torch.nan
+        return model
+
+    with patch.object(loading, "load_pretrained", poison):
+        return worker.main([run_dir])
 
 
 @pytest.mark.parametrize("world_size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_poisoned_row_stops_all_ranks_before_the_update(
-    tmp_path: Path, poisoned: Config, world_size: int
+    tmp_path: Path, poisoned: tuple[Config, list[int]], world_size: int
 ) -> None:
-    run_dir = toy.make_run(tmp_path / "run", poisoned, world_size)
-    assert toy.train(run_dir, world_size) == [errors.DIVERGED] * world_size
+    config, tokens = poisoned
+    run_dir = toy.make_run(tmp_path / "run", config, world_size)
+    with started(train_with_nan, world_size, str(run_dir), tokens) as processes:
+        assert wait_all(processes) == [errors.DIVERGED] * world_size
     newest = checkpoints.find(run_dir)
     assert newest is not None
     step = checkpoints.load_state(newest).step

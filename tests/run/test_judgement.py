@@ -192,7 +192,7 @@ def test_the_best_checkpoint_is_the_one_with_the_best_answers(
     )
     assert (run_dir / "checkpoints" / "best").resolve().name == "step-000003"
     assert cli.main(["runs", str(run_dir)]) == errors.OK
-    assert ", eval_early -46" in capsys.readouterr().out, "the metric that it is chosen by"
+    assert "early -46" in capsys.readouterr().out, "the metric that it is chosen by"
 
 
 @pytest.mark.parametrize(
