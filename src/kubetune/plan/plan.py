@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Literal
+from typing import Literal, assert_never
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -368,11 +368,14 @@ def learning_rate_at(plan: Plan, step: int) -> float:
     if step < plan.warmup_steps:
         # The first step already learns, and the last one of the warm-up has the full rate.
         return plan.learning_rate * ((step + 1) / plan.warmup_steps)
-    if plan.lr_scheduler_type == "constant":
-        return plan.learning_rate
     done = (step - plan.warmup_steps) / max(1, plan.num_steps - plan.warmup_steps)
-    if plan.lr_scheduler_type == "linear":
-        factor = 1 - done
-    else:
-        factor = (1 + math.cos(math.pi * done)) / 2
+    match plan.lr_scheduler_type:
+        case "constant":
+            factor = 1.0
+        case "linear":
+            factor = 1 - done
+        case "cosine":
+            factor = (1 + math.cos(math.pi * done)) / 2
+        case unknown:
+            assert_never(unknown)
     return plan.learning_rate * max(0.0, factor)

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, assert_never
 
 import optuna
 import sqlalchemy.exc
@@ -161,12 +161,16 @@ def distributions(ranges: Sequence[Range]) -> dict[str, BaseDistribution]:
     """Return the ranges as Optuna has them, by key."""
     space: dict[str, BaseDistribution] = {}
     for searched in ranges:
-        if searched.kind == "choice":
-            values: BaseDistribution = CategoricalDistribution(list(searched.choices))
-        elif searched.kind == "int":
-            values = IntDistribution(int(searched.low), int(searched.high), log=searched.log)
-        else:
-            values = FloatDistribution(searched.low, searched.high, log=searched.log)
+        values: BaseDistribution
+        match searched.kind:
+            case "choice":
+                values = CategoricalDistribution(list(searched.choices))
+            case "int":
+                values = IntDistribution(int(searched.low), int(searched.high), log=searched.log)
+            case "float":
+                values = FloatDistribution(searched.low, searched.high, log=searched.log)
+            case unknown:
+                assert_never(unknown)
         space[searched.key] = values
     return space
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, assert_never
 
 import torch
 from torch import Tensor
@@ -76,36 +76,44 @@ def divergences(settings: GrpoConfig, answers: Answers) -> Tensor:
     """Return the estimated divergence of each token from the model before training, `[labels]`."""
     assert answers.reference is not None, "what is compared with the reference has its numbers"
     difference = answers.reference - answers.logps
-    if settings.kl_estimator == "k1":
-        return -difference
-    if settings.kl_estimator == "abs":
-        return difference.abs()
-    if settings.kl_estimator == "k2":
-        return difference.square() / 2
-    return difference.exp() - difference - 1
+    match settings.kl_estimator:
+        case "k1":
+            return -difference
+        case "abs":
+            return difference.abs()
+        case "k2":
+            return difference.square() / 2
+        case "k3":
+            return difference.exp() - difference - 1
+        case unknown:
+            assert_never(unknown)
 
 
 def policy_losses(settings: GrpoConfig, answers: Answers, ratio: Tensor) -> Tensor:
     """Return the loss of each token without divergence and corrections, `[labels]`."""
     advantage = answers.advantages[answers.owners]
-    if settings.loss_type == "cispo":
-        # The ratio only weights the log-probability; no token loses its gradient by being clipped.
-        bounded = ratio.clamp(max=settings.high).detach()
-        return -bounded * advantage * answers.logps
-    if settings.loss_type == "vespo":
-        return -gamma_weights(settings, answers) * advantage * answers.logps
-    if settings.loss_type == "sapo":
-        temperature = torch.where(
-            advantage > 0, settings.sapo_temperature_pos, settings.sapo_temperature_neg
-        )
-        # A smooth gate in place of the clip; its slope at a ratio of 1 is that of the ratio itself.
-        gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
-        return -gate * advantage
-    # The smaller of both: a token that is clipped has no gradient, unless it went the wrong way.
-    clipped = ratio.clamp(1 - settings.epsilon, 1 + settings.high)
-    if settings.delta is not None:
-        ratio = ratio.clamp(max=settings.delta)
-    return -torch.min(ratio * advantage, clipped * advantage)
+    match settings.loss_type:
+        case "cispo":
+            # The ratio only weights the log-probability; no token loses its gradient by being clipped.
+            bounded = ratio.clamp(max=settings.high).detach()
+            return -bounded * advantage * answers.logps
+        case "vespo":
+            return -gamma_weights(settings, answers) * advantage * answers.logps
+        case "sapo":
+            temperature = torch.where(
+                advantage > 0, settings.sapo_temperature_pos, settings.sapo_temperature_neg
+            )
+            # A smooth gate in place of the clip; its slope at a ratio of 1 is that of the ratio itself.
+            gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
+            return -gate * advantage
+        case "grpo" | "dr_grpo" | "dapo" | "bnpo" | "luspo":
+            # The smaller of both: a token that is clipped has no gradient, unless it went the wrong way.
+            clipped = ratio.clamp(1 - settings.epsilon, 1 + settings.high)
+            if settings.delta is not None:
+                ratio = ratio.clamp(max=settings.delta)
+            return -torch.min(ratio * advantage, clipped * advantage)
+        case unknown:
+            assert_never(unknown)
 
 
 @torch.no_grad()
@@ -186,11 +194,15 @@ def divisor(settings: GrpoConfig, rows: int, tokens: int) -> int:
 
     `rows`: all answers of the step, also those that nothing is learnt from. `tokens`: of answers that are not masked.
     """
-    if settings.loss_type in ("grpo", "sapo", "luspo"):
-        return max(rows, 1)
-    if settings.loss_type == "dr_grpo":
-        return max(rows, 1) * settings.max_completion_length
-    return max(tokens, 1)
+    match settings.loss_type:
+        case "grpo" | "sapo" | "luspo":
+            return max(rows, 1)
+        case "dr_grpo":
+            return max(rows, 1) * settings.max_completion_length
+        case "dapo" | "bnpo" | "cispo" | "vespo":
+            return max(tokens, 1)
+        case unknown:
+            assert_never(unknown)
 
 
 @torch.no_grad()
