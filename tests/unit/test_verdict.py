@@ -124,6 +124,10 @@ def sees(folder: Path) -> None:
     shutil.copy(Path(__file__).parents[2] / "docs" / "images" / "demo.gif", folder / "a.png")
 
 
+def put(file: Path, text: str) -> None:
+    file.write_text(text)
+
+
 def code(text: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         (folder / "mine.py").write_text(text)
@@ -170,6 +174,24 @@ CASES = {
     "no such column of answers": Case(
         "no record has a column truth",
         {**REWARD, "rewards": [{"name": "numeric", "column": "truth"}]}, data=PROMPTS,
+    ),
+    "no number to reward": Case(
+        "reward numeric finds no number in any right answer", {**REWARD, "rewards": ["numeric"]}, data=WORDS,
+    ),
+    "no label to reward": Case(
+        "reward label finds no word of its labels in any right answer",
+        {**REWARD, "rewards": [{"name": "label", "settings": {"labels": ["yes", "no"]}}]}, data=WORDS,
+    ),
+    "no JSON to reward": Case(
+        "reward json_equal finds no JSON in any right answer", {**REWARD, "rewards": ["json_equal"]}, data=WORDS,
+    ),
+    "prompts of evaluations without answers": Case(
+        "data.eval: 40 of 40 rows have no right answer, and exact_match compares with it",
+        {
+            **REWARD, "rewards": [{"name": "length", "settings": {"max_tokens": 9}}], "data.eval": "asked.jsonl",
+            "evaluation.generate": {"metric": ["reward", "exact_match"]},
+        },
+        make=lambda folder: put(folder / "asked.jsonl", PROMPTS),
     ),
     "no chat template": Case(
         "chat_template", OF_MODEL, data=TALKS, make=without_template,

@@ -21,7 +21,7 @@ from kubetune.data.findings.row_watch import labels_of
 from kubetune.data.findings.sentences import BAD_RECORDS
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.prefix_sharing import saved_share
-from kubetune.data.inspect.references import References, unanswered
+from kubetune.data.inspect.references import References, unanswered, without_answers
 from kubetune.data.prepared.pipeline import Result, Split, written_texts
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
@@ -147,6 +147,8 @@ def check(
     report.lengths = {split: Counter() for split in data_pass.sources}
 
     references = References(config.evaluation.generate, tokenizer)
+    asks = config.record_kind == "prompt"
+    unanswered_rows = 0  # of evaluation prompts
     first_rows: list[list[list[int]]] = []  # of training, the ids of each row's sequences
     for result in _counted(data_pass.results(), count):
         report.count(result)
@@ -155,8 +157,9 @@ def check(
 
         # Read by one of the two at most, since a batch is of one split.
         rows = _rows(result.chunk, config.record_kind)
-        if result.split == "eval" and not references.is_complete:
+        if result.split == "eval" and (asks or not references.is_complete):
             for row in rows:
+                unanswered_rows += row[0].answer == "none"
                 references.add(row[0].ids, row[0].trained, row[0].answer)
         if result.split == "train" and len(first_rows) < max(samples, SHARING_ROWS):
             labels = labels_of(report.labels, result.chunk)
@@ -169,11 +172,17 @@ def check(
     report.saved_share = saved_share(
         first_rows, config.task, config.data, config.preference, config.training
     )
-    _judge(report, config, data_pass, references)
+    _judge(report, config, data_pass, references, unanswered_rows)
     return report
 
 
-def _judge(report: Report, config: Config, data_pass: DataPass, references: References) -> None:
+def _judge(
+    report: Report,
+    config: Config,
+    data_pass: DataPass,
+    references: References,
+    unanswered_rows: int,
+) -> None:
     """Put the counts of a pass that is over to the report, and what they mean."""
     stats = data_pass.stats()
     report.stats = with_files_not_read(config.sources, stats, images=data_pass.has_images)
@@ -181,7 +190,10 @@ def _judge(report: Report, config: Config, data_pass: DataPass, references: Refe
     # Where records are bad, fixing them may change the references.
     if report.ok:
         answers = unanswered(config.data.train, config.rewards, config.training.seed)
-        report.findings = (*references.findings(), *answers, *report.findings)
+        best_metric = config.training.metric_for_best_model
+        rows = report.lengths.get("eval", Counter()).total()
+        asked = without_answers(rows, unanswered_rows, config.evaluation, best_metric)
+        report.findings = (*references.findings(), *asked, *answers, *report.findings)
 
 
 def _counted(results: Iterator[Result], count: Count) -> Iterator[Result]:

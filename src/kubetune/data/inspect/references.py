@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kubetune.config.metric_names import LANGUAGE_METRICS
 from kubetune.config.schema import RewardConfig, SourceConfig
-from kubetune.config.schema.evaluation import GenerateConfig
+from kubetune.config.schema.evaluation import (
+    WITHOUT_REFERENCE,
+    EvaluationConfig,
+    GenerateConfig,
+)
 from kubetune.data.findings.finding import Finding
 from kubetune.data.reading.formats import Chat, Pair, convert
 from kubetune.data.reading.problems import Problems
@@ -118,22 +123,53 @@ def unanswered(
     rewards: Sequence[RewardConfig],
     seed: int,
 ) -> Iterator[Finding]:
-    """Yield an error for each reward that compares with a right answer of which no record of training has one.
+    """Yield an error for each reward of which no right answer of training has what it compares with.
 
     Records are read until each reward has found one, so mostly the first alone.
     """
     waiting = [reward for reward in rewards if reward.compares]
+    # Titles of rewards that have an answer, if not one that they can compare with.
+    answered: set[str] = set()
     for source in sources:
         if not waiting:
             return
         for record in read_taken(source, seed, Problems(0)):
-            waiting = [
-                reward for reward in waiting if _answer_to(record.value, source, reward) is None
-            ]
+            still_waiting = []
+            for reward in waiting:
+                answer = _answer_to(record.value, source, reward)
+                if answer is None or _lacks_target(reward, answer):
+                    still_waiting.append(reward)
+                if answer is not None:
+                    answered.add(reward.title)
+            waiting = still_waiting
             if not waiting:
                 break
     for reward in waiting:
-        yield Finding("no_answers", "error", "train", lacks_answers(sources[0].path, reward))
+        say = lacks_targets if reward.title in answered else lacks_answers
+        yield Finding("no_answers", "error", "train", say(sources[0].path, reward))
+
+
+def without_answers(
+    rows: int,
+    unanswered_rows: int,
+    evaluation: EvaluationConfig,
+    best_metric: str,
+) -> Iterator[Finding]:
+    """Yield an error where metrics compare with right answers, which prompts of the evaluation data do not have.
+
+    `rows`: those of the evaluation data; `unanswered_rows`: of these, the ones without a right answer.
+    """
+    comparing = [name for name in evaluation.answer_measures if name not in WITHOUT_REFERENCE]
+    if best_metric in LANGUAGE_METRICS:
+        comparing.append(best_metric)
+    if not unanswered_rows or not comparing:
+        return
+    sentence = (
+        f"data.eval: {unanswered_rows:,} of {rows:,} rows have no right answer, and {', '.join(comparing)} compares "
+        "with it"
+    )
+    advice = "Leave out those rows, or these metrics: the rewards alone judge answers too"
+    yield Finding("no_answers", "error", "eval", sentence, unanswered_rows, advice=advice)
 
 
 def lacks_answers(path: str, reward: RewardConfig) -> str:
@@ -143,6 +179,22 @@ def lacks_answers(path: str, reward: RewardConfig) -> str:
         f"{path}: reward {reward.title} compares with the right answer, and no record has {where}; expected "
         "`completion`, `solution`, `ground_truth`, `answer` or `target`, or `column` in the reward"
     )
+
+
+def lacks_targets(path: str, reward: RewardConfig) -> str:
+    """Return the sentence about data of which no right answer holds what a reward compares. `path`: of the data."""
+    target = {**TARGETS, "label": "word of its labels"}[reward.title]
+    return (
+        f"{path}: reward {reward.title} finds no {target} in any right answer, so every answer would be rewarded alike; "
+        "take another reward, or name the column that holds it by `column` in the reward"
+    )
+
+
+def _lacks_target(reward: RewardConfig, answer: str) -> bool:
+    """True if a right answer lacks what a reward compares with: a number, a label word, JSON."""
+    labels = reward.settings.get("labels", ())
+    assert isinstance(labels, tuple)
+    return lacks_target(reward.title, answer, labels)
 
 
 def _answer_to(record: Mapping[str, Any], source: SourceConfig, reward: RewardConfig) -> str | None:

@@ -21,7 +21,7 @@ from kubetune.config.schema import Config
 from kubetune.data.findings.data_pass import DataPass
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
-from kubetune.data.inspect.references import References, unanswered
+from kubetune.data.inspect.references import References, unanswered, without_answers
 from kubetune.data.prepared import data_facts
 from kubetune.data.prepared.fingerprint import FORMAT, MANIFEST, fingerprint, kept_stats
 from kubetune.data.prepared.identity import content_of, remember
@@ -115,6 +115,11 @@ def missing_references(config: Config, prepared: Prepared) -> Iterator[Finding]:
     if prepared.eval is not None and not references.is_complete:
         references.add_rows(prepared.eval)
         yield from references.findings()
+    if prepared.eval is not None and config.record_kind == "prompt":
+        # Without a right answer the only label is the token that ends one.
+        number = int((prepared.eval.trained_counts <= 1).sum())
+        best_metric = config.training.metric_for_best_model
+        yield from without_answers(len(prepared.eval), number, config.evaluation, best_metric)
     yield from unanswered(config.data.train, config.rewards, config.training.seed)
 
 

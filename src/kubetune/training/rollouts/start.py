@@ -14,8 +14,6 @@ from transformers import AutoModelForCausalLM
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.batching.feed import Feed
-from kubetune.config.metric_names import LANGUAGE_METRICS
-from kubetune.config.schema.evaluation import WITHOUT_REFERENCE
 from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
@@ -28,7 +26,7 @@ from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.tasks import causal_lm
 from kubetune.training.rollouts.drawing import Drawer
 from kubetune.training.rollouts.feed import RolloutFeed
-from kubetune.training.rollouts.held_out import HeldOutRewards, have_answers
+from kubetune.training.rollouts.held_out import HeldOutRewards
 from kubetune.training.rollouts.questions import rewarded_prompts
 from kubetune.training.rollouts.self_check import require_sampling
 from kubetune.training.rollouts.servers.drawing import ServedDrawer
@@ -38,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from kubetune.config.schema import Config
-    from kubetune.config.schema.evaluation import EvaluationConfig
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.data.text.tokenizer import Tokenizer
     from kubetune.distributed.process_group import World
@@ -76,7 +73,6 @@ def make_rollout_feed(
 
     Raise ConfigError where a reward cannot be loaded, DataError for data that rewards or evaluations find nothing in.
     """
-    _require_answers(data, config.evaluation, config.training.metric_for_best_model)
     _name_unused_settings(learner.lm, world)
     padding_free = learner.route.padding_free
     if config.grpo.servers is None:
@@ -228,21 +224,6 @@ def _held_out(
     rows = [question.row for question in judge.asked]
     prompts = rewarded_prompts(sources, data.eval, rows, config.rewards)
     return HeldOutRewards(rewards, config.rewards, prompts, data.tokenizer, max_steps)
-
-
-def _require_answers(data: Prepared, evaluation: EvaluationConfig, best_metric: str) -> None:
-    """Raise DataError where metrics compare with right answers, which rows of the evaluation data do not have."""
-    if data.eval is None or have_answers(data.eval):
-        return
-    comparing = [name for name in evaluation.answer_measures if name not in WITHOUT_REFERENCE]
-    if best_metric in LANGUAGE_METRICS:
-        comparing.append(best_metric)
-    if comparing:
-        number = int((data.eval.trained_counts <= 1).sum())
-        raise errors.DataError(
-            f"data.eval: {number:,} of {len(data.eval):,} rows have no right answer, and {', '.join(comparing)} compares "
-            "with it; leave out those rows, or these metrics: the rewards alone judge answers too"
-        )
 
 
 def _rows_of_run(prompts: Feed, plan: Plan, config: Config, number: int) -> list[int]:
