@@ -13,6 +13,7 @@ from kubetune.k8s.api.passing import PASSING, passing_refusal
 POD = KINDS["Pod"]
 FRESH_KUBELET = "the server could not find the requested resource ( pods/log fit-0)"
 TOO_LARGE = "Timeout: Too large resource version: 11303, current: 11302; try again later"
+AWAY = "dial tcp 10.0.0.7:10250: connect: connection refused"
 NO_RIGHT = 'pods is forbidden: User "ann" cannot list resource "pods" in API group ""'
 
 
@@ -29,8 +30,7 @@ NO_RIGHT = 'pods is forbidden: User "ann" cannot list resource "pods" in API gro
         (429, "too many requests", "", 60),
         (503, "", "exec", 60),
         (500, "etcdserver: leader changed", "", 10),
-        # Its node is away, and may stay so.
-        (500, "dial tcp 10.0.0.7:10250: connect: connection refused", "exec", None),
+        (500, AWAY, "exec", 10),
         (403, NO_RIGHT, "", 30),
         (403, "exceeded quota: gpus", "", None),
         (409, "conflict", "", None),
@@ -50,6 +50,12 @@ def test_what_a_server_says_as_it_starts_is_not_repeated_by_the_clock_alone() ->
     error = refusal(Question("list", POD, "team"), 403, {"message": NO_RIGHT})
     assert error.again_seconds == 0
     assert not may_pass(error)
+
+
+def test_a_node_that_is_away_may_stay_so() -> None:
+    """Where another pod may answer, no time is lost with this one."""
+    error = refusal(Question("exec", POD, "team", "fit-0", "exec"), 500, {"message": AWAY})
+    assert error.again_seconds == 0
 
 
 def test_a_pause_that_the_status_asks_for_is_made() -> None:

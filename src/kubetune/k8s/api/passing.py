@@ -19,7 +19,7 @@ _MOMENT_SECONDS = 10.0
 
 # Parts of a pod that the API server asks its node for.
 _OF_NODE = ("log", "exec", "portforward")
-Believed = Literal["after a while", "once the server is ready"]
+Believed = Literal["after a while", "once the server is ready", "where another pod may answer"]
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,16 @@ PASSING = (
         words="Too large resource version",
     ),
     PassingRefusal((502, 503, 504), "the API server is not ready", PATIENCE_SECONDS),
-    # A webhook that starts, or a store that chooses a leader. A node that is away (500 of a subresource) may stay so.
+    # A webhook that starts, or a store that chooses a leader.
     PassingRefusal((500,), "the API server has a problem", _MOMENT_SECONDS, subresources=("",)),
+    # It may stay away: who can ask another pod does. The pod that reads a volume for all others is asked again.
+    PassingRefusal(
+        (500,),
+        "its node does not answer",
+        _MOMENT_SECONDS,
+        subresources=_OF_NODE,
+        believed="where another pod may answer",
+    ),
 )
 
 

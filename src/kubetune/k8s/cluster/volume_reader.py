@@ -15,6 +15,7 @@ from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import ApiError, Refused
 from kubetune.k8s.api.client import Cluster, Object, say
 from kubetune.k8s.api.informer import Informer
+from kubetune.k8s.api.passing import passing_refusal
 from kubetune.k8s.cluster import pods
 from kubetune.k8s.cluster.cluster_runs import (
     ASK_SECONDS,
@@ -33,6 +34,8 @@ _POD_SECONDS = 300
 # The pod ends by itself, in case the command that made it loses the connection.
 _LIFE_SECONDS = 6 * 3600
 _MOST_PODS = 3
+# Before our pod is asked again.
+_PAUSE_SECONDS = 0.2
 
 
 class VolumeReader:
@@ -52,13 +55,10 @@ class VolumeReader:
 
     def target(self) -> Target:
         """Return a container that answers now. Raise EnvironmentFault if none does, not even in pods made for it."""
-        candidates = []
         if self._reader is not None:
-            # Twice, since one request may fail while the pod has just begun, or while a connection is cut.
-            candidates = [Target(pods.name_of(self._reader), FILES)] * 2
-        target = self._answering(candidates)
-        if target is not None:
-            return target
+            target = Target(pods.name_of(self._reader), FILES)
+            if self._answers_in_a_moment(target):
+                return target
         # A run that has begun again in the meantime has the volume too.
         trainers = running(self._cluster, self._spec)
         target = self._answering(trainers)
@@ -78,16 +78,43 @@ class VolumeReader:
     def _answering(self, targets: Sequence[Target]) -> Target | None:
         """Return the first of these that runs a command, or None. Raise Refused where exec is not permitted."""
         for target in targets[:ASKED_PODS]:
-            try:
-                # The API server refuses a command that reads and writes nothing.
-                self._cluster.exec(
-                    target.pod, target.container, ["true"], stdout=io.BytesIO(), seconds=ASK_SECONDS
-                )
+            error = self._problem(target)
+            if error is None:
                 return target
-            except ApiError as error:
-                if isinstance(error, Refused) and error.code == 403:
-                    raise
-                say(str(error))
+            say(str(error))
+        return None
+
+    def _answers_in_a_moment(self, target: Target) -> bool:
+        """True if our pod runs a command. A refusal that may pass is waited out: another pod would cost more."""
+        began = time.monotonic()
+        breaks_left = 1  # a connection may be cut, or the pod may have just begun
+        text_before = ""
+        while (error := self._problem(target)) is not None:
+            if str(error) != text_before:
+                text_before = str(error)
+                say(text_before)
+            if not isinstance(error, Refused):
+                breaks_left -= 1
+                if breaks_left < 0:
+                    return False
+                continue
+            row = passing_refusal(error.code, error.words, "exec")
+            if row is None or time.monotonic() - began > row.seconds:
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        return True
+
+    def _problem(self, target: Target) -> ApiError | None:
+        """Return why a container runs no command now; None if it does. Raise Refused where exec is not permitted."""
+        try:
+            # The API server refuses a command that reads and writes nothing.
+            self._cluster.exec(
+                target.pod, target.container, ["true"], stdout=io.BytesIO(), seconds=ASK_SECONDS
+            )
+        except ApiError as error:
+            if isinstance(error, Refused) and error.code == 403:
+                raise
+            return error
         return None
 
     def _is_unusable(self, reader: Object) -> bool:
