@@ -334,3 +334,67 @@ def test_a_run_for_prompts_measures_their_reward(tmp_path: Path) -> None:
 def test_where_nothing_is_held_out_nothing_is_asked(tmp_path: Path) -> None:
     few = [{"question": f"How many are {n}?", "answer": f"{n} pieces"} for n in range(6)]
     assert written_for(tmp_path, few).evaluation.generate is None
+
+
+ANSWERS_THAT_ARE_NO_TEXTS = {
+    "truth": (
+        {"question": "Is {n} even, if it is divided by two?", "passage": "Of the number {n} we speak."},
+        lambda n: {"answer": n % 2 == 0},
+        "true",
+    ),
+    "choice": (
+        {"question": "What is {n} plus one in usual arithmetic?"},
+        lambda n: {"choices": [f"first {n}", f"second {n}"], "answer": 0},
+        "first 0",
+    ),
+    "object": (
+        {"instruction": "Write order {n} as an object", "input": "order {n} of it's three apples"},
+        lambda n: {"output": {"order": n}},
+        '{"order": 0}',
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANSWERS_THAT_ARE_NO_TEXTS)
+def test_the_command_that_makes_answers_texts_works_when_pasted(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts, answers, first = ANSWERS_THAT_ARE_NO_TEXTS[name]
+    records = []
+    for n in range(40):
+        records.append({**{key: text.format(n=n) for key, text in texts.items()}, **answers(n)})
+    lines("some rows.jsonl", records)
+    assert cli.main(["init", "some rows.jsonl", "--model", MODEL]) == errors.USER
+    command = capsys.readouterr().err.split("`")[-2]
+    subprocess.run(command, shell=True, check=True, executable="/bin/sh")
+    config, _ = written("some rows-texts.jsonl")
+    assert config.task == "causal_lm"
+    made = [json.loads(line) for line in Path("some rows-texts.jsonl").read_text().splitlines()]
+    assert len(made) == len(records)
+    assert made[0].get("answer", made[0].get("output")) == first
+
+
+def test_an_article_with_highlights_is_a_prompt_with_its_answer() -> None:
+    records = [
+        {"article": f"A long article {n} about many things.", "highlights": f"Of {n} in short, many things."}
+        for n in range(40)
+    ]  # fmt: skip
+    config, _ = written(lines("news.jsonl", records))
+    assert dict(config.data.train[0].columns) == {"prompt": "article", "completion": "highlights"}
+
+
+def test_a_text_beside_a_text_is_not_dropped_in_silence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    records = [
+        {"article": f"A long article {n} about many things.", "gist": f"Of {n} in short, there are many things."}
+        for n in range(40)
+    ]  # fmt: skip
+    file = lines("news.jsonl", records)
+    assert cli.main(["init", file, "--model", MODEL]) == errors.USER
+    told = capsys.readouterr().err
+    assert "`--columns prompt=article completion=gist`" in told
+    assert "`--columns text=article`" in told
+    for words in ("prompt=article completion=gist", "text=article"):
+        Path("run.yaml").unlink(missing_ok=True)
+        written(file, "--columns", *words.split())

@@ -6,7 +6,9 @@ they are not ours is guessed here, and nowhere else. `kubetune init` writes the 
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from kubetune.data.columns import (
     Columns,
     LeftOut,
     is_prose,
+    key_of,
     left_out,
     left_subject,
     names_bad_answer,
@@ -34,7 +37,7 @@ from kubetune.data.columns import (
 )
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.prepared.pipeline import written_texts
-from kubetune.data.reading.fields import quoted
+from kubetune.data.reading.fields import quoted, show
 from kubetune.data.reading.formats import (
     Chat,
     Example,
@@ -68,7 +71,8 @@ _OTHER_NAMES: Final = {
         "prompt", *QUESTIONS, "input", "request", "user", "human", "source", "context", "q",
     ),
     "completion": (
-        *ANSWERS, "reply", "assistant", "bot", "target", "summary", "translation", "final_answer", "a",
+        *ANSWERS, "reply", "assistant", "bot", "target", "summary", "highlights", "tldr", "translation",
+        "final_answer", "a",
     ),
     "label": ("label", "labels", "class", "category", "sentiment", "intent", "topic", "rating", "stars"),
     "text": ("text", "sentence", "review", "comment", "body", "content", "document", "article", "message"),
@@ -380,6 +384,12 @@ def _columns_of(kind: RecordKind, seen: _Seen, source: SourceConfig) -> dict[str
             if _has_answer(seen.records[0], keys):
                 return images | names
         return images
+    return images | _columns_by_name(seen, source.path)
+
+
+def _columns_by_name(seen: _Seen, path: str) -> dict[str, Choice]:
+    """Return our names of columns that only their names tell. Raise DataError where none is known, or two could be."""
+    by_name = seen.by_name
     # Of images with a question, the label is the answer.
     if by_name["image"] and by_name["completion"] is None:
         by_name["completion"] = by_name["label"]
@@ -389,9 +399,22 @@ def _columns_of(kind: RecordKind, seen: _Seen, source: SourceConfig) -> dict[str
         if len(others) == 1:
             by_name["prompt"] = others[0]
     for expected in (("prompt", "completion"), ("messages",), ("text",)):
+        # Another text beside a text may be its answer, which only the user knows.
+        if expected == ("text",) and _texts_beside(seen, by_name["text"]):
+            break
         if all(by_name[key] for key in expected):
-            return images | _other_columns(expected, by_name)
-    raise DataError(_unknown(seen, source.path))
+            return _other_columns(expected, by_name)
+    raise DataError(_unknown(seen, path))
+
+
+def _texts_beside(seen: _Seen, name: str | None) -> list[str]:
+    """Return the other columns with a text of several words in nearly each record."""
+    number = len(seen.records)
+    return [
+        other
+        for other in seen.texts()
+        if other != name and seen.facts[other].meaning(other, records=number) == "text"
+    ]
 
 
 def _with_subject(kind: RecordKind, seen: _Seen) -> dict[str, Choice]:
@@ -489,10 +512,38 @@ def _read_all(
             unused.note(key, record.value, columns, list(written_texts(reading.example)))
 
     if not examples:
+        advice = _as_text(records[0].value, columns, source.path)
+        if advice:
+            raise DataError(advice)
         raise problems.error()
     named = list(left_out(unused.to_json(len(examples)), source.path))
     others = unused.keys() - {column.name for column in named}
     return examples, [*named, *(LeftOut(name, "other", "", "") for name in sorted(others))]
+
+
+def _as_text(value: Mapping[str, Any], columns: Mapping[str, str], path: str) -> str:
+    """Return how an answer that is no text becomes one; empty for answers that are texts."""
+    name = key_of(ANSWERS, value, columns)
+    answer = value.get(name)
+    if not name or isinstance(answer, str):
+        return ""
+    new = f"json.dumps(r[{json.dumps(name)}])"
+    what = "no text"
+    is_number = isinstance(answer, int) and not isinstance(answer, bool)
+    for other, choices in value.items():
+        if is_number and isinstance(choices, list) and answer in range(len(choices)):
+            new = f"r[{json.dumps(other)}][r[{json.dumps(name)}]]"
+            what = f"the number of one of `{other}`, counted from 0, and no text"
+    text = f"{path}: `{name}` is {show(answer)}, {what}; answers are learned as texts"
+    if not path.endswith(".jsonl"):
+        return f"{text}. Write `r[{json.dumps(name)}] = {new}` for each record r in Python"
+    made = f"{path.removesuffix('.jsonl')}-texts.jsonl"
+    code = (
+        "import json, sys; [print(json.dumps({**r, "
+        f"{json.dumps(name)}: {new}}})) for r in map(json.loads, sys.stdin)]"
+    )
+    command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
+    return f"{text}. Make them so, then give {made}: `{command}`"
 
 
 def _thought_in(unused: Sequence[LeftOut]) -> str:
@@ -637,8 +688,8 @@ def _unknown(seen: _Seen, path: str) -> str:
     ways = []
     if len(texts) == 2:
         ways.append(f"`--columns prompt={shell_word(texts[0])} completion={shell_word(texts[1])}`")
-    if len(texts) == 1:
-        ways.append(f"`--columns text={shell_word(texts[0])}`")
+    if len(texts) == 1 or (seen.by_name["text"] and texts):
+        ways.append(f"`--columns text={shell_word(seen.by_name['text'] or texts[0])}`")
     if texts and classes:
         ways.append(f"`--columns text={shell_word(texts[0])} label={shell_word(classes[0])}`")
     if not ways:
