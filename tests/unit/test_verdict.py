@@ -274,6 +274,7 @@ CASES = {
     # Places.
     "a report that is a folder": Case("logging.report_json: .* is a folder", {"logging.report_json": "model"},
                                       make=copy_model),
+    "a cache below a file": Case("data.cache: .* cannot be made", {"data.cache": "train.jsonl/cache"}),
     "an output below a file": Case("output: .* cannot be made", {"output": "train.jsonl/run"}),
 }  # fmt: skip
 

@@ -39,6 +39,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_model, config.model, environ),
             partial(_require_extras, config),
             partial(_require_output, config.output or "outputs"),
+            partial(_require_cache, config.data.cache),
             partial(_require_checkpoint, config),
         ]
     elif Path(config.model.path).expanduser().is_dir():
@@ -174,6 +175,12 @@ def _require_rewards(rewards: Sequence[RewardConfig]) -> None:
 def _require_output(output: str) -> None:
     """Raise ConfigError for a run directory that cannot be written."""
     _require_writable("output", Path(output).expanduser().absolute())
+
+
+def _require_cache(cache: str | None) -> None:
+    """Raise ConfigError for a folder of prepared data that cannot be written."""
+    if cache is not None:
+        _require_writable("data.cache", Path(cache).expanduser().absolute())
 
 
 def _require_checkpoint(config: Config) -> None:
