@@ -56,9 +56,9 @@ class VolumeReader:
     def target(self) -> Target:
         """Return a container that answers now. Raise EnvironmentFault if none does, not even in pods made for it."""
         if self._reader is not None:
-            target = Target(pods.name_of(self._reader), FILES)
-            if self._answers_in_a_moment(target):
-                return target
+            reader = Target(pods.name_of(self._reader), FILES)
+            if self._answers_in_a_moment(reader):
+                return reader
         # A run that has begun again in the meantime has the volume too.
         trainers = running(self._cluster, self._spec)
         target = self._answering(trainers)
