@@ -51,6 +51,8 @@ def test_pods_that_cannot_be_asked_end_no_verb(
 ) -> None:
     monkeypatch.setattr("kubetune.k8s.cluster.download._PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr("kubetune.k8s.cluster.download._PAUSE_SECONDS", 0.05)
+    # Each verb asks a pod that a proxy stands before again and again, for so long.
+    monkeypatch.setattr(cluster_runs, "ASK_SECONDS", 0.2)
     desk.cluster.wait_log(
         desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up"
     )
