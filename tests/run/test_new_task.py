@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-import kubetune
 from kubetune.rundir import metrics
 from tests import toy
+from tests.package_copy import copy_package, put_before
 
 TASK = '''
 """Unlearning (arXiv 2209.15189 has it): the loss of the answers goes up."""
@@ -36,27 +35,19 @@ TASK = Unlearning()
 '''
 
 
-def add_line(file: Path, before: str, line: str) -> None:
-    """Write a line in front of another one, of which the file has one."""
-    text = file.read_text()
-    assert text.count(before) == 1
-    file.write_text(text.replace(before, f"{line}\n{before}"))
-
-
 @pytest.mark.slow
 def test_a_new_task_is_one_file_and_two_lines(tmp_path: Path, inputs: Path) -> None:
-    package = tmp_path / "kubetune"
-    shutil.copytree(
-        Path(kubetune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    package = copy_package(tmp_path)
     (package / "tasks/unlearning.py").write_text(TASK)
-    add_line(
+    put_before(
         package / "tasks/__init__.py",
         '    "grpo": "kubetune.tasks.grpo.task",',
-        '    "unlearning": "kubetune.tasks.unlearning",',
+        '    "unlearning": "kubetune.tasks.unlearning",\n',
     )
-    add_line(
-        package / "config/schema/__init__.py", '        "reward_model",\n', '        "unlearning",'
+    put_before(
+        package / "config/schema/__init__.py",
+        '        "reward_model",\n',
+        '        "unlearning",\n',
     )
 
     learning = toy.make_config(

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import kubetune
+from tests.package_copy import copy_package, put_before, run_script
 
 KIND = '''
 """MPIJob of Kubeflow's MPI operator, as far as this test needs one."""
@@ -89,28 +85,13 @@ kubernetes: {kind: mpijob, image: "i:1", operators: [{kind: Group, name: ops}]}
 
 
 def test_a_new_kind_is_one_file_and_one_line(tmp_path: Path) -> None:
-    package = tmp_path / "kubetune"
-    shutil.copytree(
-        Path(kubetune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    package = copy_package(tmp_path)
     (package / "k8s/manifests/kinds/mpijob.py").write_text(KIND)
     schema = package / "config/schema/cluster.py"
-    line = 'KindName = Literal["job", '
-    text = schema.read_text()
-    assert text.count(line) == 1
-    schema.write_text(text.replace(line, f'{line}"mpijob", '))
+    put_before(schema, '"job", "statefulset"', '"mpijob", ')
     (tmp_path / "run.yaml").write_text(RUN_FILE)
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
+    printed = run_script(tmp_path, SCRIPT)
+    facts = json.loads(printed)
     assert facts["kind"] == "MPIJob"
     assert facts["groups"][0] == "kubeflow.org"
     assert facts["template"] == ["MPIJob/twenty-one-characters", "worker", [2]]

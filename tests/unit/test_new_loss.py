@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import get_args
 
-import kubetune
 from kubetune.config.schema.preference import LOSSES, Loss
 from kubetune.tasks.preference_losses import FORMULAS
+from tests.package_copy import copy_package, put_before, run_script
 
 FORMULA = """
 def _exponential(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -> Tensor:
@@ -32,23 +28,13 @@ print(settings.needs_reference, losses(settings, answers, BatchTotals(1.0)).item
 """
 
 
-def put_before(file: Path, mark: str, text: str) -> None:
-    """Write a text in front of a mark that the file has once."""
-    old = file.read_text()
-    assert old.count(mark) == 1
-    file.write_text(old.replace(mark, text + mark))
-
-
 def test_every_loss_has_traits_and_a_formula() -> None:
     assert list(LOSSES) == list(get_args(Loss))
     assert set(FORMULAS) == {name for name, traits in LOSSES.items() if not traits.judges}
 
 
 def test_a_new_loss_is_one_formula_and_its_lines(tmp_path: Path) -> None:
-    package = tmp_path / "kubetune"
-    shutil.copytree(
-        Path(kubetune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    package = copy_package(tmp_path)
     schema = package / "config/schema/preference.py"
     put_before(schema, '"cpo", "kto"]', '"exponential", ')
     put_before(schema, '    "kto": LossTraits(', '    "exponential": LossTraits(compares=True),\n')
@@ -56,15 +42,8 @@ def test_a_new_loss_is_one_formula_and_its_lines(tmp_path: Path) -> None:
     put_before(formulas, "# Loss → its formula on pairs.", FORMULA)
     put_before(formulas, '    "orpo": _orpo,\n', '    "exponential": _exponential,\n')
 
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    reference, value = done.stdout.split()
+    printed = run_script(tmp_path, SCRIPT)
+    reference, value = printed.split()
     assert reference == "True"
     # The chosen answer gained 1, the rejected one lost 1: exp(-0.5 · 2).
     assert math.isclose(float(value), math.exp(-1.0), rel_tol=1e-6)

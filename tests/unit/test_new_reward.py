@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
-import kubetune
 from kubetune.config.schema.rewards import BUILT_IN
 from kubetune.scoring.rewards.built_in import MAKERS
-from tests.unit.test_new_loss import put_before
+from tests.package_copy import copy_package, put_before, run_script
 
 FUNCTION = """
 def _ends_with(reward: RewardConfig) -> Reward:
@@ -36,10 +31,7 @@ def test_every_reward_has_traits_and_a_maker() -> None:
 
 
 def test_a_new_reward_is_one_function_and_its_lines(tmp_path: Path) -> None:
-    package = tmp_path / "kubetune"
-    shutil.copytree(
-        Path(kubetune.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
-    )
+    package = copy_package(tmp_path)
     put_before(
         package / "config/schema/rewards.py",
         '    "think_format_reward": RewardTraits(',
@@ -49,12 +41,5 @@ def test_a_new_reward_is_one_function_and_its_lines(tmp_path: Path) -> None:
     put_before(functions, "# Name of a reward → what makes it", FUNCTION)
     put_before(functions, '    "think_format_reward": _', '    "ends_with": _ends_with,\n')
 
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "[1.0, 0.0]"
+    printed = run_script(tmp_path, SCRIPT)
+    assert printed.strip() == "[1.0, 0.0]"
