@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 
 from kubetune import errors
 from kubetune.config.schema import Config
@@ -63,6 +67,83 @@ def test_damaged_rows_are_refused(tmp_path: Path) -> None:
         (tmp_path / PROOF).write_bytes(damaged)
         with pytest.raises(errors.EnvironmentFault, match="is damaged"):
             kept_rows.read(tmp_path, PROOF)
+
+
+def test_arrays_of_other_types_or_sizes_are_refused_in_words(tmp_path: Path) -> None:
+    """Each array of a file, of another type, with more axes, longer, shorter, negative, or left out."""
+    path = tmp_path / PROOF
+    for whole in (tuple(LABELLED), PICTURED):
+        kept_rows.write(tmp_path, PROOF, KeptRows(whole, "rows"))
+        arrays = load_file(path)
+        for name, values in arrays.items():
+            others = [
+                values.astype(np.float64),
+                values[None, None],
+                np.append(values, values),
+                values[1:],
+                -values - 1,
+            ]
+            for other in [*others, None]:
+                changed = {key: value for key, value in arrays.items() if key != name}
+                if other is not None:
+                    changed[name] = np.ascontiguousarray(other)
+                save_file(changed, path, {"origin": "rows"})
+                # Numbers may be others, and what is empty may be missing.
+                with suppress(errors.EnvironmentFault):
+                    kept = kept_rows.read(tmp_path, PROOF)
+                    assert kept is not None
+                    assert (
+                        name in {"numbers", "ids", "targets", "segments", "images"}
+                        or not values.size
+                    )
+                    assert all(len(row.ids) == len(row.trained) for row in kept.rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"ids": np.zeros(9, np.float32)}, "ids: U32 of 1 axes expected, F32"),
+        ({"trained": np.full(6, 2, np.uint8)}, "trained: 0 or 1 expected"),
+        ({"lengths": np.array([9, -3, 0])}, "a length is -3"),
+        ({"images_of_rows": np.array([-1, 2, 3])}, "a length is -1"),
+        ({"image_lengths": np.array([2**62, 2**62, 2**62, 2**62 + 9])}, "values expected, 9 found"),
+        ({"numbers": np.array([0])}, "3 rows expected"),
+        ({"targets": np.zeros((2, 1), np.float32)}, "3 targets expected, 2 found"),
+    ],
+)
+def test_what_does_not_fit_is_named(
+    changes: dict[str, NDArray[Any]], reason: str, tmp_path: Path
+) -> None:
+    kept_rows.write(tmp_path, PROOF, KeptRows(PICTURED, "rows"))
+    save_file(load_file(tmp_path / PROOF) | changes, tmp_path / PROOF, {"origin": "rows"})
+    with pytest.raises(errors.EnvironmentFault, match=reason):
+        kept_rows.read(tmp_path, PROOF)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "reason"),
+    [
+        ({}, "origin: Field required"),
+        ({"origin": "a", "turns": "[]"}, "turns: Input should be a valid dict"),
+        ({"origin": "a", "turns": '{"1": null}'}, "turns.1: Input should be a valid dict"),
+        ({"origin": "a", "turns": '{"1": {"messages": [1]}}'}, "turns.1.messages.0"),
+        ({"origin": "a", "turns": "{"}, "property name"),
+        ({"origin": "a", "turns": "[" * 200_000}, "nested too deeply"),
+    ],
+)
+def test_texts_of_other_shapes_are_refused(
+    metadata: dict[str, str], reason: str, tmp_path: Path
+) -> None:
+    kept_rows.write(tmp_path, PROOF, KeptRows(PICTURED, "rows"))
+    save_file(load_file(tmp_path / PROOF), tmp_path / PROOF, metadata)
+    with pytest.raises(errors.EnvironmentFault, match=reason):
+        kept_rows.read(tmp_path, PROOF)
+
+
+def test_ids_beyond_the_tokenizer_are_refused(tmp_path: Path) -> None:
+    kept_rows.require_vocabulary(tmp_path / PROOF, [[1, 8], []], 9)
+    with pytest.raises(errors.EnvironmentFault, match="ids: 9 is beyond the 9 of the tokenizer"):
+        kept_rows.require_vocabulary(tmp_path / PROOF, [[1, 9], []], 9)
 
 
 @pytest.mark.parametrize(

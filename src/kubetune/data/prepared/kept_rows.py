@@ -6,7 +6,7 @@ They lie in safetensors files, with the bytes of their images: PROOF here, and Q
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -17,6 +17,7 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import size
 from kubetune.data.prepared.order import shuffled
+from kubetune.rundir import shapes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,6 +33,18 @@ PROOF_ROWS: Final = 8
 LONGEST: Final = 256
 # Most bytes of all images of a file. With more, no file is written, and the data have to be at hand later.
 MOST_IMAGE_BYTES: Final = 64 << 20
+# The arrays of a file: type in its header, type in memory, axes. Empty ones may be missing.
+_ARRAYS: Final = {
+    "numbers": ("I64", np.int64, 1),
+    "lengths": ("I64", np.int64, 1),
+    "images_of_rows": ("I64", np.int64, 1),
+    "image_lengths": ("I64", np.int64, 1),
+    "targets": ("F32", np.float32, 2),
+    "ids": ("U32", np.uint32, 1),
+    "trained": ("U8", np.uint8, 1),
+    "segments": ("U8", np.uint8, 1),
+    "images": ("U8", np.uint8, 1),
+}
 
 
 @dataclass(frozen=True)
@@ -161,7 +174,7 @@ def _arrays(rows: Sequence[KeptRow], images: Sequence[bytes]) -> dict[str, NDArr
 def read(run_dir: Path, name: str) -> KeptRows | None:
     """Return the rows that a run keeps in a file of this name; None if there is no such file.
 
-    Raise EnvironmentFault if the file is damaged.
+    Raise EnvironmentFault if the file is damaged, or holds what no run keeps.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -170,55 +183,108 @@ def read(run_dir: Path, name: str) -> KeptRows | None:
         return None
     try:
         with safe_open(path, framework="np") as file:
-            arrays = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a dict
-            facts = file.metadata()
-        return KeptRows(_rows(arrays), facts["origin"], json.loads(facts.get("turns", "{}")))
-    except (SafetensorError, LookupError, ValueError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise errors.EnvironmentFault(
-            f"{path} is damaged ({reason}); put it back from a copy, such as a mirror's, or "
-            "remove it: rows are then chosen from the data, where these are at hand"
-        ) from error
+            texts = _texts(file.metadata() or {})
+            rows = _rows(_read_arrays(file))
+    except (SafetensorError, ValueError) as error:
+        raise damaged(path, " ".join(str(error).split())) from error
+    return KeptRows(rows, texts["origin"], texts["turns"])
+
+
+def damaged(path: Path, reason: str) -> errors.EnvironmentFault:
+    """Return the error for a file of kept rows that cannot be used."""
+    return errors.EnvironmentFault(
+        f"{path} is damaged ({reason}); put it back from a copy, such as a mirror's, or "
+        "remove it: rows are then chosen from the data, where these are at hand"
+    )
+
+
+def require_vocabulary(path: Path, ids: Iterable[Iterable[int]], vocabulary: int) -> None:
+    """Raise EnvironmentFault where rows of a file have an id that the tokenizer, of so many ids, does not know."""
+    largest = max((int(number) for row in ids for number in row), default=0)
+    if largest >= vocabulary:
+        raise damaged(path, f"ids: {largest} is beyond the {vocabulary:,} of the tokenizer")
+
+
+def _texts(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return the texts beside the rows of a file. Raise ValueError where they are not what a run keeps."""
+    texts: dict[str, Any] = {}
+    if "origin" in metadata:
+        texts["origin"] = metadata["origin"]
+    try:
+        texts["turns"] = json.loads(metadata.get("turns", "{}"))
+    except RecursionError:
+        raise ValueError("turns: it is nested too deeply") from None
+    problem = shapes.problem_of_kept_rows(texts)
+    if problem is not None:
+        raise ValueError(problem)
+    return texts
+
+
+def _read_arrays(file: Any) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a file that `safe_open` gave. Raise ValueError where one is missing or of another type.
+
+    Types are compared in the header, before anything is read: numpy does not know all of them.
+    """
+    names = set(file.keys())
+    arrays = {}
+    for name, (kind, dtype, number_of_axes) in _ARRAYS.items():
+        if name not in names:
+            arrays[name] = np.empty([0] * number_of_axes, dtype)
+            continue
+        stored = file.get_slice(name)
+        shape = stored.get_shape()
+        # Without a row there is no width.
+        if stored.get_dtype() != kind or (len(shape) != number_of_axes and shape != [0]):
+            raise ValueError(
+                f"{name}: {kind} of {number_of_axes} axes expected, {stored.get_dtype()} {shape} found"
+            )
+        arrays[name] = file.get_tensor(name)
+    return arrays
 
 
 def _rows(arrays: dict[str, NDArray[Any]]) -> tuple[KeptRow, ...]:
-    """Return the rows of a file: `_arrays` backwards. Raise ValueError or LookupError if it is damaged."""
+    """Return the rows of a file: `_arrays` backwards. Raise ValueError if they do not fit each other."""
     lengths = arrays["lengths"]
-    ids = _split(arrays.get("ids"), lengths)
-    trained = _split(arrays.get("trained"), lengths)
-    images = [part.tobytes() for part in _split(arrays.get("images"), arrays["image_lengths"])]
+    ids = _split(arrays["ids"], lengths)
+    trained = _split(arrays["trained"], lengths)
+    images = [part.tobytes() for part in _split(arrays["images"], arrays["image_lengths"])]
+    images_of_rows = _split(np.arange(len(images)), arrays["images_of_rows"])
+    if len(arrays["numbers"]) != len(lengths) or len(images_of_rows) != len(lengths):
+        raise ValueError(f"{len(lengths):,} rows expected in each part")
+    if arrays["trained"].max(initial=0) > 1:
+        raise ValueError("trained: 0 or 1 expected")
 
     # All rows of a file are of one kind.
-    is_labelled = len(arrays["targets"]) > 0
-    segments = _split(arrays.get("segments"), lengths) if is_labelled else []
+    targets = arrays["targets"]
+    is_labelled = len(targets) > 0
+    if is_labelled and len(targets) != len(lengths):
+        raise ValueError(f"{len(lengths):,} targets expected, {len(targets):,} found")
+    segments = _split(arrays["segments"], lengths) if is_labelled else []
 
     rows = []
-    first_image = 0
     for i in range(len(lengths)):
-        end_of_images = first_image + int(arrays["images_of_rows"][i])
         rows.append(
             KeptRow(
                 number=int(arrays["numbers"][i]),
                 ids=ids[i],
                 trained=trained[i].view(np.bool_),
-                target=arrays["targets"][i] if is_labelled else None,
+                target=targets[i] if is_labelled else None,
                 segments=segments[i] if is_labelled else None,
-                images=tuple(images[first_image:end_of_images]),
+                images=tuple(images[number] for number in images_of_rows[i]),
             )
         )
-        first_image = end_of_images
-
     return tuple(rows)
 
 
-def _split(values: NDArray[Any] | None, lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
+def _split(values: NDArray[Any], lengths: NDArray[np.int64]) -> list[NDArray[Any]]:
     """Cut an array into parts of these lengths. Raise ValueError if they do not add up to all of it."""
-    if values is None:  # an empty array has no entry in the file
-        values = np.empty(0, np.uint8)
-    expected = int(lengths.sum())
-    if expected != len(values):
-        raise ValueError(f"{expected:,} values expected, {len(values):,} found")
-    if not len(lengths):
+    # Python's numbers, whose sum does not overflow.
+    counts = lengths.tolist()
+    if min(counts, default=0) < 0:
+        raise ValueError(f"a length is {min(counts):,}")
+    if sum(counts) != len(values):
+        raise ValueError(f"{sum(counts):,} values expected, {len(values):,} found")
+    if not counts:
         return []
     # Lengths 3 2 4 are cut at 3 and at 5.
     return np.split(values, np.cumsum(lengths)[:-1])

@@ -69,7 +69,8 @@ def record(run_dir: Path, number: int) -> Path:
     references = []  # ids, [rows]
     for row in kept.rows:
         place = last_answer(row.trained.tobytes())
-        assert place is not None, "rows without an answer are not kept"
+        if place is None:
+            raise kept_rows.damaged(run_dir / QUESTION_ROWS, f"row {row.number} has no answer")
 
         begin = place[0]
         prompts.append(EncodedPrompt(row.ids[:begin].tolist(), row.images))
@@ -120,6 +121,8 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
     loaded = load_run(run_dir)
     best = int(loaded.result.checkpoint.resolve().name.removeprefix("step-"))
     tokenizer = loaded.tokenizer
+    ids = [prompt.ids for prompt in prompts]
+    kept_rows.require_vocabulary(run_dir / QUESTION_ROWS, ids, tokenizer.vocab_size)
 
     # The best checkpoint and the base share a model where adapters can be switched off.
     after = {best: list(answers(loaded, prompts, sampling))}

@@ -78,6 +78,9 @@ def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
             origin = f"rows of random tokens, as the data are not at hand ({reason})"
             return Sample(_random(config.task, result.tokenizer.vocab_size), origin)
 
+    path = result.run_dir / kept_rows.PROOF
+    ids = [row.ids for row in kept.rows]
+    kept_rows.require_vocabulary(path, ids, result.tokenizer.vocab_size)
     batches = tuple(_batch(row, result.image_processor) for row in kept.rows)
     return Sample(batches, kept.origin)
 

@@ -284,6 +284,18 @@ class _Machine(TypedDict, total=False):
 
 
 @with_config(_STRICT)
+class _Question(TypedDict, total=False):
+    messages: Required[list[dict[str, Any]]]
+    tools: list[str]
+
+
+@with_config(_STRICT)
+class _KeptRows(TypedDict):
+    origin: Required[str]
+    turns: Required[dict[str, _Question]]
+
+
+@with_config(_STRICT)
 class _Event(TypedDict, total=False):
     node: int
     nodes: Count
@@ -326,6 +338,7 @@ _FILES: Final[dict[str, TypeAdapter[Any]]] = {
     "state.json": TypeAdapter(_State),
 }
 _EVENT: Final = TypeAdapter(_Event)
+_KEPT_ROWS: Final = TypeAdapter(_KeptRows)
 _LOAD: Final = TypeAdapter(_Load)
 
 
@@ -335,13 +348,11 @@ def read(path: Path) -> dict[str, Any]:
     shape = _FILES.get(path.name)
     if shape is None:
         return values
-    try:
-        shape.validate_python(values)
-    except (ValidationError, RecursionError) as error:
+    problem = _problem(shape, values)
+    if problem is not None:
         raise EnvironmentFault(
-            f"{path} is damaged ({_first_problem(error)}); expected what kubetune wrote. Put it back from a copy, such "
-            "as a mirror's"
-        ) from None
+            f"{path} is damaged ({problem}); expected what kubetune wrote. Put it back from a copy, such as a mirror's"
+        )
     return values
 
 
@@ -355,18 +366,23 @@ def is_load(line: object) -> bool:
     return _fits(_LOAD, line)
 
 
+def problem_of_kept_rows(texts: object) -> str | None:
+    """Return what is wrong with the texts beside rows that a run keeps, None where nothing is."""
+    return _problem(_KEPT_ROWS, texts)
+
+
 def _fits(shape: TypeAdapter[Any], values: object) -> bool:
+    return _problem(shape, values) is None
+
+
+def _problem(shape: TypeAdapter[Any], values: object) -> str | None:
+    """Return the place of the first problem and what is wrong: `findings.0.severity: Field required`."""
     try:
         shape.validate_python(values)
-    except ValidationError:
-        return False
-    return True
-
-
-def _first_problem(error: ValidationError | RecursionError) -> str:
-    """Return the place of the first problem and what is wrong: `findings.0.severity: Field required`."""
-    if isinstance(error, RecursionError):
+    except RecursionError:
         return "it is nested too deeply"
-    problem = error.errors(include_url=False, include_context=False)[0]
-    place = ".".join(str(part) for part in problem["loc"])
-    return f"{place[:200]}: {problem['msg']}" if place else problem["msg"]
+    except ValidationError as error:
+        problem = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(str(part) for part in problem["loc"])
+        return f"{place[:200]}: {problem['msg']}" if place else problem["msg"]
+    return None
