@@ -33,6 +33,26 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert dead_links(tmp_path / "site") == []
 
 
+def test_no_cell_of_a_table_is_a_paragraph() -> None:
+    pages = [ROOT / "README.md", ROOT / "standin" / "README.md", *(ROOT / "docs").rglob("*.md")]
+    assert [cell for page in pages for cell in long_cells(page)] == []
+
+
+def long_cells(page: Path) -> list[str]:
+    """Return page and line of each table cell of more than 40 words; blocks of code have no cells."""
+    cells = []
+    in_code = False
+    for number, line in enumerate(page.read_text("utf-8").splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            in_code = not in_code
+        if in_code or not line.lstrip().startswith("|"):
+            continue
+        for cell in re.split(r"(?<!\\)\|", line):
+            if len(cell.split()) > 40:
+                cells.append(f"{page.relative_to(ROOT)}:{number}: {cell.strip()}")
+    return cells
+
+
 def dead_links(site: Path) -> list[str]:
     """Return the links of the site to files that it does not have; folders, which no server need show, are none."""
     dead = []

@@ -512,9 +512,8 @@ class KubernetesConfig(Section):
     )
     image_volumes: bool = Field(
         False,
-        description="A base that is an image (`oci://registry/name@sha256:…`) is mounted by Kubernetes, once for all pods "
-        "of a node: Kubernetes 1.36, or 1.33 with the gate ImageVolume, and containerd 2.1 or CRI-O 1.31. Left out: each "
-        "pod fetches it into its cache.",
+        description="Mount a base that is an image (`oci://registry/name@sha256:…`), once for all pods of a node. This "
+        "needs Kubernetes 1.36 and containerd 2.1 or CRI-O 1.31. Left out: each pod fetches it.",
     )
     network_interface: str | None = Field(
         None,

@@ -87,11 +87,8 @@ class GenerateConfig(Section):
         BeforeValidator(_as_list, json_schema_input_type=AnswerMetric | tuple[AnswerMetric, ...]),
     ] = Field(
         (),
-        description="Metrics of the answers. `reward`, of `task: grpo` alone and always there, is the weighted sum of "
-        "the run's own `rewards`. `exact_match` and `contains` ignore case, spaces and a full stop at the end; "
-        "`numeric` compares the last number; `json_equal` is the share of equal keys; `token_f1` is how many words "
-        "both have in common, as SQuAD counts them; `rouge_l` needs rouge-score, "
-        "`bleu` and `chrf` need sacrebleu.",
+        description="Metrics of the answers; docs/evaluation.md says what each compares. `rouge_l` needs rouge-score, "
+        "`bleu` and `chrf` need sacrebleu. `reward` is for `task: grpo`, which always has it.",
     )
     pattern: str | None = Field(
         None,

@@ -139,11 +139,8 @@ class GrpoConfig(Section):
         BeforeValidator(lambda value: value, json_schema_input_type=Literal[LossType, "gspo"]),
     ] = Field(
         "dapo",
-        description="`dapo` (arXiv 2503.14476) divides by all tokens of the step, `bnpo` does the same here, `grpo` "
-        "(2402.03300) takes the mean of rows, `dr_grpo` (2503.20783) divides by rows × `max_completion_length`, "
-        "`luspo` (2602.05261) adds up the tokens of a row; `cispo` (2506.13585) and `sapo` (2511.20347) bound the "
-        "ratio otherwise, `vespo` (2602.10693) weights all tokens of an answer by the product of their ratios. `gspo` "
-        "(2507.18071): `grpo` with `importance_sampling_level: sequence`.",
+        description="How the terms of tokens become one number, and how ratios are bounded: the table in docs/grpo.md. "
+        "`gspo` is `grpo` with `importance_sampling_level: sequence`.",
     )
     importance_sampling_level: Literal["token", "sequence"] = Field(
         "token", description="One ratio for each token, or for each answer the mean of its tokens'."
@@ -196,9 +193,9 @@ class GrpoConfig(Section):
     )
     importance_sampling_correction: Correction = Field(
         "none",
-        description="Weight of an answer by how much likelier the training has it than the sampling: the ratio of each "
-        "token, of the whole answer (the product), or its geometric mean; cut at the limits, or dropped beyond them. "
-        "Left out with `servers`: `token_truncate`.",
+        description="Weigh by the ratio of training's probability to the sampler's: of each token, of the whole answer, "
+        "or its geometric mean. Beyond the limits it is cut (`truncate`) or dropped (`mask`). With `servers`: "
+        "`token_truncate`.",
     )
     importance_sampling_clip_max: float | None = Field(
         3.0, gt=0, description="Upper limit of that weight."

@@ -46,9 +46,9 @@ class ModelConfig(Section):
     dtype: Annotated[Literal["auto", "bfloat16", "float16", "float32"], renamed(DTYPE_NAMES)] = (
         Field(
             "auto",
-            description="Dtype of frozen weights and of the arithmetic. `auto`: bfloat16 if the GPU supports it, else "
-            "float16; on a CPU bfloat16 if the processor has instructions for it and the model is at least 512 wide, else "
-            "float32. Trained parameters and optimizer state are always float32.",
+            description="Dtype of frozen weights and of the arithmetic; what is trained is always float32. `auto`: bfloat16 "
+            "if the device has instructions for it, else float16 on a GPU and float32 on a CPU. Narrow models are float32 on "
+            "a CPU.",
         )
     )
     attention: Literal["auto", "padding_free", "eager", "sdpa"] = Field(
