@@ -47,8 +47,8 @@ class ModelConfig(Section):
         Field(
             "auto",
             description="Dtype of frozen weights and of the arithmetic; what is trained is always float32. `auto`: bfloat16 "
-            "if the device has instructions for it, else float16 on a GPU and float32 on a CPU. Narrow models are float32 on "
-            "a CPU.",
+            "if the device has instructions for it, else float16 on a GPU and float32 on a CPU. Narrow models are float32 "
+            "on a CPU.",
         )
     )
     attention: Literal["auto", "padding_free", "eager", "sdpa"] = Field(
