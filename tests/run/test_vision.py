@@ -32,7 +32,7 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode import VisionEncoder
-from kubetune.data.vision.image_processor import ImageProcessor
+from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.data.vision.whole_processor import load_seeing
 from kubetune.distributed.process_group import World
 from kubetune.models import padding_free
@@ -424,7 +424,7 @@ def build(
     save_seeing_model(folder, name, sharpen=3.0)
     settings = {"model": str(folder), "task": "vision_language", "data": {"train": "none"}}
     config = Config.model_validate(settings)
-    processor = DataSpec.of(config).image_processor(load_tokenizer(config.model))
+    processor = processor_of(DataSpec.of(config), load_tokenizer(config.model))
     assert processor is not None
     model = AutoModelForImageTextToText.from_pretrained(folder).train()
     frozen = vision_language.frozen_modules(model, vision or VisionConfig())

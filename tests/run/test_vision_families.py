@@ -37,6 +37,7 @@ from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision import whole_processor
 from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.image_processor import processor_of
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.distributed.process_group import World
 from kubetune.models.acceleration import Workload, tune
@@ -85,7 +86,7 @@ def config_of(model: Path, **sections: Any) -> Config:
 def encoder_of(model: Path, **sections: Any) -> VisionEncoder:
     config = config_of(model, **sections)
     tokenizer = load_tokenizer(config.model)
-    processor = DataSpec.of(config).image_processor(tokenizer)
+    processor = processor_of(DataSpec.of(config), tokenizer)
     assert processor is not None
     return VisionEncoder(Encoder(tokenizer), processor)
 
@@ -276,7 +277,7 @@ def test_a_plan_knows_which_models_take_one_sequence_at_a_time(name: str, tmp_pa
     )
     config = config_of(folder)
     weights = read_weights(str(folder), {})
-    processor = DataSpec.of(config).image_processor(load_tokenizer(config.model))
+    processor = processor_of(DataSpec.of(config), load_tokenizer(config.model))
     assert weights is not None
     assert processor is not None
     seeing = RankWork.of(config, make_plan(config))

@@ -20,10 +20,11 @@ from kubetune import cli, errors, extras
 from kubetune.cli.result.evaluate import confusion_lines
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import ComputeConfig
-from kubetune.data.prepared.pipeline import Batch, Split, Worker
+from kubetune.data.prepared.pipeline import Batch, Worker
 from kubetune.data.reading.formats import Labelled, convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
+from kubetune.data.spec import Split
 from kubetune.data.text import find_labels as find_labels_module
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.labels import Labels

@@ -17,8 +17,8 @@ from kubetune.config.schema import Config
 from kubetune.data.inspect.survey import survey
 from kubetune.data.prepared.histogram import bars
 from kubetune.data.prepared.profile import Profile
+from kubetune.data.reading.images import ImageRef
 from kubetune.data.text.encode import Encoded
-from kubetune.data.vision.image_processor import ImageRef
 from kubetune.reporting.histogram import drawn_bars
 from tests.tiny import pretend_weights, train_tokenizer
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.data.prepared.micro_batches import balance_ranks, deal, fill, pack, split_batch
-from kubetune.data.prepared.order import (
+from kubetune.data.order import (
     Ids,
     epoch_order,
     epoch_size,
@@ -19,6 +18,7 @@ from kubetune.data.prepared.order import (
     mixed_seed,
     step_boundaries,
 )
+from kubetune.data.prepared.micro_batches import balance_ranks, deal, fill, pack, split_batch
 
 LENGTHS = st.lists(st.integers(1, 400), min_size=1, max_size=500).map(
     lambda values: np.array(values, np.int64)

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.batching.prefix_sharing import collate_shared
+from kubetune.data.order import Ids
 from kubetune.data.prepared import prefixes
 from kubetune.data.prepared.micro_batches import split_batch
-from kubetune.data.prepared.order import Ids
 from kubetune.data.prepared.prefixes import (
     GRAIN,
     Tokens,

@@ -30,7 +30,7 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode import VisionEncoder
-from kubetune.data.vision.image_processor import ImageProcessor
+from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.errors import ConfigError, DataError, ModelError
 from tests.architectures import save_model
 from tests.pictures import COLOURS, paint, save_seeing_model, write_questions
@@ -52,14 +52,14 @@ def make_config(model: Path, folder: Path, **sections: Any) -> Config:
     return Config.model_validate({**settings, "data": {**data, **sections.get("data", {})}})
 
 
-def processor_of(config: Config) -> ImageProcessor:
-    processor = DataSpec.of(config).image_processor(load_tokenizer(config.model))
+def processor_for(config: Config) -> ImageProcessor:
+    processor = processor_of(DataSpec.of(config), load_tokenizer(config.model))
     assert processor is not None
     return processor
 
 
 def encoder_of(config: Config, **settings: Any) -> VisionEncoder:
-    return VisionEncoder(Encoder(load_tokenizer(config.model), **settings), processor_of(config))
+    return VisionEncoder(Encoder(load_tokenizer(config.model), **settings), processor_for(config))
 
 
 def chat(*turns: str, images: list[Path] | None = None) -> Chat:
@@ -82,7 +82,7 @@ def encode(encoder: VisionEncoder, example: Chat) -> Encoded:
 def test_an_image_has_as_many_tokens_as_the_tower_makes_features(
     model: Path, tmp_path: Path, vision: dict[str, int]
 ) -> None:
-    processor = processor_of(make_config(model, tmp_path, vision=vision))
+    processor = processor_for(make_config(model, tmp_path, vision=vision))
     draw = random.Random(0)
     for number in range(12):
         file = tmp_path / f"{number}.png"
@@ -104,17 +104,17 @@ def test_the_image_processor_of_an_export_has_the_limits_of_the_run(
     (base / "preprocessor_config.json").write_text(json.dumps(facts))
     config = make_config(base, tmp_path, vision={"image_min_tokens": 30, "image_max_tokens": 50})
     load_tokenizer(config.model).save(out)
-    assert processor_of(config).tell_limits(out) == ["preprocessor_config.json"]
+    assert processor_for(config).tell_limits(out) == ["preprocessor_config.json"]
     theirs = AutoImageProcessor.from_pretrained(out, backend="pil")
     for number, size in enumerate([(700, 500), (20, 30), (210, 190)]):
         file = tmp_path / f"{number}.png"
         Image.new("RGB", size, (number, 9, 9)).save(file)
         grid = theirs(images=[Image.open(file)], return_tensors="np")["image_grid_thw"][0]
-        assert int(grid.prod()) // 4 == processor_of(config).measure(verify_image(file))
+        assert int(grid.prod()) // 4 == processor_for(config).measure(verify_image(file))
 
 
 def test_a_photograph_held_sideways_is_turned(model: Path, tmp_path: Path) -> None:
-    processor = processor_of(make_config(model, tmp_path))
+    processor = processor_for(make_config(model, tmp_path))
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (320, 160)).save(tmp_path / "sideways.jpg", exif=exif)
@@ -125,12 +125,12 @@ def test_a_photograph_held_sideways_is_turned(model: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("train_on", ["assistant", "all"])
 def test_tokens_of_images_are_never_labels(model: Path, tmp_path: Path, train_on: Any) -> None:
     config = make_config(model, tmp_path)
-    token = processor_of(config).placeholder.token
+    token = processor_for(config).placeholder.token
     files = [paint(tmp_path / f"{colour}.png", colour, seed) for seed, colour in enumerate(COLOURS)]
     row = encode(
         encoder_of(config, train_on=train_on), chat("<image> and <image>?", "no", images=files[:2])
     )
-    tokens = [processor_of(config).measure(verify_image(file)) for file in files[:2]]
+    tokens = [processor_for(config).measure(verify_image(file)) for file in files[:2]]
     assert row.ids.count(token) == sum(tokens)
     assert not any(trained for id, trained in zip(row.ids, row.trained, strict=True) if id == token)
     assert any(row.trained)
@@ -149,11 +149,11 @@ def test_a_text_that_holds_the_placeholder_itself_is_refused(model: Path, tmp_pa
 def test_a_row_is_never_cut_through_an_image(model: Path, tmp_path: Path) -> None:
     config = make_config(model, tmp_path)
     encoder = encoder_of(config)
-    placeholder = processor_of(config).placeholder
+    placeholder = processor_for(config).placeholder
     images = [paint(tmp_path / "a.png", "red", 1), paint(tmp_path / "b.png", "blue", 2)]
     example = chat("<image>what", "red", "<image>and", "blue", images=images)
     row = encode(encoder, example)
-    counts = [processor_of(config).measure(verify_image(image)) for image in images]
+    counts = [processor_for(config).measure(verify_image(image)) for image in images]
     for limit in range(1, len(row.ids)):
         short = encoder.cut(example, row, limit)
         assert len(short.ids) == len(short.trained) <= limit
@@ -387,9 +387,9 @@ def test_models_that_do_not_see_are_refused(tmp_path: Path, model: Path) -> None
     save_model(tmp_path / "text")
     config = make_config(tmp_path / "text", tmp_path)
     with pytest.raises(ModelError, match="takes no images"):
-        processor_of(config)
+        processor_for(config)
     config = make_config(model, tmp_path)
-    processor = processor_of(config)
+    processor = processor_for(config)
     (tmp_path / "preprocessor_config.json").write_text(
         json.dumps({"image_processor_type": "CLIPImageProcessor"})
     )

@@ -1,4 +1,4 @@
 """Prepared rows to tensors: the packed batches of every step for one rank.
 
-Not for which samples make up a step (data/prepared/order). Read `feed` first, then `batch`.
+Not for which samples make up a step (data/order). Read `feed` first, then `batch`.
 """

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from kubetune.batching.batch import Batch, collate, collate_labelled
 from kubetune.batching.image_batches import PictureReader, collate_pictured, picture_reader
 from kubetune.batching.prefix_sharing import collate_shared
-from kubetune.data.prepared.micro_batches import deal, fill, pack, split_batch
-from kubetune.data.prepared.order import (
+from kubetune.data.order import (
     Ids,
     epoch_order,
     epoch_size,
@@ -22,6 +21,7 @@ from kubetune.data.prepared.order import (
     shuffled,
     step_boundaries,
 )
+from kubetune.data.prepared.micro_batches import deal, fill, pack, split_batch
 from kubetune.data.prepared.prefixes import split_by_prefix
 from kubetune.data.prepared.prepare import Rows
 from kubetune.data.reading.sources import evaluated_rows

@@ -16,7 +16,8 @@ from torch import Tensor
 from kubetune.batching.batch import Batch, collate
 from kubetune.batching.extra_inputs import Pictures
 from kubetune.data.prepared.rows import Rows
-from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Picture, Upright
+from kubetune.data.reading.images import ImageRef
+from kubetune.data.vision.image_processor import ImageProcessor, Picture, Upright
 from kubetune.errors import DataError
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from kubetune.config.schema import (
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
         Sources,
         VisionConfig,
     )
-    from kubetune.data.text.tokenizer import Tokenizer
-    from kubetune.data.vision.image_processor import ImageProcessor
+
+# A part of the data that is used in one way.
+Split = Literal["train", "eval", "forget"]
 
 
 @dataclass(frozen=True)
@@ -62,20 +63,3 @@ class DataSpec:
         if isinstance(self.data.eval, float) and self.data.eval:
             splits["eval"] = self.data.train
         return {split: sources for split, sources in splits.items() if sources}
-
-    def image_processor(self, tokenizer: Tokenizer) -> ImageProcessor | None:
-        """Load the image processor of the model; None where rows have no images.
-
-        Raise ModelError as `load_image_processor` does.
-        """
-        if self.vision is None:
-            return None
-        from kubetune.data.vision.image_processor import load_image_processor  # imports tokenizers
-
-        compares = self.preference.images
-        return load_image_processor(
-            self.model,
-            self.vision,
-            tokenizer,
-            compares=compares,
-        )

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kubetune.data.prepared.order import hash_ids
+from kubetune.data.order import hash_ids
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

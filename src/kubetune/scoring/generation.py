@@ -12,8 +12,8 @@ from torch.nn import functional
 from transformers.generation.streamers import BaseStreamer
 
 from kubetune.batching.image_batches import PictureReader, collate_pictured, image_inputs
+from kubetune.data.reading.images import ImageRef
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.vision.image_processor import ImageRef
 
 # Keys of a generation_config that act without sampling too, and the values with which they change nothing.
 _NEUTRAL: Final[Mapping[str, Any]] = {

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.prepared.order import shuffled
+from kubetune.data.order import shuffled
 from kubetune.data.prepared.rows import Rows
+from kubetune.data.reading.images import ImageRef
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.text.answers import last_answer
-from kubetune.data.vision.image_processor import ImageRef
 
 
 @dataclass(frozen=True)

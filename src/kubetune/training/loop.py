@@ -26,7 +26,7 @@ import torch
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.feed import Work
-from kubetune.data.prepared.order import mixed_seed
+from kubetune.data.order import mixed_seed
 from kubetune.distributed.process_group import sum_numbers
 from kubetune.kernels.dropout import seed
 from kubetune.plan.plan import learning_rate_at

@@ -14,14 +14,15 @@ from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.row_watch import RowWatch
 from kubetune.data.findings.sentences import find
-from kubetune.data.prepared.pipeline import Result, Split, Tally, Worker, encode_batches
+from kubetune.data.prepared.pipeline import Result, Tally, Worker, encode_batches
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import not_read
 from kubetune.data.reading.splits import held_out_share, plan_batches, summarise
-from kubetune.data.spec import DataSpec
+from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.find_labels import find_labels
 from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.vision.image_processor import processor_of
 
 
 class DataPass:
@@ -59,7 +60,7 @@ class DataPass:
         # From here on, `spec` is the one by which rows are encoded.
         self._spec = spec
         self._tokenizer = tokenizer
-        self._processor = spec.image_processor(tokenizer)
+        self._processor = processor_of(spec, tokenizer)
         self._worker = Worker(
             tokenizer,
             spec.data,

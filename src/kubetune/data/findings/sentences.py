@@ -15,10 +15,9 @@ from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
 from kubetune.data.columns import left_out
 from kubetune.data.findings.finding import MOST_PLACES, Finding, Severity
-from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import evaluated_rows, locate
 from kubetune.data.reading.splits import require_rows
-from kubetune.data.spec import DataSpec
+from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError
 from kubetune.plan.base_model import embeddings_of, positions_of

@@ -22,7 +22,7 @@ from kubetune.data.findings.sentences import BAD_RECORDS
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.prefix_sharing import saved_share
 from kubetune.data.inspect.references import References, unanswered, without_answers
-from kubetune.data.prepared.pipeline import Result, Split, written_texts
+from kubetune.data.prepared.pipeline import Result, written_texts
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import images_of, read
@@ -31,7 +31,7 @@ from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import SHOWN, Problems
 from kubetune.data.reading.sources import read_source
-from kubetune.data.spec import DataSpec
+from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 

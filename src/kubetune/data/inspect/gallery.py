@@ -14,8 +14,9 @@ from typing import Any, Final
 
 from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.row_watch import labels_of
-from kubetune.data.prepared.pipeline import Result, Split
+from kubetune.data.prepared.pipeline import Result
 from kubetune.data.reading.images import thumbnail
+from kubetune.data.spec import Split
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
 

@@ -21,6 +21,7 @@ from kubetune.data.text.encode import SEEING
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.vision.image_processor import processor_of
 from kubetune.errors import ConfigError
 from kubetune.plan.base_model import embeddings_of
 
@@ -93,7 +94,7 @@ def _worker(
 
     # An estimate waits for no network: the image processor is loaded if it is here.
     model = spec.model.model_copy(update={"local_files_only": True})
-    processor = replace(spec, model=model).image_processor(tokenizer)
+    processor = processor_of(replace(spec, model=model), tokenizer)
     return Worker(
         tokenizer,
         data,

@@ -1,4 +1,4 @@
 """Prepared data: written once under a fingerprint of what made them, then read by every rank in one order.
 
-Read `order` first, then `prepare`.
+Read `prepare` first, then `pipeline`.
 """

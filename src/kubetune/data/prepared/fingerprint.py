@@ -12,11 +12,11 @@ from typing import Any, Final
 
 from kubetune.config.schema import SourceConfig
 from kubetune.data.findings.data_pass import with_files_not_read
-from kubetune.data.prepared.pipeline import Split
 from kubetune.data.reading.sources import input_digests, locate
-from kubetune.data.spec import DataSpec
+from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
+from kubetune.data.vision.image_processor import processor_of
 
 # Changes when the same input would give other rows, or the files another form.
 FORMAT: Final = 8
@@ -83,7 +83,7 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
     if spec.task == "sequence_classification":
         facts["labels"] = label_facts(spec.classification, spec.model)
 
-    processor = spec.image_processor(tokenizer)
+    processor = processor_of(spec, tokenizer)
     if processor is not None:
         facts["images"] = processor.fingerprint
         # Rows hold absolute paths of images, so the same data in another folder make other rows.

@@ -16,7 +16,7 @@ import numpy as np
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import size
-from kubetune.data.prepared.order import shuffled
+from kubetune.data.order import shuffled
 from kubetune.rundir import shapes
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kubetune.data.prepared.order import Ids
+from kubetune.data.order import Ids
 
 FILL_STARTS = 32  # lengths from which `fill` starts, at most
 

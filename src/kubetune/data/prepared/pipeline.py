@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain, islice, pairwise
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
 from kubetune.data.columns import Columns
@@ -39,7 +39,8 @@ from kubetune.data.reading.images import image_file
 from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
-from kubetune.data.text.encode import Encoded, Encoder, pieces
+from kubetune.data.spec import Split
+from kubetune.data.text.encode import Encoded, Encoder, RowEncoder, pieces
 from kubetune.data.text.encode_labelled import LabelledEncoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.encode_prompts import PromptEncoder
@@ -60,8 +61,6 @@ _KILLED: Final = (
     "a process that tokenises was killed, probably for lack of memory; set data.num_proc lower and run the same "
     "command again. Nothing was written."
 )
-
-Split = Literal["train", "eval", "forget"]
 
 
 class Places(dict[str, list[int]]):
@@ -444,7 +443,7 @@ def _encoder_for(
     labels: Labels | None,
     processor: ImageProcessor | None,
     kind: RecordKind,
-) -> Encoder | LabelledEncoder | PreferenceEncoder | PromptEncoder | VisionEncoder:
+) -> RowEncoder:
     """Return what encodes records of a kind; encoders for images and for pairs are wrapped around that for texts."""
     if labels is not None:
         return LabelledEncoder(tokenizer, labels)
@@ -461,7 +460,7 @@ def _encoder_for(
     )
 
     # Images go into conversations, and answers that are compared are conversations.
-    encoder: Encoder | VisionEncoder = text_encoder
+    encoder: RowEncoder = text_encoder
     if processor is not None:
         encoder = VisionEncoder(text_encoder, processor)
     if compares_answers:

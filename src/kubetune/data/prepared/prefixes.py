@@ -39,8 +39,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from kubetune.data.order import Ids
 from kubetune.data.prepared.micro_batches import balance_ranks, pack
-from kubetune.data.prepared.order import Ids
 from kubetune.data.prepared.prefix_rules import GRAIN
 
 Tokens = NDArray[np.uint32]

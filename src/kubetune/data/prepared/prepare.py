@@ -25,14 +25,14 @@ from kubetune.data.inspect.references import References, unanswered, without_ans
 from kubetune.data.prepared import data_facts
 from kubetune.data.prepared.fingerprint import FORMAT, MANIFEST, fingerprint, kept_stats
 from kubetune.data.prepared.identity import content_of, remember
-from kubetune.data.prepared.pipeline import Split
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.sources import names_of, require_sources
 from kubetune.data.reading.splits import require_all_rows
-from kubetune.data.spec import DataSpec
+from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
+from kubetune.data.vision.image_processor import processor_of
 from kubetune.errors import DataError
 from kubetune.rundir.starts import day_of
 
@@ -199,7 +199,7 @@ def load_prepared(
 ) -> Prepared:
     """Open a folder that `prepare` wrote for the same settings."""
     manifest = json.loads((folder / MANIFEST).read_text())
-    processor = spec.image_processor(tokenizer)
+    processor = processor_of(spec, tokenizer)
     rows = {}
     for split, of_split in spec.splits.items():
         weights = [source.weight for source in of_split]

@@ -35,8 +35,8 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from kubetune.config.schema import RecordKind
+    from kubetune.data.reading.images import ImageRef
     from kubetune.data.text.encode import Encoded
-    from kubetune.data.vision.image_processor import ImageRef
 
 FILES: Final = {
     "tokens": "tokens.u32",

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from kubetune.data.prepared.order import shuffled
+from kubetune.data.order import shuffled
 from kubetune.data.prepared.row_writer import EXTRA_FILES, FILES, PICTURED_FILES
-from kubetune.data.vision.image_processor import ImageRef
+from kubetune.data.reading.images import ImageRef
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

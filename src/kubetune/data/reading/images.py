@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from kubetune.base.files import explained_writes, join_inside, write_atomic
@@ -40,6 +40,13 @@ class UnusableImage(ValueError):
         # one of a few words to count by: image_missing, image_damaged, …
         self.reason = reason
         super().__init__(message)
+
+
+class ImageRef(NamedTuple):
+    """An image of a prepared row."""
+
+    path: str  # absolute
+    crc: int  # CRC-32 of the file when the row was prepared
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import numpy as np
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import SourceConfig
-from kubetune.data.prepared.order import Ids, hash_ids, shuffled
+from kubetune.data.order import Ids, hash_ids, shuffled
 from kubetune.data.reading.sources import count_rows, locate, no_records
 from kubetune.errors import DataError
 

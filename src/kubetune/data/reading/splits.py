@@ -7,10 +7,11 @@ from typing import Any, Final
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import DataConfig, SourceConfig
-from kubetune.data.prepared.pipeline import Batch, Split, Tally, make_batches
+from kubetune.data.prepared.pipeline import Batch, Tally, make_batches
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import locate, no_records, read_source
+from kubetune.data.spec import Split
 from kubetune.errors import DataError
 
 # Where the run file names the data of each split.

@@ -12,15 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Literal
+from typing import Final, Literal, Protocol
 
 from kubetune.data.reading.formats import Chat, Example, Pair, Text
+from kubetune.data.reading.images import ImageRef
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.turns.template import Note, Rendered
 from kubetune.data.text.turns.tokens import Placed, TokenFinder
-
-if TYPE_CHECKING:
-    from kubetune.data.vision.image_processor import ImageRef
 
 TrainOn = Literal["assistant", "all"]
 
@@ -68,6 +66,22 @@ class Encoded:
         first = self.ids[: self.split], self.trained[: self.split]
         second = self.ids[self.split :], self.trained[self.split :]
         return first, second
+
+
+class RowEncoder(Protocol):
+    """What makes rows of examples: of texts and conversations, of answers, of labels, with images or without."""
+
+    def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
+        """Return rows of many examples; in place of one that is refused, the reason."""
+
+    def cut(
+        self,
+        example: Example,
+        encoded: Encoded,
+        limit: int,
+        /,
+    ) -> Encoded:
+        """Return the first `limit` tokens of a row."""
 
 
 class Encoder:

@@ -11,7 +11,7 @@ from kubetune.data.text.tokenizer import Tokenizer
 
 
 class LabelledEncoder:
-    """Turns labelled texts and pairs of texts into rows, with the same interface as `encode.Encoder`.
+    """Turns labelled texts and pairs of texts into rows, as any `RowEncoder`.
 
     text "Good"                       pair "Good", "Bad"
     ids       [CLS] Good [SEP]        [CLS] Good [SEP] Bad [SEP]

@@ -11,19 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference
-from kubetune.data.text.encode import SEEING, Encoded, Encoder
-
-if TYPE_CHECKING:
-    from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.text.encode import SEEING, Encoded, RowEncoder
 
 
 class PreferenceEncoder:
-    """Turns pairs of answers and judged answers into rows, with the same interface as `encode.Encoder`."""
+    """Turns pairs of answers and judged answers into rows, as any `RowEncoder`."""
 
-    def __init__(self, encoder: Encoder | VisionEncoder, *, margins: bool = False) -> None:
+    def __init__(self, encoder: RowEncoder, *, margins: bool = False) -> None:
         """`margins`: rows say by how much the chosen answer is better, for a reward model."""
         self._encoder = encoder
         self._margins = margins

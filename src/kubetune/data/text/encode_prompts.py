@@ -17,7 +17,7 @@ from kubetune.data.text.tokenizer import Tokenizer
 
 
 class PromptEncoder:
-    """Prompts to rows, with the same interface as `encode.Encoder`."""
+    """Prompts to rows, as any `RowEncoder`."""
 
     def __init__(self, tokenizer: Tokenizer, *, add_special_tokens: bool = True) -> None:
         """`add_special_tokens`: of plain texts, which no template begins."""

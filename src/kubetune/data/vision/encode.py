@@ -13,17 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Pair
+from kubetune.data.reading.images import ImageRef
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.turns.marks import IMAGE_MARK
 from kubetune.data.text.turns.writer import IMAGE_TEXTS
-from kubetune.data.vision.image_processor import ImageProcessor, ImageRef, Seen
+from kubetune.data.vision.image_processor import ImageProcessor, Seen
 
 # An image with the line breaks between it and its question.
 _BESIDE = re.compile(rf"\n?{re.escape(IMAGE_TAG)}\n?")
 
 
 class VisionEncoder:
-    """Conversations to rows, with the same interface as `encode.Encoder`. Paths of images must be absolute."""
+    """Conversations to rows, as any `RowEncoder`. Paths of images must be absolute."""
 
     def __init__(self, encoder: Encoder, processor: ImageProcessor) -> None:
         self._processor = processor

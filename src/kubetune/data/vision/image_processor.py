@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from kubetune.base.files import write_atomic
 from kubetune.config.schema import ModelConfig, VisionConfig
 from kubetune.data.reading import hub
-from kubetune.data.reading.images import FORMATS, ImageFacts, pillow, verify_image
+from kubetune.data.reading.images import FORMATS, ImageFacts, ImageRef, pillow, verify_image
+from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.data.vision.whole_processor import WholeProcessor
@@ -36,13 +37,6 @@ CONFIGS: Final = ("preprocessor_config.json", "processor_config.json")
 _NO_LIMITS: Final = (VisionConfig().image_max_tokens, VisionConfig().image_min_tokens)
 # What older files call the limits on pixels.
 _OLD_LIMITS: Final = {"min_pixels": "shortest_edge", "max_pixels": "longest_edge"}
-
-
-class ImageRef(NamedTuple):
-    """An image of a prepared row."""
-
-    path: str  # absolute
-    crc: int  # CRC-32 of the file when the row was prepared
 
 
 class Picture(NamedTuple):
@@ -312,6 +306,13 @@ def _upright(content: bytes) -> Any:
         warnings.simplefilter("ignore")
         with pillow().open(BytesIO(content), formats=FORMATS) as opened:
             return ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def processor_of(spec: DataSpec, tokenizer: Tokenizer) -> ImageProcessor | None:
+    """Load the image processor of the model; None where rows have no images. Raise as `load_image_processor` does."""
+    if spec.vision is None:
+        return None
+    return load_image_processor(spec.model, spec.vision, tokenizer, compares=spec.preference.images)
 
 
 def load_image_processor(

@@ -19,11 +19,11 @@ from kubetune.batching.image_batches import PictureReader
 from kubetune.config.schema import Config
 from kubetune.data.reading.fields import text_of
 from kubetune.data.reading.formats import Chat, convert
+from kubetune.data.reading.images import ImageRef
 from kubetune.data.reading.problems import Problems
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.vision.encode import VisionEncoder
-from kubetune.data.vision.image_processor import ImageRef
 from kubetune.models import loading
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.scoring.generation import generate, greedy, until_end

@@ -30,7 +30,7 @@ from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading.hub import is_local
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
-from kubetune.data.vision.image_processor import ImageProcessor
+from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
 from kubetune.models.spec import ModelSpec
@@ -111,7 +111,7 @@ class Result:
     @cached_property
     def image_processor(self) -> ImageProcessor | None:
         """The image processor of a model that sees."""
-        return DataSpec.of(self.config).image_processor(self.tokenizer)
+        return processor_of(DataSpec.of(self.config), self.tokenizer)
 
     @cached_property
     def facts(self) -> DataFacts:

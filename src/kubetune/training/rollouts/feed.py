@@ -21,8 +21,8 @@ from kubetune.base import logs
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import NOTHING, Feed, Work, evened
 from kubetune.config.schema import GrpoConfig, RewardConfig
+from kubetune.data.order import Ids
 from kubetune.data.prepared.micro_batches import split_batch
-from kubetune.data.prepared.order import Ids
 from kubetune.data.prepared.prefixes import split_by_prefix
 from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World

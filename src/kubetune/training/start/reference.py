@@ -35,8 +35,8 @@ from kubetune import errors
 from kubetune.base import files, logs, whole_folder
 from kubetune.batching.feed import batch_of, groups
 from kubetune.batching.image_batches import picture_reader
+from kubetune.data.order import Ids
 from kubetune.data.prepared import identity
-from kubetune.data.prepared.order import Ids
 from kubetune.distributed import process_group
 from kubetune.models import fsdp
 from kubetune.models.loading import choose_dtype, load_pretrained

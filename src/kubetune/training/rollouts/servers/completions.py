@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kubetune.data.prepared.order import mixed_seed
+from kubetune.data.order import mixed_seed
 from kubetune.training.rollouts.sampler import DrawnTokens
 from kubetune.training.rollouts.servers.client import ServerTrouble
 
