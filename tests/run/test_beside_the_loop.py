@@ -22,10 +22,11 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from kubetune.config.schema import LoraConfig
 from kubetune.models.adapters.lora import add_lora
-from kubetune.training import checkpoint_copies, saved_model, train, worker
-from kubetune.training.checkpoint_copies import CheckpointCopies
-from kubetune.training.checkpointer import Checkpointer
+from kubetune.training import train, worker
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.saving import checkpoint_copies, saved_model
+from kubetune.training.saving.checkpoint_copies import CheckpointCopies
+from kubetune.training.saving.checkpointer import Checkpointer
 from tests import toy
 from tests.architectures import ONE_BY_ONE, PADDING_FREE, PROMISED, build_model
 from tests.hybrids import HYBRIDS

@@ -350,5 +350,5 @@ def test_the_page_says_why_each_thread_of_a_rank_is_safe() -> None:
     page = (PACKAGE.parents[1] / "docs" / "design.md").read_text("utf-8")
     table = page.partition("**Threads.**")[2].partition("test_beside_the_loop")[0]
     listed = set(re.findall(r"\(\.\./src/kubetune/(\S+?)\)", table))
-    listed.discard("training/checkpoint_copies.py")  # what a thread gets
+    listed.discard("training/saving/checkpoint_copies.py")  # what a thread gets
     assert listed == starting - THREADS_ELSEWHERE

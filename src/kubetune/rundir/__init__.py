@@ -1,4 +1,4 @@
 """The run directory, which training, the cluster verbs and reports share: checkpoints, metrics, exit status, trackers.
 
-Not for what a checkpoint holds of a model (training/checkpointer). Read `checkpoints` first, then `metrics`.
+Not for what a checkpoint holds of a model (training/saving). Read `checkpoints` first, then `metrics`.
 """

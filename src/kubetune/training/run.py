@@ -12,10 +12,10 @@ from kubetune.models.learner import Learner
 from kubetune.plan.plan import Plan
 from kubetune.scoring.judge import Judge
 from kubetune.tasks.task import Task
-from kubetune.training.checkpointer import Checkpointer
 from kubetune.training.movement import Movement
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.rollouts.feed import RolloutFeed
+from kubetune.training.saving.checkpointer import Checkpointer
 from kubetune.training.stop import StopRequest
 
 

@@ -32,8 +32,6 @@ from kubetune.rundir.checkpoints import State, load_state, tidy
 from kubetune.scoring.judge import Judge
 from kubetune.tasks.task import Task
 from kubetune.training import loss_scale
-from kubetune.training.checkpoint_copies import writes_in_background
-from kubetune.training.checkpointer import Checkpointer, newest
 from kubetune.training.final_report import report
 from kubetune.training.judgement import measure_base, open_judge
 from kubetune.training.loop import loop
@@ -44,6 +42,10 @@ from kubetune.training.rollouts.feed import RolloutFeed
 from kubetune.training.rollouts.start import make_rollout_feed
 from kubetune.training.run import Run
 from kubetune.training.run_log import open_run_log
+from kubetune.training.saving.checkpoint_copies import writes_in_background
+from kubetune.training.saving.checkpoint_writers import writer_of
+from kubetune.training.saving.checkpointer import Checkpointer
+from kubetune.training.saving.resuming import newest, restore
 from kubetune.training.start import preflight, reference, warm_up
 from kubetune.training.start.facts import log_model, log_padding, record_start
 from kubetune.training.start.feeding import make_feed
@@ -186,25 +188,26 @@ def _checkpointer(
     base: Check | None,
 ) -> Checkpointer:
     """Return what saves the run. Raise EnvironmentFault if the disk has no room for its checkpoints."""
-    async_save = config.training.async_save
-    background = writes_in_background(async_save, optimizer, world.device.type)
-    checkpointer = Checkpointer(
+    training = config.training
+    background = writes_in_background(training.async_save, optimizer, world.device.type)
+    keep = training.save_total_limit
+    writer = writer_of(
+        run_dir, world, learner.model, optimizer, data.tokenizer, keep, training.timeout_seconds
+    )
+    return Checkpointer(
         run_dir,
         world,
         learner.model,
         optimizer,
-        data.tokenizer,
-        config.training.save_total_limit,
+        writer,
+        keep,
         labelled=config.classifies,
         # Slices differ in size, and all ranks must save in the same way.
         background=process_group.broadcast(background, world),
-        timeout_seconds=config.training.timeout_seconds,
-        base=base,
         # An adapter's checkpoint holds no code: that of the base is loaded with the base.
         brings_code=config.model.trust_remote_code and config.lora is None,
+        base=base,
     )
-    checkpointer.require_room()
-    return checkpointer
 
 
 def _require_metric(
@@ -263,7 +266,7 @@ def _restore(run: Run) -> State:
         global_batch_size=run.plan.global_batch_size,
         global_batch_tokens=run.plan.global_batch_tokens,
     )
-    state = run.checkpointer.restore(run.config.training.resume, first)
+    state = restore(run.checkpointer, run.config.training.resume, first)
 
     # The scale is part of a checkpoint's state.
     dtype = choose_dtype(run.config.model.dtype, run.world.device)

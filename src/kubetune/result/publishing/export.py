@@ -45,7 +45,7 @@ from kubetune.result.publishing.model_card import CURVES, base_name, write_card
 from kubetune.result.publishing.provenance import facts_of
 from kubetune.result.publishing.writers import WRITERS, Job, Kind, Tell
 from kubetune.rundir import checkpoints, metrics
-from kubetune.training.full_disk import explained_full_disk
+from kubetune.training.saving.full_disk import explained_full_disk
 
 SHARD = "5GB"
 

@@ -6,12 +6,39 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError
 
 from kubetune import errors
 from kubetune.base import files
+
+
+@dataclass(frozen=True)
+class CheckpointRoom:
+    """The room on the disk that each checkpoint of a run takes."""
+
+    run_dir: Path
+    num_bytes: int
+
+    def require(self, run_dir: Path) -> None:
+        """Raise EnvironmentFault if there is no room for a checkpoint. Make the folder of a rehearsal.
+
+        The run directory is not made: somebody who has removed it does not want it back.
+        """
+        require_free(run_dir, 1, self.num_bytes)
+        if run_dir != self.run_dir:
+            with files.explained_writes(run_dir):
+                run_dir.parent.mkdir(exist_ok=True)
+                run_dir.mkdir()
+
+    def explained(self, error: errors.KubetuneError) -> errors.KubetuneError:
+        """Return an error of saving. How large a checkpoint is helps somebody whose disk is full."""
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in files.DISK_FULL:
+            return errors.EnvironmentFault(f"{error}; a checkpoint takes {self.num_bytes:,} bytes")
+        return error
 
 
 def require_free(

@@ -17,10 +17,10 @@ from kubetune.base import logs
 from kubetune.base.humanize import size
 from kubetune.models import fsdp
 from kubetune.models.padding_free import unwrap
-from kubetune.training import saved_model
 from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.optimizer.shards import OptimizerShard
-from kubetune.training.saved_model import SavedModel
+from kubetune.training.saving import saved_model
+from kubetune.training.saving.saved_model import SavedModel
 
 # Writing a smaller checkpoint takes so little time that a copy does not pay.
 WORTH_BACKGROUND_BYTES = 64 * 2**20
