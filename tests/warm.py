@@ -9,8 +9,8 @@ import transformers.models.bert.modeling_bert
 import transformers.models.llama.modeling_llama
 from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
+import kubetune.data.findings.kept_data
 import kubetune.data.prepared.prepare
-import kubetune.data.prepared.statistics
 import kubetune.plan.actuals
 import kubetune.supervisor.agent
 import kubetune.supervisor.command_line

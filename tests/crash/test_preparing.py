@@ -14,7 +14,7 @@ import pytest
 from kubetune import errors
 from kubetune.base import files, processes, reminders
 from kubetune.base.signals import Relay
-from kubetune.data.prepared import prepare_worker
+from kubetune.data.findings import prepare_worker
 from kubetune.rundir import exit_status
 from kubetune.supervisor.supervise import supervise
 from kubetune.training import worker

@@ -39,7 +39,7 @@ def prepared(run_dir: Path, cache: Path) -> tuple[str, str]:
     """Return the fingerprint and the text of the only row that a process makes which knows nothing but the run directory."""
     shutil.rmtree(cache, ignore_errors=True)
     done = subprocess.run(
-        [sys.executable, "-m", "kubetune.data.prepared.prepare_worker", run_dir],
+        [sys.executable, "-m", "kubetune.data.findings.prepare_worker", run_dir],
         capture_output=True,
         text=True,
     )

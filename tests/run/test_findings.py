@@ -17,10 +17,9 @@ from kubetune import cli
 from kubetune.base.humanize import place
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
+from kubetune.data.findings.kept_data import describe
 from kubetune.data.inspect.check import check
 from kubetune.data.prepared.prepare import prepare
-from kubetune.data.prepared.statistics import describe
-from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import make_plan
@@ -343,9 +342,7 @@ def test_a_finding_is_the_same_wherever_it_is_shown(
 
     assert cli.main(["plan", str(run_file)]) == 0
     assert data_lines(capsys.readouterr().out) == shown, "the same of prepared rows"
-    assert [
-        finding["line"] for finding in describe(prepare(config), DataSpec.of(config))["findings"]
-    ] == lines
+    assert [finding["line"] for finding in describe(prepare(config))["findings"]] == lines
     rows = client.get("/data", params={"file": "run.yaml"})
     assert text_of(rows.text).count(line) == 1
 

@@ -19,7 +19,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from kubetune import cli, errors
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, LoraConfig
-from kubetune.data.reading.splits import require_rows
+from kubetune.data.prepared.tally import require_rows
 from kubetune.errors import ConfigError, ModelError
 from kubetune.models.adapters.lora import add_lora
 from kubetune.models.loading import load_pretrained

@@ -21,6 +21,7 @@ from kubetune.batching.feed import (
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.schema.evaluation import EvaluationConfig
+from kubetune.data.findings.checked import findings_of
 from kubetune.data.inspect.estimate import estimate_lengths, estimate_rows, taken_by
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.prepared.prepare import prepare
@@ -360,7 +361,7 @@ def test_the_check_counts_files_of_a_folder_that_it_does_not_read(
     )
     assert message in capsys.readouterr().out
     prepared = prepare(config(folder, train=str(data), eval=0.5))
-    sentences = [finding.sentence for finding in prepared.findings]
+    sentences = [finding.sentence for finding in findings_of(prepared)]
     assert f"train: {message}" in sentences
     assert not any("eval: files not read" in sentence for sentence in sentences), (
         "its records are those of training"

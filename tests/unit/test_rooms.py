@@ -20,6 +20,8 @@ ORDER = [name for name, _ in kubetune.ROOMS]
 LIGHT = set(ORDER[: ORDER.index(kubetune.NUMPY_BEGINS)])
 TORCHLESS = set(ORDER[: ORDER.index(kubetune.TORCH_BEGINS)]) - LIGHT
 CLUSTER = {"k8s"}
+# Packages within a room, each of which imports only itself, files of the room and packages before it.
+INNER_ORDER = {"data": ["reading", "text", "vision", "prepared", "findings", "inspect"]}
 # Files of the package's root. They import rooms, and no room imports them.
 DOORS = {"", "__main__", "agent", "worker"}
 
@@ -157,6 +159,31 @@ def test_a_room_imports_only_itself_and_rooms_above_it() -> None:
         and ORDER.index(room(imported.module)) > ORDER.index(room(module))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def floor_within(module: str) -> int:
+    """Return the place of a module's package in the order of its room; 0 for a file of the room itself."""
+    _, name, inner = f"{module}..".split(".")[:3]
+    order = INNER_ORDER[name]
+    return 1 + order.index(inner) if (PACKAGE / name / inner).is_dir() and inner else 0
+
+
+def test_a_package_within_a_room_imports_only_those_before_it() -> None:
+    wrong = [
+        f"{module}:{imported.line} imports {imported.module}"
+        for module in MODULES
+        if room(module) in INNER_ORDER
+        for imported in of_house(module)
+        if room(imported.module) == room(module)
+        and floor_within(imported.module) > floor_within(module)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_the_page_on_design_lists_the_packages_of_a_room_in_their_order() -> None:
+    page = (PACKAGE.parents[1] / "docs" / "design.md").read_text("utf-8")
+    for name, order in INNER_ORDER.items():
+        assert f"Within `{name}`: {' → '.join(order)}." in page
 
 
 def test_no_imports_go_in_a_circle_late_ones_and_those_for_types_included() -> None:

@@ -22,7 +22,7 @@ from kubetune import errors, extras
 from kubetune.cli import main
 from kubetune.cli.installation import mcp
 from kubetune.config.load import dotted_values, load_config
-from kubetune.data.prepared.prepare import prepare_run
+from kubetune.data.findings.checked import prepare_run
 from kubetune.errors import KubetuneError
 from kubetune.library.plans import plan_here
 from kubetune.ui.form import new_run

@@ -56,10 +56,15 @@ class DataSpec:
         )
 
     @property
+    def held_out_share(self) -> float:
+        """Share of training's records that is held out to evaluate on; 0 if `data.eval` names sources."""
+        return self.data.eval if isinstance(self.data.eval, float) else 0.0
+
+    @property
     def splits(self) -> Sources:
         """Sources of each split that has some; a share held out comes from the sources of training."""
         # A share has no sources of its own: its rows are drawn from those of training.
         splits = dict(self.sources)
-        if isinstance(self.data.eval, float) and self.data.eval:
+        if self.held_out_share:
             splits["eval"] = self.data.train
         return {split: sources for split, sources in splits.items() if sources}

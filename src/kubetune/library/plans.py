@@ -92,7 +92,7 @@ def prepare(config: ConfigLike, *, progress: Callable[[int], None] | None = None
         ModelError: the tokenizer cannot be loaded, or does not fit the task.
         EnvironmentFault: the disk is full, or a process was killed.
     """
-    from kubetune.data.prepared.prepare import prepare_run
+    from kubetune.data.findings.checked import prepare_run
 
     return prepare_run(config_of(config), progress=progress)
 

@@ -32,7 +32,7 @@ from kubetune.supervisor.observers import observer_process
 from kubetune.supervisor.place import Place, read_place, read_plan
 from kubetune.supervisor.rank_environment import ONLY_RANK, RANKS, START_ID, environment
 
-PREPARE = "kubetune.data.prepared.prepare_worker"
+PREPARE = "kubetune.data.findings.prepare_worker"
 WORKER = "kubetune.worker"
 BENCHMARKS = "kubetune.result.inference.benchmarks"
 BEFORE_AFTER = "kubetune.result.inference.before_after"

@@ -209,8 +209,7 @@ def _train(
     base: Check | None,
 ) -> tuple[State, str]:
     """Plan the run, record plan and data in its directory, train, judge."""
-    from kubetune.data.prepared.statistics import record
-    from kubetune.data.spec import DataSpec
+    from kubetune.data.findings.kept_data import record
     from kubetune.plan import actuals
     from kubetune.plan.drawing import drawing_of
     from kubetune.scoring import kept_questions
@@ -238,12 +237,11 @@ def _train(
         for line in actuals.outlook(work, config.compute, plan, config.model.path, num_tokens, gpu):
             logs.STEP.info("%s", line)
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
-        spec = DataSpec.of(config)
-        record(run_dir, spec, data)
+        record(run_dir, data)
         num_questions = config.logging.before_after
         if config.classifies:
             num_questions = 0  # a classifier answers no questions
-        kept_questions.keep(run_dir, spec, data.eval, num_questions)
+        kept_questions.keep(run_dir, data.spec, data.eval, num_questions)
 
     if RANKS in os.environ:
         state, remark = end_alone(config, plan, run_dir, data, world, base)

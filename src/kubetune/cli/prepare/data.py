@@ -503,17 +503,18 @@ def _show_histogram(bars: Any, console: Console) -> None:
 @prints_json
 def _prepare(args: argparse.Namespace) -> Answer:
     """Prepare the data of a run in the cache."""
-    from kubetune.data.prepared.prepare import prepare_run
+    from kubetune.data.findings.checked import findings_of, prepare_run
 
     config = _load(args)
     require_kind(config.task, config.model.path, os.environ)
     with busy("loading the tokenizer") as work:
         prepared = prepare_run(config, progress=partial(work.count, "preparing records", None))
+        findings = findings_of(prepared)
 
     def show() -> None:
         for split, stats in prepared.stats.items():
             print(f"{split}: {_counts(stats, prepared.labels is not None)}")
-        for finding in prepared.findings:
+        for finding in findings:
             print(f"{finding.severity}: {finding.line}")
         print(visible(f"prepared data: {prepared.path}"))
 
@@ -521,6 +522,6 @@ def _prepare(args: argparse.Namespace) -> Answer:
         "path": str(prepared.path),
         "fingerprint": prepared.fingerprint,
         "splits": prepared.stats,
-        "findings": [finding.to_json() for finding in prepared.findings],
+        "findings": [finding.to_json() for finding in findings],
     }
     return Answer(facts, show)

@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal
 
 from kubetune.base.humanize import visible
+from kubetune.data.prepared.tally import MOST_PLACES
 
 Severity = Literal["error", "warning", "note"]
-# Records that are named, of those that a finding is about.
-MOST_PLACES: Final = 3
 NOTHING_FOUND: Final = "nothing stands out in the data"
 
 

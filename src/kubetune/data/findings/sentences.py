@@ -14,9 +14,9 @@ from typing import Any, Final
 from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
 from kubetune.data.columns import left_out
-from kubetune.data.findings.finding import MOST_PLACES, Finding, Severity
+from kubetune.data.findings.finding import Finding, Severity
+from kubetune.data.prepared.tally import MOST_PLACES, require_rows
 from kubetune.data.reading.sources import evaluated_rows, locate
-from kubetune.data.reading.splits import require_rows
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError

@@ -15,15 +15,16 @@ from typing import Any, Final
 
 from kubetune.config.schema import Config, RecordKind, SourceConfig
 from kubetune.data.columns import Columns
-from kubetune.data.findings.data_pass import DataPass, with_files_not_read
 from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.row_watch import labels_of
-from kubetune.data.findings.sentences import BAD_RECORDS
+from kubetune.data.findings.references import References, unanswered, without_answers
+from kubetune.data.findings.sentences import BAD_RECORDS, find
 from kubetune.data.inspect.gallery import Gallery, brief
 from kubetune.data.inspect.prefix_sharing import saved_share
-from kubetune.data.inspect.references import References, unanswered, without_answers
+from kubetune.data.prepared.data_pass import DataPass
+from kubetune.data.prepared.fingerprint import with_files_not_read
 from kubetune.data.prepared.pipeline import Result, written_texts
 from kubetune.data.prepared.profile import LIMITS, Profile
+from kubetune.data.prepared.row_watch import labels_of
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.formats import images_of, read
 from kubetune.data.reading.images import ADDRESS, image_of_row
@@ -186,7 +187,7 @@ def _judge(
     """Put the counts of a pass that is over to the report, and what they mean."""
     stats = data_pass.stats()
     report.stats = with_files_not_read(config.sources, stats, images=data_pass.has_images)
-    report.findings = data_pass.findings(report.stats)
+    report.findings = find(data_pass.spec, report.stats, data_pass.tokenizer)
     # Where records are bad, fixing them may change the references.
     if report.ok:
         answers = unanswered(config.data.train, config.rewards, config.training.seed)

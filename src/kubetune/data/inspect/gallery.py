@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Any, Final
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.findings.row_watch import labels_of
 from kubetune.data.prepared.pipeline import Result
+from kubetune.data.prepared.row_watch import labels_of
 from kubetune.data.reading.images import thumbnail
 from kubetune.data.spec import Split
 from kubetune.data.text.labels import Labels

@@ -80,7 +80,8 @@ def _missing_references(config: Config, folder: Path, tokenizer: Tokenizer) -> I
     # Opening rows takes numpy, and an image processor where there are images.
     if config.evaluation.generate is None and not config.rewards:
         return
-    from kubetune.data.prepared.prepare import load_prepared, missing_references
+    from kubetune.data.findings.checked import missing_references
+    from kubetune.data.prepared.prepare import load_prepared
     from kubetune.data.spec import DataSpec
 
     prepared = load_prepared(folder, tokenizer, DataSpec.of(config))

@@ -11,8 +11,9 @@ from kubetune.base.humanize import counted
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig, TrainingConfig
 from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.inspect.prefix_sharing import saved_share
-from kubetune.data.prepared.pipeline import SPLIT_ADVICE, Batch, Result, Tally, Worker
+from kubetune.data.prepared.pipeline import SPLIT_ADVICE, Batch, Result, Worker
 from kubetune.data.prepared.row_writer import Chunk
+from kubetune.data.prepared.tally import Tally
 from kubetune.data.reading.formats import Label
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source

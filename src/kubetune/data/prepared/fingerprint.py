@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.findings.data_pass import with_files_not_read
-from kubetune.data.reading.sources import input_digests, locate
+from kubetune.data.reading.sources import input_digests, locate, not_read
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
@@ -30,6 +29,22 @@ def kept_stats(folder: Path, spec: DataSpec) -> dict[Split, dict[str, Any]]:
     for split, sources in spec.splits.items():
         stats[split] = _stats(folder / split, sources)
     return with_files_not_read(spec.sources, stats, images=spec.vision is not None)
+
+
+def with_files_not_read(
+    sources: Mapping[Split, Sequence[SourceConfig]],
+    stats: Mapping[Split, dict[str, Any]],
+    *,
+    images: bool,
+) -> dict[Split, dict[str, Any]]:
+    """Return the counts with those of files in folders of data that are not read, as they lie there now."""
+    with_files = dict(stats)
+    for split, of_split in sources.items():
+        if of_split:
+            left = not_read(of_split, images=images)
+            with_files[split] = {**with_files[split], "files_not_read": left}
+
+    return with_files
 
 
 def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:

@@ -11,17 +11,15 @@ import hashlib
 import os
 import re
 from array import array
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, pairwise
 from typing import Any, Final
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
-from kubetune.data.columns import Columns
-from kubetune.data.findings.finding import MOST_PLACES
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.prepared.row_writer import Chunk
+from kubetune.data.prepared.tally import Tally
 from kubetune.data.prepared.workers import map_in_processes
 from kubetune.data.reading.formats import (
     IMAGE_TAG,
@@ -63,25 +61,6 @@ _KILLED: Final = (
 )
 
 
-class Places(dict[str, list[int]]):
-    """The first records of a source that something is reported about: kind of report -> indices of records."""
-
-    def note(self, what: str, record: int) -> None:
-        """Keep a record, unless enough are kept."""
-        kept = self.setdefault(what, [])
-        if len(kept) < MOST_PLACES:
-            kept.append(record)
-
-    def __add__(self, other: Places) -> Places:
-        """Return the first records of both, these before the other's."""
-        merged = Places()
-        for places in (self, other):
-            for what, records in places.items():
-                for record in records:
-                    merged.note(what, record)
-        return merged
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """Records of one source and one split, each with its index in the source."""
@@ -89,103 +68,6 @@ class Batch:
     source: int
     split: Split
     records: list[tuple[int, Record]]
-
-
-@dataclass
-class Tally:
-    """Records of a source counted by what became of them.
-
-    Each record makes rows, or is left out, or is bad, so that
-
-        records = rows - pieces + split + overlong (if dropped) + no_label + unusable + refused + unreadable
-    """
-
-    records: int = 0
-    rows: int = 0
-
-    # Longer than data.max_length: left out (overlong), cut (truncated), or split into pieces, each of which is a row.
-    overlong: int = 0
-    truncated: int = 0
-    split: int = 0
-    pieces: int = 0
-
-    # Left out because they teach nothing: no token is trained, or the answers of a pair do not differ.
-    no_label: int = 0
-    unusable: int = 0
-
-    # Bad: read, but not what a record has to be (refused), or no record at all (unreadable).
-    refused: int = 0
-    unreadable: int = 0
-    blank_lines: int = 0
-
-    # Rows in which the chat template …
-    # … leaves out reasoning that the record holds
-    reasoning_dropped: int = 0
-    # … puts a trained answer elsewhere than where the generation prompt ends
-    unlike_prompt: int = 0
-    # … writes a text before a call behind the call's result
-    text_moved: int = 0
-    # … writes a trained answer differently from the record
-    rewrites_answer: int = 0
-    # A token lies across the border between a prompt and its answer.
-    begins_inside_token: int = 0
-    # The prompt is empty and no BOS is written, so that nothing predicts the first token of the answer.
-    first_not_trained: int = 0
-    # The template writes no end of a turn behind an answer, and no token that ends one.
-    open_answers: int = 0
-    # Two messages of the assistant follow each other.
-    answers_in_a_row: int = 0
-    # A message has thoughts in a field, and others at the beginning of its content.
-    thoughts_twice: int = 0
-    # A tool's result begins with a tag that the template writes around results.
-    results_wrapped: int = 0
-    # Some text holds what the tokenizer reads as a special token.
-    special_texts: int = 0
-    # The text begins with the token (BOS) that the tokenizer writes before each text too.
-    bos_twice: int = 0
-    # The prompt is no conversation, although the model has a chat template.
-    plain_prompts: int = 0
-
-    # Images, and those with more tokens than vision.image_max_tokens, with frames beyond the first, which are lost,
-    # and with more grey levels than 8 bits can hold.
-    images: int = 0
-    images_above_budget: int = 0
-    images_animated: int = 0
-    images_deep: int = 0
-
-    tokens: int = 0
-    trained_tokens: int = 0
-    longest: int = 0
-
-    # Keys that decide nothing -> records in which they hold something.
-    unused_keys: Counter[str] = field(default_factory=Counter)
-    # What is in those of them that are columns of the record.
-    unused_columns: Columns = field(default_factory=Columns)
-    # Of answers that are compared or judged: see _answers.
-    answers: Counter[str] = field(default_factory=Counter)
-    # How a record with several readings was read -> records.
-    taken: Counter[str] = field(default_factory=Counter)
-    places: Places = field(default_factory=Places)
-
-    def count(self, what: str, record: int, number: int = 1) -> None:
-        """Count `number` more of a kind, and keep the record as one of the kind's places."""
-        if number:
-            setattr(self, what, getattr(self, what) + number)
-            self.places.note(what, record)
-
-    @property
-    def lost_share(self) -> float:
-        """Share of the records that no row was made of."""
-        if not self.records:
-            return 0.0
-        return (self.overlong + self.no_label + self.unusable) / self.records
-
-    def add(self, other: Tally) -> None:
-        """Count the other's records too."""
-        longest = max(self.longest, other.longest)
-        for item in fields(self):
-            setattr(self, item.name, getattr(self, item.name) + getattr(other, item.name))
-        self.longest = longest
 
 
 @dataclass

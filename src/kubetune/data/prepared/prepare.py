@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,25 +18,21 @@ from kubetune.base import fault_injection, logs, reminders, whole_folder
 from kubetune.base.files import explained_writes, lock, write_atomic
 from kubetune.base.humanize import size as size_of
 from kubetune.config.schema import Config
-from kubetune.data.findings.data_pass import DataPass
-from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.sentences import find
-from kubetune.data.inspect.references import References, unanswered, without_answers
 from kubetune.data.prepared import data_facts
+from kubetune.data.prepared.data_pass import DataPass
 from kubetune.data.prepared.fingerprint import FORMAT, MANIFEST, fingerprint, kept_stats
 from kubetune.data.prepared.identity import content_of, remember
 from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
+from kubetune.data.prepared.tally import require_all_rows
 from kubetune.data.reading.sources import names_of, require_sources
-from kubetune.data.reading.splits import require_all_rows
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import processor_of
-from kubetune.errors import DataError
 from kubetune.rundir.starts import day_of
 
-__all__ = ["Prepared", "Rows", "load_prepared", "prepare", "prepare_run"]
+__all__ = ["Prepared", "Rows", "load_prepared", "prepare"]
 
 # When fewer bytes were read, a log line is not worth it.
 _WORTH_LOGGING_BYTES: Final = 1 << 30
@@ -50,6 +46,7 @@ class Prepared:
 
     path: Path
     fingerprint: str
+    spec: DataSpec
     tokenizer: Tokenizer
     train: Rows
     eval: Rows | None
@@ -59,8 +56,6 @@ class Prepared:
     labels: Labels | None = None
     # Rows whose loss is only watched.
     forget: Rows | None = None
-    # What a person should know about the data.
-    findings: tuple[Finding, ...] = ()
 
     @property
     def longest(self) -> int:
@@ -96,31 +91,6 @@ def prepare(config: Config, *, progress: Callable[[int], None] | None = None) ->
     # How many records may be left out is not part of the fingerprint, so it is checked at each start.
     require_all_rows(spec.data, prepared.stats)
     return prepared
-
-
-def prepare_run(config: Config, *, progress: Callable[[int], None] | None = None) -> Prepared:
-    """Return the prepared data of a run that is to be trained. Raise DataError for what a check calls an error, too."""
-    prepared = prepare(config, progress=progress)
-    errors = [finding.line for finding in prepared.findings if finding.severity == "error"]
-    # References are no part of the fingerprint: the same rows serve any metric and any reward.
-    errors = errors or [finding.line for finding in missing_references(config, prepared)]
-    if errors:
-        raise DataError(errors)
-    return prepared
-
-
-def missing_references(config: Config, prepared: Prepared) -> Iterator[Finding]:
-    """Yield an error for what metrics and rewards compare answers with, where no prepared row has it."""
-    references = References(config.evaluation.generate, prepared.tokenizer)
-    if prepared.eval is not None and not references.is_complete:
-        references.add_rows(prepared.eval)
-        yield from references.findings()
-    if prepared.eval is not None and config.record_kind == "prompt":
-        # Without a right answer the only label is the token that ends one.
-        number = int((prepared.eval.trained_counts <= 1).sum())
-        best_metric = config.training.metric_for_best_model
-        yield from without_answers(len(prepared.eval), number, config.evaluation, best_metric)
-    yield from unanswered(config.data.train, config.rewards, config.training.seed)
 
 
 def damage_of(folder: Path, key: str, cache: Path) -> str | None:
@@ -217,13 +187,13 @@ def load_prepared(
     return Prepared(
         path=folder,
         fingerprint=manifest["fingerprint"],
+        spec=spec,
         tokenizer=tokenizer,
         train=rows["train"],
         eval=rows.get("eval"),
         stats=stats,
         labels=labels,
         forget=rows.get("forget"),
-        findings=find(spec, stats, tokenizer),
     )
 
 

@@ -58,7 +58,7 @@ class Seen(NamedTuple):
     text: str  # in which each run of the image token is one token
     runs: tuple[int, ...]  # how long these runs are
     crc: int  # CRC-32 of its file
-    notes: tuple[str, ...] = ()  # what is to be counted of it: names of fields of `pipeline.Tally`
+    notes: tuple[str, ...] = ()  # what is to be counted of it: names of fields of `tally.Tally`
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from kubetune.base.files import require_not_read, write_atomic
 from kubetune.config import consent
 from kubetune.config.schema import Config, DataConfig
 from kubetune.config.schema.evaluation import FORGET_LOSS, GenerateConfig
+from kubetune.data.findings.checked import findings_of
 from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.sentences import find
 from kubetune.data.prepared.prepare import prepare
@@ -71,7 +72,7 @@ def _rows(config: Config, *, is_other: bool) -> tuple[Rows, Rows | None, tuple[s
         return prepared.train, None, _remarks(findings, {"train"})
 
     assert prepared.eval is not None
-    return prepared.eval, prepared.forget, _remarks(prepared.findings, {"eval", "forget"})
+    return prepared.eval, prepared.forget, _remarks(findings_of(prepared), {"eval", "forget"})
 
 
 def _remarks(findings: Iterable[Finding], splits: set[str]) -> tuple[str, ...]:

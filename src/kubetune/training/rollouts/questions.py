@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kubetune.config.schema.rewards import RewardConfig
-from kubetune.data.inspect.references import lacks_answers
+from kubetune.data.findings.references import lacks_answers
 from kubetune.data.reading.formats import Chat, Pair, convert
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.errors import DataError

@@ -10,6 +10,7 @@ import torch
 
 from kubetune.base import logs
 from kubetune.batching.feed import evaluated
+from kubetune.data.findings.checked import findings_of
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
@@ -47,7 +48,7 @@ def log_start(plan: Plan, world: World, data: Prepared, task: str) -> None:
         logs.DATA.info("%s", data.labels)
 
     # What a person should know about the data is logged again at each start.
-    for finding in data.findings:
+    for finding in findings_of(data):
         if finding.severity == "note":
             logs.DATA.info("%s", finding.line)
         else:

@@ -12,6 +12,7 @@ def import_libraries() -> None:
         import transformers.generation.utils
         import transformers.modeling_utils  # noqa: F401
 
-        from kubetune.data.prepared import identity, prepare, statistics  # noqa: F401
+        from kubetune.data.findings import kept_data  # noqa: F401
+        from kubetune.data.prepared import identity, prepare  # noqa: F401
         from kubetune.plan import actuals  # noqa: F401
         from kubetune.training import judgement, train  # noqa: F401

@@ -112,8 +112,8 @@ def log_to_run(level: str, run_dir: Path, rank: int) -> None:
 
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     """Prepare the data in the other process. Return their folder, and the config that they were prepared for."""
+    from kubetune.data.findings.checked import prepare_run
     from kubetune.data.prepared.identity import pinned
-    from kubetune.data.prepared.prepare import prepare_run
 
     # With several ranks the agent has them prepared before it starts any.
     if os.environ.get("WORLD_SIZE", "1") == "1":

@@ -1,4 +1,4 @@
-"""Prepare the data of a run before its ranks start: `python -m kubetune.data.prepared.prepare_worker RUN_DIR`.
+"""Prepare the data of a run before its ranks start: `python -m kubetune.data.findings.prepare_worker RUN_DIR`.
 
 This is a process of its own, so that the agent stays small and can pass a stop on. The exit code is one of errors.py.
 After a failure the reason lies where the rank named by RANK would leave it.
@@ -30,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     logs.STEP.info("preparing data")
     try:
         processes.try_threads()
-        from kubetune.data.prepared.prepare import prepare_run
+        from kubetune.data.findings.checked import prepare_run
 
         # The commit that the ranks will take too, even if the branch moves until then.
         model = pinned(config.model, run_dir)

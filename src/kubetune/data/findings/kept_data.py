@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base import files
+from kubetune.data.findings.checked import findings_of
 from kubetune.data.prepared import data_facts, kept_rows
 from kubetune.data.prepared.histogram import bars
 from kubetune.rundir.metrics import DATA
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
-    from kubetune.data.spec import DataSpec
 
 
-def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
+def describe(prepared: Prepared) -> dict[str, Any]:
     """Return what data.json holds.
 
     fingerprint  of the prepared data
@@ -51,29 +51,28 @@ def describe(prepared: Prepared, spec: DataSpec) -> dict[str, Any]:
 
     facts["images"] = None
     processor = prepared.train.processor
-    if processor is not None and spec.vision is not None:
+    if processor is not None and prepared.spec.vision is not None:
         facts["images"] = {
-            "max_tokens": spec.vision.image_max_tokens,
+            "max_tokens": prepared.spec.vision.image_max_tokens,
             "fingerprint": processor.fingerprint,
         }
 
     return {
         "fingerprint": prepared.fingerprint,
         "splits": splits,
-        "findings": [finding.to_json() for finding in prepared.findings],
+        "findings": [finding.to_json() for finding in findings_of(prepared)],
         "facts": facts,
     }
 
 
 def record(
     run_dir: Path,
-    spec: DataSpec,
     prepared: Prepared,
 ) -> None:
     """Write into the run directory what its result needs from the data: data.json, and the rows that are kept.
 
     Raise EnvironmentFault for a full disk.
     """
-    content = json.dumps(describe(prepared, spec), indent=1)
+    content = json.dumps(describe(prepared), indent=1)
     files.write_atomic(run_dir / DATA, content, within=run_dir)
     kept_rows.keep(run_dir, prepared)

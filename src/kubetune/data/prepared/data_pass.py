@@ -6,18 +6,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from kubetune.config.schema import SourceConfig
-from kubetune.data.findings.finding import Finding
-from kubetune.data.findings.row_watch import RowWatch
-from kubetune.data.findings.sentences import find
-from kubetune.data.prepared.pipeline import Result, Tally, Worker, encode_batches
+from kubetune.data.prepared.pipeline import Batch, Result, Worker, encode_batches, make_batches
+from kubetune.data.prepared.row_watch import RowWatch
+from kubetune.data.prepared.tally import Tally, summarise
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.sources import not_read
-from kubetune.data.reading.splits import held_out_share, plan_batches, summarise
+from kubetune.data.reading.sources import read_source
+from kubetune.data.reading.splits import fates_of
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.find_labels import find_labels
@@ -28,7 +26,7 @@ from kubetune.data.vision.image_processor import processor_of
 class DataPass:
     """A pass over the data of a run.
 
-    Run through `results` first; `stats`, `findings` and `problems` are complete then.
+    Run through `results` first; `stats` and `problems` are complete then.
     """
 
     def __init__(
@@ -57,9 +55,9 @@ class DataPass:
             limit = most_tokens(spec.data.max_length, tokenizer)
             spec = replace(spec, data=spec.data.model_copy(update={"max_length": limit}))
 
-        # From here on, `spec` is the one by which rows are encoded.
-        self._spec = spec
-        self._tokenizer = tokenizer
+        # The one by which rows are encoded.
+        self.spec = spec
+        self.tokenizer = tokenizer
         self._processor = processor_of(spec, tokenizer)
         self._worker = Worker(
             tokenizer,
@@ -83,19 +81,30 @@ class DataPass:
 
     def results(self) -> Generator[Result]:
         """Yield the rows, batch after batch, once they are counted."""
-        batches = plan_batches(
-            self._spec.sources,
-            held_out_share(self._spec.data),
-            self._spec.seed,
-            self.problems,
-            self._tallies,
-        )
         # Results come in the order of the batches, whatever the number of processes.
-        num_proc = self._spec.data.num_proc
-        for result in encode_batches(self._worker, batches, self.problems, num_proc):
+        num_proc = self.spec.data.num_proc
+        for result in encode_batches(self._worker, self._batches(), self.problems, num_proc):
             self._tallies[result.split][result.source].add(result.tally)
             self._watch.add(result)
             yield result
+
+    def _batches(self) -> Iterator[Batch]:
+        """Read every record, in the order of the sources, training first; count those that cannot be read.
+
+        Where a share of training is held out, a record that cannot be read is one of training.
+        """
+        for split, sources in self.spec.sources.items():
+            share = self.spec.held_out_share if split == "train" else 0.0
+            for index, fates in enumerate(fates_of(sources, self.spec.seed, share)):
+                unreadable = self.problems.part()
+                records = read_source(sources[index], unreadable)
+                yield from make_batches(records, index, _splitter(split, fates))
+
+                # Complete only now, since all records of the source were read.
+                tally = self._tallies[split][index]
+                tally.records += unreadable.total
+                tally.unreadable += unreadable.total
+                tally.blank_lines += unreadable.blank_lines
 
     def stats(self) -> dict[Split, dict[str, Any]]:
         """Return what became of the records of each split, and what was seen of its rows."""
@@ -104,22 +113,16 @@ class DataPass:
             stats[split] = summarise(self.sources[split], tallies) | self._watch.facts(split)
         return stats
 
-    def findings(self, stats: Mapping[Split, dict[str, Any]]) -> tuple[Finding, ...]:
-        """Return what a person should know about the data, by their `stats`."""
-        return find(self._spec, stats, self._tokenizer)
 
+def _splitter(split: Split, fates: bytes | None) -> Callable[[int], Split | None]:
+    """Return a function from the index of a record to its split; None for one that is not taken."""
 
-def with_files_not_read(
-    sources: Mapping[Split, Sequence[SourceConfig]],
-    stats: Mapping[Split, dict[str, Any]],
-    *,
-    images: bool,
-) -> dict[Split, dict[str, Any]]:
-    """Return the counts with those of files in folders of data that are not read, as they lie there now."""
-    with_files = dict(stats)
-    for split, of_split in sources.items():
-        if of_split:
-            left = not_read(of_split, images=images)
-            with_files[split] = {**with_files[split], "files_not_read": left}
+    def split_of(index: int) -> Split | None:
+        if fates is None:
+            return split
+        # Behind the last record that is taken there are no fates.
+        fate = fates[index] if index < len(fates) else 0
+        return split_of_fate[fate]
 
-    return with_files
+    split_of_fate: tuple[Split | None, ...] = (None, split, "eval")
+    return split_of

@@ -15,9 +15,9 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from kubetune.config.schema import ModelConfig, SourceConfig
-from kubetune.data.findings.finding import MOST_PLACES
 from kubetune.data.prepared.pipeline import Result
 from kubetune.data.prepared.row_writer import Chunk
+from kubetune.data.prepared.tally import MOST_PLACES
 from kubetune.data.reading.sources import count_rows, locate
 from kubetune.data.spec import Split
 from kubetune.data.text.labels import Labels
