@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import answers, flops, harness, published_speeds, scaling, sft, summary, table
+from benchmarks import answers, flops, harness, scaling, sft, summary, table
 from benchmarks.cases import CASES, QUICK, TRAINERS, Job
 from benchmarks.corpus import (
     EOS,
@@ -27,7 +27,6 @@ from benchmarks.corpus import (
 from benchmarks.models import SHAPES
 from benchmarks.results import Results
 from benchmarks.summary import Spread
-from kubetune.plan import cost
 from kubetune.rundir.machine import slug
 
 MACHINE = {
@@ -331,20 +330,6 @@ def test_table_is_put_between_the_marks_of_the_page() -> None:
     assert table.fill(filled, "another") == table.fill(page, "another")
     with pytest.raises(ValueError, match="lacks the marks"):
         table.fill("# Performance", "the table")
-
-
-def test_what_plans_assume_is_fitted_to_published_speeds() -> None:
-    rows = published_speeds.read()
-    assert published_speeds.fit(published_speeds.fitted(rows)) == (
-        cost.WIDE_SHARE,
-        cost.NARROW_HALF,
-    )
-    assert published_speeds.table(rows) in table.PAGE.read_text()
-    errors = sorted(abs(row.error) for row in published_speeds.judged(rows))
-    assert errors[len(errors) // 2] <= 0.15
-    assert not {id(row) for row in published_speeds.judged(rows)} & {
-        id(row) for row in published_speeds.fitted(rows)
-    }
 
 
 def test_measurements_survive_an_interruption(tmp_path: Path) -> None:

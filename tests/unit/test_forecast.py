@@ -13,7 +13,6 @@ import pytest
 from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config
-from kubetune.plan import cost
 from kubetune.plan.cost import Bill, bill, flops_per_token
 from kubetune.plan.forecast import GIB, MIB, Forecast, forecast, remedies
 from kubetune.plan.linears import Trainable, adapter_parameters
@@ -287,21 +286,7 @@ def test_hours_and_price_follow_from_a_rate_and_are_not_made_up() -> None:
     priced = bill_of(rated, 36 * 10**6)
     assert priced.hours == pytest.approx(1.0)
     assert priced.price == pytest.approx(6.0)
-    peak = load_config(None, overrides=[*words, "compute.peak_tflops=989"])
-    hidden = WEIGHTS.text_config["hidden_size"]
-    share = cost.WIDE_SHARE * hidden / (hidden + cost.NARROW_HALF)  # narrow models reach less
-    guessed = bill_of(peak, 10**6)
-    assert guessed.tokens_per_second == pytest.approx(
-        2 * share * 989e12 / (flops_per_token(RankWork.of(peak, make_plan(peak)), WEIGHTS) or 0)
-    )
-    assert "assumption" in guessed.source
-    known = bill_of(config, 10**6, "NVIDIA H100 80GB HBM3")
-    assert known.tokens_per_second == guessed.tokens_per_second
-    assert known.source.startswith(
-        f"{share:.0%} of what is stated for NVIDIA H100 80GB HBM3, an assumption"
-    )
-    unknown = bill_of(config, 10**6, "Some GPU")
-    assert unknown.hours is None
+    assert (priced.low_hours, priced.high_hours) == (priced.hours, priced.hours)
 
 
 def save_header(folder: Path, shapes: dict[str, tuple[int, ...]]) -> None:
@@ -349,7 +334,7 @@ def test_plan_says_it_and_what_would_help(
     ]
     assert cli.main([*words, "compute.gpu_memory=80Gi"]) == 0
     printed = capsys.readouterr().out
-    assert "does NOT fit into 80 GiB" in printed
+    assert "does not fit into 80 GiB" in printed
     assert "would fit with    training.parallelism: fsdp" in printed
     assert cli.main([*words, "lora.r=16", "compute.gpu_memory=80Gi", "--json"]) == 0
     memory = json.loads(capsys.readouterr().out)["memory"]

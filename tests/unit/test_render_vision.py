@@ -92,7 +92,7 @@ def test_the_plan_of_fire_says_that_four_bits_fit_and_what_else_would(
     assert "fits into 80 GiB" in stdout
     assert main([*words, "quantization=none"]) == 0
     stdout = capsys.readouterr().out
-    assert "does NOT fit into 80 GiB" in stdout
+    assert "does not fit into 80 GiB" in stdout
     assert "would fit with    training.parallelism: fsdp" in stdout
 
 

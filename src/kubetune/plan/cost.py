@@ -1,53 +1,40 @@
-"""Hours and money that a run takes: FLOPs by arithmetic, speed by config, earlier runs or what a device can do."""
+"""Hours and money that a run takes, by speeds that were measured: those of earlier runs, or the one in the config."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 from kubetune.base.humanize import duration
 from kubetune.config.schema import ComputeConfig, EvaluationConfig, LoraConfig, PreferenceConfig
 from kubetune.plan import earlier_runs
 from kubetune.plan.earlier_runs import Kind, Range, Speed
 from kubetune.plan.flops import causal_pairs, planned_cost
-from kubetune.plan.gpu_specs import stated_tflops
 from kubetune.plan.linears import shape_of
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
 
-# Share of the peak that is assumed of wide models, and the hidden size that has half of it: fitted to published
-# speeds of other trainers (benchmarks/published_speeds.py). Narrow models wait for launches and memory.
-WIDE_SHARE, NARROW_HALF = 0.46, 1550
-
-
-@dataclass(frozen=True)
-class Span:
-    """Hours, and the price where one is given, between which earlier runs let a run end. `source`: which runs."""
-
-    low_hours: float
-    high_hours: float
-    low_price: float | None
-    high_price: float | None
-    source: str
+UNKNOWN_SPEED = "unknown: no run of such a shape has ended on this machine; give compute.tokens_per_second to know it now"
 
 
 @dataclass(frozen=True)
 class Bill:
-    """Time and cost of a run. `source` says where the rate comes from; parts are None where unknown.
+    """Time and price of the steps of a run, None where unknown. `source` says where the speed comes from.
 
-    `spans`: what earlier runs say, those of the same shape first.
+    With speeds of earlier runs, low and high are those of the fastest and of the slowest of them, with some spare.
     """
 
     tokens: int
-    flops: float | None
-    tokens_per_second: float | None
+    tokens_per_second: float | None  # of all devices together
     source: str
-    hours: float | None
-    price: float | None
-    spans: tuple[Span, ...] = ()
+    hours: float | None = None
+    low_hours: float | None = None
+    high_hours: float | None = None
+    price: float | None = None
+    low_price: float | None = None
+    high_price: float | None = None
 
 
 def bill(
@@ -58,113 +45,51 @@ def bill(
     tokens: int | None,
     gpu: str | None = None,
     known: Iterable[Speed] = (),
-    saved_share: float = 0.0,
 ) -> Bill | None:
-    """Return hours and price of a run over `tokens` tokens, or None where tokens are unknown.
+    """Return hours and price of a run over `tokens` tokens, or None if the tokens are unknown.
 
-    `work`: of rows as long as the config lets them, since runs on other data are compared by it. `saved_share`: share of the
-    tokens that is not computed again.
+    The speed was measured: it is `compute.tokens_per_second`, else that of the `known` runs of this shape or of a
+    similar one. Without either, hours are unknown.
 
-    The rate is `compute.tokens_per_second`, else that of the `known` runs of this shape, else a share of
-    `compute.peak_tflops` or of what the data sheet says of a device named `gpu`.
+    `work`: of rows as long as the config lets them be, since runs on other data are compared by it. `gpu`: the name
+    of the device.
     """
     if tokens is None:
         return None
-    flops = None
-    if weights is not None:
-        flops = flops_per_token(work, weights, saved_share=saved_share)
-    # Speeds of earlier runs on this device, if there are any.
-    kind = kind_of(work, plan, weights, gpu, saved_share)
-    earlier = [] if kind is None else earlier_runs.ranges(kind, known)
-    if compute.tokens_per_second is None and earlier:
-        # Runs of the same shape come first.
-        rate = Rate(earlier[0].middle, earlier[0].source)
-    else:
-        rate = _stated_rate(compute, work, plan, weights, flops, gpu)
-    price_per_hour = None
-    if compute.price_per_gpu_hour is not None:
-        price_per_hour = compute.price_per_gpu_hour * plan.world_size
-    hours = tokens / rate.tokens_per_second / 3600 if rate.tokens_per_second else None
-    return Bill(
-        tokens=tokens,
-        flops=flops and flops * tokens,
-        tokens_per_second=rate.tokens_per_second,
-        source=rate.source,
-        hours=hours,
-        price=_price(hours, price_per_hour),
-        spans=tuple(_span(speeds, tokens, price_per_hour) for speeds in earlier),
-    )
-
-
-class Rate(NamedTuple):
-    """Tokens per second of all devices together, None where unknown, and where the number comes from."""
-
-    tokens_per_second: float | None
-    source: str
-
-
-def _stated_rate(
-    compute: ComputeConfig,
-    work: RankWork,
-    plan: Plan,
-    weights: Weights | None,
-    flops: float | None,
-    gpu: str | None,
-) -> Rate:
-    """Return the rate by the config, or by the peak of the device. `flops`: of one token."""
-    if compute.tokens_per_second is not None:
-        rate = compute.tokens_per_second * plan.world_size
-        return Rate(rate, "compute.tokens_per_second of each device")
-    # No run to go by: a share of what the device can do at best.
-    peak = compute.peak_tflops
-    peak_source = "compute.peak_tflops"
-    # Data sheets state the peak of 16-bit products.
-    if peak is None and gpu is not None and work.element == 2:
-        peak = stated_tflops(gpu)
-        peak_source = f"what is stated for {gpu}"
-    if peak is not None and flops:
-        share = _assumed_share(weights)
-        rate = peak * 1e12 * share / flops * plan.world_size
-        return Rate(
-            rate,
-            f"{share:.0%} of {peak_source}, an assumption by other trainers; a run's own report "
-            "says better",
-        )
-    if plan.device == "cpu":
-        return Rate(
-            None,
-            "unknown: no run of such a shape has ended on this machine; give "
-            "compute.tokens_per_second to know it now",
-        )
-    return Rate(None, "unknown: give compute.tokens_per_second, or compute.peak_tflops")
-
-
-def _span(speeds: Range, tokens: int, price_per_hour: float | None) -> Span:
-    """Return between which hours and prices the slowest and the fastest earlier run let this one end."""
+    speeds = _measured_speeds(work, compute, plan, weights, gpu, known)
+    if speeds is None:
+        return Bill(tokens, None, UNKNOWN_SPEED)
+    hours = tokens / speeds.middle / 3600
     low_hours = tokens / speeds.high / 3600
     high_hours = tokens / speeds.low / 3600
-    return Span(
-        low_hours,
-        high_hours,
-        _price(low_hours, price_per_hour),
-        _price(high_hours, price_per_hour),
-        speeds.source,
+    priced = Bill(tokens, speeds.middle, speeds.source, hours, low_hours, high_hours)
+    if compute.price_per_gpu_hour is None:
+        return priced
+    per_hour = compute.price_per_gpu_hour * plan.world_size
+    return replace(
+        priced,
+        price=hours * per_hour,
+        low_price=low_hours * per_hour,
+        high_price=high_hours * per_hour,
     )
 
 
-def _price(hours: float | None, per_hour: float | None) -> float | None:
-    if hours is None or per_hour is None:
+def _measured_speeds(
+    work: RankWork,
+    compute: ComputeConfig,
+    plan: Plan,
+    weights: Weights | None,
+    gpu: str | None,
+    known: Iterable[Speed],
+) -> Range | None:
+    """Return the speeds that the config or earlier runs state; None if there are none."""
+    if compute.tokens_per_second is not None:
+        rate = compute.tokens_per_second * plan.world_size
+        return Range(rate, rate, rate, "compute.tokens_per_second of each device")
+    kind = kind_of(work, plan, weights, gpu)
+    if kind is None:
         return None
-    return hours * per_hour
-
-
-def _assumed_share(weights: Weights | None) -> float:
-    """Return the share of a device's peak that a model of this width is assumed to reach."""
-    shape = None if weights is None else shape_of(weights)
-    if shape is None:
-        return WIDE_SHARE
-    # Hidden size 1,550 reaches 0.23, 4,096 reaches 0.33, 8,192 reaches 0.39.
-    return WIDE_SHARE * shape.hidden / (shape.hidden + NARROW_HALF)
+    return earlier_runs.range_of(kind, known)
 
 
 def evaluation_hours(
@@ -230,9 +155,7 @@ def _reading_speed(lora: LoraConfig | None) -> int:
     return 2 if lora is not None else 3
 
 
-def kind_of(
-    work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None, saved_share: float = 0.0
-) -> Kind | None:
+def kind_of(work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None) -> Kind | None:
     """Return the facts that the speed of this run depends on; None if some, or the device, are not known.
 
     `gpu`: the device's name.
@@ -254,7 +177,7 @@ def kind_of(
     if dtype == "auto":
         dtype = "bfloat16" if plan.device == "cuda" else None
     length = plan.tokens_per_epoch / plan.rows
-    flops = flops_per_token(work, weights, length, saved_share)
+    flops = flops_per_token(work, weights, length, plan.saved_share)
     if flops is None:
         return None
     return Kind(
@@ -287,25 +210,26 @@ def flops_per_token(
 
 
 def time_line(estimate: Bill) -> str:
-    """Return the hours in a line, with the source of the speed that they follow from."""
-    spans = [f"{_between(span)} by {span.source}" for span in estimate.spans]
-    if estimate.hours is None or estimate.tokens_per_second is None:
+    """Return the hours in a line, with the source of the speed."""
+    if estimate.hours is None or estimate.low_hours is None or estimate.high_hours is None:
         return estimate.source
-    if estimate.spans and estimate.source == estimate.spans[0].source:
-        return f"{'; '.join(spans)} ({estimate.tokens:,} tokens)"
-    rate = f"{estimate.tokens:,} tokens at {estimate.tokens_per_second:,.0f} tokens/s ({estimate.source})"
-    return "; ".join((f"about {duration(estimate.hours * 3600)} for {rate}", *spans))
+    tokens = f"{estimate.tokens:,} tokens"
+    if estimate.low_hours == estimate.high_hours:
+        rate = f"{estimate.tokens_per_second:,.0f} tokens/s"
+        return f"about {_duration(estimate.hours)} for {tokens} at {rate} ({estimate.source})"
+    span = f"{_duration(estimate.low_hours)}–{_duration(estimate.high_hours)}"
+    return f"{span} by {estimate.source} ({tokens})"
 
 
 def price_line(estimate: Bill, device_hour: float | None) -> str:
-    """Return the price in a line, at `device_hour` for a device and hour. Return "" if it is not known."""
+    """Return the price in a line, at `device_hour` for a device and hour; "" if it is not known."""
     if device_hour is None or estimate.price is None:
         return ""
-    about = f"about {estimate.price:,.2f}"
-    if estimate.spans and estimate.source == estimate.spans[0].source:
-        about = f"{estimate.spans[0].low_price:,.2f}–{estimate.spans[0].high_price:,.2f}"
-    return f"{about} at {device_hour:g} for each device and hour"
+    price = f"about {estimate.price:,.2f}"
+    if estimate.low_price != estimate.high_price:
+        price = f"{estimate.low_price:,.2f}–{estimate.high_price:,.2f}"
+    return f"{price} at {device_hour:g} for each device and hour"
 
 
-def _between(span: Span) -> str:
-    return f"{duration(span.low_hours * 3600)}–{duration(span.high_hours * 3600)}"
+def _duration(hours: float) -> str:
+    return duration(3600 * hours)

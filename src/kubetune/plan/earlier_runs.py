@@ -98,24 +98,22 @@ class Range:
     source: str  # which runs, in words
 
 
-def ranges(kind: Kind, known: Iterable[Speed]) -> list[Range]:
-    """Return ranges by earlier runs of the same shape, then by similar ones. Empty without runs on this device."""
+def range_of(kind: Kind, known: Iterable[Speed]) -> Range | None:
+    """Return the speeds of earlier runs of the same shape, else of similar ones; None without runs on this device."""
     same = []
     similar = []
     for run in known:
-        # Every same run is similar too, so it must not count twice.
         if kind.is_same(run.kind):
             same.append(run)
         elif kind.is_similar(run.kind):
             similar.append(run)
-    results = []
     if same:
         rates = sorted(run.tokens_per_second for run in _long_enough(same))
-        results.append(_range(rates, SPARE_IF_SAME, "this shape"))
+        return _range(rates, SPARE_IF_SAME, "this shape")
     if similar:
         rates = sorted(_scaled(run, kind) for run in _long_enough(similar))
-        results.append(_range(rates, SPARE_IF_SIMILAR, "similar shape, scaled by FLOPs,"))
-    return results
+        return _range(rates, SPARE_IF_SIMILAR, "similar shape, scaled by FLOPs,")
+    return None
 
 
 def waiting_share(kind: Kind, known: Iterable[Speed]) -> float | None:
@@ -158,8 +156,8 @@ def place() -> Path:
     return files.user_cache(os.environ) / "kubetune" / FILE
 
 
-def read(before: str | None = None) -> list[Speed]:
-    """Return the runs in the cache, the newest last. `before`: only those that had ended at this time."""
+def read() -> list[Speed]:
+    """Return the runs in the cache, the newest last."""
     try:
         lines = list(jsonl.read(place(), damaged=[]))
     except OSError:
@@ -167,7 +165,7 @@ def read(before: str | None = None) -> list[Speed]:
     speeds = []
     for line in lines[-MOST_RUNS:]:
         speed = _parsed(line)
-        if speed is not None and (before is None or speed.time <= before):
+        if speed is not None:
             speeds.append(speed)
     return speeds
 

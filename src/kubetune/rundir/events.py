@@ -24,12 +24,12 @@ KINDS: dict[str, tuple[str, str]] = {
     "start": (
         "The first step is about to begin.",
         "step:integer steps:integer machine:object device?:string device_bytes?:integer dtype?:string "
-        "flops_per_token?:number peak_tflops?:number peak_source?:string",
+        "flops_per_token?:number peak_tflops?:number peak_source?:string forecast?:object",
     ),
     "resume": (
         "As `start`, from the checkpoint of a step.",
         "step:integer steps:integer machine:object device?:string device_bytes?:integer dtype?:string "
-        "flops_per_token?:number peak_tflops?:number peak_source?:string",
+        "flops_per_token?:number peak_tflops?:number peak_source?:string forecast?:object",
     ),
     "preflight": (
         "The rehearsal before the first step.",

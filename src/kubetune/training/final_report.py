@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.plan import actuals
+from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import heartbeat, metrics
@@ -29,7 +31,6 @@ from kubetune.rundir.totals import (
     runaway_line,
 )
 from kubetune.training.run_log import peak_memory_bytes
-from kubetune.training.start.preparation import planned_tokens
 
 
 def report(
@@ -62,16 +63,12 @@ def _write_report(
     totals = totals_of(run_dir, plan, state)
     # What was forecast at the start beside what was measured.
     compared = actuals.compare(
-        config,
-        plan,
-        # How long the answers of a run by reward become, only the run knows.
-        tokens=totals.tokens if config.task == "grpo" else planned_tokens(plan, data),
-        longest=data.longest,
         peak_memory_bytes=peak,
         step_seconds=totals.seconds,
         events=events,
         until=metrics.now(),
-        is_busy=actuals.is_machine_busy(),
+        world_size=plan.world_size,
+        price_per_gpu_hour=config.compute.price_per_gpu_hour,
     )
     copy_to = None
     if copy:
@@ -93,7 +90,7 @@ def _write_report(
         actuals.remember(
             RankWork.of(config, plan),
             plan,
-            config.model.path,
+            read_weights(config.model.path, os.environ),
             tokens_per_second=numbers["throughput"]["tokens_per_second"],
             seconds=totals.seconds,
             events=events,
@@ -116,8 +113,7 @@ def _log_result(
     """Log a summary of report.json. Return the remark on the run. `compared`: its numbers beside the forecast."""
     if numbers["throughput"] is not None:
         logs.RESULT.info("%s", throughput_line(numbers["throughput"]))
-    for line in actuals.tell(compared):
-        logs.RESULT.info("%s", line)
+    logs.RESULT.info("%s", actuals.line(compared))
     ends = ends_line(numbers["measures"])
     if ends:
         logs.RESULT.info("%s", ends)

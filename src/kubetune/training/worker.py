@@ -23,7 +23,6 @@ from kubetune.base import collector, cpu, files, logs, processes
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
-from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import checkpoints, exit_status, heartbeat, metrics
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.supervisor import place
@@ -210,12 +209,10 @@ def _train(
 ) -> tuple[State, str]:
     """Plan the run, record plan and data in its directory, train, judge."""
     from kubetune.data.findings.kept_data import record
-    from kubetune.plan import actuals
-    from kubetune.plan.drawing import drawing_of
     from kubetune.scoring import kept_questions
     from kubetune.training.judgement import conclude
     from kubetune.training.start import choices
-    from kubetune.training.start.facts import gpu_name, log_start
+    from kubetune.training.start.facts import log_start
     from kubetune.training.train import end_alone, train
 
     heartbeat.beat("starting")
@@ -229,13 +226,6 @@ def _train(
     config = choices.decide(config, plan, run_dir, world, num_tokens, width_of(data))
     log_start(plan, world, data, config.task)
     if world.is_main:
-        work = RankWork.of(config, plan)
-        gpu = gpu_name(world)
-        if config.task == "grpo":
-            drawing = drawing_of(config.grpo, plan)
-            num_tokens = (drawing and drawing.learnt_tokens) or num_tokens
-        for line in actuals.outlook(work, config.compute, plan, config.model.path, num_tokens, gpu):
-            logs.STEP.info("%s", line)
         files.write_atomic(run_dir / metrics.PLAN, plan.to_json(), within=run_dir)
         record(run_dir, data)
         num_questions = config.logging.before_after

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base.files import known, write_atomic
-from kubetune.base.humanize import counted, duration, place, size
+from kubetune.base.humanize import place
 from kubetune.config import consent
 from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
 from kubetune.config.schema import Config
@@ -171,26 +171,13 @@ def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any
         # Where all rows were looked at, they are among the problems.
         bad = [line for line in forecast.lengths.bad if line.rstrip(".") not in texts["error"]]
     return {
-        "summary": "" if forecast.problems else _summary(forecast),
+        "summary": "" if forecast.problems else forecast.headline(),
         "facts": facts,
         "problems": texts["error"],
         "warnings": texts["warning"],
         "fixes": for_problems([*texts["error"], *texts["warning"]], typed),
         "bad": list(bad),
     }
-
-
-def _summary(forecast: PlanForecast) -> str:
-    """Return what one looks at first: steps, memory and time, as far as they are known."""
-    parts = []
-    if forecast.plan.num_steps:
-        parts.append(counted(forecast.plan.num_steps, "step"))
-    costs = forecast.costs
-    if costs.memory is not None:
-        parts.append(size(costs.memory.peak_bytes))
-    if costs.bill is not None and costs.bill.hours is not None:
-        parts.append(f"about {duration(costs.bill.hours * 3600)}")
-    return " · ".join(parts)
 
 
 def _missing_key(line: str) -> str:
@@ -301,8 +288,7 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         if verb == "submit":
             sent = sent_from_outside(config, Path.cwd())
             consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
-        # Refuse a run that cannot work before anything is written.
-        forecast_run(config, os.environ, builds=False).require_ready()
+        # What else keeps it from training, the command finds, and the page shows its words.
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
             if config.kubernetes is not None:

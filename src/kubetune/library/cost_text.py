@@ -1,0 +1,134 @@
+"""Memory, time and price of a run in words: labelled lines, as `kubetune plan` and the page show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kubetune.base.humanize import duration, size
+from kubetune.config.schema import Config, EvaluationConfig
+from kubetune.plan.cost import price_line, time_line
+from kubetune.plan.costs import Costs
+from kubetune.plan.drawing import Drawing, drawn_by_servers, drawn_here
+from kubetune.plan.drawing import lines as drawing_lines
+from kubetune.plan.forecast import Forecast
+from kubetune.plan.linears import UNQUANTISED, Trainable, parts_line, trained_by_part
+from kubetune.plan.model_shapes import Weights
+from kubetune.plan.plan import Plan
+from kubetune.plan.rank_work import quantization_of
+
+# A label and a text for each line. A line with an empty label belongs to the one above it.
+LabelledLines = Iterator[tuple[str, str]]
+
+
+def lines(
+    config: Config, plan: Plan, costs: Costs, changes: Sequence[tuple[str, Forecast]]
+) -> LabelledLines:
+    """Yield all of it. `changes`: each alone would make the run fit."""
+    base = quantization_of(config.quantization, config.lora, plan)
+    if costs.weights is not None:
+        yield from _trained_lines(Trainable(config.lora, config.sight), base, costs.weights)
+    yield from _memory_lines(config.model.dtype, plan.device, costs, changes)
+    yield from _time_lines(config.evaluation, config.compute.price_per_gpu_hour, costs)
+    if costs.drawing is not None:
+        drawer = _drawer(config, costs.drawing, costs.cache_bytes)
+        yield from drawing_lines(config.grpo, costs.drawing, drawer, costs.drawing_hours)
+
+
+def memory_word(device: str, memory: Forecast | None) -> str:
+    """Return the memory in a headline: `457 MiB a process`."""
+    if memory is None:
+        return "memory unknown"
+    word = f"{size(memory.peak_bytes)} a {_holder(device)}"
+    if memory.fits is False:
+        word += ", which does not fit"
+    return word
+
+
+def time_word(costs: Costs) -> str:
+    """Return the time in a headline: `about 2 min`."""
+    if costs.bill is None or costs.bill.hours is None:
+        return "time unknown"
+    return f"about {duration(costs.bill.hours * 3600)}"
+
+
+def _trained_lines(trainable: Trainable, base: str, weights: Weights) -> LabelledLines:
+    """Yield how much of each part of the model is trained. `base`: how the frozen base is quantised."""
+    held = trained_by_part(Trainable(lora=None, vision=None), weights)
+    yield "trained", parts_line(trained_by_part(trainable, weights), held)
+    if held["experts"] and base != "none":
+        share = held["experts"] / held.total()
+        yield "", f"the experts, {share:.1%} of the model, do not become {base}: {UNQUANTISED}"
+
+
+def _holder(device: str) -> str:
+    """Return the word for what has the memory."""
+    return "GPU" if device == "cuda" else "process"
+
+
+def _memory_lines(
+    dtype: str, device: str, costs: Costs, changes: Sequence[tuple[str, Forecast]]
+) -> LabelledLines:
+    """Yield the peak memory of a device, part by part, and what would make the run fit.
+
+    `dtype`: model.dtype. `device`: cuda or cpu.
+    """
+    weights = costs.weights
+    memory = costs.memory
+    if weights is None or memory is None:
+        reason = "the model is not on this machine, or its config.json does not name its sizes"
+        yield "memory", f"unknown: {reason}"
+        return
+
+    peak = f"about {size(memory.peak_bytes)} at the peak of each {_holder(device)}"
+    if memory.device_bytes is not None:
+        word = "fits into" if memory.fits else "does not fit into"
+        peak += f": {word} {size(memory.device_bytes)}, 8 % of it left to the allocator"
+    yield "memory", peak
+    for name, part_bytes in memory.parts.items():
+        yield "", f"{size(part_bytes):>10}  {name}"
+    if device == "cpu" and dtype == "auto":
+        yield (
+            "",
+            "in float32; less if the processor has instructions for bfloat16 (model.dtype: auto)",
+        )
+    if not weights.stated:
+        yield "", "from config.json alone: the weights are not on this machine"
+
+    for change, changed in changes:
+        yield "would fit with", f"{change} (about {size(changed.peak_bytes)})"
+    if memory.fits is False and not changes:
+        yield "would fit with", "no single change; several together may do, or a larger device"
+
+
+def _time_lines(
+    evaluation: EvaluationConfig, device_hour: float | None, costs: Costs
+) -> LabelledLines:
+    """Yield how long the run takes, what is added to that, and the price. `device_hour`: of a device and hour."""
+    if costs.bill is None:
+        return
+    yield "time", time_line(costs.bill)
+    if costs.evaluation_hours:
+        text = f"evaluations add about {duration(costs.evaluation_hours * 3600)}"
+        if evaluation.generate is not None:
+            text += ", if every answer is as long as it may be"
+        yield "", text
+    if costs.reference_hours:
+        hours = duration(costs.reference_hours * 3600)
+        yield "", f"scoring every answer with the model before training adds about {hours}, once"
+    if evaluation.benchmarks is not None:
+        names = ", ".join(evaluation.benchmarks.tasks)
+        yield "", f"not counted: {names} at the end, on the base model and the tuned one"
+    price = price_line(costs.bill, device_hour)
+    if price:
+        yield "price", price
+
+
+def _drawer(config: Config, drawing: Drawing, cache: int | None) -> str:
+    """Return who draws the answers of a run by reward. `cache`: bytes of the key-value cache of a process."""
+    servers = config.grpo.servers
+    if servers is None or config.lora is None:
+        return drawn_here(drawing, cache)
+    number = len(servers.urls)
+    if config.kubernetes is not None and config.kubernetes.samplers is not None:
+        number = config.kubernetes.samplers.replicas
+    return drawn_by_servers(drawing, number, config.lora.r, servers.lag)

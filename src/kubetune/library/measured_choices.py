@@ -1,0 +1,66 @@
+"""The values that this machine chooses for keys that are `auto`, and why, for a plan."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from kubetune.base import cpu
+from kubetune.config.schema import Config
+from kubetune.plan import measured
+from kubetune.plan.linears import shape_of
+from kubetune.plan.model_shapes import read_weights
+from kubetune.plan.plan import Plan
+
+
+def with_measured_choices(
+    config: Config, plan: Plan, tokens: int | None, gpu: str | None
+) -> tuple[Config, Sequence[str]]:
+    """Return the config with `auto` replaced if this machine has measured what is best, and each choice as a sentence.
+
+    `tokens`: of an epoch. `gpu`: the name of the GPU here.
+    """
+    weights = read_weights(config.model.path, os.environ)
+    texts = []
+
+    # The processors of a cluster are not known here.
+    if plan.device == "cpu" and config.kubernetes is None:
+        shape = None
+        if weights is not None:
+            shape = shape_of(weights)
+        width = None if shape is None else shape.hidden
+        config, text = _with_dtype(config, width)
+        texts += text
+    if plan.device == "cpu" and config.training.async_save is True:
+        texts.append(
+            "training.async_save: true keeps a copy of what a checkpoint holds in memory; auto does so only on a GPU"
+        )
+
+    # torch.compile pays only if what it saves in all steps is more than what it takes at the start.
+    runs_elsewhere = config.kubernetes is not None or (plan.device == "cuda" and gpu is None)
+    if weights is None or config.training.compile != "auto" or runs_elsewhere:
+        return config, texts
+    measurements = measured.read(gpu)
+    total_tokens = float(tokens or 0) * plan.num_epochs
+    compiles = measured.compiles(
+        config.task, config.training, measurements, weights.parameters, total_tokens, plan.device
+    )
+    if compiles != "auto":
+        texts.append(
+            f"training.compile: auto -> {str(compiles).lower()}, because {measurements.why} "
+            f"(measured on {measurements.time[:10]})"
+        )
+        training = config.training.model_copy(update={"compile": compiles})
+        config = config.model_copy(update={"training": training})
+    return config, texts
+
+
+def _with_dtype(config: Config, width: int | None) -> tuple[Config, list[str]]:
+    """Return the config with the dtype that `auto` means on this processor, and what is to be said of it."""
+    if config.model.dtype != "auto":
+        remark = cpu.slow_dtype(config.model.dtype, width)
+        return config, [remark] if remark is not None else []
+    dtype, reason = cpu.dtype_for(width)
+    model = config.model.model_copy(update={"dtype": dtype})
+    text = f"model.dtype: auto -> {dtype}, because {reason}"
+    return config.model_copy(update={"model": model}), [text]
