@@ -228,6 +228,24 @@ def test_classes_are_known_by_their_shape() -> None:
     assert "verdict" not in meanings(rows[:20]), "too few rows to know"
 
 
+def test_short_texts_are_texts_but_ids_are_not() -> None:
+    rows = [
+        {
+            "code": f"def f(x): return x + {n}",
+            # Empty values say nothing of the others.
+            "ctx_b": "" if n % 4 else "then, the man",
+            "subject": ("abstract_algebra", "high_school_physics", "anatomy")[n % 3],
+            "tests": [f"assert f({n}) == {n}"],
+            "entry": f"item_{n}_of_list",
+            "uuid_like": f"f37e81fa-ef7b-4583-b671-{n:012d}",
+            "number": f"{n} {n + 1}",
+            "nothing": "",
+        }
+        for n in range(24)
+    ]
+    assert meanings(rows) == {"code": "text", "ctx_b": "text", "subject": "text", "tests": "text"}
+
+
 def test_the_counts_of_two_batches_are_those_of_all() -> None:
     rows = [{"verdict": str(n % 7), "remark": "One two three four five six"} for n in range(60)]
     parts = []

@@ -24,8 +24,8 @@ TALKS: Final = ("messages", "conversations", "conversation")
 MOST_CLASSES: Final = 20
 FEWEST_RECORDS: Final = 30
 _LONGEST_CLASS: Final = 40  # characters
-# Words of a text that is worth a warning where nobody reads it, on average.
-_WORDS_OF_A_TEXT: Final = 5
+# Share of the values that are phrases in a column of texts; the others may be single words.
+_PHRASES_OF_A_TEXT: Final = 0.5
 # Share of the records in which a column says what the record says anyway.
 _MOSTLY: Final = 0.9
 
@@ -105,6 +105,15 @@ def is_prose(value: Any) -> bool:
     return count_words(value) >= 2
 
 
+def _is_phrase(value: Any) -> bool:
+    """True for texts of several words, which a name such as `abstract_algebra` has too; an id with digits has none."""
+    if isinstance(value, str) and not any(map(str.isspace, value)):
+        if any(map(str.isdigit, value)):
+            return False
+        value = re.sub(r"[_-]", " ", value)
+    return is_prose(value)
+
+
 def joined_texts(value: Any) -> Any:
     """Return a list of texts as one text, a line each; anything else as it is."""
     if isinstance(value, list) and value and all(isinstance(item, str) for item in value):
@@ -116,9 +125,13 @@ def key_of(names: Sequence[str], value: Mapping[str, Any], columns: Mapping[str,
     """Return the column that stands for the first of these names; empty if the record has none that holds something."""
     for name in names:
         column = columns.get(name, name)
-        if value.get(column) not in (None, "", [], {}):
+        if not _is_empty(value.get(column)):
             return column
     return ""
+
+
+def _is_empty(value: Any) -> bool:
+    return value in (None, "", [], {}) or (isinstance(value, str) and value.isspace())
 
 
 def with_subject(name: str, value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, str]:
@@ -141,6 +154,16 @@ def with_subject(name: str, value: Mapping[str, Any], columns: Mapping[str, str]
     if answer:
         chosen["output"] = answer
     return {key: column for key, column in chosen.items() if key != column}
+
+
+def _as_answer(name: str, value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, str]:
+    """Return the `columns` by which a text is learned as the answer to the plain text beside it; none without that."""
+    others = (*PROMPTS, *ANSWERS, *TALKS, "chosen", "label", "labels")
+    if columns or not isinstance(value.get("text"), str) or key_of(others, value, {}):
+        return {}
+    if not isinstance(value[name], str) or not is_prose(value[name]):
+        return {}
+    return {"prompt": "text", "completion": name}
 
 
 def fitting(value: Mapping[str, Any]) -> dict[str, str]:
@@ -253,6 +276,7 @@ class ColumnFacts:
 
     records: int = 0  # that hold something in it
     words: int = 0
+    phrases: int = 0  # records with several words in it
     repeated: int = 0  # records whose other texts hold it too
     # short values as JSON has them; one more than MOST_CLASSES stands for too many
     values: set[str] = field(default_factory=set)
@@ -264,10 +288,13 @@ class ColumnFacts:
     answer: str = ""
 
     def add(self, value: Any, texts: Sequence[str]) -> None:
-        """Count a value. `texts`: those of the record that are used."""
+        """Count a value that is not empty. `texts`: those of the record that are used."""
+        if _is_empty(value):
+            return
         self.records += 1
         words = count_words(value)
         self.words += words
+        self.phrases += _is_phrase(value)
         if words and _is_held(value, texts):
             self.repeated += 1
         is_plain = isinstance(value, (str, int)) and len(str(value)) <= _LONGEST_CLASS
@@ -279,6 +306,7 @@ class ColumnFacts:
         return ColumnFacts(
             self.records + other.records,
             self.words + other.words,
+            self.phrases + other.phrases,
             self.repeated + other.repeated,
             set(sorted(self.values | other.values)[: MOST_CLASSES + 1]),
             self.is_short and other.is_short,
@@ -289,18 +317,22 @@ class ColumnFacts:
 
     def meaning(self, name: str, *, records: int) -> Meaning:
         """Return what the column is. `records`: of all."""
+        if not self.records:
+            return "other"
         # A prompt has to be that of each record.
         share = 1.0 if name in PROMPTS else _MOSTLY
         if self.repeated >= share * self.records:
             return "other"
-        mean = self.words / max(1, self.records)
+        mean = self.words / self.records
         if names_thought(name) and mean >= 2:
             return "thought"
         if names_subject(name) and mean >= 2:
             return "subject"
         if self.is_class(name, records=records):
             return "class"
-        is_text = mean >= (1 if name in PROMPTS or name in ANSWERS else _WORDS_OF_A_TEXT)
+        is_text = self.phrases >= _PHRASES_OF_A_TEXT * self.records
+        if name in PROMPTS or name in ANSWERS:
+            is_text = mean >= 1
         return "text" if is_text and not names_metadata(name) else "other"
 
     def is_class(self, name: str, *, records: int) -> bool:
@@ -330,7 +362,7 @@ class Columns(dict[str, ColumnFacts]):
             return
         facts = self.setdefault(name, ColumnFacts())
         if not facts.records:
-            facts.use = with_subject(name, value, columns)
+            facts.use = with_subject(name, value, columns) or _as_answer(name, value, columns)
             facts.text = key_of(("text", "sentence", *PROMPTS), value, columns)
             facts.answer = key_of((*ANSWERS, *TALKS, "chosen"), value, columns)
         facts.add(value[name], texts)
@@ -393,7 +425,9 @@ def left_out(facts: Mapping[str, Mapping[str, Any]], path: str) -> Iterator[Left
             is_decisive = meaning == "subject" or name in PROMPTS
             what = "a text"
             advice = "Write it into the texts that are read, if they need it"
-            if use:
+            if "completion" in use and use["completion"] == name:
+                advice = f"`data.train.{in_yaml(use)}` (`{in_words(use)}` of `kubetune init`) learns it as the answer"
+            elif use:
                 advice = f"`data.train.{in_yaml(use)}` makes it part of the prompt"
             if name in PROMPTS:
                 differing = of_column["records"] - of_column["repeated"]

@@ -6,9 +6,7 @@ they are not ours is guessed here, and nowhere else. `kubetune init` writes the 
 
 from __future__ import annotations
 
-import json
 import re
-import shlex
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,21 +21,22 @@ from kubetune.config.schema import RecordKind, SourceConfig
 from kubetune.data.columns import (
     ANSWERS,
     MOST_CLASSES,
+    PROMPTS,
     QUESTIONS,
     TALKS,
     Columns,
     LeftOut,
     is_prose,
-    key_of,
     left_out,
     left_subject,
     names_bad_answer,
     names_metadata,
     with_subject,
 )
+from kubetune.data.inspect.answers_as_texts import as_text, from_choices
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.prepared.pipeline import written_texts
-from kubetune.data.reading.fields import quoted, show
+from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.formats import (
     Chat,
     Example,
@@ -512,38 +511,13 @@ def _read_all(
             unused.note(key, record.value, columns, list(written_texts(reading.example)))
 
     if not examples:
-        advice = _as_text(records[0].value, columns, source.path)
+        advice = as_text(records[0].value, columns, source.path)
         if advice:
             raise DataError(advice)
         raise problems.error()
     named = list(left_out(unused.to_json(len(examples)), source.path))
     others = unused.keys() - {column.name for column in named}
     return examples, [*named, *(LeftOut(name, "other", "", "") for name in sorted(others))]
-
-
-def _as_text(value: Mapping[str, Any], columns: Mapping[str, str], path: str) -> str:
-    """Return how an answer that is no text becomes one; empty for answers that are texts."""
-    name = key_of(ANSWERS, value, columns)
-    answer = value.get(name)
-    if not name or isinstance(answer, str):
-        return ""
-    new = f"json.dumps(r[{json.dumps(name)}])"
-    what = "no text"
-    is_number = isinstance(answer, int) and not isinstance(answer, bool)
-    for other, choices in value.items():
-        if is_number and isinstance(choices, list) and answer in range(len(choices)):
-            new = f"r[{json.dumps(other)}][r[{json.dumps(name)}]]"
-            what = f"the number of one of `{other}`, counted from 0, and no text"
-    text = f"{path}: `{name}` is {show(answer)}, {what}; answers are learned as texts"
-    if not path.endswith(".jsonl"):
-        return f"{text}. Write `r[{json.dumps(name)}] = {new}` for each record r in Python"
-    made = f"{path.removesuffix('.jsonl')}-texts.jsonl"
-    code = (
-        "import json, sys; [print(json.dumps({**r, "
-        f"{json.dumps(name)}: {new}}})) for r in map(json.loads, sys.stdin)]"
-    )
-    command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
-    return f"{text}. Make them so, then give {made}: `{command}`"
 
 
 def _thought_in(unused: Sequence[LeftOut]) -> str:
@@ -681,12 +655,16 @@ def _unknown(seen: _Seen, path: str) -> str:
             f"{path} has images ({quoted(columns[:12])}), but no question and answer about them; add a column `prompt` "
             "(such as: What is this?); the label, or `--columns completion=NAME`, is its answer"
         )
+    made = from_choices([record.value for record in seen.records], path)
+    if made:
+        return made
     text += ", and none is known as a question with its answer, a text, or a text with its label"
     # What may be pasted names columns that fit.
     texts = seen.texts()
     classes = seen.classes()
     ways = []
-    if len(texts) == 2:
+    # A question is no answer.
+    if len(texts) == 2 and texts[1].lower() not in PROMPTS:
         ways.append(f"`--columns prompt={shell_word(texts[0])} completion={shell_word(texts[1])}`")
     if len(texts) == 1 or (seen.by_name["text"] and texts):
         ways.append(f"`--columns text={shell_word(seen.by_name['text'] or texts[0])}`")

@@ -1,0 +1,157 @@
+"""Answers that are no texts: a number, an object, a choice among several. What to run so that they can be learned."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from kubetune.base.humanize import shell_word
+from kubetune.data.columns import (
+    ANSWERS,
+    PROMPTS,
+    count_words,
+    is_prose,
+    key_of,
+    names_metadata,
+    words_of_name,
+)
+from kubetune.data.reading.fields import show
+
+Value = Mapping[str, Any]
+
+# Names of columns that say which of several choices is right.
+_CHOSEN: Final = ("answer", "label", "answerkey", "answer_key", "gold", "target", "correct")
+
+
+def as_text(value: Value, columns: Mapping[str, str], path: str) -> str:
+    """Return how an answer that is no text becomes one; empty for answers that are texts."""
+    name = key_of(ANSWERS, value, columns)
+    answer = value.get(name)
+    if not name or isinstance(answer, str):
+        return ""
+    new = f"json.dumps(r[{json.dumps(name)}])"
+    what = "no text"
+    is_number = isinstance(answer, int) and not isinstance(answer, bool)
+    for other, choices in value.items():
+        if is_number and isinstance(choices, list) and answer in range(len(choices)):
+            new = f"r[{json.dumps(other)}][r[{json.dumps(name)}]]"
+            what = f"the number of one of `{other}`, counted from 0, and no text"
+    text = f"{path}: `{name}` is {show(answer)}, {what}; answers are learned as texts"
+    return f"{text}. {_command(path, {name: new})}"
+
+
+def from_choices(values: Sequence[Value], path: str) -> str:
+    """Return how the answers of records become texts that only a list or an object of them holds; empty for others.
+
+    {"ctx": …, "endings": ["a", "b"], "label": "1"}                    →  r["endings"][int(r["label"])]
+    {"question": …, "choices": {"text": [], "label": []}, "answerKey": "B"}
+    {"question": …, "answers": {"text": ["Paris"], …}}                 →  r["answers"]["text"][0]
+    """
+    question = _question(values)
+    if not question or any(isinstance(values[0].get(name), str) for name in ANSWERS):
+        return ""
+    news = {}
+    if question not in PROMPTS:
+        news["prompt"] = f"r[{json.dumps(question)}]"
+    chosen = _choice(values)
+    if chosen:
+        name, choices, new = chosen
+        text = f"{path} holds a multiple choice: `{name}` says which of `{choices}` is right"
+        news["answer"] = new
+        if isinstance(values[0][choices], dict):
+            news[choices] = f'r[{json.dumps(choices)}]["text"]'
+        return f"{text}; answers are learned as texts. {_command(path, news)}"
+    for name in values[0]:
+        place = _first_text(values, name)
+        if place and "answer" in words_of_name(name):
+            news["answer"] = place
+            text = (
+                f"{path}: `{name}` holds the answer, and is no text; answers are learned as texts"
+            )
+            return f"{text}. {_command(path, news)}"
+    return ""
+
+
+def _question(values: Sequence[Value]) -> str:
+    """Return the column with the question of each record: by its name, else the text with the most words."""
+    question = key_of(PROMPTS, values[0], {})
+    if question:
+        return question
+    words = {}
+    for name, text in values[0].items():
+        if isinstance(text, str) and is_prose(text) and not names_metadata(name):
+            words[name] = sum(count_words(value.get(name)) for value in values)
+    return max(words, key=lambda name: words[name], default="")
+
+
+def _choice(values: Sequence[Value]) -> tuple[str, str, str] | None:
+    """Return the column that chooses, that of the choices, and the right answer in Python; None if none chooses."""
+    for name in values[0]:
+        if name.lower() not in _CHOSEN:
+            continue
+        for choices in values[0]:
+            key = json.dumps(name)
+            of = json.dumps(choices)
+            if all(_is_place(value.get(name), value.get(choices)) for value in values):
+                return name, choices, f"r[{of}][int(r[{key}])]"
+            if all(_is_mark(value.get(name), value.get(choices)) for value in values):
+                new = f'r[{of}]["text"][r[{of}]["label"].index(r[{key}])]'
+                return name, choices, new
+    return None
+
+
+def _is_place(value: Any, choices: Any) -> bool:
+    """True for the number of a text in a list, counted from 0."""
+    if not isinstance(choices, list) or not all(isinstance(choice, str) for choice in choices):
+        return False
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        return False
+    text = str(value)
+    return text.isascii() and text.isdigit() and int(text) < len(choices)
+
+
+def _is_mark(value: Any, choices: Any) -> bool:
+    """True for one of the labels of texts, such as B of {"text": [], "label": ["A", "B"]}."""
+    if not isinstance(choices, dict):
+        return False
+    labels = choices.get("label")
+    texts = choices.get("text")
+    if not isinstance(labels, list) or not isinstance(texts, list) or len(labels) != len(texts):
+        return False
+    return value in labels and all(isinstance(text, str) for text in texts)
+
+
+def _first_text(values: Sequence[Value], name: str) -> str:
+    """Return in Python where the first text of a column is, which is the same in all records; empty if it is not."""
+    places = set()
+    for value in values:
+        places.add(_place_of_text(value.get(name), f"r[{json.dumps(name)}]"))
+    return places.pop() if len(places) == 1 else ""
+
+
+def _place_of_text(value: Any, place: str) -> str:
+    """Return where the first text within a list or an object is; empty without one."""
+    if isinstance(value, list) and value and isinstance(value[0], str):
+        return f"{place}[0]"
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            within = f"{place}[{json.dumps(key)}]"
+            if isinstance(inner, str) and inner:
+                return within
+            if isinstance(inner, list) and inner and isinstance(inner[0], str):
+                return f"{within}[0]"
+    return ""
+
+
+def _command(path: str, news: Mapping[str, str]) -> str:
+    """Return what makes the answers texts. `news`: columns, and their values in Python of a record r."""
+    if not path.endswith(".jsonl"):
+        lines = "; ".join(f"r[{json.dumps(name)}] = {new}" for name, new in news.items())
+        return f"Write `{lines}` for each record r in Python"
+    made = f"{path.removesuffix('.jsonl')}-texts.jsonl"
+    pairs = ", ".join(f"{json.dumps(name)}: {new}" for name, new in news.items())
+    code = f"import json, sys; [print(json.dumps({{**r, {pairs}}})) for r in map(json.loads, sys.stdin)]"
+    command = f"python3 -c {shlex.quote(code)} < {shell_word(path)} > {shell_word(made)}"
+    return f"Make them so, then give {made}: `{command}`"

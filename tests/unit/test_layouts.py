@@ -1,0 +1,140 @@
+"""Each piece of advice that `init` and `data check` print for data in published layouts works when it is pasted."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kubetune import cli, errors
+from kubetune.cli.local.demo import EMBEDDED
+from kubetune.config.load import load_config
+from kubetune.config.schema import SourceConfig
+from kubetune.data.inspect.answers_as_texts import from_choices
+from kubetune.data.inspect.proposal import propose
+from tests.layouts import LAYOUTS, ROWS
+
+MODEL = str(EMBEDDED / "model")
+# What is printed in backticks: words of the command line, and programs that write new data.
+COLUMNS = re.compile(r"`[^`]*?((?:--task \w+ )?--columns [^`]+?)`")
+PROGRAM = re.compile(r"`(python3 -c .+? > (\S+))`", re.DOTALL)
+
+# The columns that init takes by other names than ours, where need be after the program that it prints.
+USED = {
+    "MBPP": {},
+    "HellaSwag": {},
+    "MMLU": {"instruction": "question", "input": "choices", "output": "answer"},
+    "BoolQ": {"instruction": "question", "input": "passage", "output": "answer"},
+    "SQuAD": {"instruction": "question", "input": "context", "output": "answer"},
+    "CNN/DailyMail": {"prompt": "article", "completion": "highlights"},
+    "GSM8K": {},
+    "DROP": {"instruction": "question", "input": "passage", "output": "answer"},
+    "ARC": {"instruction": "question", "input": "choices", "output": "answer"},
+    "Alpaca": {},
+    "Dolly": {"input": "context", "output": "response"},
+    "UltraFeedback": {},
+}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write(layout: str) -> str:
+    rows = [LAYOUTS[layout](number) for number in range(ROWS)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return "rows.jsonl"
+
+
+def said(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    capsys.readouterr()
+    code = cli.main(list(words))
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def init(capsys: pytest.CaptureFixture[str], path: str, *words: str) -> tuple[int, str]:
+    Path("run.yaml").unlink(missing_ok=True)
+    return said(capsys, "init", path, "--model", MODEL, "-o", "run.yaml", *words)
+
+
+def pasted_columns(text: str) -> Iterator[list[str]]:
+    """Yield the words of each `--columns …` that a text gives to paste."""
+    for words in dict.fromkeys(COLUMNS.findall(text)):
+        yield words.split()
+
+
+def require_used(capsys: pytest.CaptureFixture[str], path: str, words: list[str]) -> str:
+    """Paste words behind `init`, and return what the check of the run says; the columns are used as said."""
+    code, text = init(capsys, path, *words)
+    assert code == errors.OK, text
+    columns = dict(word.split("=", 1) for word in words if "=" in word)
+    assert columns.items() <= load_config(Path("run.yaml")).data.train[0].columns.items()
+    code, checked = said(capsys, "data", "check", "run.yaml")
+    assert code == errors.OK, checked
+    for name in columns.values():
+        assert f"`{name}` (" not in text + checked, "it is named as not used"
+    return checked
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_advice_works_when_pasted(layout: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(layout)
+    code, text = init(capsys, path)
+    programs = PROGRAM.findall(text)
+    if code != errors.OK:
+        # A refusal says what would be taken, and that is.
+        assert programs or list(pasted_columns(text)), text
+    for program, made in programs:
+        program = program.replace("python3", sys.executable, 1)
+        subprocess.run(["bash", "-c", program], check=True, env={"PATH": os.environ["PATH"]})
+        path = made
+        code, text = init(capsys, path)
+    if programs or code == errors.OK:
+        assert code == errors.OK, text
+        assert dict(load_config(Path("run.yaml")).data.train[0].columns) == USED[layout]
+        text += require_used(capsys, path, [])
+    for words in pasted_columns(text):
+        require_used(capsys, path, words)
+
+
+def test_a_text_beside_a_plain_text_is_named_with_the_words_that_use_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = write("MBPP")
+    words = "--columns prompt=text completion=code"
+    _, text = init(capsys, path)
+    assert "`code` (a text) is not used. " in text
+    assert words in text
+    # The run file, the check of the data with a run and without, and the plan name it too.
+    assert words in Path("run.yaml").read_text()
+    for verb in (("data", "check", "run.yaml"), ("data", "check", path), ("plan", "run.yaml")):
+        assert "`code` (a text) is not used" in said(capsys, *verb)[1], verb
+
+
+def test_of_answers_that_differ_in_form_no_program_is_given() -> None:
+    rows = [LAYOUTS["SQuAD"](number) for number in range(ROWS)]
+    assert "answers" in from_choices(rows, "rows.jsonl")
+    rows[3]["answers"] = {"text": [], "answer_start": []}
+    assert not from_choices(rows, "rows.jsonl")
+    rows = [LAYOUTS["HellaSwag"](number) for number in range(ROWS)]
+    rows[3]["label"] = "4"
+    assert not from_choices(rows, "rows.jsonl")
+
+
+def test_advice_never_makes_a_question_the_answer() -> None:
+    write("SQuAD")
+    rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
+    for row in rows:
+        del row["answers"]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(errors.DataError) as error:
+        propose(SourceConfig(path="rows.jsonl"))
+    assert "completion=question" not in str(error.value)
