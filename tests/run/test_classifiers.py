@@ -176,7 +176,19 @@ def test_it_is_measured_before_training_too(full_run: Path) -> None:
     steps = [line for line in metrics.read_metrics(full_run) if "loss" in line]
     assert all(0 <= line["accuracy"] <= 1 for line in steps)
     assert re.search(r"\[TRAIN\] step .* loss \d\.\d{4} accuracy [\d.]+ lr", log)
-    assert re.search(r"\[EPOCH\] epoch 1 done: mean loss [\d.]+, accuracy [\d.]+, step", log)
+    # With what chooses the best checkpoint, if the epoch was evaluated.
+    of_epochs = re.findall(
+        r"\[EPOCH\] epoch \d done: mean loss [\d.]+, accuracy [\d.]+, step (\d+)(.*)", log
+    )
+    assert of_epochs
+    scores = {line["step"]: line for line in evaluations(full_run)}
+    for step, evaluated in of_epochs:
+        last = max(number for number in scores if number <= int(step))
+        where = "" if last == int(step) else f" at step {last}"
+        values = scores[last]
+        accuracy = values["eval_accuracy"]
+        f1 = values["eval_f1_macro"]
+        assert evaluated == f"; eval_accuracy {accuracy:.4f}, eval_f1_macro {f1:.4f}{where}"
     assert re.search(r"\[RESULT\] accuracy [\d.]+ → [\d.]+ in training", log)
 
     # The page begins where the run began.

@@ -345,10 +345,18 @@ def epoch_lines(run_dir: Path) -> list[str]:
     log = toy.log_of(run_dir)
     lines = [line.partition("[EPOCH] ")[2] for line in log.splitlines() if "[EPOCH]" in line]
     steps = [line for line in metrics.read_metrics(run_dir) if "loss" in line]
+    evaluations = {
+        e["step"]: e["eval_loss"] for e in metrics.read_metrics(run_dir) if "eval_loss" in e
+    }
     for number, line in enumerate(lines, start=1):
         held = steps[(number - 1) * toy.STEPS_PER_EPOCH : number * toy.STEPS_PER_EPOCH]
         mean = np.average([s["loss"] for s in held], weights=[s["trained_tokens"] for s in held])
-        assert line == f"epoch {number} done: mean loss {mean:.4f}, step {held[-1]['step']}"
+        end = held[-1]["step"]
+        evaluated = max(step for step in evaluations if step <= end)
+        where = "" if evaluated == end else f" at step {evaluated}"
+        assert line == (
+            f"epoch {number} done: mean loss {mean:.4f}, step {end}; eval_loss {evaluations[evaluated]:.4f}{where}"
+        )
     assert len(lines) == 2
     return lines
 
@@ -402,10 +410,11 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
         for step in (7, 8, 10, 12, 13, 14)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run_log = RunLog(config.training.logging_steps, plan, tmp_path, World(), State(step=13))
+    run_log = RunLog(config.training, plan, tmp_path, World(), State(step=13))
     run_log.remember(tmp_path, 13)
     with caplog.at_level("INFO", logger="kubetune"):
         run_log._end_epoch(State(step=14))
+        run_log._write_epoch()
     message = "epoch 2 done: mean loss 10.7500 of 4 of its 7 steps, as metrics.jsonl lacks the others, step 14"
     assert message in caplog.text
 

@@ -21,8 +21,8 @@ from kubetune.base import logs
 from kubetune.base.progress_bar import Progress, is_wanted
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
-from kubetune.config.metric_names import TELLING
-from kubetune.config.schema import Config, LoggingConfig
+from kubetune.config.metric_names import TELLING, main_metric
+from kubetune.config.schema import Config, LoggingConfig, TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat, machine, metrics, trackers
@@ -46,14 +46,15 @@ class RunLog:
 
     def __init__(
         self,
-        logging_steps: int,
+        training: TrainingConfig,
         plan: Plan,
         run_dir: Path,
         world: World,
         state: State,
     ) -> None:
-        """`logging_steps`: one of so many steps gets a line in the log."""
-        self._logging_steps = logging_steps
+        """`training`: how often a step gets a line in the log, and the metric that chooses the best checkpoint."""
+        self._logging_steps = training.logging_steps
+        self._best_by = training.metric_for_best_model
         self._plan = plan
         self._run_dir = run_dir
         self._world = world
@@ -63,6 +64,11 @@ class RunLog:
         # (loss, labels) of the steps of the epoch that is under way, and the measures that tell how it goes.
         self._epoch_losses: list[tuple[float, int]] = []
         self._epoch_measures: dict[str, list[float]] = {}
+        # The last evaluation of that epoch: its step, and its main metrics in words.
+        self._epoch_evaluation = (0, "")
+        # The line of an epoch that is done, and waits for the evaluation of its last step.
+        self._epoch_line = ""
+        self._epoch_step = 0
         self.last_step = state.step
 
     def epoch(self, step: int) -> float:
@@ -118,6 +124,8 @@ class RunLog:
         self._note_measures(values)
         if state.step % self._plan.steps_per_epoch == 0:
             self._end_epoch(state)
+            if not self._plan.eval_rows or not self._plan.is_eval_step(state.step):
+                self._write_epoch()
 
     def _values(
         self,
@@ -171,7 +179,7 @@ class RunLog:
                 self._epoch_measures.setdefault(name, []).append(values[name])
 
     def _end_epoch(self, state: State) -> None:
-        """Log the mean loss of an epoch, over its labels, and the means of what tells how it went, over its steps."""
+        """Note the mean loss of an epoch, over its labels, and the means of what tells how it went, over its steps."""
         losses = []
         all_labels = 0
         for loss, labels in self._epoch_losses:
@@ -192,21 +200,44 @@ class RunLog:
             means += f", {name} {math.fsum(values) / len(values):.3g}"
         self._epoch_losses.clear()
         self._epoch_measures.clear()
-        logs.EPOCH.info(
-            "epoch %d done: mean loss %.4f%s%s, step %d",
-            round(self.epoch(state.step)),
-            mean,
-            means,
-            lost,
-            state.step,
+        number = round(self.epoch(state.step))
+        self._epoch_line = (
+            f"epoch {number} done: mean loss {mean:.4f}{means}{lost}, step {state.step}"
         )
+        self._epoch_step = state.step
+
+    def _write_epoch(self) -> None:
+        """Log the line of an epoch that is done, with what its last evaluation says of it, if it had any."""
+        if not self._epoch_line:
+            return
+        step, evaluated = self._epoch_evaluation
+        if evaluated:
+            where = "" if step == self._epoch_step else f" at step {step}"
+            evaluated = f"; {evaluated}{where}"
+        logs.EPOCH.info("%s%s", self._epoch_line, evaluated)
+        self._epoch_line = ""
+        self._epoch_evaluation = (0, "")
+
+    def _note_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
+        """Keep what an evaluation says of the epoch: the metric that its task is about, and F1 of classes."""
+        texts = []
+        # Accuracy says little where one class is rare.
+        names = dict.fromkeys((main_metric(values, self._best_by) or "", "eval_f1_macro"))
+        for name in names:
+            if name in values:
+                texts.append(f"{name} {values[name]:.4f}")
+        if texts:
+            self._epoch_evaluation = (step, ", ".join(texts))
 
     def remember(self, run_dir: Path, step: int) -> None:
-        """Read the losses of earlier starts in the epoch that is under way after `step` steps."""
+        """Read the numbers of earlier starts in the epoch that is under way after `step` steps."""
         # Steps 7 and 8 of epochs of 3 steps are in the third epoch, which began after step 6.
         begun = step - step % self._plan.steps_per_epoch
         for line in metrics.stream_lines(run_dir / metrics.METRICS):
-            if begun < line["step"] <= step and "loss" in line:
+            if not begun < line["step"] <= step:
+                continue
+            self._note_evaluation(line["step"], line)
+            if "loss" in line:
                 self._epoch_losses.append((line["loss"], line["trained_tokens"]))
                 self._note_measures(line)
 
@@ -237,11 +268,17 @@ class RunLog:
         logs.EVAL.info("step %d %s%s", step, whole, remark)
         for part in parts:
             logs.EVAL.info("step %d %s", step, part)
+        if step % self._plan.steps_per_epoch or self._epoch_line:
+            # A resumed run may evaluate the last step of an epoch whose line an earlier start wrote.
+            self._note_evaluation(step, values)
+        self._write_epoch()
 
     def sync(self) -> None:
         """Make the numbers durable, before a checkpoint that must not be ahead of them."""
         if self._numbers is not None:
             self._numbers.sync()
+            # Of an evaluation that was stopped.
+            self._write_epoch()
 
 
 def evaluation_lines(values: Mapping[str, float]) -> list[str]:
@@ -292,7 +329,7 @@ def open_run_log(
     """Yield the log of one start of a run, which continues from `state`."""
     # Other ranks get one too, so that the loop need not ask which rank it is on.
     run_log = RunLog(
-        config.training.logging_steps,
+        config.training,
         plan,
         run_dir,
         world,
