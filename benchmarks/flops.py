@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from kubetune.plan.flops import Linear, causal_pairs, cost
+from kubetune.plan.flops import LinearCost, causal_pairs, cost
 from kubetune.plan.gpu_specs import stated_tflops
 
 Adapt = Literal["attention", "all-linear", "full"]
@@ -59,10 +59,10 @@ def training_flops(shape: Shape, adapt: Adapt, lengths: Sequence[int], labels: i
     is_full = adapt == "full"
     flops = cost(
         [
-            Linear("base", linear_parameters(shape), is_full),
-            Linear("adapters", lora_parameters(shape, adapt), True),
+            LinearCost("base", linear_parameters(shape), is_full),
+            LinearCost("adapters", lora_parameters(shape, adapt), True),
         ],
-        Linear("head", shape.hidden_size * shape.vocab_size, is_full),
+        LinearCost("head", shape.hidden_size * shape.vocab_size, is_full),
         attention=shape.num_attention_heads * shape.head_dim,
         layers=shape.num_hidden_layers,
     )

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from kubetune import cli
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plugins.nebius.cluster_file import load_cluster
-from kubetune.plugins.nebius.provision import Finished, Provisioner, State
+from kubetune.plugins.nebius.provision import Finished, Provisioner, ProvisionState
 from kubetune.plugins.nebius.steps import steps
 
 STANDIN = Path(__file__).with_name("standin.sh")
@@ -354,7 +354,7 @@ def test_a_cluster_that_is_still_starting_is_waited_for(cloud: Cloud) -> None:
     waited: list[float] = []
     messages: list[str] = []
     provisioner = Provisioner(
-        State.read(cloud.file.with_suffix(".state.json")),
+        ProvisionState.read(cloud.file.with_suffix(".state.json")),
         messages.append,
         waited.append,
     )

@@ -198,7 +198,7 @@ def test_parts_joined_by_their_log_sum_exps_are_the_whole(monkeypatch: pytest.Mo
 class Formula:
     """Attention of a part written out: with the interface of a kernel that knows stretches by `cu_seqlens`."""
 
-    def forward(self, q: Any, k: Any, v: Any, part: joined.Part, scale: float) -> Any:
+    def forward(self, q: Any, k: Any, v: Any, part: joined.JoinedPart, scale: float) -> Any:
         scores = self.scores(q, k, part, scale)
         sums = scores.logsumexp(-1)
         return torch.einsum(
@@ -206,7 +206,15 @@ class Formula:
         ), sums
 
     def backward(
-        self, grad: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, part: joined.Part, scale: float
+        self,
+        grad: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        out: Any,
+        lse: Any,
+        part: joined.JoinedPart,
+        scale: float,
     ) -> Any:
         p = (self.scores(q, k, part, scale) - lse[..., None]).exp()
         d_p = torch.einsum("qhd,khd->hqk", grad, v.repeat_interleave(2, 1))
@@ -216,7 +224,7 @@ class Formula:
         d_v = torch.einsum("hqk,qhd->khd", p, grad)
         return d_q, *(d.unflatten(1, (2, 2)).sum(2) for d in (d_k, d_v))
 
-    def scores(self, q: Any, k: Any, part: joined.Part, scale: float) -> Any:
+    def scores(self, q: Any, k: Any, part: joined.JoinedPart, scale: float) -> Any:
         scores = torch.einsum("qhd,khd->hqk", q, k.repeat_interleave(2, 1)) * scale
         stretch_of_query, stretch_of_key = (
             torch.repeat_interleave(

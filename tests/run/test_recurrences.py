@@ -20,7 +20,7 @@ from kubetune import errors
 from kubetune.base import cpu
 from kubetune.batching.batch import collate
 from kubetune.batching.prefix_sharing import collate_shared
-from kubetune.kernels.padded_rows import Rows, batches_of
+from kubetune.kernels.padded_rows import PaddedRows, batches_of
 from kubetune.kernels.pointwise import Kernels
 from kubetune.models import padding_free, recurrences
 from kubetune.models.acceleration import recompute_activations
@@ -171,7 +171,7 @@ def test_a_hybrid_whose_modules_stay_as_they_are_is_refused(
     assert "see each other" in choose_attention(build_model("minimax", HYBRIDS["minimax"])).why_not
 
 
-def with_a_neighbour(cu_seqlens: Any, parents: Any, device: Any) -> Rows:
+def with_a_neighbour(cu_seqlens: Any, parents: Any, device: Any) -> PaddedRows:
     """Return rows, the second with the last token of the sequence before in front of it."""
     [batch], places = ROWS.__wrapped__(cu_seqlens, parents, device)
     shifted = torch.cat(
@@ -181,7 +181,7 @@ def with_a_neighbour(cu_seqlens: Any, parents: Any, device: Any) -> Rows:
     shifted[rows[cu_seqlens[1]], 0] = (
         cu_seqlens[1] - 1
     )  # … but for the second sequence: its neighbour
-    return Rows((shifted,), places + rows + 1)
+    return PaddedRows((shifted,), places + rows + 1)
 
 
 ROWS = recurrences.rows_of

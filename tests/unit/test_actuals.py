@@ -10,7 +10,7 @@ import pytest
 
 from kubetune.config.load import load_config
 from kubetune.plan import actuals
-from kubetune.plan.costs import DataFacts, DeviceFacts, costs_of
+from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
 from kubetune.plan.plan import make_plan
 
 LLAMA = {
@@ -66,7 +66,7 @@ def kept(folder: Path, *overrides: str) -> dict[str, Any]:
         "compute.processes=2",
     ]
     config = load_config(None, overrides=[*words, *overrides])
-    data = DataFacts(tokens=3_600_000, longest=None)
+    data = DataTotals(tokens=3_600_000, longest=None)
     device = DeviceFacts(gpu=None, memory_bytes=None)
     return costs_of(config, make_plan(config), data, device, {}).kept()
 

@@ -20,7 +20,7 @@ import pytest
 from kubetune import __version__, cli, errors
 from kubetune.base.files import lock
 from kubetune.cli import main, make_parser, verb_module
-from kubetune.cli.installation.doctor import Finding
+from kubetune.cli.installation.doctor import CheckFinding
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.overview import EXAMPLES, VERBS
 from kubetune.config.load import load_config
@@ -190,7 +190,7 @@ def test_the_doctor_finds_what_is_here_and_what_is_not(
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert ended("doctor", "--json") == 0
     findings = {
-        finding["what"]: Finding(**finding) for finding in json.loads(capsys.readouterr().out)
+        finding["what"]: CheckFinding(**finding) for finding in json.loads(capsys.readouterr().out)
     }
     libraries = dict(library.split() for library in findings["libraries"].result.split(", "))
     assert "transformers" in libraries

@@ -144,7 +144,7 @@ def test_hours_by_part_follow_from_a_run_of_the_same_shape(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kind = earlier_runs.Kind(1, 1, 1, "lora", None, "cpu", 1, 1, 10.0, 10.0, 1e6)
+    kind = earlier_runs.RunShape(1, 1, 1, "lora", None, "cpu", 1, 1, 10.0, 10.0, 1e6)
     for waiting in (0.5, 0.75, 0.6):
         earlier_runs.keep(earlier_runs.Speed(kind, 10.0, 60.0, "2026-01-01T00:00:00Z", waiting))
     earlier_runs.keep(earlier_runs.Speed(kind, 10.0, 60.0, "2026-01-01T00:00:00Z"))

@@ -13,7 +13,7 @@ from kubetune import cli
 from kubetune.config.load import load_config
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_security import beyond_restricted
-from kubetune.plugins.serving.manifests import Adapter, Serving, command
+from kubetune.plugins.serving.manifests import ServedAdapter, Serving, command
 from kubetune.result.publishing.serving import commands, served_by
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.serving import CASES, golden, kept, rendered, write_run
@@ -86,7 +86,7 @@ def test_a_run_is_served_from_its_volume_with_its_secrets_and_namespace() -> Non
 
 @pytest.mark.parametrize(("rank", "flag"), [(1, 8), (8, 8), (24, 32), (512, 512)])
 def test_the_rank_is_one_that_vllm_takes(rank: int, flag: int) -> None:
-    line = command(Serving("base", ("base",), adapters=(Adapter("a", "org/a", rank),)))
+    line = command(Serving("base", ("base",), adapters=(ServedAdapter("a", "org/a", rank),)))
     assert f"--max-lora-rank={flag}" in line
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {"r": rank}})
     card = "".join(commands(config.task_name, config.lora, "adapter", "org/base", {}))

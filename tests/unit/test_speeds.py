@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kubetune.plan import earlier_runs
-from kubetune.plan.earlier_runs import Kind, Speed, range_of
+from kubetune.plan.earlier_runs import RunShape, Speed, range_of
 
-KIND = Kind(
+KIND = RunShape(
     parameters=10**6, hidden=64, layers=2, method="lora", dtype="float32", device="Some CPU, 2 cores", devices=1,
     world=1, length=100.0, batch=400.0, flops=4e6,
 )  # fmt: skip

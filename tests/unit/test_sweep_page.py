@@ -30,7 +30,7 @@ from kubetune.library.sweep.record import (
     write_search,
 )
 from kubetune.reporting.sweeps.parallel import draw
-from kubetune.reporting.sweeps.scales import Choices, Numbers, round_numbers
+from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, round_numbers
 from tests.run.test_report_long import write_run
 
 WORDS = ("training.learning_rate=log(1e-5,1e-1)", "lora.r=8,16,32")
@@ -221,17 +221,17 @@ def test_the_state_is_that_of_the_driver(tmp_path: Path, monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     ("scale", "labels"),
     [
-        (Numbers(1e-5, 1e-2, log=True), ["1e-5", "1e-4", "0.001", "0.01"]),
-        (Numbers(3e-4, 2e-3, log=True), ["0.0003", "0.001", "0.002"]),
-        (Numbers(4, 64, whole=True), ["20", "40", "60"]),
-        (Numbers(0, 0.3), ["0", "0.1", "0.2", "0.3"]),
-        (Numbers(2.5, 2.5), ["2.5"]),
-        (Choices(("cosine", "linear")), ["cosine", "linear"]),
-        (Choices(("a" * 30,)), ["a" * 19 + "…"]),
-        (Choices(tuple(map(str, range(30)))), [str(number) for number in range(0, 30, 3)]),
+        (NumberScale(1e-5, 1e-2, log=True), ["1e-5", "1e-4", "0.001", "0.01"]),
+        (NumberScale(3e-4, 2e-3, log=True), ["0.0003", "0.001", "0.002"]),
+        (NumberScale(4, 64, whole=True), ["20", "40", "60"]),
+        (NumberScale(0, 0.3), ["0", "0.1", "0.2", "0.3"]),
+        (NumberScale(2.5, 2.5), ["2.5"]),
+        (ChoiceScale(("cosine", "linear")), ["cosine", "linear"]),
+        (ChoiceScale(("a" * 30,)), ["a" * 19 + "…"]),
+        (ChoiceScale(tuple(map(str, range(30)))), [str(number) for number in range(0, 30, 3)]),
     ],
 )
-def test_ticks_are_few_and_round(scale: Numbers | Choices, labels: list[str]) -> None:
+def test_ticks_are_few_and_round(scale: NumberScale | ChoiceScale, labels: list[str]) -> None:
     ticks = scale.ticks()
     assert [tick.label for tick in ticks] == labels
     assert all(0 <= tick.height <= 1 for tick in ticks)
@@ -239,14 +239,14 @@ def test_ticks_are_few_and_round(scale: Numbers | Choices, labels: list[str]) ->
 
 
 def test_one_result_far_off_leaves_the_others_apart() -> None:
-    near = Numbers.of_results([1.2, 1.3, 1.4])
+    near = NumberScale.of_results([1.2, 1.3, 1.4])
     assert near is not None
     assert not near.log
-    far = Numbers.of_results([1.2, 1.3, 1.4, 40.0])
+    far = NumberScale.of_results([1.2, 1.3, 1.4, 40.0])
     assert far is not None
     assert far.log
-    assert Numbers.of_results([]) is None
-    below_zero = Numbers.of_results([-1.0, 40.0])
+    assert NumberScale.of_results([]) is None
+    below_zero = NumberScale.of_results([-1.0, 40.0])
     assert below_zero is not None
     assert not below_zero.log
 

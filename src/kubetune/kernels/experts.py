@@ -20,7 +20,7 @@ from kubetune.base import cpu
 ALIGNED = 16
 
 
-class Routing(NamedTuple):
+class ExpertRouting(NamedTuple):
     """Rows of tokens sorted by expert. A token has a row for each expert that it visits.
 
     Example: 3 tokens, 3 experts, 2 choices; token 0 chose the experts (2, 0), token 1 (0, 1), token 2 (2, 1):
@@ -48,7 +48,7 @@ class Factors(NamedTuple):
     scaling: float
 
 
-def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
+def sort_by_expert(chosen: Tensor, experts: int) -> ExpertRouting:
     """Return the routing by the experts `[tokens, choices]` that each token has chosen."""
     ids, order = torch.sort(chosen.reshape(-1), stable=True)
     ends = torch.searchsorted(
@@ -58,15 +58,15 @@ def sort_by_expert(chosen: Tensor, experts: int) -> Routing:
     # The inverse of a permutation: what is at place i came from row order[i].
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    return Routing(order, back, ends.to(torch.int32), ids, chosen.shape[-1])
+    return ExpertRouting(order, back, ends.to(torch.int32), ids, chosen.shape[-1])
 
 
-def dispatch(x: Tensor, routing: Routing) -> Tensor:
+def dispatch(x: Tensor, routing: ExpertRouting) -> Tensor:
     """Return the rows of tokens `[tokens, hidden]` sorted by expert, `[tokens × choices, hidden]`."""
     return cast(Tensor, _Dispatch.apply(x, routing))  # type: ignore[no-untyped-call]
 
 
-def combine(y: Tensor, routing: Routing) -> Tensor:
+def combine(y: Tensor, routing: ExpertRouting) -> Tensor:
     """Return for each token the sum of what its experts made of it; the transpose of `dispatch`."""
     return cast(Tensor, _Combine.apply(y, routing))  # type: ignore[no-untyped-call]
 
@@ -82,7 +82,7 @@ def weighted_swiglu(gate_up: Tensor, weights: Tensor) -> Tensor:
 def grouped_linear(
     x: Tensor,
     weight: Tensor,
-    routing: Routing,
+    routing: ExpertRouting,
     factors: Factors | None = None,
     *,
     transposed: bool = False,
@@ -102,7 +102,7 @@ def grouped_linear(
 
 class _Dispatch(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, routing: Routing) -> Tensor:
+    def forward(ctx: Any, x: Tensor, routing: ExpertRouting) -> Tensor:
         ctx.routing = routing
         return _gathered(x, routing)
 
@@ -113,7 +113,7 @@ class _Dispatch(Function):
 
 class _Combine(Function):
     @staticmethod
-    def forward(ctx: Any, y: Tensor, routing: Routing) -> Tensor:
+    def forward(ctx: Any, y: Tensor, routing: ExpertRouting) -> Tensor:
         ctx.routing = routing
         return _summed(y, routing)
 
@@ -122,11 +122,11 @@ class _Combine(Function):
         return _gathered(grad, ctx.routing), None
 
 
-def _gathered(x: Tensor, routing: Routing) -> Tensor:
+def _gathered(x: Tensor, routing: ExpertRouting) -> Tensor:
     return x.index_select(0, routing.order // routing.choices)
 
 
-def _summed(y: Tensor, routing: Routing) -> Tensor:
+def _summed(y: Tensor, routing: ExpertRouting) -> Tensor:
     # Where the rows of each token are once sorted, [tokens, choices].
     bags = routing.back.view(-1, routing.choices)
     if y.dtype == torch.float32 and y.device.type == "cpu":

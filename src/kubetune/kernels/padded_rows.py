@@ -24,7 +24,7 @@ from kubetune.kernels.attention.blockwise import paths
 CALL_TOKENS = 64
 
 
-class Rows(NamedTuple):
+class PaddedRows(NamedTuple):
     """Sequences of a packed batch as rows of padded ones."""
 
     batches: tuple[Tensor, ...]  # int64 [rows, tokens] places in the packed batch
@@ -36,7 +36,7 @@ def rows_of(
     cu_seqlens: tuple[int, ...],
     parents: tuple[int, ...],
     device: torch.device,
-) -> Rows:
+) -> PaddedRows:
     """Return the sequences in padded batches, sorted by length, so that little is padding.
 
     A sequence that others go on from has no row: it is in theirs.
@@ -60,7 +60,7 @@ def rows_of(
         offset += batch.numel()
         batches.append(batch.to(device))
 
-    return Rows(tuple(batches), places.to(device))
+    return PaddedRows(tuple(batches), places.to(device))
 
 
 def batches_of(lengths: Sequence[int]) -> list[tuple[int, int]]:

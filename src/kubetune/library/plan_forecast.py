@@ -22,7 +22,7 @@ from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
 from kubetune.plan.base_model import may_lack_targets
-from kubetune.plan.costs import Costs, DataFacts, DeviceFacts, changes_that_fit, costs_of
+from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
 from kubetune.plan.forecast import MIB, Forecast
 from kubetune.plan.linears import Trainable
 from kubetune.plan.model_shapes import read_weights
@@ -142,7 +142,7 @@ def _forecast(
     # The choices come after the plan, which says on what device the run is, and before the forecast of memory.
     gpu = gpu_here(plan.device)
     config, choices = with_measured_choices(config, plan, data.tokens, gpu)
-    facts = DataFacts(_tokens_of_steps(plan, data.tokens), longest, _forget_rows(config))
+    facts = DataTotals(_tokens_of_steps(plan, data.tokens), longest, _forget_rows(config))
     device = DeviceFacts(gpu, device_bytes(config.compute, plan))
     costs = costs_of(config, plan, facts, device, environ)
     return PlanForecast(

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.base import cpu
-from kubetune.kernels.padded_rows import Rows, rows_of
+from kubetune.kernels.padded_rows import PaddedRows, rows_of
 from kubetune.models.attention_hooks import CURRENT, CannotRunPaddingFree
 
 Forward = Callable[..., Any]
@@ -290,7 +290,7 @@ def _padded(places: Tensor, total: int, value: Any) -> Any:
     return value
 
 
-def _packed(outputs: Sequence[Any], rows: Rows) -> Any:
+def _packed(outputs: Sequence[Any], rows: PaddedRows) -> Any:
     """Return the outputs of padded batches as one of the packed batch, without final states, which caches alone want."""
     # Outputs of all padded batches are of one shape of tuples, since one module made them.
     first = outputs[0]

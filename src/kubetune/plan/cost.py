@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from kubetune.base.humanize import duration
 from kubetune.config.schema import ComputeConfig, EvaluationConfig, LoraConfig, PreferenceConfig
 from kubetune.plan import earlier_runs
-from kubetune.plan.earlier_runs import Kind, Range, Speed
+from kubetune.plan.earlier_runs import Range, RunShape, Speed
 from kubetune.plan.flops import causal_pairs, planned_cost
 from kubetune.plan.linears import shape_of
 from kubetune.plan.model_shapes import Weights
@@ -155,7 +155,9 @@ def _reading_speed(lora: LoraConfig | None) -> int:
     return 2 if lora is not None else 3
 
 
-def kind_of(work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None) -> Kind | None:
+def kind_of(
+    work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None
+) -> RunShape | None:
     """Return the facts that the speed of this run depends on; None if some, or the device, are not known.
 
     `gpu`: the device's name.
@@ -180,7 +182,7 @@ def kind_of(work: RankWork, plan: Plan, weights: Weights | None, gpu: str | None
     flops = flops_per_token(work, weights, length, plan.saved_share)
     if flops is None:
         return None
-    return Kind(
+    return RunShape(
         parameters=weights.parameters,
         hidden=shape.hidden,
         layers=shape.layers,

@@ -25,7 +25,7 @@ from kubetune.plan.rank_work import RankWork, element_bytes
 
 
 @dataclass(frozen=True)
-class DataFacts:
+class DataTotals:
     """The facts of the data that costs depend on. None for what is unknown."""
 
     tokens: int | None  # of all steps
@@ -96,7 +96,7 @@ class Costs:
 
 
 def costs_of(
-    config: Config, plan: Plan, data: DataFacts, device: DeviceFacts, environ: Mapping[str, str]
+    config: Config, plan: Plan, data: DataTotals, device: DeviceFacts, environ: Mapping[str, str]
 ) -> Costs:
     """Forecast memory, time and price, as far as the files of the model are on this machine."""
     weights = read_weights(config.model.path, environ)

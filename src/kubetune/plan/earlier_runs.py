@@ -39,7 +39,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
 
 
 @dataclass(frozen=True)
-class Kind:
+class RunShape:
     """Everything that the speed of a run depends on."""
 
     parameters: int
@@ -54,7 +54,7 @@ class Kind:
     batch: Positive  # tokens of a micro-batch
     flops: Positive  # of one token
 
-    def is_same(self, other: Kind) -> bool:
+    def is_same(self, other: RunShape) -> bool:
         """True if runs of both kinds do the same, with rows of about the same length."""
         if not self._is_comparable(other):
             return False
@@ -64,11 +64,11 @@ class Kind:
         are_rows_alike = _ratio(self.length, other.length) <= ALIKE
         return are_rows_alike and _ratio(self.batch, other.batch) <= ALIKE
 
-    def is_similar(self, other: Kind) -> bool:
+    def is_similar(self, other: RunShape) -> bool:
         """True if the speed of one can be estimated from the other's by FLOPs."""
         return self._is_comparable(other) and _ratio(self.flops, other.flops) <= SIMILAR
 
-    def _is_comparable(self, other: Kind) -> bool:
+    def _is_comparable(self, other: RunShape) -> bool:
         dtypes = {self.dtype, other.dtype} - {None}
         return self.device == other.device and self.method == other.method and len(dtypes) <= 1
 
@@ -77,7 +77,7 @@ class Kind:
 class Speed:
     """The speed of a run that has ended."""
 
-    kind: Kind
+    kind: RunShape
     tokens_per_second: Positive  # of all devices together
     seconds: Positive  # within steps
     time: str  # at which it ended
@@ -98,7 +98,7 @@ class Range:
     source: str  # which runs, in words
 
 
-def range_of(kind: Kind, known: Iterable[Speed]) -> Range | None:
+def range_of(kind: RunShape, known: Iterable[Speed]) -> Range | None:
     """Return the speeds of earlier runs of the same shape, else of similar ones; None without runs on this device."""
     same = []
     similar = []
@@ -116,7 +116,7 @@ def range_of(kind: Kind, known: Iterable[Speed]) -> Range | None:
     return None
 
 
-def waiting_share(kind: Kind, known: Iterable[Speed]) -> float | None:
+def waiting_share(kind: RunShape, known: Iterable[Speed]) -> float | None:
     """Return the median share of their seconds that runs of the same shape waited for drawn answers; None without."""
     shares = []
     for run in known:
@@ -135,7 +135,7 @@ def _range(rates: list[float], spare: float, shape: str) -> Range:
     return Range(rates[0] / spare, rates[len(rates) // 2], rates[-1] * spare, source)
 
 
-def _scaled(run: Speed, kind: Kind) -> float:
+def _scaled(run: Speed, kind: RunShape) -> float:
     """Return the rate of a similar run for this number of devices and FLOPs of a token."""
     return run.tokens_per_second / run.kind.devices * kind.devices * run.kind.flops / kind.flops
 

@@ -31,7 +31,7 @@ FROZEN = 4  # FLOPs a weight and token
 TRAINED = 6
 
 
-class Linear(NamedTuple):
+class LinearCost(NamedTuple):
     """One linear module, or several together."""
 
     name: str
@@ -58,8 +58,8 @@ class Cost:
 
 
 def cost(
-    modules: Iterable[Linear],
-    head: Linear | None,
+    modules: Iterable[LinearCost],
+    head: LinearCost | None,
     *,
     attention: float,
     layers: int,
@@ -104,16 +104,16 @@ def planned_cost(trainable: Trainable, weights: Weights, *, has_vocabulary: bool
     if shape is None:
         return None
     is_full = trainable.lora is None
-    modules = [Linear(name, size, is_full) for name, size in _sizes(weights)]
+    modules = [LinearCost(name, size, is_full) for name, size in _sizes(weights)]
     # Adapters are trained modules of their own. Those of experts are visited as rarely as the experts.
     if not is_full:
         adapters = trained_by_part(trainable, weights)
-        modules.append(Linear("adapters", adapters.total() - adapters["experts"], True))
-        modules.append(Linear("experts", adapters["experts"], True))
+        modules.append(LinearCost("adapters", adapters.total() - adapters["experts"], True))
+        modules.append(LinearCost("experts", adapters["experts"], True))
     head = None
     if has_vocabulary:
         vocabulary = int(weights.text_config.get("vocab_size") or 0)
-        head = Linear("head", vocabulary * shape.hidden, is_full)
+        head = LinearCost("head", vocabulary * shape.hidden, is_full)
     visited = visited_share(weights.text_config)
     return cost(modules, head, attention=shape.attention, layers=shape.layers, visited=visited)
 
@@ -126,7 +126,7 @@ def _sizes(weights: Weights) -> Iterator[tuple[str, int]]:
         yield stack.name, math.prod(stack[1:])
 
 
-def _flops(module: Linear) -> float:
+def _flops(module: LinearCost) -> float:
     """Return the FLOPs a token for all weights of a module."""
     per_weight = TRAINED if module.is_trained else FROZEN
     return per_weight * module.weights

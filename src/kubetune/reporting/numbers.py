@@ -54,7 +54,7 @@ class RankTimes:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class RunNumbers:
     """Curves and sums of metrics.jsonl and timings.jsonl."""
 
     totals: Totals
@@ -71,7 +71,7 @@ def read_numbers(
     run_dir: Path,
     points: int,
     damaged: Mapping[str, list[int]],
-) -> Numbers:
+) -> RunNumbers:
     """Return the numbers of a run, with at most `points` points a curve.
 
     The line numbers of damaged lines are added to `damaged`, by file.
@@ -97,7 +97,7 @@ class NumbersReader:
         self._timings = metrics.follower(run_dir / metrics.TIMINGS)
         self._collected = _Collected(points)
 
-    def read(self, seconds: float = math.inf) -> Numbers:
+    def read(self, seconds: float = math.inf) -> RunNumbers:
         """Return the numbers up to now, or what can be read in so many seconds."""
         until = time.monotonic() + seconds
         for follower in (self._metrics, self._timings):
@@ -218,7 +218,7 @@ class _Collected:
                 self._thinners[key] = Thinner(self._points)
             self._thinners[key].extend(steps, [line[key] for line in having])
 
-    def numbers(self) -> Numbers:
+    def numbers(self) -> RunNumbers:
         """Return everything as it is now."""
         last = self._evaluations[-1] if self._evaluations else None
         curves = {}
@@ -233,7 +233,7 @@ class _Collected:
             if reached is not None:
                 axes[name] = reached
 
-        return Numbers(
+        return RunNumbers(
             totals=replace(self._totals, evaluation=last),
             evaluations=list(self._evaluations),
             curves=curves,
@@ -385,8 +385,8 @@ __all__ = [
     "OF_TIMINGS",
     "SKEW",
     "Number",
-    "Numbers",
     "NumbersReader",
     "RankTimes",
+    "RunNumbers",
     "read_numbers",
 ]

@@ -21,7 +21,7 @@ from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plan.plan import Plan
 from kubetune.reporting.expert_load import ExpertLoad, expert_load
-from kubetune.reporting.numbers import Numbers, NumbersReader, read_numbers
+from kubetune.reporting.numbers import NumbersReader, RunNumbers, read_numbers
 from kubetune.rundir import heartbeat, metrics, shapes
 from kubetune.rundir.checkpoints import MANIFEST, folder_of, steps, verify
 from kubetune.rundir.exit_status import ExitStatus, read_end, read_exit_status
@@ -65,7 +65,7 @@ class RunRecord:
     path: Path
     config: Config
     plan: Plan | None
-    numbers: Numbers
+    numbers: RunNumbers
     events: Lines
     report: dict[str, Any]
     data: dict[str, Any]

@@ -28,8 +28,8 @@ from kubetune.models import fsdp, quantization
 from kubetune.models.attention_hooks import packed
 from kubetune.tasks.causal_lm import CausalLM, head_of, score_labels
 from kubetune.tasks.preference_losses import (
-    Answers,
     BatchTotals,
+    ScoredAnswers,
     gains,
     losses,
     measures,
@@ -206,7 +206,7 @@ def log_probabilities(learner: Learner, batch: Batch) -> NDArray[np.float64]:
     return logps
 
 
-def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
+def _answers(batch: Batch, logps_of_labels: Tensor) -> ScoredAnswers:
     """Return the answers of a batch from the log-probabilities `[labels]` of their labels, added up in fp64."""
     # Of 2 rows, whose answers have 3, 2, 1 and 2 labels (label_counts):
     #
@@ -233,10 +233,10 @@ def _answers(batch: Batch, logps_of_labels: Tensor) -> Answers:
         reference = batch.reference.view_as(logps)
 
     targets = None if batch.targets is None else batch.targets[:, 0]
-    return Answers(logps, reference, counts, targets)
+    return ScoredAnswers(logps, reference, counts, targets)
 
 
-def _totals(settings: PreferenceConfig, answers: Answers) -> BatchTotals:
+def _totals(settings: PreferenceConfig, answers: ScoredAnswers) -> BatchTotals:
     """Return the totals of a global batch. All its answers must be on this rank."""
     good = 0.0 if answers.targets is None else float((answers.targets > 0).sum())
     kl = 0.0
@@ -305,7 +305,7 @@ def _log_probabilities_of_labels(learner: Learner, batch: Batch) -> Tensor:
 
 
 @torch.no_grad()
-def _without_gradient(learner: Learner, batch: Batch) -> Answers:
+def _without_gradient(learner: Learner, batch: Batch) -> ScoredAnswers:
     """Return the answers of a batch, computed without a gradient."""
     with (
         packed(batch.cu_seqlens, parents=batch.parents),
@@ -320,11 +320,11 @@ def _without_gradient(learner: Learner, batch: Batch) -> Answers:
         return _answers(batch, -label_losses)
 
 
-def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], Answers]:
+def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], ScoredAnswers]:
     """Return the ids and answers of all rows in the order of their ids, whichever rank ran them."""
     if not parts:
         empty = torch.empty(0, 2, dtype=torch.float64)
-        return np.empty(0, np.int64), Answers(empty, empty, empty)
+        return np.empty(0, np.int64), ScoredAnswers(empty, empty, empty)
     samples = np.concatenate([part.samples for part in parts])
     order = np.argsort(samples, kind="stable")
 
@@ -332,7 +332,7 @@ def _joined(parts: Sequence[Scores]) -> tuple[NDArray[np.int64], Answers]:
         arrays = [getattr(part, name) for part in parts]
         return torch.from_numpy(np.concatenate(arrays)[order])
 
-    answers = Answers(
+    answers = ScoredAnswers(
         logps=in_order("logps"), reference=in_order("reference"), labels=in_order("labels")
     )
 

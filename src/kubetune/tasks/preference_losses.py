@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from kubetune.config.schema.preference import Loss
 
 
-class Answers(NamedTuple):
+class ScoredAnswers(NamedTuple):
     """The answers of some rows.
 
     Of a pair the chosen answer is in column 0. Of judged answers column 1 is another row's answer to this row's
@@ -30,7 +30,7 @@ class Answers(NamedTuple):
     labels: Tensor  # [rows, 2] number of labels
     targets: Tensor | None = None  # [rows] 1 for a judged answer that is good, else 0
 
-    def detached(self) -> Answers:
+    def detached(self) -> ScoredAnswers:
         """Return the answers without the graph that made them."""
         return self._replace(logps=self.logps.detach())
 
@@ -51,7 +51,7 @@ def sft_weight(settings: PreferenceConfig) -> float:
 
 def gains(
     settings: PreferenceConfig,
-    answers: Answers,
+    answers: ScoredAnswers,
     *,
     per_label: bool,
 ) -> Tensor:
@@ -69,7 +69,7 @@ def gains(
 
 def losses(
     settings: PreferenceConfig,
-    answers: Answers,
+    answers: ScoredAnswers,
     totals: BatchTotals,
 ) -> Tensor:
     """Return the loss of each row `[rows]`. Their sum over the global batch, divided by its rows, is the batch's loss."""
@@ -87,7 +87,7 @@ def losses(
     return values
 
 
-def pair_losses(settings: PreferenceConfig, answers: Answers) -> Tensor:
+def pair_losses(settings: PreferenceConfig, answers: ScoredAnswers) -> Tensor:
     """Return the loss of each pair `[rows]`, without the chosen answer's own cross-entropy."""
     chosen, rejected = gains(settings, answers, per_label=settings.traits.per_label).unbind(1)
     return FORMULAS[settings.loss](settings, chosen, rejected)
@@ -163,7 +163,7 @@ def _log_1m_exp(x: Tensor) -> Tensor:
 
 def judged_losses(
     settings: PreferenceConfig,
-    answers: Answers,
+    answers: ScoredAnswers,
     kl: float,
 ) -> Tensor:
     """Return KTO's loss of each judged answer `[rows]` (arXiv 2402.01306).
@@ -182,7 +182,7 @@ def judged_losses(
 
 def measures(
     settings: PreferenceConfig,
-    answers: Answers,
+    answers: ScoredAnswers,
     totals: BatchTotals,
 ) -> Tensor:
     """Return PREFERENCE_MEASURES of each row, `[rows, measures]`, NaN for what the loss does not measure.

@@ -22,7 +22,7 @@ from kubetune.models.acceleration import device_bytes
 from kubetune.models.classifier_pooling import pools_last
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import unwrap
-from kubetune.plan.flops import Cost, Linear, cost, visited_share
+from kubetune.plan.flops import Cost, LinearCost, cost, visited_share
 from kubetune.plan.gpu_specs import stated_tflops
 from kubetune.plan.linears import is_expert
 
@@ -39,7 +39,7 @@ def cost_of(model: nn.Module, *, has_vocabulary: bool) -> Cost:
     head = None
     if layer is not None:
         is_trained = any(parameter.requires_grad for parameter in layer.parameters())
-        head = Linear("head", _weights_of(layer), is_trained)
+        head = LinearCost("head", _weights_of(layer), is_trained)
     return cost(
         _linears(lm, skip=layer),
         head,
@@ -169,7 +169,7 @@ def _measured_peak(device: torch.device, dtype: torch.dtype) -> tuple[float, str
     return operations / min(durations) / 1e12, f"measured: a {size} × {size} {kind} product"
 
 
-def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:
+def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[LinearCost]:
     """Yield the linear modules that every token goes through, and all experts."""
     for name, module in lm.named_modules():
         if module is skip or _is_head(name):
@@ -178,12 +178,12 @@ def _linears(lm: nn.Module, skip: nn.Module | None) -> Iterator[Linear]:
         weights = _weights_of(module)
         if weights:
             is_trained = any(parameter.requires_grad for parameter in parameters)
-            yield Linear(name, weights, is_trained)
+            yield LinearCost(name, weights, is_trained)
         elif is_expert(name):
             # All experts of a layer in one parameter: [experts, inputs, outputs].
             for parameter in parameters:
                 if parameter.dim() == 3:
-                    yield Linear(name, parameter.numel(), parameter.requires_grad)
+                    yield LinearCost(name, parameter.numel(), parameter.requires_grad)
 
 
 def _weights_of(module: nn.Module) -> int:

@@ -67,7 +67,7 @@ _NEEDED: tuple[tuple[str, str, str], ...] = (
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckFinding:
     """One line of the table. The names of the fields are keys of what `--json` prints."""
 
     level: Level
@@ -94,7 +94,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Run all checks and print their findings; the exit code is 3 where something is wrong."""
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     with busy("looking at devices, disk, hub, cluster and libraries"):
         for check in CHECKS:
             findings += check(args)
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> Answer:
     )
 
 
-def _show(findings: Sequence[Finding]) -> None:
+def _show(findings: Sequence[CheckFinding]) -> None:
     """Print all findings, each with how to change it."""
     width = max(len(finding.what) for finding in findings) + 4
     for finding in findings:
@@ -116,13 +116,13 @@ def _show(findings: Sequence[Finding]) -> None:
             print_fact("", f"→ {finding.remedy}", width)
 
 
-def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
+def _libraries(_: argparse.Namespace) -> Iterator[CheckFinding]:
     """Check Python, kubetune and the versions of the libraries it needs; tell which extras are complete."""
     from packaging.requirements import Requirement
 
-    yield Finding("ok", "Python", f"{sys.version.split()[0]} at {sys.executable}")
+    yield CheckFinding("ok", "Python", f"{sys.version.split()[0]} at {sys.executable}")
     kubetune = importlib.metadata.distribution("kubetune")
-    yield Finding("ok", "kubetune", f"{kubetune.version} at {Path(__file__).parents[2]}")
+    yield CheckFinding("ok", "kubetune", f"{kubetune.version} at {Path(__file__).parents[2]}")
     extras = kubetune.metadata.get_all("Provides-Extra") or ()
     # By extra: the libraries of it that are not installed.
     missing: dict[str, list[str]] = {}
@@ -139,20 +139,20 @@ def _libraries(_: argparse.Namespace) -> Iterator[Finding]:
                 missing[extra].append(requirement.name)
         remedy = f"pip install '{requirement.name}{requirement.specifier}'"
         if version and not requirement.specifier.contains(version, prereleases=True):
-            yield Finding(
+            yield CheckFinding(
                 "wrong", requirement.name, f"{version}, needs {requirement.specifier}", remedy
             )
         elif version and not extra:
             right.append(f"{requirement.name} {version}")
         elif not extra:
-            yield Finding("wrong", requirement.name, "missing", remedy)
-    yield Finding("ok", "libraries", ", ".join(right))
+            yield CheckFinding("wrong", requirement.name, "missing", remedy)
+    yield CheckFinding("ok", "libraries", ", ".join(right))
     complete = [extra for extra, libraries in missing.items() if not libraries]
     incomplete = [extra for extra, libraries in missing.items() if libraries]
-    yield Finding("ok", "extras", ", ".join(complete) or "none")
+    yield CheckFinding("ok", "extras", ", ".join(complete) or "none")
     if incomplete:
         remedy = f"where a run needs one: pip install 'kubetune[{incomplete[0]}]'"
-        yield Finding("note", "extras not here", ", ".join(incomplete), remedy)
+        yield CheckFinding("note", "extras not here", ", ".join(incomplete), remedy)
 
 
 def _version_of(name: str) -> str | None:
@@ -163,21 +163,23 @@ def _version_of(name: str) -> str | None:
         return None
 
 
-def _devices(_: argparse.Namespace) -> Iterator[Finding]:
+def _devices(_: argparse.Namespace) -> Iterator[CheckFinding]:
     """Check cores, memory, GPUs with their driver, and whether PyTorch can use them."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cores = len(os.sched_getaffinity(0))
-    yield Finding("ok", "machine", f"{cores} usable cores, {size(memory)} of memory")
+    yield CheckFinding("ok", "machine", f"{cores} usable cores, {size(memory)} of memory")
     gpus = gpu_use()
     for gpu in gpus:
-        yield Finding("ok", f"GPU {gpu['index']}", f"{gpu['name']}, {gpu['memory_total_mib']} MiB")
+        yield CheckFinding(
+            "ok", f"GPU {gpu['index']}", f"{gpu['name']}, {gpu['memory_total_mib']} MiB"
+        )
     if shutil.which(GPU_QUERY[0]) and not gpus:
         remedy = "look at the output of `nvidia-smi`; load the driver"
-        yield Finding("wrong", "NVIDIA driver", "nvidia-smi finds no GPU", remedy)
+        yield CheckFinding("wrong", "NVIDIA driver", "nvidia-smi finds no GPU", remedy)
     yield _torch(len(gpus))
 
 
-def _torch(gpus: int) -> Finding:
+def _torch(gpus: int) -> CheckFinding:
     """Check in a process of its own whether PyTorch can use the GPUs, as importing it may crash."""
     try:
         process = subprocess.run(
@@ -188,11 +190,11 @@ def _torch(gpus: int) -> Finding:
         )
     except subprocess.TimeoutExpired:
         problem = f"not imported within {_TORCH_SECONDS:.0f} s"
-        return Finding("wrong", "PyTorch", problem, "is its disk slow?")
+        return CheckFinding("wrong", "PyTorch", problem, "is its disk slow?")
     if process.returncode:
         lines = process.stderr.strip().splitlines() or ["it printed nothing"]
         problem = f"cannot be imported: {lines[-1]}"
-        return Finding("wrong", "PyTorch", problem, "pip install --force-reinstall torch")
+        return CheckFinding("wrong", "PyTorch", problem, "pip install --force-reinstall torch")
     # Libraries may print before the answer, which is the last line.
     torch = json.loads(process.stdout.splitlines()[-1])
     build = "built for the CPU"
@@ -201,13 +203,13 @@ def _torch(gpus: int) -> Finding:
     build = f"{torch['version']}, {build}"
     if gpus and not torch["cuda"]:
         remedy = "install the PyTorch that fits the driver: pytorch.org, Get started"
-        return Finding("wrong", "PyTorch", f"{build}; sees none of {gpus} GPUs", remedy)
+        return CheckFinding("wrong", "PyTorch", f"{build}; sees none of {gpus} GPUs", remedy)
     if torch["names"]:
-        return Finding("ok", "PyTorch", f"{build}; sees {', '.join(torch['names'])}")
-    return Finding("ok", "PyTorch", f"{build}; trains on the CPU here")
+        return CheckFinding("ok", "PyTorch", f"{build}; sees {', '.join(torch['names'])}")
+    return CheckFinding("ok", "PyTorch", f"{build}; trains on the CPU here")
 
 
-def _disk(_: argparse.Namespace) -> Iterator[Finding]:
+def _disk(_: argparse.Namespace) -> Iterator[CheckFinding]:
     """Check the free space for runs and caches, and tell how large the caches are."""
     places = {
         "run directories": Path("outputs"),
@@ -224,11 +226,11 @@ def _disk(_: argparse.Namespace) -> Iterator[Finding]:
             state += f", {size(_used(place))} used"
         if not os.access(existing, os.W_OK):
             remedy = "choose another place or change its permissions"
-            yield Finding("wrong", what, f"{place} cannot be written to", remedy)
+            yield CheckFinding("wrong", what, f"{place} cannot be written to", remedy)
         elif free < _LITTLE_SPACE:
-            yield Finding("note", what, state, "checkpoints of large models need more")
+            yield CheckFinding("note", what, state, "checkpoints of large models need more")
         else:
-            yield Finding("ok", what, state)
+            yield CheckFinding("ok", what, state)
 
 
 def _used(folder: Path) -> int:
@@ -245,7 +247,7 @@ def _used(folder: Path) -> int:
     return sum(sizes.values())
 
 
-def _hub(args: argparse.Namespace) -> Iterator[Finding]:
+def _hub(args: argparse.Namespace) -> Iterator[CheckFinding]:
     """Check whether the hub answers and takes the token."""
     stored = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface").expanduser() / "token"
     token = None
@@ -253,12 +255,12 @@ def _hub(args: argparse.Namespace) -> Iterator[Finding]:
         token = _token(stored)
     except (OSError, UnicodeError) as error:
         remedy = "change its permissions, or set HF_TOKEN"
-        yield Finding("note", "hub token", f"{stored} cannot be read: {error}", remedy)
+        yield CheckFinding("note", "hub token", f"{stored} cannot be read: {error}", remedy)
     token_state = "no token, which only gated and private models need"
     if token:
         token_state = "a token is set"
     if args.offline or os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0"):
-        yield Finding("note", "hub", f"not asked; {token_state}")
+        yield CheckFinding("note", "hub", f"not asked; {token_state}")
         return
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     yield _ask_hub(endpoint, token, token_state)
@@ -274,7 +276,7 @@ def _token(stored: Path) -> str | None:
     return token
 
 
-def _ask_hub(endpoint: str, token: str | None, token_state: str) -> Finding:
+def _ask_hub(endpoint: str, token: str | None, token_state: str) -> CheckFinding:
     """Ask the hub who the token belongs to, or without one for a model."""
     # What is before an @ may be a password.
     address = endpoint.rpartition("@")[2]
@@ -290,21 +292,21 @@ def _ask_hub(endpoint: str, token: str | None, token_state: str) -> Finding:
     except urllib.error.HTTPError as error:
         if error.code == 401:
             problem = f"{address} does not take the token"
-            return Finding("wrong", "hub", problem, "make a new one and set HF_TOKEN")
+            return CheckFinding("wrong", "hub", problem, "make a new one and set HF_TOKEN")
         problem = f"{address} answers with {error.code}; {token_state}"
-        return Finding("note", "hub", problem, "try again later")
+        return CheckFinding("note", "hub", problem, "try again later")
     except json.JSONDecodeError:
         problem = f"{address} answers, and is not the hub: expected JSON; {token_state}"
         remedy = "look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
-        return Finding("note", "hub", problem, remedy)
+        return CheckFinding("note", "hub", problem, remedy)
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", error)
         problem = f"{address} cannot be reached: {reason}; {token_state}"
         remedy = "models then come from folders and the cache; behind a proxy set HTTPS_PROXY"
-        return Finding("note", "hub", problem, remedy)
+        return CheckFinding("note", "hub", problem, remedy)
     if token and isinstance(answer, dict) and "name" in answer:
-        return Finding("ok", "hub", f"{address} answers; the token is {answer['name']}'s")
-    return Finding("ok", "hub", f"{address} answers; {token_state}")
+        return CheckFinding("ok", "hub", f"{address} answers; the token is {answer['name']}'s")
+    return CheckFinding("ok", "hub", f"{address} answers; {token_state}")
 
 
 def _answer_to(request: urllib.request.Request) -> Any:
@@ -333,10 +335,10 @@ def _answer_to(request: urllib.request.Request) -> Any:
     return json.loads(answer)
 
 
-def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
+def _cluster(args: argparse.Namespace) -> Iterator[CheckFinding]:
     """Check whether the kubeconfig's cluster answers, allows what runs need, and serves the kinds of workload."""
     if args.offline:
-        yield Finding("note", "cluster", "not asked")
+        yield CheckFinding("note", "cluster", "not asked")
         return
     namespace, kind = _wanted(args)
     try:
@@ -352,21 +354,21 @@ def _cluster(args: argparse.Namespace) -> Iterator[Finding]:
         served = [name for name, known in WORKLOADS.items() if cluster.serves(known.name)]
     except errors.KubetuneError as error:
         first = errors.first_line(error)
-        yield Finding("note", "cluster", first, "needed only to work with a cluster")
+        yield CheckFinding("note", "cluster", first, "needed only to work with a cluster")
         return
     place = f"{scrub(cluster.address)}, namespace {cluster.namespace}"
-    yield Finding("ok", "cluster", f"{place}, serves {', '.join(served)}")
+    yield CheckFinding("ok", "cluster", f"{place}, serves {', '.join(served)}")
     if kind not in served:
         remedy = WORKLOADS[kind].install or "the cluster is incomplete"
-        yield Finding("wrong", f"kind {kind}", "not served", remedy)
+        yield CheckFinding("wrong", f"kind {kind}", "not served", remedy)
     if refused:
         remedy = "ask for these rights; docs/kubernetes.md has the Role"
-        yield Finding("wrong", "rights", f"refused: {', '.join(refused)}", remedy)
+        yield CheckFinding("wrong", "rights", f"refused: {', '.join(refused)}", remedy)
     else:
-        yield Finding("ok", "rights", f"enough for runs of kind {kind}")
+        yield CheckFinding("ok", "rights", f"enough for runs of kind {kind}")
     if shutil.which("kubectl") is None:
         remedy = "`port-forward` and terminals in pods need it"
-        yield Finding("note", "kubectl", "not on the PATH", remedy)
+        yield CheckFinding("note", "kubectl", "not on the PATH", remedy)
 
 
 def _wanted(args: argparse.Namespace) -> tuple[str | None, str]:
@@ -381,7 +383,7 @@ def _wanted(args: argparse.Namespace) -> tuple[str | None, str]:
     return args.namespace or config.namespace, config.kind
 
 
-CHECKS: tuple[Callable[[argparse.Namespace], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[argparse.Namespace], Iterator[CheckFinding]], ...] = (
     _devices,
     _disk,
     _hub,

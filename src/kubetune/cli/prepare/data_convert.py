@@ -191,12 +191,12 @@ def _convert_shape(args: argparse.Namespace) -> int:
 def _convert_recipe(args: argparse.Namespace) -> Answer:
     """Convert a published data set."""
     from kubetune.config.environment import max_samples
-    from kubetune.plugins.recipes.conversion import Request, convert_recipe
+    from kubetune.plugins.recipes.conversion import ConversionRequest, convert_recipe
     from kubetune.plugins.recipes.files import HUB, locate_splits
-    from kubetune.plugins.recipes.recipe import Options, Recipe
+    from kubetune.plugins.recipes.recipe import DataRecipe, Options
 
     # All mistakes of the command line are reported at once.
-    recipe: Recipe = import_module(f"kubetune.plugins.recipes.{args.target}").RECIPE
+    recipe: DataRecipe = import_module(f"kubetune.plugins.recipes.{args.target}").RECIPE
     has_history = "bc" in recipe.styles
     problems = []
     if args.style not in (None, *recipe.styles):
@@ -226,7 +226,7 @@ def _convert_recipe(args: argparse.Namespace) -> Answer:
             rounds = _of_environment("MAX_HISTORY_ROUNDS", _history_rounds)
 
     source = args.source or f"{HUB}{recipe.hub}"
-    request = Request(
+    request = ConversionRequest(
         recipe=recipe,
         splits=locate_splits(source, splits or recipe.splits, are_given=splits is not None),
         options=Options(args.style or recipe.styles[0], rounds),

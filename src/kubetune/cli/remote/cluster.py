@@ -78,7 +78,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _provisioner(args: argparse.Namespace, *, quiet: bool = False) -> Provisioner:
-    from kubetune.plugins.nebius.provision import INSTALL, Provisioner, State, require_programs
+    from kubetune.plugins.nebius.provision import (
+        INSTALL,
+        Provisioner,
+        ProvisionState,
+        require_programs,
+    )
 
     # Looking and deleting nodes needs no helm.
     only_looks = args.action in ("status", "credentials")
@@ -87,7 +92,7 @@ def _provisioner(args: argparse.Namespace, *, quiet: bool = False) -> Provisione
     if only_looks or deletes_nodes:
         programs = ["nebius"]
     require_programs(programs)
-    state = State.read(args.file.with_suffix(".state.json"))
+    state = ProvisionState.read(args.file.with_suffix(".state.json"))
 
     def say(line: str) -> None:
         if not quiet:

@@ -39,7 +39,7 @@ from kubetune.plugins.serving.manifests import (
     IMAGE,
     IMAGES,
     WAITING,
-    Adapter,
+    ServedAdapter,
     ServedImage,
     Serving,
     serve,
@@ -480,7 +480,7 @@ def _serving(targets: Sequence[Target], args: argparse.Namespace) -> Serving:
         served_name = _last_name(base)
         for target in targets:
             path = _in_pod(target.path, target.name, images, mounts=not args.kserve)
-            adapters.append(Adapter(target.name, path, target.rank, target.known))
+            adapters.append(ServedAdapter(target.name, path, target.rank, target.known))
         if model is not None:
             revision = model.revision
     if served_name in {adapter.name for adapter in adapters}:

@@ -43,7 +43,7 @@ FLASH_ON_CPU_BACKWARD = "_scaled_dot_product_flash_attention_for_cpu_backward"
 VARLEN_BACKWARD = "_varlen_attn_backward"
 
 
-class Part(NamedTuple):
+class JoinedPart(NamedTuple):
     """Stretches of queries, and for each of them the stretch of keys that it sees."""
 
     queries: Tensor  # int64 [queries] places in the batch, one stretch behind the other
@@ -68,7 +68,7 @@ def parts(
     cu_seqlens: tuple[int, ...],
     parents: tuple[int, ...],
     device: torch.device,
-) -> tuple[Part, ...]:
+) -> tuple[JoinedPart, ...]:
     """Return the parts of a packed batch: each sequence with itself, then the beginnings, those of one depth together."""
     # Sequences 0 = s s, 1 = t (goes on from 0), 2 = b b (from 1) and 3 = a (from 0), with parents -1, 0, 1, 0:
     #
@@ -113,11 +113,11 @@ def _part(
     device: torch.device,
     *,
     causal: bool,
-) -> Part:
+) -> JoinedPart:
     # Kernels take both: numbers on the device, and where Python cuts.
     cu_queries = _cumulated_lengths(queries)
     cu_keys = _cumulated_lengths(keys)
-    return Part(
+    return JoinedPart(
         queries=_places(queries).to(device),
         keys=_places(keys).to(device),
         cu_queries=tuple(cu_queries.tolist()),
@@ -169,7 +169,7 @@ class OnCPU:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        part: Part,
+        part: JoinedPart,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         heads = q.shape[1]
@@ -198,7 +198,7 @@ class OnCPU:
         v: Tensor,
         out: Tensor,
         lse: Tensor,
-        part: Part,
+        part: JoinedPart,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         heads = q.shape[1]
@@ -234,7 +234,7 @@ class OnGPU:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        part: Part,
+        part: JoinedPart,
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         from torch.nn.attention.varlen import AuxRequest, varlen_attn
@@ -260,7 +260,7 @@ class OnGPU:
         v: Tensor,
         out: Tensor,
         lse: Tensor,
-        part: Part,
+        part: JoinedPart,
         scale: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         # The kernel asks for the state of dropout. There is none.
@@ -283,7 +283,7 @@ class OnGPU:
         return cast(tuple[Tensor, Tensor, Tensor], gradients)
 
 
-def _stretches(part: Part) -> list[tuple[slice, slice]]:
+def _stretches(part: JoinedPart) -> list[tuple[slice, slice]]:
     """Return each stretch of queries with its stretch of keys."""
     stretches = []
     for queries, keys in zip(pairwise(part.cu_queries), pairwise(part.cu_keys), strict=True):
@@ -325,7 +325,7 @@ class _Joined(Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        all_parts: tuple[Part, ...],
+        all_parts: tuple[JoinedPart, ...],
         scale: float,
         kernel: OnCPU | OnGPU,
     ) -> Tensor:

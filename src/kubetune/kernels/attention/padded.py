@@ -40,7 +40,7 @@ SHORTEST = 16
 SAME_LENGTH = 64
 
 
-class Group(NamedTuple):
+class LengthGroup(NamedTuple):
     """Rows `[size, length]` of sequences."""
 
     size: int  # rows
@@ -52,7 +52,7 @@ class Group(NamedTuple):
 class Layout(NamedTuple):
     """The groups of a packed batch, laid end to end, `[group][row][head][place]`."""
 
-    groups: tuple[Group, ...]
+    groups: tuple[LengthGroup, ...]
     source: Tensor  # int64 [places of all groups] index into the batch's `[tokens × heads]`; 0 in padding
     # int64 [tokens × heads] where each of these is among the places of all groups
     place: Tensor
@@ -122,7 +122,7 @@ def _layout(
         number = max(SAME_LENGTH - 1, stop - start - 1).bit_length()
         classes.setdefault(number, []).append((start, stop))
 
-    groups: list[Group] = []
+    groups: list[LengthGroup] = []
     sources: list[Places] = []
     place = np.empty((cu_seqlens[-1], heads), np.int64)
     first = 0  # where the group begins among the places of all groups
@@ -131,7 +131,7 @@ def _layout(
         filling = _fill_rows(spans, device)
         hidden = _hidden(spans, filling, dtype)
         moved = None if hidden is None else hidden.to(device)
-        groups.append(Group(filling.size, filling.length, moved))
+        groups.append(LengthGroup(filling.size, filling.length, moved))
         sources.append(_source(filling, heads))
         place[filling.tokens] = first + _places_of_heads(filling, heads)
         first += len(sources[-1])
@@ -262,7 +262,7 @@ def padded_attention(
 
 
 def _attend(
-    group: Group,
+    group: LengthGroup,
     rule: Rule,
     q: Tensor,
     k: Tensor,

@@ -46,7 +46,7 @@ POLL_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Record:
+class ProvisionRecord:
     """What is known of one thing."""
 
     kind: str  # key of KINDS
@@ -62,20 +62,20 @@ class Record:
 
 
 @dataclass
-class State:
+class ProvisionState:
     """The records of one cluster, in the order in which they were made, and the file they are kept in."""
 
     path: Path
-    records: dict[str, Record] = field(default_factory=dict)
+    records: dict[str, ProvisionRecord] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, path: Path) -> State:
+    def read(cls, path: Path) -> ProvisionState:
         """Read the file. Raise ConfigError when it is not one of ours."""
         if not path.exists():
             return cls(path)
         try:
             content = json.loads(path.read_text("utf-8"))
-            records = {key: Record(**record) for key, record in content["records"].items()}
+            records = {key: ProvisionRecord(**record) for key, record in content["records"].items()}
             kinds = {record.kind for record in records.values()}
             if content["version"] != 3 or not kinds <= KINDS.keys():
                 raise ValueError("another version")
@@ -85,7 +85,7 @@ class State:
             ) from None
         return cls(path, records)
 
-    def put(self, key: str, record: Record | None) -> None:
+    def put(self, key: str, record: ProvisionRecord | None) -> None:
         """Remember, or with None forget, a record; on disk before this returns."""
         if record is None:
             del self.records[key]
@@ -138,7 +138,7 @@ def require_programs(names: Sequence[str]) -> None:
 class Provisioner:
     """Everything that commands are run with."""
 
-    state: State
+    state: ProvisionState
     say: Callable[[str], None]  # prints a line
     wait: Callable[[float], None] = time.sleep  # between two looks
     ids: dict[str, str] = field(default_factory=dict)  # of the parts that steps name as `@{key}`
@@ -170,7 +170,7 @@ class Provisioner:
             # After each, so that a deletion that breaks off can be taken up.
             self.state.put(key, None)
 
-    def completed(self, key: str) -> Record:
+    def completed(self, key: str) -> ProvisionRecord:
         """Return a record, with the id of a thing that was being made when a run broke off."""
         record = self.state.records[key]
         if record.id is None:
@@ -180,7 +180,7 @@ class Provisioner:
                 self.state.put(key, record)
         return record
 
-    def look(self, record: Record) -> Any:
+    def look(self, record: ProvisionRecord) -> Any:
         """Return a thing as Nebius shows it now, None where there is nothing.
 
         Raise EnvironmentFault when that cannot be known.
@@ -199,19 +199,19 @@ class Provisioner:
             return None
         raise done.fault("Nothing was changed by it.")
 
-    def _id_by_name(self, record: Record) -> str | None:
+    def _id_by_name(self, record: ProvisionRecord) -> str | None:
         """Return the id of what is there under that name."""
         thing = self.look(replace(record, id=None))
         if thing is None:
             return None
         return str(thing["metadata"]["id"])
 
-    def _ensured(self, step: Thing) -> Record:
+    def _ensured(self, step: Thing) -> ProvisionRecord:
         """Return the record of a thing, which is made where it is not there."""
         record = self.state.records.get(step.key)
         is_intended = record is not None and record.id is None
         if record is None:
-            record = Record(step.kind, step.name, fill([step.parent], self.ids)[0])
+            record = ProvisionRecord(step.kind, step.name, fill([step.parent], self.ids)[0])
         # Two names under one key would leave the first thing behind, unknown and paid for.
         if record.name != step.name:
             raise ConfigError(
@@ -235,7 +235,7 @@ class Provisioner:
         self.state.put(step.key, record)
         return record
 
-    def _until_it_runs(self, record: Record) -> None:
+    def _until_it_runs(self, record: ProvisionRecord) -> None:
         """Wait until a thing runs. Raise EnvironmentFault where it fails, or time is up."""
         if not KINDS[record.kind].has_state:
             return

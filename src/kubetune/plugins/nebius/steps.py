@@ -33,7 +33,7 @@ ABSENT = r"code *[=:] *\"?(NotFound|NOT_FOUND)"
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepKind:
     """A kind of thing that Nebius keeps by its name and id."""
 
     title: str  # for people
@@ -54,11 +54,13 @@ class Kind:
 
 
 KINDS = {
-    "service-account": Kind("service account", ("iam", "service-account"), has_state=False),
-    "filesystem": Kind("shared filesystem", ("compute", "filesystem")),
-    "cluster": Kind("cluster", ("mk8s", "cluster")),
-    "gpu-cluster": Kind("GPU cluster (InfiniBand)", ("compute", "gpu-cluster"), has_state=False),
-    "node-group": Kind("nodes", ("mk8s", "node-group")),
+    "service-account": StepKind("service account", ("iam", "service-account"), has_state=False),
+    "filesystem": StepKind("shared filesystem", ("compute", "filesystem")),
+    "cluster": StepKind("cluster", ("mk8s", "cluster")),
+    "gpu-cluster": StepKind(
+        "GPU cluster (InfiniBand)", ("compute", "gpu-cluster"), has_state=False
+    ),
+    "node-group": StepKind("nodes", ("mk8s", "node-group")),
 }
 
 

@@ -25,7 +25,7 @@ from kubetune.data.reading.record import Record
 from kubetune.errors import ConfigError, DataError
 from kubetune.plugins.recipes.files import Splits
 from kubetune.plugins.recipes.images import Images, image_folder, save_coco
-from kubetune.plugins.recipes.recipe import Converted, Options, Recipe, Skipped
+from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skipped
 
 # Changes when the same input would give other rows.
 FORMAT: Final = 5
@@ -39,10 +39,10 @@ Progress = Callable[[str, int], None]
 
 
 @dataclass(frozen=True)
-class Request:
+class ConversionRequest:
     """A conversion to be done."""
 
-    recipe: Recipe
+    recipe: DataRecipe
     splits: Splits
     options: Options
     images: str | None  # a folder, `hub`, or None to look for none
@@ -102,7 +102,7 @@ class Tally:
         }
 
 
-def convert_recipe(request: Request, progress: Progress) -> tuple[dict[str, Any], bool]:
+def convert_recipe(request: ConversionRequest, progress: Progress) -> tuple[dict[str, Any], bool]:
     """Write the rows of all splits, `stats.json` and `conversion.json`, or see that they are there already.
 
     Return the statistics by split, and whether anything was done. Raise DataError when nothing would come of it,
@@ -144,7 +144,7 @@ def _stats_of(output: Path, facts: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-def _convert(request: Request, folder: Path, progress: Progress) -> dict[str, Any]:
+def _convert(request: ConversionRequest, folder: Path, progress: Progress) -> dict[str, Any]:
     """Save the images of the hub and write the rows of all splits; return the statistics."""
     images = _images(request, folder, progress)
     stats = {}
@@ -161,7 +161,7 @@ def _convert(request: Request, folder: Path, progress: Progress) -> dict[str, An
     return stats
 
 
-def _images(request: Request, folder: Path, progress: Progress) -> Images:
+def _images(request: ConversionRequest, folder: Path, progress: Progress) -> Images:
     """Return where images are. Those of the hub are saved before any row is written."""
     if request.images != "hub":
         return Images(folder=image_folder(request.images))
@@ -176,7 +176,7 @@ def _images(request: Request, folder: Path, progress: Progress) -> Images:
 
 
 def _convert_split(
-    request: Request, split: str, folder: Path, images: Images, progress: Progress
+    request: ConversionRequest, split: str, folder: Path, images: Images, progress: Progress
 ) -> Tally:
     """Write the rows of a split and return what became of its records."""
     tally = Tally()
@@ -203,7 +203,7 @@ def _convert_split(
     return tally
 
 
-def _records(request: Request, split: str) -> Iterator[Record]:
+def _records(request: ConversionRequest, split: str) -> Iterator[Record]:
     """Yield the records that are asked for. Raise DataError where a file of them is damaged."""
     left = request.max_samples
     for file in request.splits[split]:
@@ -214,7 +214,7 @@ def _records(request: Request, split: str) -> Iterator[Record]:
         problems.raise_if_any()
 
 
-def _convert_record(request: Request, record: Record, images: Images) -> Converted:
+def _convert_record(request: ConversionRequest, record: Record, images: Images) -> Converted:
     """Return the rows of a record with their image. Raise Skipped or UnusableImage where there are none."""
     path = None
     if record.value.get("image") not in NOTHING:

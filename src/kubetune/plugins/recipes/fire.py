@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from kubetune.data.reading.fields import Fields, show, text_of
 from kubetune.data.reading.formats import IMAGE_TAG
-from kubetune.plugins.recipes.recipe import Converted, Options, Recipe, Skipped
+from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skipped
 
 # The student's attempts are what a model learns; the teacher's feedback is what it answers to.
 _ROLES: Final = {("student", "response"): "assistant", ("teacher", "feedback"): "user"}
@@ -27,7 +27,7 @@ _SCORE: Final = re.compile(
 )
 
 
-class Turn(NamedTuple):
+class FireTurn(NamedTuple):
     """What one speaker says; its fields are those of a message."""
 
     role: str
@@ -48,7 +48,7 @@ def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Con
         raise Skipped("no_image", "names no image")
     converted = Converted()
     fields = Fields(record)
-    question = Turn("user", _question(fields, converted.notes))
+    question = FireTurn("user", _question(fields, converted.notes))
     rounds = _rounds(_turns(fields, converted.notes), converted.notes)
     converted.unused_keys = set(fields.unused) - {"id", "image"}
     converted.rounds = len(rounds)
@@ -76,7 +76,7 @@ def _question(record: Fields, notes: Counter[str]) -> str:
     return f"{IMAGE_TAG}\n{text}"
 
 
-def _turns(record: Fields, notes: Counter[str]) -> list[Turn]:
+def _turns(record: Fields, notes: Counter[str]) -> list[FireTurn]:
     """Return what student and teacher say. Raise Skipped where a turn cannot be read."""
     conversation = record.get("conversations")
     if not isinstance(conversation, list) or not conversation:
@@ -99,7 +99,7 @@ def _turns(record: Fields, notes: Counter[str]) -> list[Turn]:
         text = text.replace(IMAGE_TAG, "").strip()
         if not text:
             raise Skipped("empty_turn", f"{where}.value is empty")
-        turns.append(Turn(_ROLES[speaker], text))
+        turns.append(FireTurn(_ROLES[speaker], text))
         for key in fields.unused:
             record.note_unused(f"conversations[].{key}")
     return turns
@@ -113,7 +113,7 @@ def _clean(value: Any, where: str) -> str:
         raise Skipped("bad_text", str(error)) from None
 
 
-def _rounds(turns: Sequence[Turn], notes: Counter[str]) -> list[Round]:
+def _rounds(turns: Sequence[FireTurn], notes: Counter[str]) -> list[Round]:
     """Return the attempts, each with all feedback before the next attempt."""
     rounds: list[Round] = []
     for role, text in turns:
@@ -131,7 +131,7 @@ def _rounds(turns: Sequence[Turn], notes: Counter[str]) -> list[Round]:
 
 
 def _attempts(
-    question: Turn, rounds: Sequence[Round], most: int, notes: Counter[str]
+    question: FireTurn, rounds: Sequence[Round], most: int, notes: Counter[str]
 ) -> list[dict[str, Any]]:
     """Return a row for each attempt. An attempt without feedback is no part of later states.
 
@@ -142,11 +142,11 @@ def _attempts(
         prompt: question, attempt 2, feedback 2      completion: attempt 3
     """
     rows = []
-    history: list[Turn] = []
+    history: list[FireTurn] = []
     for number, attempt in enumerate(rounds, 1):
         # A round is two turns: the attempt and its feedback.
         state = history[max(0, len(history) - 2 * most) :]
-        action = Turn("assistant", attempt.attempt)
+        action = FireTurn("assistant", attempt.attempt)
         rows.append(
             {
                 "round": number,
@@ -155,22 +155,24 @@ def _attempts(
             }
         )
         if attempt.feedback:
-            history += [action, Turn("user", attempt.feedback)]
+            history += [action, FireTurn("user", attempt.feedback)]
     return rows
 
 
-def _conversation(question: Turn, rounds: Sequence[Round], notes: Counter[str]) -> list[Turn]:
+def _conversation(
+    question: FireTurn, rounds: Sequence[Round], notes: Counter[str]
+) -> list[FireTurn]:
     """Return the record as one conversation. Of attempts without feedback between them the last one counts."""
     turns = [question]
     for attempt in rounds[:-1]:
         if attempt.feedback:
-            turns.append(Turn("assistant", _answer(attempt.attempt)))
-            turns.append(Turn("user", _in_words(attempt.feedback, notes)))
-    turns.append(Turn("assistant", _answer(rounds[-1].attempt)))
+            turns.append(FireTurn("assistant", _answer(attempt.attempt)))
+            turns.append(FireTurn("user", _in_words(attempt.feedback, notes)))
+    turns.append(FireTurn("assistant", _answer(rounds[-1].attempt)))
     return turns
 
 
-def _messages(turns: Sequence[Turn]) -> list[dict[str, str]]:
+def _messages(turns: Sequence[FireTurn]) -> list[dict[str, str]]:
     """Return turns as the messages of a row."""
     return [turn._asdict() for turn in turns]
 
@@ -193,7 +195,7 @@ def _in_words(feedback: str, notes: Counter[str]) -> str:
     return f"A score of {score[1]} is given to the answer. {words}".strip()
 
 
-RECIPE: Final = Recipe(
+RECIPE: Final = DataRecipe(
     name="fire",
     hub="PengxiangLi/FIRE",
     splits=("train", "test"),

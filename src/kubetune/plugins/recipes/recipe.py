@@ -37,7 +37,7 @@ class Converted:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
+class DataRecipe:
     """One data set, and the function that makes rows of a record of it."""
 
     name: str  # on the command line

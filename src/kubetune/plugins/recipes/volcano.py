@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kubetune.data.reading.convert import SHAPERS
 from kubetune.data.reading.formats import IMAGE_TAG, read
-from kubetune.plugins.recipes.recipe import Converted, Options, Recipe, Skipped
+from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skipped
 
 
 def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Converted:
@@ -29,7 +29,7 @@ def convert(record: Mapping[str, Any], has_image: bool, options: Options) -> Con
     return converted
 
 
-RECIPE: Final = Recipe(
+RECIPE: Final = DataRecipe(
     name="volcano",
     hub="kaist-ai/volcano-train",
     splits=("train",),

@@ -38,7 +38,7 @@ PROBE_SECONDS = 10
 
 
 @dataclass(frozen=True)
-class Adapter:
+class ServedAdapter:
     """An adapter to serve."""
 
     name: str  # that requests ask for
@@ -63,7 +63,7 @@ class Serving:
     model: str  # path in the pod, or a hub id
     names: tuple[str, ...]  # that requests ask for
     revision: str | None = None
-    adapters: tuple[Adapter, ...] = ()
+    adapters: tuple[ServedAdapter, ...] = ()
     images: tuple[ServedImage, ...] = ()  # that hold some of them
     # Image with kubetune, which fetches those images; None: Kubernetes mounts them.
     fetch_image: str | None = None

@@ -21,7 +21,7 @@ from html import escape
 from markupsafe import Markup
 
 from kubetune.reporting.sweeps.facts import SweepFacts, TrialFacts
-from kubetune.reporting.sweeps.scales import Choices, Numbers, Scale, Tick
+from kubetune.reporting.sweeps.scales import ChoiceScale, NumberScale, Scale, Tick
 
 # Measures of the figure, in pixels.
 _WIDTH = 960  # at least
@@ -127,10 +127,10 @@ def _axes(sweep: SweepFacts) -> list[_Axis]:
     distance = max(_STRIDE, (_WIDTH - _LEFT - _RIGHT) / max(1, count))
     axes = []
     for index, setting in enumerate(sweep.settings):
-        scale: Scale = Choices(setting.choices)
+        scale: Scale = ChoiceScale(setting.choices)
         about = ""
         if not setting.choices:
-            scale = Numbers(setting.low, setting.high, setting.log, setting.whole)
+            scale = NumberScale(setting.low, setting.high, setting.log, setting.whole)
             if setting.log:
                 about = "log scale"
         x = _LEFT + index * distance
@@ -138,7 +138,7 @@ def _axes(sweep: SweepFacts) -> list[_Axis]:
 
     # The metric's axis comes last, so that lines end at the results.
     results = [trial.result for trial in sweep.trials if trial.result is not None]
-    of_results = Numbers.of_results(results)
+    of_results = NumberScale.of_results(results)
     about = "lower is better"
     if sweep.greater:
         about = "higher is better"

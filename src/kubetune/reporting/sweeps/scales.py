@@ -24,7 +24,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class NumberScale:
     """Numbers from `low` to `high`."""
 
     low: float
@@ -112,7 +112,7 @@ class Numbers:
 
 
 @dataclass(frozen=True)
-class Choices:
+class ChoiceScale:
     """Texts, one above the other, in the order in which they were typed."""
 
     texts: tuple[str, ...]
@@ -138,7 +138,7 @@ class Choices:
         return ticks
 
 
-Scale = Numbers | Choices
+Scale = NumberScale | ChoiceScale
 
 
 def round_numbers(

@@ -19,7 +19,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models import patches, quantization
 from kubetune.models.loading import choose_dtype
 from kubetune.plan.cost import price_line, time_line
-from kubetune.plan.costs import DataFacts, DeviceFacts, costs_of
+from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
 from kubetune.plan.linears import part_of, parts_line
 from kubetune.plan.plan import Plan
 from kubetune.rundir import machine, metrics
@@ -116,7 +116,7 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
 
 def _forecast(run: Run, device_bytes: int) -> dict[str, Any]:
     """Log what the run will take, as far as that is known, and return what the report compares it with."""
-    data = DataFacts(planned_tokens(run.plan, run.data), run.data.longest)
+    data = DataTotals(planned_tokens(run.plan, run.data), run.data.longest)
     device = DeviceFacts(gpu_name(run.world), device_bytes)
     costs = costs_of(run.config, run.plan, data, device, os.environ)
     if costs.bill is not None and costs.bill.hours is not None:

@@ -76,7 +76,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Group:
+class FieldGroup:
     """The settings of one section of a run file."""
 
     name: str
@@ -85,10 +85,10 @@ class Group:
 
 
 @cache
-def form() -> tuple[list[Field], list[Group]]:
+def form() -> tuple[list[Field], list[FieldGroup]]:
     """Return the settings at the top, and all others by section."""
     schema = Config.model_json_schema()
-    groups: dict[str, Group] = {}
+    groups: dict[str, FieldGroup] = {}
     first: dict[str, Field] = {}
     for leaf in _leaves(schema, schema["$defs"], ""):
         setting = replace(leaf, about=ABOUT.get(leaf.key, leaf.about))
@@ -103,7 +103,7 @@ def form() -> tuple[list[Field], list[Group]]:
         if "." in setting.key:
             section = setting.key.partition(".")[0]
         about = schema["properties"].get(section, {}).get("description", "The run as a whole.")
-        groups.setdefault(section, Group(section, about)).fields.append(setting)
+        groups.setdefault(section, FieldGroup(section, about)).fields.append(setting)
 
     return [first[key] for key in LABELS], list(groups.values())
 

@@ -18,7 +18,7 @@ Rows = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Question:
+class BenchQuestion:
     """A setting, and the cases that decide it."""
 
     key: str  # of planning.measured
@@ -28,14 +28,16 @@ class Question:
 
 
 QUESTIONS = (
-    Question(
+    BenchQuestion(
         "compile",
         "LoRA, bfloat16",
         {True: "LoRA, bfloat16, compiled", "layers": "LoRA, bfloat16, compiled layers"},
         False,
     ),
-    Question("fp8", "LoRA, bfloat16, compiled", {True: "LoRA, bfloat16, compiled, fp8"}, False),
-    Question(
+    BenchQuestion(
+        "fp8", "LoRA, bfloat16, compiled", {True: "LoRA, bfloat16, compiled, fp8"}, False
+    ),
+    BenchQuestion(
         "attention",
         "LoRA, bfloat16",
         {"sdpa": "LoRA, bfloat16, one sequence at a time"},
@@ -58,7 +60,7 @@ def choices(rows: Rows, shapes: Sequence[str]) -> dict[str, Any]:
     return {**values, "why": "; ".join(reasons)}
 
 
-def _answer(question: Question, rows: Rows, shape: str) -> tuple[dict[str, Any], str]:
+def _answer(question: BenchQuestion, rows: Rows, shape: str) -> tuple[dict[str, Any], str]:
     """Return the value of a setting by the cases of one shape, and the reason; empty where they did not run.
 
     4B LoRA, bfloat16              1,000 tokens/s
