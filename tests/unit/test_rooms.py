@@ -83,13 +83,11 @@ def imports(path: Path) -> Iterator[Import]:
 
 
 def _walk(node: ast.AST, when: str, path: Path) -> Iterator[Import]:
-    for child in ast.iter_child_nodes(node):
+    for child in _statements(node):
         then = when
         if isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             then = "types"
-        elif (
-            isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and when == "now"
-        ):
+        elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)) and when == "now":
             then = "late"
         if isinstance(child, ast.Import):
             yield from (Import(child.lineno, alias.name, then) for alias in child.names)
@@ -99,6 +97,12 @@ def _walk(node: ast.AST, when: str, path: Path) -> Iterator[Import]:
                 whole = f"{child.module}.{alias.name}"
                 yield Import(child.lineno, whole if whole in MODULES else str(child.module), then)
         yield from _walk(child, then, path)
+
+
+def _statements(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the statements within a statement, and what holds some; no expression holds an import."""
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        yield from getattr(node, name, ())
 
 
 def dotted(path: Path) -> str:
@@ -240,13 +244,16 @@ def test_files_of_tests_have_names_of_their_own() -> None:
 def too_long(path: Path) -> set[str]:
     """Return the names of a file's functions that exceed a limit, in lines or in syntax nodes."""
     names = set()
-    for node in nodes(path):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        lines = (node.end_lineno or 0) - node.lineno + 1
-        size = sum(1 for _ in ast.walk(node))
-        if lines > MOST_LINES_OF_A_FUNCTION or size > MOST_SYNTAX_NODES_OF_A_FUNCTION:
-            names.add(node.name)
+
+    def size_of(node: ast.AST) -> int:
+        size = 1 + sum(map(size_of, ast.iter_child_nodes(node)))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            if lines > MOST_LINES_OF_A_FUNCTION or size > MOST_SYNTAX_NODES_OF_A_FUNCTION:
+                names.add(node.name)
+        return size
+
+    size_of(tree(path))
     return names
 
 

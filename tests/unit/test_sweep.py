@@ -224,7 +224,7 @@ def test_importance_is_told_of_ten_trials_and_not_of_nine(tmp_path: Path) -> Non
     ten.drive()
     assert ten.record.importance is not None
     assert ten.record.importance.trials == 10
-    many = driver_of(tmp_path, search, Functions(search), total=40, storage=memory)
+    many = driver_of(tmp_path, search, Functions(search), total=24, storage=memory)
     many.drive()
     importance = many.record.importance
     assert importance is not None
@@ -245,7 +245,7 @@ def test_results_by_chance_have_no_importance(tmp_path: Path) -> None:
     draw = random.Random(0)
     place = Functions(search, measure=lambda *_: draw.random())
     memory = optuna.storages.InMemoryStorage()
-    driver = driver_of(tmp_path, search, place, total=20, storage=memory)
+    driver = driver_of(tmp_path, search, place, total=12, storage=memory)
     driver.drive()
     assert driver.record.importance is not None
     assert driver.record.importance.predicted < 0
