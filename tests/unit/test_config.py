@@ -492,9 +492,9 @@ def test_sections_must_agree(write: Any) -> None:
     ]
 
 
-names = st.text(
-    st.characters(codec="utf-8", exclude_categories=("Cc", "Cs")), min_size=1, max_size=12
-).filter(str.strip)
+names = st.text(st.characters(exclude_categories=("Cc", "Cs")), min_size=1, max_size=12).filter(
+    str.strip
+)
 expressions = st.from_regex(r"[.]\*[a-z]{1,6}", fullmatch=True) | names.map(re.escape)
 hub_ids = names.map(
     lambda name: f"nobody/{name}"
