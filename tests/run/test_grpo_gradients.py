@@ -26,23 +26,32 @@ from tests.run.test_grpo import plain_loss, rows_of
 
 slow = pytest.mark.slow
 
+Settings = tuple[dict[str, Any], ...]
+
 OFF_POLICY: dict[str, Any] = {"num_iterations": 2}
-SETTINGS: tuple[dict[str, Any], ...] = (
-    {"loss_type": "grpo", "beta": 0.1, "temperature": 0.8},
+# Of these no other test compares the gradient.
+ONLY_HERE: Settings = (
     {"loss_type": "grpo", "delta": 1.3, "kl_estimator": "k2", "beta": 0.1, **OFF_POLICY},
-    {"loss_type": "dr_grpo", "importance_sampling_correction": "sequence_truncate", **OFF_POLICY},
-    {"loss_type": "dapo", "epsilon_high": 0.4, **OFF_POLICY},
     {"loss_type": "dapo", "importance_sampling_correction": "geometric_mask", "beta": 0.1},
     {"loss_type": "bnpo", **OFF_POLICY},
-    {"loss_type": "cispo", "beta": 0.1, **OFF_POLICY},
-    {"loss_type": "sapo", **OFF_POLICY},
     {"loss_type": "luspo", "importance_sampling_level": "sequence", **OFF_POLICY},
-    {"loss_type": "gspo", **OFF_POLICY},
     {"loss_type": "vespo", "importance_sampling_correction": "token_truncate", **OFF_POLICY},
 )
+# tests/run/test_grpo.py compares these loss types on one rank.
+ALSO_ON_ONE_RANK: Settings = (
+    {"loss_type": "grpo", "beta": 0.1, "temperature": 0.8},
+    {"loss_type": "dr_grpo", "importance_sampling_correction": "sequence_truncate", **OFF_POLICY},
+    {"loss_type": "dapo", "epsilon_high": 0.4, **OFF_POLICY},
+    {"loss_type": "cispo", "beta": 0.1, **OFF_POLICY},
+    {"loss_type": "sapo", **OFF_POLICY},
+    {"loss_type": "gspo", **OFF_POLICY},
+)
+ALL = (*ONLY_HERE, *ALSO_ON_ONE_RANK)
 
 
-def differences(world: World, config: Config) -> list[tuple[str, float, float]]:
+def differences(
+    world: World, config: Config, all_settings: Settings
+) -> list[tuple[str, float, float]]:
     """Return by how much loss and gradient differ from plain torch at most, for each setting and split."""
     spec = ModelSpec.of(config)
     learner = grpo.TASK.build(spec, config.training, world, Workload(0))
@@ -50,7 +59,7 @@ def differences(world: World, config: Config) -> list[tuple[str, float, float]]:
     model = AutoModelForCausalLM.from_pretrained(spec.model.path, attn_implementation="eager")
     names = [name for name, _ in model.named_parameters()]
     results = []
-    for settings in SETTINGS:
+    for settings in all_settings:
         of_run = GrpoConfig.model_validate(settings)
         rows = rows_of(of_run)
         model.train().zero_grad()
@@ -93,23 +102,25 @@ def _difference(parameter: Any, wanted: Any, world: World) -> float:
 
 
 @pytest.mark.parametrize(
-    ("parallelism", "ranks"),
+    ("parallelism", "ranks", "all_settings"),
     [
-        pytest.param("ddp", 1, marks=slow),
-        pytest.param("ddp", 2, marks=slow),
-        pytest.param("ddp", 3, marks=slow),
-        ("fsdp", 2),
-        pytest.param("fsdp", 3, marks=slow),
+        pytest.param("ddp", 1, ALL, marks=slow),
+        pytest.param("ddp", 2, ALL, marks=slow),
+        pytest.param("ddp", 3, ALL, marks=slow),
+        ("fsdp", 2, ONLY_HERE),
+        pytest.param("fsdp", 2, ALSO_ON_ONE_RANK, marks=slow),
+        pytest.param("fsdp", 3, ALL, marks=slow),
     ],
+    ids=["ddp-1", "ddp-2", "ddp-3", "fsdp-2", "fsdp-2-more", "fsdp-3"],
 )
 def test_every_loss_and_gradient_is_that_of_plain_torch(
-    inputs: Path, parallelism: str, ranks: int
+    inputs: Path, parallelism: str, ranks: int, all_settings: Settings
 ) -> None:
     config = toy.make_config(
         inputs, {"parallelism": parallelism}, task="grpo", rewards=["exact_match"], lora=None
     )
-    (results, *_) = run_ranks(differences, ranks, config)
-    assert len(results) == 4 * len(SETTINGS)
+    (results, *_) = run_ranks(differences, ranks, config, all_settings)
+    assert len(results) == 4 * len(all_settings)
     for name, of_loss, of_gradient in results:
         assert of_loss <= 1e-6, name
         assert of_gradient <= 1e-6, name

@@ -7,7 +7,8 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from kubetune.rundir import checkpoints, metrics
 from kubetune.training import worker
 from kubetune.training.rollouts import records
 from kubetune.training.rollouts.drawing import Slot
-from kubetune.training.rollouts.servers import requests
+from kubetune.training.rollouts.servers import adapters, requests
 from kubetune.training.rollouts.servers.adapters import Adapter
 from kubetune.training.rollouts.servers.client import Server, ServerTrouble
 from kubetune.training.rollouts.servers.completions import answers_in
@@ -67,38 +68,42 @@ WAYS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def whole(
     inputs: Path, farm: list[FakeServer], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Path]:
-    """Return runs that nobody disturbs, by the name of their settings."""
-    runs = {}
-    for name, settings in WAYS.items():
-        config = served_config(inputs, farm, **settings)
-        runs[name] = toy.finished(tmp_path_factory.mktemp("whole") / "run", config)
-    return runs
+) -> Callable[[str], Path]:
+    """Return a function that returns the run nobody disturbs with these settings, made at the first question."""
+
+    @cache
+    def run_of(way: str) -> Path:
+        for server in farm:
+            server.set_fault("")
+        config = served_config(inputs, farm, **WAYS[way])
+        return toy.finished(tmp_path_factory.mktemp("whole") / "run", config)
+
+    return run_of
 
 
 def test_servers_draw_what_the_model_would_by_its_newest_weights(
-    servers: list[FakeServer], whole: dict[str, Path]
+    servers: list[FakeServer], whole: Callable[[str], Path]
 ) -> None:
-    lines = [line for line in metrics.read_metrics(whole["lag-0"]) if "reward" in line]
+    lines = [line for line in metrics.read_metrics(whole("lag-0")) if "reward" in line]
     assert len(lines) == 6
     # The servers compute as the training does, so what differs would be the weights.
     assert all(line["sampling_difference"] < 1e-5 for line in lines)
     assert all(line["entropy"] > 0 for line in lines)
-    timings = (whole["lag-0"] / "timings.jsonl").read_text().splitlines()
+    timings = (whole("lag-0") / "timings.jsonl").read_text().splitlines()
     assert all(json.loads(line)["sync_seconds"] > 0 for line in timings)
     answers = [
-        answer for group in records.read_groups(whole["lag-0"], 5) for answer in group.answers
+        answer for group in records.read_groups(whole("lag-0"), 5) for answer in group.answers
     ]
     assert len(answers) == 16
     assert len({tuple(answer.ids) for answer in answers}) > 12
 
 
 def test_with_a_lag_answers_are_by_the_weights_before(
-    servers: list[FakeServer], whole: dict[str, Path]
+    servers: list[FakeServer], whole: Callable[[str], Path]
 ) -> None:
     differences = [
         line["sampling_difference"]
-        for line in metrics.read_metrics(whole["lag-1"])
+        for line in metrics.read_metrics(whole("lag-1"))
         if "sampling_difference" in line
     ]
     assert differences[0] < 1e-5
@@ -119,8 +124,9 @@ def test_versions_have_names_of_their_own_and_leave_when_they_are_old(
 
 
 def test_each_answer_has_a_seed_of_its_own(
-    servers: list[FakeServer], whole: dict[str, Path]
+    servers: list[FakeServer], whole: Callable[[str], Path]
 ) -> None:
+    run_dir = whole("lag-0")
     firsts = set()
     seeds: set[int] = set()
     for server in servers:
@@ -130,19 +136,19 @@ def test_each_answer_has_a_seed_of_its_own(
             firsts.add(call["seed"])
             seeds.update(range(call["seed"], call["seed"] + 4))
     assert len(seeds) == 4 * len(firsts)
-    groups = [group for step in range(6) for group in records.read_groups(whole["lag-0"], step)]
+    groups = [group for step in range(6) for group in records.read_groups(run_dir, step)]
     assert len(firsts) >= len(groups)
 
 
 @pytest.mark.parametrize("way", [pytest.param("lag-0", marks=slow), "lag-1"])
 def test_any_number_of_ranks_asks_for_the_same_answers(
-    inputs: Path, servers: list[FakeServer], whole: dict[str, Path], tmp_path: Path, way: str
+    inputs: Path, servers: list[FakeServer], whole: Callable[[str], Path], tmp_path: Path, way: str
 ) -> None:
     config = served_config(inputs, servers, **WAYS[way])
     two = toy.finished(tmp_path / "2", config, 2)
-    of_one = records.read_groups(whole[way], 0)
+    of_one = records.read_groups(whole(way), 0)
     assert of_one == records.read_groups(two, 0)
-    toy.require_like(whole[way], two)
+    toy.require_like(whole(way), two)
 
 
 @slow
@@ -175,7 +181,7 @@ def test_slices_learn_from_servers_as_copies_do(
 def test_a_killed_run_ends_as_one_that_was_never_killed(
     inputs: Path,
     servers: list[FakeServer],
-    whole: dict[str, Path],
+    whole: Callable[[str], Path],
     tmp_path: Path,
     way: str,
     point: str,
@@ -184,16 +190,22 @@ def test_a_killed_run_ends_as_one_that_was_never_killed(
     run_dir = toy.make_run(tmp_path / "run", served_config(inputs, servers, **WAYS[way]))
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": f"signal 9:{point}:{nth}"}) == [KILLED]
     assert toy.train(run_dir) == [0], toy.log_of(run_dir)
-    assert toy.digests(run_dir) == toy.digests(whole[way])
+    assert toy.digests(run_dir) == toy.digests(whole(way))
     # What the killed start had loaded is gone too.
     assert not any(server.adapters() for server in servers)
 
 
+def hurried(run_dir: str) -> int:
+    """Train as a rank that gives servers a second to unload."""
+    adapters._UNLOAD_SECONDS = 1.0
+    return worker.main([run_dir])
+
+
 def test_a_stop_while_servers_draw_saves_and_goes_on(
-    inputs: Path, servers: list[FakeServer], whole: dict[str, Path], tmp_path: Path
+    inputs: Path, servers: list[FakeServer], whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
     run_dir = toy.make_run(tmp_path / "run", served_config(inputs, servers))
-    with started(worker.main, 1, [str(run_dir)]) as [process]:
+    with started(hurried, 1, str(run_dir)) as [process]:
         wait_until(lambda: records.file_of(run_dir, 2).exists())
         for server in servers:
             server.set_fault("hang")
@@ -208,12 +220,12 @@ def test_a_stop_while_servers_draw_saves_and_goes_on(
         server.set_fault("")
         server.restart()
     assert toy.train(run_dir) == [0]
-    assert toy.digests(run_dir) == toy.digests(whole["lag-0"])
+    assert toy.digests(run_dir) == toy.digests(whole("lag-0"))
 
 
 @pytest.mark.parametrize("lag", [0, pytest.param(1, marks=slow)])
 def test_a_server_that_is_killed_and_comes_again_is_asked_again(
-    inputs: Path, servers: list[FakeServer], whole: dict[str, Path], tmp_path: Path, lag: int
+    inputs: Path, servers: list[FakeServer], whole: Callable[[str], Path], tmp_path: Path, lag: int
 ) -> None:
     config = served_config(inputs, servers, servers={"lag": lag})
     run_dir = toy.make_run(tmp_path / "run", config)
@@ -224,7 +236,7 @@ def test_a_server_that_is_killed_and_comes_again_is_asked_again(
             time.sleep(1)
             servers[1].start()
         assert wait_all([process]) == [0], toy.log_of(run_dir)
-    assert toy.digests(run_dir) == toy.digests(whole[f"lag-{lag}"])
+    assert toy.digests(run_dir) == toy.digests(whole(f"lag-{lag}"))
 
 
 @pytest.mark.parametrize(
@@ -238,7 +250,11 @@ def test_a_server_that_is_killed_and_comes_again_is_asked_again(
     ],
 )
 def test_a_fault_that_passes_changes_nothing(
-    inputs: Path, servers: list[FakeServer], whole: dict[str, Path], tmp_path: Path, fault: str
+    inputs: Path,
+    servers: list[FakeServer],
+    whole: Callable[[str], Path],
+    tmp_path: Path,
+    fault: str,
 ) -> None:
     servers[0].set_fault(fault)
     run_dir = toy.make_run(tmp_path / "run", served_config(inputs, servers))
@@ -248,7 +264,7 @@ def test_a_fault_that_passes_changes_nothing(
         wait_until(lambda: log.exists() and complaint in log.read_text())
         servers[0].set_fault("")
         assert wait_all([process]) == [0], toy.log_of(run_dir)
-    assert toy.digests(run_dir) == toy.digests(whole["lag-0"])
+    assert toy.digests(run_dir) == toy.digests(whole("lag-0"))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +346,7 @@ def test_an_adapter_that_one_server_refuses_is_rolled_back(
 
 
 def test_a_server_that_has_lost_the_adapter_is_given_it_again(
-    inputs: Path, servers: list[FakeServer], whole: dict[str, Path], tmp_path: Path
+    inputs: Path, servers: list[FakeServer], whole: Callable[[str], Path], tmp_path: Path
 ) -> None:
     run_dir = toy.make_run(tmp_path / "run", served_config(inputs, servers))
     # A killed server forgets, also between the load and the first request.
@@ -343,7 +359,7 @@ def test_a_server_that_has_lost_the_adapter_is_given_it_again(
         assert process.pid is not None
         os.kill(process.pid, signal.SIGCONT)
         assert wait_all([process]) == [0], toy.log_of(run_dir)
-    assert toy.digests(run_dir) == toy.digests(whole["lag-0"])
+    assert toy.digests(run_dir) == toy.digests(whole("lag-0"))
 
 
 # The answers of a server.

@@ -194,11 +194,17 @@ def test_layers_that_recompute_are_found_where_their_class_is_called_otherwise(
     assert padding_free.recomputable_layers(model) == list(model["layers"])
 
 
+@pytest.mark.parametrize(
+    ("processes", "training"),
+    [(1, {}), pytest.param(2, FSDP, marks=pytest.mark.slow)],
+    ids=["one process", "slices"],
+)
 def test_a_later_release_with_nothing_new_is_served_like_this_one(
-    tmp_path: Path, inputs: Path
+    tmp_path: Path, inputs: Path, processes: int, training: dict[str, Any]
 ) -> None:
+    """Slices are slow: three interpreters import transformers for them, and tests/run/test_fsdp.py has them as well."""
     later, log = losses_and_log(
-        tmp_path, inputs, "later", NEWER, processes=2, training=FSDP, **LORA
+        tmp_path, inputs, "later", NEWER, processes=processes, training=training, **LORA
     )
     assert "5.99.0" not in log
     assert UNKNOWN not in log
