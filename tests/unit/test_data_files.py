@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kubetune.config.data_files import (
+    FORMATS,
     GZIP,
     OTHER_RECORDS,
     OTHER_TEXTS,
     PACKED,
-    READERS,
     is_hub_id,
 )
 from kubetune.config.load import load_config
 from kubetune.config.schema import SourceConfig
-from kubetune.data.reading import readers
-from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import reader_of
-from kubetune.data.reading.record import Record
-from kubetune.data.reading.sources import count_rows, locate, read_source
+from kubetune.data.reading.sources import locate
 from kubetune.errors import DataError
 from kubetune.k8s.lint.config import lint
 from kubetune.k8s.manifests.kinds import trainjob
@@ -29,10 +25,11 @@ from kubetune.k8s.manifests.spec import RunSpec
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.importers import import_config
 from tests.golden.manifests import FOLDER
+from tests.package_copy import copy_package, put_before, run_script
 
 FULL = FOLDER / "full.yaml"
 PAGE = Path(__file__).parents[2] / "docs" / "data.md"
-PACKED_OR_PLAIN = [*READERS, *(ending + GZIP for ending in READERS)]
+PACKED_OR_PLAIN = [*FORMATS, *(ending + GZIP for ending in FORMATS)]
 EVERY_ENDING = [*PACKED_OR_PLAIN, *(".jsonl" + packer for packer in PACKED), *OTHER_RECORDS, *OTHER_TEXTS]  # fmt: skip
 
 
@@ -73,9 +70,9 @@ def test_paths_that_are_no_hub_ids(path: str) -> None:
     assert not is_hub_id(path)
 
 
-@pytest.mark.parametrize("ending", READERS)
+@pytest.mark.parametrize("ending", FORMATS)
 def test_every_ending_that_is_read_has_a_reader_and_stands_on_the_page(ending: str) -> None:
-    assert callable(reader_of(Path(f"x{ending}")))
+    assert callable(reader_of(Path(f"x{ending}")).read)
     files = PAGE.read_text("utf-8").partition("## Shapes")[0]
     assert f"`{ending}`" in files
 
@@ -96,23 +93,72 @@ def test_records_that_nothing_reads_are_not_passed_over_in_a_folder(
         locate(SourceConfig(path=str(tmp_path)))
 
 
-def read_words(file: Path, problems: Problems) -> Iterator[Record]:
-    """Read a record of each word."""
-    for number, word in enumerate(file.read_text().split(), 1):
-        yield Record(str(file), number, {"text": word})
+ARROW = '''"""Reading Arrow's files."""
+
+from kubetune.data.reading.files.columnar import damage_refused, without_nulls
+from kubetune.data.reading.files.reader import Reader
+from kubetune.data.reading.record import Record
 
 
-def test_a_new_format_is_one_function_and_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(readers, "read_words", read_words, raising=False)
-    monkeypatch.setitem(READERS, ".words", "readers.read_words")
-    (tmp_path / "a.words").write_text("two words")
-    for path in (tmp_path / "a.words", tmp_path):
-        source = SourceConfig(path=str(path))
-        values = [record.value for record in read_source(source, Problems())]
-        assert values == [{"text": "two"}, {"text": "words"}]
-        assert count_rows(source) == 2
-    test_a_missing_file_is_taken_for_a_hub_id_by_nothing(".words", tmp_path)
-    with pytest.raises(DataError, match=r"expected .*, \.words"):
-        locate(SourceConfig(path=str(tmp_path / "absent.jsonl")))
+def read_arrow(file, problems):
+    import pyarrow
+
+    with damage_refused(file):
+        rows = pyarrow.ipc.open_file(file).read_all().to_pylist()
+    for number, row in enumerate(rows, 1):
+        yield Record(str(file), number, without_nulls(row))
+
+
+def arrow_rows(file):
+    import pyarrow
+
+    return pyarrow.ipc.open_file(file).read_all().num_rows
+
+
+ARROW = Reader(read_arrow, count=arrow_rows)
+'''
+
+SCRIPT = """
+from pathlib import Path
+import pyarrow
+from kubetune.config.data_files import is_hub_id
+from kubetune.config.schema import SourceConfig
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.sources import count_rows, read_source
+from kubetune.errors import DataError
+
+folder = Path("data")
+folder.mkdir()
+table = pyarrow.Table.from_pylist([{"text": "one"}, {"text": "two"}])
+with pyarrow.ipc.new_file(folder / "a.arrow", table.schema) as writer:
+    writer.write_table(table)
+for path in (folder, folder / "a.arrow"):
+    source = SourceConfig(path=str(path))
+    print([(record.line, record.value) for record in read_source(source, Problems())], count_rows(source))
+
+problems = Problems()
+(folder / "a.arrow").rename("a.jsonl")
+list(read_source(SourceConfig(path="a.jsonl"), problems))
+print(problems.sentences())
+Path("b.arrow").write_text("no Arrow")
+for name in ("b.arrow", "absent.arrow"):
+    try:
+        list(read_source(SourceConfig(path=name), Problems()))
+    except DataError as error:
+        print(error)
+print(is_hub_id("absent.arrow"))
+"""
+
+
+def test_a_new_format_is_one_file_and_one_line(tmp_path: Path) -> None:
+    package = copy_package(tmp_path)
+    (package / "data/reading/files/arrow.py").write_text(ARROW)
+    line = '    ".arrow": FileFormat("arrow.ARROW", "an Arrow file", begins=b"ARROW1", in_lines=False),\n'
+    put_before(package / "config/data_files.py", '    ".txt": FileFormat(', line)
+
+    whole, single, misnamed, damaged, absent, is_on_hub = run_script(tmp_path, SCRIPT).splitlines()
+    assert whole == single == "[(1, {'text': 'one'}), (2, {'text': 'two'})] 2"
+    assert "a.jsonl:1: is an Arrow file; name it a.arrow." in misnamed
+    assert damaged.startswith("b.arrow cannot be read as an Arrow file: ")
+    assert absent.startswith("absent.arrow does not exist; ")
+    assert is_on_hub == "False"

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 
 from kubetune.config.schema import SourceConfig
 from kubetune.data.reading import record as record_module
+from kubetune.data.reading.files.delimited import read_csv
+from kubetune.data.reading.files.json_files import count_lines, read_json
+from kubetune.data.reading.files.parquet import parquet_rows, read_parquet
 from kubetune.data.reading.formats import convert
-from kubetune.data.reading.json_files import read_json
 from kubetune.data.reading.problems import SHOWN, Problems
-from kubetune.data.reading.readers import count_lines, read_file, reader_of
+from kubetune.data.reading.readers import read_file, reader_of
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import count_rows, locate, read_source
-from kubetune.data.reading.tables import parquet_rows, read_csv, read_parquet
 from kubetune.errors import DataError
 
 GOOD = b'{"prompt": "Ping", "completion": "Pong"}'
@@ -70,7 +71,7 @@ def read(file: Path) -> tuple[list[Record], Problems]:
     """Return all records of a file that convert, and all problems."""
     problems = Problems()
     records = []
-    for record in reader_of(file)(file, problems):
+    for record in reader_of(file).read(file, problems):
         try:
             convert(record.value)
             records.append(record)
@@ -397,7 +398,7 @@ def test_tables_survive_quoting_and_keep_their_lines(
     file = tmp_path / ("a.csv" if delimiter == "," else "a.tsv")
     file.write_bytes(b"\xef\xbb\xbf" + buffer.getvalue().encode())
     problems = Problems()
-    records = list(reader_of(file)(file, problems))
+    records = list(reader_of(file).read(file, problems))
     assert problems.total == 0
     expected = [{"prompt": prompt, "completion": completion} for prompt, completion in rows]
     assert [record.value for record in records] == expected

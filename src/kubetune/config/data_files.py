@@ -1,31 +1,46 @@
 """Endings of data files: the one table for readers, lint, manifests, imported configs and the pages.
 
-A new format is one function in data/reading and one line in READERS. Nothing here opens a file.
+A new format is one file in data/reading/files and one line in FORMATS. Nothing here opens a file.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Final
 
-READERS: Final = {
-    # ending: the module of data/reading and its function that read such a file
-    ".jsonl": "json_files.read_jsonl",
-    ".ndjson": "json_files.read_jsonl",
-    ".json": "json_files.read_json",
-    ".csv": "tables.read_csv",
-    ".tsv": "tables.read_tsv",
-    ".parquet": "tables.read_parquet",
-    ".txt": "readers.read_txt",
+
+@dataclass(frozen=True)
+class FileFormat:
+    """How files with one ending are read."""
+
+    # The module of data/reading/files and the name of its `Reader`.
+    reader: str
+    # What such a file is called in messages.
+    title: str
+    # The first bytes of files that are not text.
+    begins: bytes = b""
+    # False for text whose line breaks mean nothing.
+    in_lines: bool = True
+
+
+FORMATS: Final = {
+    ".jsonl": FileFormat("json_files.LINES", "a file of JSON lines"),
+    ".ndjson": FileFormat("json_files.LINES", "a file of JSON lines"),
+    ".json": FileFormat("json_files.LIST", "a JSON file", in_lines=False),
+    ".csv": FileFormat("delimited.COMMAS", "a table"),
+    ".tsv": FileFormat("delimited.TABS", "a table"),
+    ".parquet": FileFormat("parquet.PARQUET", "a Parquet file", begins=b"PAR1", in_lines=False),
+    ".txt": FileFormat("plain_text.PARAGRAPHS", "a text file"),
 }
-# Ending that may follow one of READERS. `train.jsonl.gz` is read without unpacking it first.
+# Ending that may follow one of FORMATS. `train.jsonl.gz` is read without unpacking it first.
 GZIP: Final = ".gz"
 
 # Endings of packers that not every Python has. Such files are refused with the advice to unpack them.
 PACKED: Final = (".bz2", ".xz", ".zst", ".zip")
 
-# Endings of record files that no reader is for. In a folder of data they are refused, not skipped.
+# Further endings of files of records. In a folder of data, those that no reader is for are refused, not skipped.
 OTHER_RECORDS: Final = (
     ".arrow", ".avro", ".feather", ".jsonlines", ".orc", ".tar", ".tgz", ".xlsx",
 )  # fmt: skip
@@ -48,7 +63,25 @@ def ending_of(path: str | PurePath) -> str:
 
 def is_read(path: str | PurePath) -> bool:
     """True if there is a reader for files with this ending."""
-    return ending_of(path) in READERS
+    return ending_of(path) in FORMATS
+
+
+def format_of(path: str | PurePath) -> FileFormat:
+    """Return how a file is read; one with an unknown ending as JSON lines."""
+    return FORMATS.get(ending_of(path), FORMATS[".jsonl"])
+
+
+def format_beginning(start: bytes) -> tuple[str, FileFormat] | None:
+    """Return the format, with its ending, of files that begin with these bytes; None for text."""
+    for ending, file_format in FORMATS.items():
+        if file_format.begins and start.startswith(file_format.begins):
+            return ending, file_format
+    return None
+
+
+def holds_other_records(path: str | PurePath) -> bool:
+    """True for a file of records that no reader is for."""
+    return not is_read(path) and PurePath(path).suffix.lower() in OTHER_RECORDS
 
 
 def is_packed_otherwise(path: str | PurePath) -> bool:
@@ -70,4 +103,4 @@ def is_hub_id(path: str) -> bool:
 
 def readable_endings() -> str:
     """Return the endings that are read, as messages list them."""
-    return f"{', '.join(READERS)}, or one of these packed by gzip ({GZIP})"
+    return f"{', '.join(FORMATS)}, or one of these packed by gzip ({GZIP})"

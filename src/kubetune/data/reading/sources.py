@@ -29,20 +29,20 @@ from kubetune.base.files import (
 )
 from kubetune.base.humanize import nearest
 from kubetune.config.data_files import (
-    OTHER_RECORDS,
     ending_of,
+    holds_other_records,
     is_hub_id,
     is_packed_otherwise,
     is_read,
     readable_endings,
 )
 from kubetune.config.schema import SourceConfig
+from kubetune.data.reading.files.columnar import without_nulls
 from kubetune.data.reading.hub import explained_hub_errors, hub_token, is_of_hub, unresolved_host
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.problems import Problems
-from kubetune.data.reading.readers import count_records, read_file
+from kubetune.data.reading.readers import count_records, features_of, read_file
 from kubetune.data.reading.record import Record
-from kubetune.data.reading.tables import parquet_features, without_nulls
 from kubetune.errors import DataError, KubetuneError, causes
 
 if TYPE_CHECKING:
@@ -234,9 +234,7 @@ def class_names(source: SourceConfig) -> tuple[str, ...]:
     first: tuple[str, ...] = ()
     first_file = None
     for file in located.files:
-        names: tuple[str, ...] = ()
-        if ending_of(file) == ".parquet":
-            names = _names_of_classes(parquet_features(file), source)
+        names = _names_of_classes(features_of(file), source)
         if names and first and names != first:
             # Each file alone would be read well; together, a number would be one class here and another there.
             raise DataError(
@@ -484,7 +482,7 @@ def _why_not_read(file: Path) -> str:
     """Return why something in a folder of data is not read though it may hold records; empty for most entries."""
     if is_packed_otherwise(file) and is_read(file.stem):
         return "is packed; unpack it"
-    if file.suffix.lower() in OTHER_RECORDS:
+    if holds_other_records(file):
         return f"is of an unknown kind; make one of {readable_endings()} of it"
     if file.is_symlink() and (file.is_dir() or (is_read(file) and not file.exists())):
         why = "a folder; name it as a source" if file.is_dir() else _broken_link(file)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Final, cast
 
-from kubetune.config.data_files import ending_of
+from kubetune.config.data_files import ending_of, format_beginning, format_of
 from kubetune.errors import DataError
 
 _GZIP: Final = b"\x1f\x8b"
@@ -64,8 +64,12 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
     for magic, unpacker in _UNPACKERS.items():
         if start.startswith(magic):
             return f"is packed; unpack it by `{unpacker} {file.name}`, or pack it by gzip, which is read as it is"
-    if start.startswith(b"PAR1") and ending_of(file) != ".parquet":
-        return f"is a Parquet file; name it {file.stem}.parquet"
+    known = format_beginning(start)
+    if known is not None:
+        ending, file_format = known
+        if ending == ending_of(file):
+            return None
+        return f"is {file_format.title}; name it {file.stem}{ending}"
     # NULs alone say nothing of an encoding: the reader names the line they are on.
     encoding = json.detect_encoding(start)
     if start.strip(b"\0") and not encoding.startswith("utf-8"):
@@ -76,7 +80,7 @@ def why_unreadable(start: bytes, file: Path) -> str | None:
 
     # A carriage return at the end may have its line feed behind it.
     has_lone_returns = re.search(rb"\r(?!\n|\Z)", start) is not None and b"\n" not in start
-    if has_lone_returns and ending_of(file) not in (".parquet", ".json"):
+    if has_lone_returns and format_of(file).in_lines:
         return (
             "has lines that end with carriage returns alone; expected line feeds: "
             f"`tr '\\r' '\\n' < {file.name} > lines-{file.name}`"

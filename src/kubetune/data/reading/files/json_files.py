@@ -13,7 +13,8 @@ from typing import IO, Any, Final
 
 from kubetune.config.data_files import ending_of
 from kubetune.data.reading import record
-from kubetune.data.reading.packed import opened
+from kubetune.data.reading.files.packed import opened, unpacking
+from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record, lines, not_utf8, require_length
 from kubetune.data.reading.strict_json import Flawed, parse, value_at
@@ -268,3 +269,13 @@ class _JsonScan:
         self._text = self._text[self._at :] + self._utf8.decode(block, self._is_at_end)
         self._at = 0
         return bool(block)
+
+
+def count_lines(file: Path) -> int:
+    """Return the number of lines that are not blank; a last one without a line break counts."""
+    with unpacking(file), opened(file) as stream:
+        return sum(not line.isspace() for line in lines(stream))
+
+
+LINES: Final = Reader(read_jsonl, count=count_lines)
+LIST: Final = Reader(read_json)

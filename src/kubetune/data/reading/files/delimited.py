@@ -1,22 +1,20 @@
-"""Reading tables: values with separators under a header, and Parquet."""
+"""Reading tables of values with separators, under a header."""
 
 from __future__ import annotations
 
 import codecs
 import csv
-import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Final, Literal
 
 from kubetune.base.humanize import counted
 from kubetune.data.reading import record
-from kubetune.data.reading.packed import opened
+from kubetune.data.reading.files.packed import opened
+from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record, decode, lines
-from kubetune.errors import DataError
 
 Quoting = Literal[0, 3]  # csv.QUOTE_MINIMAL: quotes enclose values; csv.QUOTE_NONE: they are text
 
@@ -151,116 +149,5 @@ def _header_mistake(header: list[str]) -> str:
     return ""
 
 
-def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
-    """Read the rows of a Parquet file."""
-    number = 0
-    table = _parquet(file)
-    twice = _named_twice(table.schema_arrow)
-    if twice:
-        mistake = f"has the column `{twice}` more than once; all but one would be lost"
-        problems.add(f"{file}:1", mistake)
-        return
-
-    for values in _batches(file, table):
-        for value in values:
-            number += 1
-            yield Record(str(file), number, without_nulls(value))
-
-
-def _batches(file: Path, table: Any) -> Iterator[list[dict[str, Any]]]:
-    """Yield the rows of a Parquet file, some at once. Raise DataError where the file is damaged."""
-    batches = table.iter_batches(batch_size=1000)
-    number = 1
-    while True:
-        with _damage_refused(file, f" from row {number:,} on"):
-            batch = next(batches, None)
-            # Damage shows when a batch is read, and some only when it is made into Python's values.
-            values = [] if batch is None else batch.to_pylist()
-        if batch is None:
-            return
-        number += len(values)
-        yield values
-
-
-def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of a table without the nulls in its objects.
-
-    Columns of Arrow give all objects the same keys. So a call of f(a) beside one of g(b) is read as
-    `{"a": 1, "b": null}` and becomes `{"a": 1}`. The row itself keeps its nulls: its keys are the columns.
-    """
-    return {key: _without_nulls_within(value) for key, value in row.items()}
-
-
-def _without_nulls_within(value: Any) -> Any:
-    if isinstance(value, dict):
-        items = ((key, item) for key, item in value.items() if item is not None)
-        return {key: _without_nulls_within(item) for key, item in items}
-    if isinstance(value, list):
-        return [_without_nulls_within(item) for item in value]
-    return value
-
-
-def _named_twice(fields: Iterable[Any], place: str = "") -> str:
-    """Return the first name that two fields of Arrow beside each other have; empty where none has."""
-    # {"a": …, "a": …} is legal in a Parquet file, and loses a value when a row becomes a dict.
-    names: set[str] = set()
-    for field in fields:
-        name = f"{place}{field.name}"
-        if name in names:
-            return name
-        names.add(name)
-        kind = field.type
-        while hasattr(kind, "value_type"):  # a list
-            kind = kind.value_type
-        if hasattr(kind, "get_field_index"):  # an object
-            inner = _named_twice(kind, f"{name}.")
-            if inner:
-                return inner
-
-    return ""
-
-
-def parquet_rows(file: Path) -> int:
-    """Return the number of rows that a Parquet file says it has."""
-    return int(_parquet(file).metadata.num_rows)
-
-
-def parquet_features(file: Path) -> dict[str, Any]:
-    """Return the account that `datasets` gives of the columns of a Parquet file that it wrote; empty for others."""
-    metadata = _parquet(file).schema_arrow.metadata or {}
-    # `datasets` writes its account as JSON; other tools may use the same key for anything.
-    try:
-        features = json.loads(metadata[b"huggingface"])["info"]["features"]
-    except (ValueError, LookupError, TypeError):
-        return {}
-    return features if isinstance(features, dict) else {}
-
-
-def _parquet(file: Path) -> Any:
-    from kubetune.extras import require
-
-    require(f"{file}, a Parquet file,", "pyarrow")
-    import pyarrow.parquet
-
-    with _damage_refused(file):
-        # Where the pages of a file have checksums, they are compared.
-        return pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
-
-
-@contextmanager
-def _damage_refused(file: Path, place: str = "") -> Iterator[None]:
-    """Raise DataError, which names the file, for what pyarrow cannot read of it. Errors of the disk pass."""
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
-        # pyarrow calls damage an OSError too, but one without a number of the system.
-        is_of_system = isinstance(error, OSError) and error.errno is not None
-        if is_of_system or isinstance(error, MemoryError):
-            raise
-        reason = " ".join(str(error).split()).rstrip(".")
-        raise DataError(
-            f"{file} cannot be read as a Parquet file{place}: {reason}. It is damaged, cut off, or another kind of "
-            "file. Download or write it again; a file of another kind needs its usual ending. Nothing was written."
-        ) from error
+COMMAS: Final = Reader(read_csv)
+TABS: Final = Reader(read_tsv)

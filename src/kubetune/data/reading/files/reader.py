@@ -1,0 +1,31 @@
+"""What reads the files of one format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubetune.data.reading.problems import Problems
+from kubetune.data.reading.record import Record
+
+
+def _no_features(_: Path) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Functions for the files of one format, which config/data_files.py names by their ending.
+
+    arrow.py     ARROW = Reader(read_arrow, count=arrow_rows)
+    data_files   ".arrow": FileFormat("arrow.ARROW", "an Arrow file", begins=b"ARROW1")
+    """
+
+    # Yields the records of a file. What is no record is noted as a problem and passed over.
+    read: Callable[[Path, Problems], Iterator[Record]]
+    # The number of records, bad ones included, without parsing; None: a file is read to count them.
+    count: Callable[[Path], int] | None = None
+    # The account of the columns that `datasets` writes into some files; empty for most.
+    features: Callable[[Path], dict[str, Any]] = _no_features
