@@ -167,7 +167,7 @@ def test_models_reward_alike_on_any_ranks(inputs: Path, reward_run: Path, tmp_pa
 
 
 def test_plans_count_the_models_that_judge(inputs: Path, reward_run: Path) -> None:
-    costs = forecast_run(config_of(inputs, reward_run, 1), {}, builds=False).costs
+    costs = forecast_run(config_of(inputs, reward_run, 1), {}).costs
     assert costs.memory is not None
     weights = read_weights(str(inputs / "model"), {})
     assert weights is not None

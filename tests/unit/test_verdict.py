@@ -73,6 +73,7 @@ class Case:
     make: Callable[[Path], None] = lambda folder: None  # more files
     lacks: tuple[str, ...] = ()  # modules that are not installed
     by_code: bool = False  # of code, which no page takes
+    no_cache: bool = False  # the folder of caches cannot be made
     by_init: bool = False  # the run file is what `init` writes, so that it has to say it too
 
 
@@ -182,6 +183,10 @@ CASES = {
         "reward label finds no word of its labels in any right answer",
         {**REWARD, "rewards": [{"name": "label", "settings": {"labels": ["yes", "no"]}}]}, data=WORDS,
     ),
+    "no formula to reward": Case(
+        "reward accuracy_reward finds no formula or number in any right answer",
+        {**REWARD, "rewards": ["accuracy_reward"]}, data=WORDS,
+    ),
     "no JSON to reward": Case(
         "reward json_equal finds no JSON in any right answer", {**REWARD, "rewards": ["json_equal"]}, data=WORDS,
     ),
@@ -275,6 +280,7 @@ CASES = {
     "a report that is a folder": Case("logging.report_json: .* is a folder", {"logging.report_json": "model"},
                                       make=copy_model),
     "a cache below a file": Case("data.cache: .* cannot be made", {"data.cache": "train.jsonl/cache"}),
+    "a usual cache below a file": Case("data.cache: .* cannot be made", {"data.cache": None}, no_cache=True),
     "an output below a file": Case("output: .* cannot be made", {"output": "train.jsonl/run"}),
 }  # fmt: skip
 
@@ -286,6 +292,8 @@ def case(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    if case.no_cache:
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "train.jsonl"))
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(
         extras, "find_spec", lambda name: None if name in case.lacks else find_spec(name)
@@ -438,7 +446,7 @@ def test_agents_are_told_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-def test_targets_that_only_a_model_can_judge_are_judged_in_the_page_too(
+def test_targets_that_only_a_model_can_judge_are_judged_by_every_verb(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -446,6 +454,8 @@ def test_targets_that_only_a_model_can_judge_are_judged_in_the_page_too(
     write(Case("", {"lora.target_modules": ".*qproj"}), tmp_path)
     sentence = "lora.target_modules: no module's whole name matches .*qproj; names end in down_proj"
     verb(capsys, "plan", "run.yaml").require("plan", sentence)
+    verb(capsys, "data", "check", "run.yaml").require("data check", sentence)
+    train(capsys).require("train", sentence)
     page(tmp_path).require("the page", sentence)
 
 

@@ -1,7 +1,7 @@
-"""Target modules that only a built model can judge: here, or in `python -m kubetune.library.built_targets`.
+"""Target modules that only a built model can judge, by `python -m kubetune.library.built_targets`.
 
-The page's server imports no torch, and its plan must say what the one in a terminal says. The other process builds the
-model without weights, and prints the problem of its targets, if there is one.
+No verb imports torch to judge a run. The other process builds the model without weights, and prints the problem of its
+targets, if there is one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubetune.errors import ConfigError, KubetuneError
 _SECONDS: Final = 120.0
 
 
-def require_built_targets(lora: LoraConfig, model: ModelConfig, task: str) -> None:
+def _require_built_targets(lora: LoraConfig, model: ModelConfig, task: str) -> None:
     """Build the model without weights, and raise ConfigError for targets that it lacks. This imports torch."""
     import transformers
 
@@ -33,7 +33,10 @@ def require_built_targets(lora: LoraConfig, model: ModelConfig, task: str) -> No
 
 
 def require_targets_elsewhere(lora: LoraConfig, model: ModelConfig, task: str) -> None:
-    """Do the same in another process. What that one cannot say, the run itself says before its first step."""
+    """Have another process build the model, and raise ConfigError for targets that it lacks.
+
+    What that process cannot say, the run itself says before its first step.
+    """
     problem = _asked(lora.model_dump_json(), model.model_dump_json(), task)
     if problem:
         raise ConfigError(problem)
@@ -60,7 +63,7 @@ def main() -> None:
     lora, model, task = json.loads(sys.stdin.read())
     problem = ""
     try:
-        require_built_targets(
+        _require_built_targets(
             LoraConfig.model_validate_json(lora), ModelConfig.model_validate_json(model), task
         )
     except KubetuneError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -10,7 +9,7 @@ from typing import Any
 
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import counted
-from kubetune.config.schema import Config, LoraConfig, ModelConfig
+from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
 from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data, taken_by
@@ -21,11 +20,9 @@ from kubetune.library import cost_text, plan_text, verdict
 from kubetune.library.cost_text import LabelledLines
 from kubetune.library.measured_choices import with_measured_choices
 from kubetune.library.plans import DataSize, measure_data
-from kubetune.plan.base_model import may_lack_targets
 from kubetune.plan.costs import Costs, DataTotals, DeviceFacts, changes_that_fit, costs_of
 from kubetune.plan.forecast import MIB, Forecast
 from kubetune.plan.linears import Trainable
-from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.rundir.starts import day_of
 
@@ -84,13 +81,8 @@ class PlanForecast:
         }
 
 
-def forecast_run(
-    config: Config, environ: Mapping[str, str], *, builds: bool = True
-) -> PlanForecast:
+def forecast_run(config: Config, environ: Mapping[str, str]) -> PlanForecast:
     """Plan a run. This reads data but no weights.
-
-    `builds`: if it is not clear that the model has the target modules, build the model without weights here to find
-    out, which imports torch; false: another process builds it.
 
     Raise ConfigError, DataError or ModelError for a run of which no plan can be made. What else keeps it from
     training is in the forecast's `problems`.
@@ -107,8 +99,6 @@ def forecast_run(
         if errors:
             refused.append(DataError(errors))
         data = measure_data(config, environ, load_tokenizer)
-        if not refused:
-            _require_targets(config.lora, config.model, config.task_name, builds=builds)
     except (ConfigError, DataError, ModelError) as error:
         # Without these there is no plan, so all problems are said at once.
         if not any(isinstance(known, DataError) for known in refused):
@@ -171,29 +161,6 @@ def _forget_rows(config: Config) -> int:
     for source in config.sources["forget"]:
         rows += taken_by(source, made_by_pod=made_by_pod) or 0
     return rows
-
-
-def _require_targets(
-    lora: LoraConfig | None, model: ModelConfig, task: str, *, builds: bool
-) -> None:
-    """Raise ConfigError for target modules that the model lacks.
-
-    The model is built, without weights, only if the names of its weights leave that open.
-    """
-    weights = read_weights(model.path, os.environ)
-    # Code of the model itself is not run for a plan.
-    if lora is None or weights is None or model.trust_remote_code:
-        return
-    if not may_lack_targets(lora, weights):
-        return
-
-    # torch takes seconds to import, and most plans do not need it.
-    from kubetune.library.built_targets import require_built_targets, require_targets_elsewhere
-
-    if builds:
-        require_built_targets(lora, model, task)
-    else:
-        require_targets_elsewhere(lora, model, task)
 
 
 def gpu_here(device: str) -> str | None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
+from kubetune.base.files import user_cache
 from kubetune.config.code_files import require_functions, require_imports, signature_of
 from kubetune.config.schema import Config, LoraConfig, RewardConfig, TrainingConfig
 from kubetune.config.schema.evaluation import EvaluationConfig, OwnMetricsConfig
@@ -21,7 +22,8 @@ from kubetune.config.schema.tracking import TrackingConfig
 from kubetune.data.reading.hub import require_base_folder, require_model
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.extras import require
-from kubetune.plan.base_model import require_kind, require_targets
+from kubetune.library.built_targets import require_targets_elsewhere
+from kubetune.plan.base_model import may_lack_targets, require_kind, require_targets
 from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
 
@@ -39,7 +41,7 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
             partial(require_model, config.model, environ),
             partial(_require_extras, config),
             partial(_require_output, config.output or "outputs"),
-            partial(_require_cache, config.data.cache),
+            partial(_require_cache, config.data.cache, environ),
             partial(_require_checkpoint, config),
         ]
     elif Path(config.model.path).expanduser().is_dir():
@@ -59,6 +61,12 @@ def problems_of(config: Config, environ: Mapping[str, str], *, here: bool) -> li
         try:
             check()
         except KubetuneError as error:
+            problems.append(error)
+    # It takes seconds, so it comes last, for runs that are right in all else.
+    if not problems:
+        try:
+            _require_targets_in_doubt(config.lora, config.model, config.task_name, environ)
+        except ConfigError as error:
             problems.append(error)
     return problems
 
@@ -177,10 +185,12 @@ def _require_output(output: str) -> None:
     _require_writable("output", Path(output).expanduser().absolute())
 
 
-def _require_cache(cache: str | None) -> None:
-    """Raise ConfigError for a folder of prepared data that cannot be written."""
+def _require_cache(cache: str | None, environ: Mapping[str, str]) -> None:
+    """Raise ConfigError for a folder of prepared data that cannot be written, named or not."""
+    folder = user_cache(environ) / "kubetune"
     if cache is not None:
-        _require_writable("data.cache", Path(cache).expanduser().absolute())
+        folder = Path(cache).expanduser()
+    _require_writable("data.cache", folder.absolute())
 
 
 def _require_checkpoint(config: Config) -> None:
@@ -249,6 +259,21 @@ def _require_targets(
     weights = read_weights(model.path, environ)
     if lora is not None and weights is not None and not model.trust_remote_code:
         require_targets(lora, weights)
+
+
+def _require_targets_in_doubt(
+    lora: LoraConfig | None, model: ModelConfig, task: str, environ: Mapping[str, str]
+) -> None:
+    """Raise ConfigError for target modules that the model lacks, where the names of its weights leave that open.
+
+    Another process builds the model without weights, as this one imports no torch.
+    """
+    weights = read_weights(model.path, environ)
+    # Code of the model itself is not run before training.
+    if lora is None or weights is None or model.trust_remote_code:
+        return
+    if may_lack_targets(lora, weights):
+        require_targets_elsewhere(lora, model, task)
 
 
 def _require_training(config: Config, environ: Mapping[str, str]) -> None:

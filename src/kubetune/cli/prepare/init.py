@@ -219,7 +219,7 @@ def _problems(config: Config, *, has_model: bool) -> list[str]:
     from kubetune.library.verdict import sentences
 
     try:
-        return list(forecast_run(config, os.environ, builds=False).problems)
+        return list(forecast_run(config, os.environ).problems)
     except KubetuneError as error:
         return sentences([error])
 

@@ -20,7 +20,7 @@ from kubetune.data.reading.formats import Chat, Pair, convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.splits import read_taken
-from kubetune.data.text.answers import TARGETS, lacks_target, last_answer
+from kubetune.data.text.answers import MATHEMATICS, TARGETS, lacks_target, last_answer
 from kubetune.data.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -183,7 +183,12 @@ def lacks_answers(path: str, reward: RewardConfig) -> str:
 
 def lacks_targets(path: str, reward: RewardConfig) -> str:
     """Return the sentence about data of which no right answer holds what a reward compares. `path`: of the data."""
-    target = {**TARGETS, "label": "word of its labels"}[reward.title]
+    targets = {
+        **TARGETS,
+        "label": "word of its labels",
+        **dict.fromkeys(MATHEMATICS, "formula or number"),
+    }
+    target = targets[reward.title]
     return (
         f"{path}: reward {reward.title} finds no {target} in any right answer, so every answer would be rewarded alike; "
         "take another reward, or name the column that holds it by `column` in the reward"

@@ -19,6 +19,11 @@ TARGETS: Final = {
     "json_equal": "JSON",
 }
 
+# Rewards that read formulas and numbers of a solution, by math_verify.
+MATHEMATICS: Final = ("accuracy_reward", "reasoning_accuracy_reward", "get_cosine_scaled_reward")
+# Without any of these math_verify reads nothing: a digit, or what marks a formula of LaTeX.
+_MATHEMATICAL: Final = re.compile(r"\d|\$|\\[\[(]|\\boxed|\\begin")
+
 # A number with its sign. A minus directly behind a digit is part of a range or a date.
 _NUMBER: Final = re.compile(r"(?:(?<!\d)-)?(?:\d[\d,]*\.?\d*(?:[eE][+-]?\d+)?|\.\d+)")
 # A code block that is all of the answer.
@@ -112,4 +117,6 @@ def lacks_target(
         return label_pattern(labels).search(normalised(reference)) is None
     if name == "json_equal":
         return parse_json(reference) is INVALID
+    if name in MATHEMATICS:
+        return _MATHEMATICAL.search(reference) is None
     return False

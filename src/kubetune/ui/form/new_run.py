@@ -137,8 +137,7 @@ def _planned(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     planned["command"] = _command(site, config.name, "train")
     planned["on_cluster"] = bool(config.kubernetes)
     try:
-        # Target modules in doubt are checked in another process, as this one imports no torch.
-        forecast = forecast_run(config, os.environ, builds=False)
+        forecast = forecast_run(config, os.environ)
     except KubetuneError as error:
         planned["problems"] = _lines_of(error)
         planned["fixes"] = for_problems(planned["problems"], typed)
@@ -288,7 +287,10 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         if verb == "submit":
             sent = sent_from_outside(config, Path.cwd())
             consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
-        # What else keeps it from training, the command finds, and the page shows its words.
+        # Refuse a run that cannot work before anything is written.
+        problems = forecast_run(config, os.environ).problems
+        if problems:
+            raise ConfigError(list(problems))
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
             if config.kubernetes is not None:
