@@ -31,7 +31,9 @@ from transformers.utils import is_torchvision_available
 from kubetune import errors
 from kubetune.batching.image_batches import PictureReader, collate_pictured
 from kubetune.config.schema import Config, LoraConfig, VisionConfig
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, convert
+from kubetune.data.reading.examples import Chat
+from kubetune.data.reading.formats import convert
+from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer

@@ -21,7 +21,8 @@ from kubetune.cli.result.evaluate import confusion_lines
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import ComputeConfig
 from kubetune.data.prepared.pipeline import Batch, Worker
-from kubetune.data.reading.formats import Labelled, convert
+from kubetune.data.reading.examples import Labelled
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.spec import Split

@@ -11,7 +11,8 @@ import pytest
 
 from kubetune import cli
 from kubetune.config.schema import ModelConfig
-from kubetune.data.reading.formats import Chat, convert, read
+from kubetune.data.reading.examples import Chat
+from kubetune.data.reading.formats import convert, read
 from kubetune.data.reading.images import image_of_row
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.readers import read_file

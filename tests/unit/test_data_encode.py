@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.config.schema import ModelConfig
-from kubetune.data.reading.formats import Chat, Example, Labelled, Pair, Text, convert
+from kubetune.data.reading.examples import Chat, Example, Labelled, Pair, Text
+from kubetune.data.reading.formats import convert
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.errors import ModelError

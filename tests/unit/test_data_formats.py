@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kubetune.data.reading.formats import Chat, Example, Labelled, Pair, Text, convert, detect, read
+from kubetune.data.reading.examples import Chat, Example, Labelled, Pair, Text
+from kubetune.data.reading.formats import convert, detect, read
 
 USER = {"role": "user", "content": "Ping"}
 ANSWER = {"role": "assistant", "content": "Pong"}

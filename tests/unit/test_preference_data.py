@@ -23,7 +23,9 @@ from kubetune.data.inspect.estimate import estimate_lengths
 from kubetune.data.prepared.pipeline import Batch, Result, Worker
 from kubetune.data.prepared.prepare import Prepared, prepare
 from kubetune.data.prepared.rows import Rows
-from kubetune.data.reading.formats import Chat, Judged, Pair, Preference, convert
+from kubetune.data.reading import conversations, messages
+from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.record import Record
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
@@ -538,3 +540,34 @@ def test_judged_answers_are_scored_as_others_are_and_pairs_are_to_be_parted() ->
         ValueError, match="two answers, which are scored one at a time; `kubetune data convert"
     ):
         answer_of({"prompt": "Ping", "chosen": " Pong", "rejected": " No."})
+
+
+def test_each_message_of_a_pair_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prompt is in both answers' conversations; what is beside the messages is read once too."""
+    read: list[str] = []
+    for name in ("read_message", "read_tools"):
+        function = getattr(messages, name)
+
+        def counted(*words: Any, function: Any = function, name: str = name) -> Any:
+            read.append(name)
+            return function(*words)
+
+        for module in (messages, conversations):
+            monkeypatch.setattr(module, name, counted, raising=False)
+    tool = {"name": "add", "parameters": {"type": "object"}}
+    record = {
+        "prompt": [{"role": "system", "content": "s"}, {"role": "user", "content": "2+2?"}],
+        "chosen": [{"role": "assistant", "content": "4"}],
+        "rejected": [{"role": "assistant", "content": "5"}],
+        "tools": [tool],
+    }
+    assert isinstance(convert(record, kind="pair"), Preference)
+    assert sorted(read) == ["read_message"] * 4 + ["read_tools"]
+
+
+def test_answers_as_text_beside_messages_go_through_the_template_alike() -> None:
+    answer = {"role": "assistant", "content": "5"}
+    in_both = convert({"prompt": "2+2?", "chosen": "4", "rejected": [answer]}, kind="pair")
+    question = {"role": "user", "content": "2+2?"}
+    good = Chat((question, {"role": "assistant", "content": "4"}), context=1)
+    assert in_both == Preference(good, Chat((question, answer), context=1))

@@ -15,7 +15,8 @@ from kubetune.config.schema import Config
 from kubetune.data.inspect.check import check
 from kubetune.data.inspect.estimate import estimate_lengths
 from kubetune.data.prepared.prepare import Prepared, prepare
-from kubetune.data.reading.formats import Chat, Preference, convert
+from kubetune.data.reading.examples import Chat, Preference
+from kubetune.data.reading.formats import convert
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.errors import DataError

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kubetune.data.reading.formats import Chat, convert
+from kubetune.data.reading.examples import Chat
+from kubetune.data.reading.formats import convert
 from kubetune.plugins.recipes import fire, volcano
 from kubetune.plugins.recipes.recipe import Converted, Options, Skipped
 

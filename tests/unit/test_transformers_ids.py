@@ -16,7 +16,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from kubetune.config.schema import ModelConfig
-from kubetune.data.reading.formats import Chat, Pair, Preference, convert
+from kubetune.data.reading.examples import Chat, Pair, Preference
+from kubetune.data.reading.formats import convert
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.tokenizer import load_tokenizer

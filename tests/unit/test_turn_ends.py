@@ -14,7 +14,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from kubetune.config.schema import ModelConfig
-from kubetune.data.reading.formats import Chat
+from kubetune.data.reading.examples import Chat
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from tests.tiny import CORPUS

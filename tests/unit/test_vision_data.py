@@ -24,7 +24,8 @@ from kubetune.data.inspect.estimate import estimate_lengths
 from kubetune.data.prepared.fingerprint import fingerprint
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.prepared.row_writer import PICTURED_FILES
-from kubetune.data.reading.formats import Chat, convert
+from kubetune.data.reading.examples import Chat
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.images import data_address, verify_image
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder

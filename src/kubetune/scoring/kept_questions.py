@@ -12,7 +12,8 @@ from typing import Any, Final
 from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.rows import Rows
-from kubetune.data.reading.formats import Chat, Preference, convert
+from kubetune.data.reading.examples import Chat, Preference
+from kubetune.data.reading.formats import convert
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import trained_messages
 from kubetune.scoring.questions import drawn, records_of

@@ -14,7 +14,7 @@ from kubetune import errors
 from kubetune.base.humanize import shell_word, shown_on, visible
 from kubetune.cli.busy import busy
 from kubetune.cli.result.generate import add_sampling, is_classifier, sampling_of
-from kubetune.data.reading.formats import IMAGE_TAG
+from kubetune.data.reading.messages import IMAGE_TAG
 
 if TYPE_CHECKING:
     from rich.console import Console

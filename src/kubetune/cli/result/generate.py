@@ -450,7 +450,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
 def _texts_of_file(run_dir: Path, file: Path) -> list[tuple[str, str | None]]:
     """Return the texts of records, whose columns have the names that the run's data have."""
     from kubetune.config.load import read_config
-    from kubetune.data.reading.formats import texts_of
+    from kubetune.data.reading.labelled import texts_of
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import read_file
 

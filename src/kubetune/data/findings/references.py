@@ -16,7 +16,8 @@ from kubetune.config.schema.evaluation import (
     GenerateConfig,
 )
 from kubetune.data.findings.finding import Finding
-from kubetune.data.reading.formats import Chat, Pair, convert
+from kubetune.data.reading.examples import Chat, Pair
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.splits import read_taken

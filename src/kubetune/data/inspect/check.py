@@ -26,7 +26,8 @@ from kubetune.data.prepared.pipeline import Result, written_texts
 from kubetune.data.prepared.profile import LIMITS, Profile
 from kubetune.data.prepared.row_watch import labels_of
 from kubetune.data.prepared.row_writer import Chunk
-from kubetune.data.reading.formats import images_of, read
+from kubetune.data.reading.examples import images_of
+from kubetune.data.reading.formats import read
 from kubetune.data.reading.images import ADDRESS, image_of_row
 from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind

@@ -36,18 +36,17 @@ from kubetune.data.columns import (
 from kubetune.data.inspect.answers_as_texts import as_text, from_choices
 from kubetune.data.inspect.estimate import taken_by
 from kubetune.data.prepared.pipeline import written_texts
-from kubetune.data.reading.fields import quoted
-from kubetune.data.reading.formats import (
+from kubetune.data.reading.examples import (
     Chat,
     Example,
     Judged,
     Labelled,
     Pair,
     Preference,
-    detect,
     images_of,
-    read,
 )
+from kubetune.data.reading.fields import quoted
+from kubetune.data.reading.formats import detect, read
 from kubetune.data.reading.images import IMAGE_SUFFIXES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems

@@ -14,7 +14,7 @@ from kubetune.data.inspect.prefix_sharing import saved_share
 from kubetune.data.prepared.pipeline import SPLIT_ADVICE, Batch, Result, Worker
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.tally import Tally
-from kubetune.data.reading.formats import Label
+from kubetune.data.reading.examples import Label
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.spec import DataSpec

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
 from kubetune.data.prepared.histogram import bars
-from kubetune.data.reading.formats import (
+from kubetune.data.reading.examples import (
     Chat,
     Example,
     Judged,
@@ -23,9 +23,9 @@ from kubetune.data.reading.formats import (
     Pair,
     Preference,
     Text,
-    convert,
     images_of,
 )
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.images import UnusableImage, image_file, verifier
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import class_names

@@ -13,7 +13,8 @@ from typing import Any, Final
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.reading.formats import Chat, Judged, Labelled, Preference, convert
+from kubetune.data.reading.examples import Chat, Judged, Labelled, Preference
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.rundir.metrics import DATA

@@ -21,8 +21,7 @@ from kubetune.data.prepared.profile import Profile
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.tally import Tally
 from kubetune.data.prepared.workers import map_in_processes
-from kubetune.data.reading.formats import (
-    IMAGE_TAG,
+from kubetune.data.reading.examples import (
     Chat,
     Example,
     Judged,
@@ -30,10 +29,11 @@ from kubetune.data.reading.formats import (
     Pair,
     Preference,
     Text,
-    read,
     with_images,
 )
+from kubetune.data.reading.formats import read
 from kubetune.data.reading.images import image_file
+from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.reading.preferences import Unusable
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record

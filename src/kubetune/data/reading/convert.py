@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from kubetune.base.files import require_not_read, written_whole
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.reading.formats import (
-    IMAGE_TAG,
+from kubetune.data.reading.examples import (
     Chat,
     Example,
     Judged,
@@ -20,11 +19,11 @@ from kubetune.data.reading.formats import (
     Pair,
     Preference,
     Text,
-    read,
     with_images,
 )
+from kubetune.data.reading.formats import read
 from kubetune.data.reading.images import ADDRESS, image_of_row
-from kubetune.data.reading.messages import OF_TEMPLATES
+from kubetune.data.reading.messages import IMAGE_TAG, OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record

@@ -17,6 +17,10 @@ from kubetune.data.reading.strict_json import Flawed, parse
 NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 
 
+class Empty(ValueError):
+    """A text or a list of messages that has to hold something and holds nothing."""
+
+
 class Fields(Mapping[str, Any]):
     """A record that remembers which of its keys were read, so that the user hears of the others.
 
@@ -109,7 +113,7 @@ def listed(value: Mapping[str, Any], key: str) -> list[Any]:
     if not isinstance(items, list):
         raise ValueError(f"{key} is {show(items)}; expected a list")
     if not items:
-        raise ValueError(f"{key} is empty; expected at least one message")
+        raise Empty(f"{key} is empty; expected at least one message")
     return items
 
 
@@ -123,7 +127,7 @@ def text_of(
     if not isinstance(value, str):
         raise ValueError(f"{where} is {show(value)}; expected a text")
     if not may_be_empty and not value.strip():
-        raise ValueError(f"{where} is empty; expected a text")
+        raise Empty(f"{where} is empty; expected a text")
     # A NUL tells of a file that is no text. Half a surrogate pair has no UTF-8, which tokenizers take.
     if "\0" in value:
         raise ValueError(

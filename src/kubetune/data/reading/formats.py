@@ -6,11 +6,8 @@ Adding a shape is one function and one line in SHAPES.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.columns import (
@@ -23,30 +20,26 @@ from kubetune.data.columns import (
     joined_texts,
     require_subjects,
 )
+from kubetune.data.reading.conversations import Beginning, Beside, chat, spoken
+from kubetune.data.reading.examples import Chat, Example, Pair, Text
 from kubetune.data.reading.fields import (
     Fields,
     first_of,
     keys,
     listed,
-    parsed,
     quoted,
     required,
-    show,
     text_of,
 )
-from kubetune.data.reading.images import data_address
-from kubetune.data.reading.messages import IMAGE_TAG as IMAGE_TAG
+from kubetune.data.reading.labelled import read_labelled
 from kubetune.data.reading.messages import (
     REASONING,
     Turn,
-    join_calls,
+    read_all,
     read_history,
-    read_message,
-    read_tools,
     read_turn,
-    require_known_calls,
 )
-from kubetune.data.reading.preferences import Side, Unusable, judged_side_of, sides_of
+from kubetune.data.reading.preferences import read_answers
 from kubetune.data.reading.prompts import with_answer
 from kubetune.data.reading.refusals import (
     DECIDING,
@@ -57,98 +50,6 @@ from kubetune.data.reading.refusals import (
 )
 
 Value = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Chat:
-    """A conversation, of which the assistant's answers are trained."""
-
-    # with `role` and `content` and, where the answer calls tools, `tool_calls`
-    messages: tuple[dict[str, Any], ...]
-    # schemas of functions
-    tools: tuple[Any, ...] = ()
-    # number of messages at the beginning that are never trained, whoever speaks them
-    context: int = 0
-    # paths, or addresses of data (images.py); the contents hold one `<image>` for each, in their order
-    images: tuple[str, ...] = ()
-    # indices of other messages that are not trained, since the data say so
-    not_trained: frozenset[int] = frozenset()
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A prompt, and the completion that is trained."""
-
-    prompt: str
-    completion: str
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A text, trained from its start to its end."""
-
-    text: str
-
-
-Label = str | int | float | tuple[str | int, ...] | tuple[float, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """A text, or two, and its label."""
-
-    text: str
-    second: str | None
-    # the name or number of a class, several of them, a 0.0 or 1.0 for every class, or a number to predict
-    label: Label
-
-
-@dataclass(frozen=True, slots=True)
-class Preference:
-    """Two answers to one prompt, each as an example that begins with the prompt."""
-
-    chosen: Chat | Pair
-    rejected: Chat | Pair
-    # by how much the chosen answer is better; None where nobody says
-    margin: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A prompt with one answer to it, good or bad."""
-
-    answer: Chat | Pair
-    is_good: bool
-
-
-Example = Chat | Pair | Text | Labelled | Preference | Judged
-_E = TypeVar("_E", bound=Example)
-
-
-def images_of(example: Example) -> tuple[str, ...]:
-    """Return the images of a record; those of a pair once, since both answers have the same."""
-    match example:
-        case Preference(answer) | Judged(answer):
-            return images_of(answer)
-        case Chat():
-            return example.images
-    return ()
-
-
-def with_images(example: _E, place: Callable[[str], str]) -> _E:
-    """Return the record with another place of each image."""
-    match example:
-        case Preference():
-            return replace(
-                example,
-                chosen=with_images(example.chosen, place),
-                rejected=with_images(example.rejected, place),
-            )
-        case Judged():
-            return replace(example, answer=with_images(example.answer, place))
-        case Chat() if example.images:
-            return replace(example, images=tuple(map(place, example.images)))
-    return example
 
 
 def convert(
@@ -196,8 +97,7 @@ def read(
     if not is_classified and shape != "text":
         require_subjects(value, columns, needs_answer=kind == "text")
     if kind not in ("text", "labelled", "prompt"):
-        # Of answers that are compared, preferences.py knows the shapes.
-        answers, unused = _read_preference(value, shape, kind)
+        answers, unused = read_answers(value, shape, kind)
         return Reading(answers, _without_obeyed(sorted({*unused, *replaced}), value))
 
     record = Fields(value, columns)
@@ -263,67 +163,6 @@ def _without_obeyed(unused: Sequence[str], value: Value) -> tuple[str, ...]:
     return tuple(key for key in unused if not is_obeyed(key, value.get(key)))
 
 
-def _read_preference(
-    value: Value,
-    shape: str,
-    kind: RecordKind,
-) -> tuple[Preference | Judged, set[str]]:
-    """Return answers to be compared or judged, and the keys that hold something and decide nothing."""
-    if shape in ("text", "labelled"):
-        raise ValueError(
-            f"is read as {shape} by `data.train.format`, which has no answers to compare; expected auto"
-        )
-
-    if kind == "judged":
-        side, is_good = judged_side_of(value, shape)
-        answer, unused = _read_side(side)
-        return Judged(answer, is_good), unused
-
-    margin = None
-    if kind == "graded":
-        value = dict(value)
-        margin = _margin(value.pop("margin", None))
-
-    chosen_side, rejected_side = sides_of(value, shape)
-    chosen, unused = _read_side(chosen_side)
-    rejected, unused_of_rejected = _read_side(rejected_side)
-    if chosen == rejected:
-        raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
-    return Preference(chosen, rejected, margin), unused | unused_of_rejected
-
-
-def _margin(margin: Any) -> float | None:
-    if margin is None:
-        return None
-    # True and False are numbers to Python.
-    is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
-    if not is_number or not math.isfinite(margin):
-        raise ValueError(
-            f"margin is {show(margin)}; expected a number: by how much the chosen answer is better"
-        )
-    return float(margin)
-
-
-def _read_side(side: Side) -> tuple[Chat | Pair, set[str]]:
-    """Return one of the answers with its prompt, and the keys that hold something and decide nothing."""
-    record = Fields(side.record)
-    require_readable(record)
-    try:
-        answer = _from_pair(record)
-    except ValueError as error:
-        # The record is one that preferences.py made: the file has another name for its completion.
-        kind = Unusable if "is empty" in str(error) else ValueError
-        raise kind(str(error).replace("completion", side.name)) from None
-
-    # A list of messages may end with the user's.
-    if isinstance(answer, Chat):
-        roles = {message["role"] for message in answer.messages[answer.context :]}
-        if "assistant" not in roles:
-            raise ValueError(f"{side.name} holds no message of the assistant; expected the answer")
-
-    return answer, set(record.unused)
-
-
 def detect(value: Value, *, kind: RecordKind = "text") -> str:
     """Return the shape of a record by the keys it has. Raise ValueError when it has none."""
     if kind == "labelled":
@@ -387,22 +226,7 @@ _MARKS: Final[tuple[tuple[str, tuple[tuple[str, ...], ...]], ...]] = (
 
 
 def _from_messages(record: Fields) -> Chat:
-    return _chat(record, _read_all(listed(record, "messages"), "messages", record))
-
-
-def _read_all(
-    messages: Sequence[Any],
-    key: str,
-    record: Fields,
-) -> list[Turn]:
-    return [_read_any(message, f"{key}[{i}]", record) for i, message in enumerate(messages)]
-
-
-def _read_any(message: Any, where: str, record: Fields) -> Turn:
-    """Return a message that is spelt as OpenAI does, or as ShareGPT does, in a list that may hold either."""
-    if isinstance(message, dict) and "from" in message and "role" not in message:
-        return read_turn(message, where, record)
-    return read_message(message, where, record)
+    return chat(Beside(record), read_all(listed(record, "messages"), "messages", record))
 
 
 def _from_pair(record: Fields) -> Pair | Chat:
@@ -421,38 +245,7 @@ def _from_pair(record: Fields) -> Pair | Chat:
         raise ValueError(
             "has an `instruction` beside `input`, which would be lost; name its answer `output`"
         )
-    if record.holds("history"):
-        raise ValueError(
-            "has a `history` beside its prompt, which would be lost; put all of it into `messages`"
-        )
-
-    # A prompt in messages, with an answer in messages or as text.
-    if isinstance(prompt, list) and isinstance(completion, (list, dict, str)):
-        if isinstance(completion, str):
-            completion = {"role": "assistant", "content": completion}
-        if isinstance(completion, dict):
-            completion = [completion]
-        before = _read_all(prompt, prompt_key, record)
-        after = _read_all(completion, completion_key, record)
-        for key, turns in ((prompt_key, before), (completion_key, after)):
-            if not turns:
-                raise ValueError(f"{key} is empty; expected messages")
-        return _chat(record, [*before, *after], context=len(before))
-
-    # Two texts, which go through the chat template only where there are images.
-    prompt = text_of(prompt, prompt_key, may_be_empty=True)
-    completion = text_of(completion, completion_key)
-    if _images(record):
-        return _chat(record, [_spoken("user", prompt), _spoken("assistant", completion)], context=1)
-
-    for key in ("system", "system_prompt", "tools", "functions"):
-        if record.holds(key):
-            raise ValueError(
-                f"has `{key}` beside a prompt that is plain text and goes through no chat template, so it would be "
-                "lost; put it into the prompt, or write `messages`"
-            )
-
-    return Pair(prompt, completion)
+    return Beginning(record, prompt, prompt_key).answered(completion, completion_key)
 
 
 def _key_of(
@@ -484,10 +277,10 @@ def _from_question(record: Fields) -> Chat:
     record.note_taken(answer_key, "the assistant's")
 
     turns = _history(record)
-    turns.append(_spoken("user", question))
+    turns.append(spoken("user", question))
     answer = text_of(required(record, answer_key), answer_key)
     turns.append(_answer(record, answer))
-    return _chat(record, turns)
+    return chat(Beside(record), turns)
 
 
 def _question_key(record: Fields) -> str:
@@ -532,10 +325,6 @@ def _only_key(
     return first_of(names, record) or names[0]
 
 
-def _spoken(role: str, content: str) -> Turn:
-    return Turn({"role": role, "content": content}, None, role)
-
-
 def _from_text(record: Fields) -> Text:
     return Text(text_of(required(record, "text"), "text"))
 
@@ -544,7 +333,7 @@ def _from_sharegpt(record: Fields) -> Chat:
     turns = []
     for i, turn in enumerate(listed(record, "conversations")):
         turns.append(read_turn(turn, f"conversations[{i}]", record))
-    return _chat(record, turns)
+    return chat(Beside(record), turns)
 
 
 def _from_alpaca(record: Fields) -> Chat:
@@ -558,135 +347,17 @@ def _from_alpaca(record: Fields) -> Chat:
     answer = text_of(required(record, "output"), "output")
 
     turns = _history(record)
-    turns.append(_spoken("user", question))
+    turns.append(spoken("user", question))
     turns.append(_answer(record, answer))
-    return _chat(record, turns)
+    return chat(Beside(record), turns)
 
 
 def _history(record: Fields) -> list[Turn]:
     """Return the turns before a question."""
     turns = []
     for message in read_history(record.get("history")):
-        turns.append(_spoken(message["role"], message["content"]))
+        turns.append(spoken(message["role"], message["content"]))
     return turns
-
-
-# Characters of a class by its name; a longer text is to be classified.
-_LONGEST_CLASS: Final = 40
-# Names of two texts that are compared.
-_PAIRS: Final = (
-    ("premise", "hypothesis"),
-    ("sentence1", "sentence2"),
-    ("question1", "question2"),
-    ("question", "sentence"),
-    ("text", "text_pair"),
-)
-
-
-# Names of what is classified.
-_TEXTS: Final = frozenset({"sentence", "text", *(name for pair in _PAIRS for name in pair)})
-
-
-def _from_labelled(value: Fields) -> Labelled:
-    text, second = texts_of(value)
-    key = label_key(value, is_pair=second is not None)
-    try:
-        label = required(value, key)
-    except ValueError as error:
-        raise ValueError(f"{error}{_other_label(value)}") from None
-    return Labelled(text, second, _label(label))
-
-
-def _other_label(value: Fields) -> str:
-    """Return what one may paste where a record has its label under another name, by what its columns hold."""
-    for key, item in value.items():
-        is_class = isinstance(item, (bool, int)) or (
-            isinstance(item, str) and 0 < len(item) <= _LONGEST_CLASS
-        )
-        if is_class and key not in _TEXTS:
-            columns = [f"{name}={column}" for name, column in value.columns.items()]
-            pairs = " ".join([*columns, f"label={key}"])
-            return f"; if `{key}` is the label, write `--columns {pairs}`"
-    return ""
-
-
-def label_key(value: Value, *, is_pair: bool) -> str:
-    """Return the key that a record's label is under.
-
-    Data sets with several labels write `labels`; those with pairs to compare have a `score`.
-    """
-    names = ("label", "labels", "score") if is_pair else ("label", "labels")
-    return first_of(names, value) or "label"
-
-
-def texts_of(value: Value) -> tuple[str, str | None]:
-    """Return the text, or two, of a record to be classified. Raise ValueError where there is none."""
-    for first, second in _PAIRS:
-        if first in value and second in value:
-            return text_of(value[first], first), text_of(value[second], second)
-
-    key = first_of(("sentence", "text"), value)
-    if key is None:
-        raise ValueError(
-            f"{keys(value)}; expected `sentence`, `text`, or `premise` and `hypothesis`, with `label`"
-        )
-    return text_of(value[key], key), None
-
-
-# A text that is a number, as a table writes it; `01`, `1_000` and `１` are names.
-_WHOLE_NUMBER: Final = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
-
-
-def _label(label: Any) -> Label:
-    """Return a label as it is read: without the space around a name, `true` and `false` as tables name them."""
-    if isinstance(label, str):
-        label = label.strip()
-        # Tables hold a list of labels as JSON.
-        if label.startswith("["):
-            label = parsed(label, "label")
-
-    if isinstance(label, list):
-        return _several(label)
-    if isinstance(label, bool):
-        return str(label)
-    # Files without types have numbers as text.
-    if isinstance(label, str) and _WHOLE_NUMBER.fullmatch(label):
-        label = int(label)
-
-    is_no_number = isinstance(label, float) and not math.isfinite(label)
-    if is_no_number or not isinstance(label, (int, float, str)) or label == "":
-        raise ValueError(
-            f"label is {show(label)}; expected a class by name or number, a list of them, or a number"
-        )
-
-    return label
-
-
-def _several(labels: list[Any]) -> Label:
-    """Return several labels: the classes that apply, or a 0.0 or 1.0 for every class.
-
-    [2, 5] are two classes, [0.0, 1.0, 1.0] and [false, true, true] say of three classes whether each applies.
-    """
-    are_flags = all(isinstance(label, bool) for label in labels)
-    # 0 and 1 as whole numbers may be classes, so at least one has to be written as a float.
-    if any(isinstance(label, float) for label in labels):
-        are_flags = all(label in (0, 1) for label in labels)
-    if labels and are_flags:
-        return tuple(1.0 if label else 0.0 for label in labels)
-
-    classes = []
-    for label in labels:
-        if isinstance(label, bool) or not isinstance(label, (int, str)):
-            what = "a list of names or numbers of classes, or 0.0 or 1.0 for every class"
-            raise ValueError(f"label is {show(labels)}; expected {what}")
-        classes.append(label.strip() if isinstance(label, str) else label)
-
-    if len(set(classes)) < len(classes):
-        # [1, 0, 1] is refused here: it would be read as classes 1 and 0, and was hardly meant so.
-        what = "each class that applies once, by name or number; a 0 or 1 for every class is written 0.0 or 1.0"
-        raise ValueError(f"label is {show(classes)}; expected {what}")
-
-    return tuple(classes)
 
 
 SHAPES: Final[dict[str, Callable[[Fields], Example]]] = {
@@ -696,132 +367,6 @@ SHAPES: Final[dict[str, Callable[[Fields], Example]]] = {
     "sharegpt": _from_sharegpt,
     "alpaca": _from_alpaca,
     "question_answer": _from_question,
-    "labelled": _from_labelled,
+    "labelled": read_labelled,
 }
 _MAY_BE_CHATS: Final = frozenset(SHAPES) - {"text", "labelled"}
-
-
-def _chat(
-    record: Fields,
-    turns: list[Turn],
-    context: int = 0,
-) -> Chat:
-    """Return a conversation with what is beside its messages. `context`: how many of them are a prompt."""
-    system = _system(record, turns)
-    if system is not None:
-        turns = [system, *turns]
-        if context:
-            context += 1
-
-    for turn in turns[:context]:
-        if turn.trained:
-            raise ValueError(f"{turn.where} says that it is trained; a prompt never is")
-    require_known_calls(turns)
-    turns, context = join_calls(turns, context)
-
-    messages = [turn.message for turn in turns]
-    images = _images(record)
-    tools = read_tools(record)
-    if images is not None:  # without images the tag is text like any other
-        messages = _place_tags(messages, len(images))
-    not_trained = frozenset(i for i, turn in enumerate(turns) if turn.trained is False)
-    return Chat(tuple(messages), tools, context, images or (), not_trained)
-
-
-def _system(record: Fields, turns: list[Turn]) -> Turn | None:
-    """Return the message of the system that is beside the messages; None where they begin with it."""
-    # The same text may be written several times.
-    texts = {}
-    for key in ("system", "system_prompt"):
-        text = record.get(key)
-        if text not in (None, ""):
-            texts[key] = text
-
-    if not texts:
-        return None
-    key, text = next(iter(texts.items()))
-
-    system = text_of(text, key)
-    # Whoever repeats it must say the same, or one of the two would be lost.
-    has_system = turns[0].message["role"] == "system"
-    others = list(texts.values())
-    if has_system:
-        others.append(turns[0].message["content"])
-    if any(other != system for other in others):
-        raise ValueError(
-            f"has `{key}` and another message of the system, which says something else; expected one"
-        )
-
-    return None if has_system else _spoken("system", system)
-
-
-def _images(record: Fields) -> tuple[str, ...] | None:
-    """Return the images of a record, each a path or an address of data; None where it has no place for any."""
-    columns = {}
-    for key in ("images", "image"):
-        images = record.get(key)
-        if images is not None:
-            columns[key] = images
-
-    # Two columns may be there, as tables have them, but only one place may hold images.
-    filled = [key for key, images in columns.items() if images]
-    if len(filled) + bool(record.images) > 1:
-        places = [f"`{key}`" for key in columns]
-        if record.images:
-            places.append("its messages")
-        raise ValueError(f"has images in {' and '.join(places)}; expected them in one place")
-
-    if record.images:
-        return tuple(
-            _image(image, f"image {i} of its messages") for i, image in enumerate(record.images, 1)
-        )
-    if not columns:
-        return None
-
-    key = filled[0] if filled else next(iter(columns))
-    images = columns[key]
-    if isinstance(images, str | dict):
-        images = [images]
-    if not isinstance(images, list):
-        raise ValueError(f"{key} is {show(images)}; expected a list of paths")
-    return tuple(_image(image, f"{key}[{i}]") for i, image in enumerate(images))
-
-
-def _image(image: Any, where: str) -> str:
-    """Return the path of an image, or its bytes as an address of data; `datasets` gives both, and means the bytes."""
-    if not isinstance(image, dict):
-        return text_of(image, where)
-    content = image.get("bytes")
-    if not image.keys() <= {"path", "bytes"} or not isinstance(content, bytes | None):
-        raise ValueError(
-            f"{where} is {show(image)}; expected a path, an address `data:image/…;base64,…`, or `path`"
-        )
-    if content is not None:
-        return data_address(content)
-    return text_of(image.get("path"), f"{where}.path")
-
-
-def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, Any]]:
-    """Return the messages with as many tags as images. Missing tags go before the first text of the user:
-
-    two images and the question "Which is older?"    →    "<image>\n<image>\nWhich is older?"
-    """
-    tags = sum(message["content"].count(IMAGE_TAG) for message in messages)
-    if tags > images:
-        raise ValueError(
-            f"has {tags} {IMAGE_TAG} tags for {images} images; expected one tag for each image"
-        )
-    if tags == images:
-        return messages
-    for i, message in enumerate(messages):
-        if message["role"] == "user":
-            content = f"{IMAGE_TAG}\n" * (images - tags) + message["content"]
-            return [
-                *messages[:i],
-                {**message, "content": content},
-                *messages[i + 1 :],
-            ]
-
-    raise ValueError(
-        f"has {images} images, {tags} {IMAGE_TAG} tags and no message of the user to put more into"
-    )

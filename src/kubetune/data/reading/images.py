@@ -2,7 +2,7 @@
 
 Paths in data are not trusted: they cannot lead out of the folders they are looked for in, and no file is decoded before
 its header says that it is of a sane size. Nothing is changed; images that records hold are kept in a cache as files.
-What rows look like and where tags go is formats.py's.
+What rows look like is formats.py's, and where tags go conversations.py's.
 """
 
 from __future__ import annotations

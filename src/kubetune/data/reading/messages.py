@@ -79,6 +79,22 @@ class Turn(NamedTuple):
     where: str  # its place in the record, for messages to people: `messages[2]`
 
 
+def read_all(
+    messages: Sequence[Any],
+    key: str,
+    record: Fields,
+) -> list[Turn]:
+    """Return messages in any spelling. `key`: what the record has them under."""
+    return [_read_any(message, f"{key}[{i}]", record) for i, message in enumerate(messages)]
+
+
+def _read_any(message: Any, where: str, record: Fields) -> Turn:
+    """Return a message that is spelt as OpenAI does, or as ShareGPT does, in a list that may hold either."""
+    if isinstance(message, dict) and "from" in message and "role" not in message:
+        return read_turn(message, where, record)
+    return read_message(message, where, record)
+
+
 def read_turn(turn: Any, where: str, record: Fields) -> Turn:
     """Return a message that is spelt as ShareGPT does, or as OpenAI does. Raise ValueError: what was expected."""
     if isinstance(turn, dict) and "role" in turn and "content" in turn:
@@ -457,13 +473,15 @@ def _arguments(function: dict[str, Any], where: str) -> dict[str, Any]:
     return arguments
 
 
-def join_calls(turns: Sequence[Turn], context: int) -> tuple[list[Turn], int]:
+def with_joined_calls(turns: Sequence[Turn], context: int) -> tuple[list[Turn], int]:
     """Return the turns with the calls behind a text, or behind a call, in one message with it, as a model says them.
 
     assistant "One moment.", function_call f, observation    →    assistant "One moment." with the call f, tool
 
-    `context`: how many of them are a prompt; it is returned for the joined ones.
+    `context`: how many of them are a prompt; it is returned for the joined ones. Raise ValueError for the result of a
+    call that nobody made.
     """
+    _require_known_calls(turns)
     joined: list[Turn] = []
     length = context
     for i, turn in enumerate(turns):
@@ -487,7 +505,7 @@ def _is_one_turn(before: Turn, turn: Turn) -> bool:
     return roles == ("assistant", "assistant") and is_call and is_alike
 
 
-def require_known_calls(turns: Sequence[Turn]) -> None:
+def _require_known_calls(turns: Sequence[Turn]) -> None:
     """Raise ValueError for the result of a tool that names a call which nobody made, where all calls have ids."""
     ids: list[Any] = []  # of the calls made so far; None for a call without one
     for turn in turns:

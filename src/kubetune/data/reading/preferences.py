@@ -1,22 +1,26 @@
-"""Answers to be compared, or judged, in every spelling: each as a record of its own with `prompt` and `completion`.
+"""Answers to be compared, or judged, in every spelling: one prompt, which is read once, and each answer to it.
 
-    {"prompt": "2+2?", "chosen": "4", "rejected": "5"}
-    →  {"prompt": "2+2?", "completion": "4"} and {"prompt": "2+2?", "completion": "5"}
+    {"prompt": "2+2?", "chosen": "4", "rejected": "5", "source": "forum"}
+    →  prompt "2+2?", answers ("chosen", "4") and ("rejected", "5"), and what is beside them: {"source": "forum"}
+    →  Preference(Pair("2+2?", "4"), Pair("2+2?", "5")), where `source` decides nothing
 
-Those records are then read as any others are (formats.py), which knows messages, tools and images; nothing here does.
 The spellings are TRL's, LLaMA-Factory's, ms-swift's and axolotl's, and Anthropic's texts of "\n\nHuman: …".
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
 from kubetune.data.columns import PROMPTS, joined_texts
-from kubetune.data.reading.fields import keys, listed, quoted, show
+from kubetune.data.reading.conversations import Beginning
+from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
+from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show
 from kubetune.data.reading.messages import SPEAKERS, read_history
+from kubetune.data.reading.refusals import require_readable
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
 _REJECTED: Final = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")
@@ -51,13 +55,6 @@ class _Compared(NamedTuple):
     rejected: Any
 
 
-class Side(NamedTuple):
-    """One answer with its prompt, as a record of the shape prompt_completion, and what it is called in the file."""
-
-    record: dict[str, Any]
-    name: str  # `chosen`, `rejected_response`, `output[0]`, …
-
-
 def likely_kind(value: Mapping[str, Any]) -> RecordKind:
     """Return the kind of a record whose task is not known: with answers to compare, one that is judged, or a text."""
     if any(value.get(key) for key in (*_CHOSEN, *_REJECTED)):
@@ -69,9 +66,101 @@ def likely_kind(value: Mapping[str, Any]) -> RecordKind:
     return "text"
 
 
-def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
-    """Return the chosen answer and the rejected one. Raise ValueError for a record that can be read in two ways."""
+def read_answers(
+    value: Mapping[str, Any],
+    shape: str,
+    kind: RecordKind,
+) -> tuple[Preference | Judged, tuple[str, ...]]:
+    """Return answers to be compared or judged, and the keys that hold something and decide nothing."""
+    if shape in ("text", "labelled"):
+        raise ValueError(
+            f"is read as {shape} by `data.train.format`, which has no answers to compare; expected auto"
+        )
+    if kind == "judged":
+        rest = dict(value)
+        is_good = _verdict(rest)
+        prompt, name, answer = _judged(rest, value)
+        (example,), unused = _read(rest, shape, prompt, [(name, answer)])
+        return Judged(example, is_good), unused
+
+    margin = None
+    if kind == "graded":
+        value = dict(value)
+        margin = _margin(value.pop("margin", None))
     rest = _without_input_object(value)
+    (chosen_name, chosen), (rejected_name, rejected) = _named_answers(rest, value)
+    prompt, chosen, rejected = _compared(rest, chosen, rejected)
+    answers = [(chosen_name, chosen), (rejected_name, rejected)]
+    (better, worse), unused = _read(rest, shape, prompt, answers)
+    if better == worse:
+        raise Unusable("has the same answer as chosen and as rejected; expected two that differ")
+    return Preference(better, worse, margin), unused
+
+
+def _margin(margin: Any) -> float | None:
+    if margin is None:
+        return None
+    # True and False are numbers to Python.
+    is_number = isinstance(margin, (int, float)) and not isinstance(margin, bool)
+    if not is_number or not math.isfinite(margin):
+        raise ValueError(
+            f"margin is {show(margin)}; expected a number: by how much the chosen answer is better"
+        )
+    return float(margin)
+
+
+def _read(
+    rest: dict[str, Any],
+    shape: str,
+    prompt: Any,
+    answers: Sequence[tuple[str, Any]],
+) -> tuple[list[Chat | Pair], tuple[str, ...]]:
+    """Return each answer with the prompt, which they have in common, and the keys of the rest that decide nothing.
+
+    `rest`: what is beside prompt and answers. `answers`: each with what the record calls it.
+    """
+    for key in ("prompt", "completion"):
+        if rest.get(key) not in NOTHING:
+            raise ValueError(
+                f"has `{key}` beside its answers and what they go on from; expected these alone"
+            )
+
+    # Texts are plain texts, unless something beside them says that they go through the chat template.
+    if isinstance(prompt, str):
+        is_of_chat = shape not in ("auto", "prompt_completion")
+        if shape == "auto":
+            is_of_chat = any(key in rest for key in _OF_CHATS)
+        if is_of_chat or not all(isinstance(answer, str) for _, answer in answers):
+            prompt = _asked(rest, prompt)
+
+    record = Fields(rest)
+    require_readable(record)
+    beginning = Beginning(record, prompt)
+    examples = []
+    for name, answer in answers:
+        if answer is None:
+            raise ValueError(f"`{name}` is null; {keys({**rest, 'prompt': prompt, name: answer})}")
+        try:
+            example = beginning.answered(answer, name)
+        except Empty as error:
+            raise Unusable(str(error)) from None
+        # A list of messages may end with the user's.
+        if isinstance(example, Chat):
+            roles = {message["role"] for message in example.messages[example.context :]}
+            if "assistant" not in roles:
+                raise ValueError(f"{name} holds no message of the assistant; expected the answer")
+        examples.append(example)
+    return examples, record.unused
+
+
+def _named_answers(
+    rest: dict[str, Any],
+    value: Mapping[str, Any],
+) -> tuple[tuple[str, Any], tuple[str, Any]]:
+    """Take out the chosen answer, None where it ends the conversation, and the rejected one, each with its name.
+
+    `value`: the whole record. Raise ValueError for one that can be read in two ways.
+    """
     _require_one_context(rest)
 
     chosen = _take(rest, _CHOSEN)
@@ -81,10 +170,9 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
     # LLaMA-Factory's older files have both answers in `output`, the better one first.
     output = rest.get("output")
     if chosen is None and rejected is None and isinstance(output, list) and len(output) == 2:
-        chosen = ("output[0]", output[0])
-        rejected = ("output[1]", output[1])
         del rest["output"]
-    elif chosen is None and not has_talk:
+        return ("output[0]", output[0]), ("output[1]", output[1])
+    if chosen is None and not has_talk:
         chosen = _take(rest, _ANSWERS)
 
     # Ranked answers are more than a pair can hold.
@@ -99,15 +187,8 @@ def sides_of(value: Mapping[str, Any], shape: str) -> tuple[Side, Side]:
         raise ValueError(
             f"{keys(value)}; expected two answers, `chosen` and `rejected`, with their prompt"
         )
-
     # Without a key for the chosen answer, it is the end of the conversation.
-    chosen_name, chosen_answer = chosen or ("messages", None)
-    rejected_name, rejected_answer = rejected
-    compared = _compared(rest, chosen_answer, rejected_answer)
-    return (
-        Side(_record(rest, compared.prompt, compared.chosen, shape), chosen_name),
-        Side(_record(rest, compared.prompt, compared.rejected, shape), rejected_name),
-    )
+    return chosen or ("messages", None), rejected
 
 
 def _without_input_object(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,11 +204,8 @@ def _without_input_object(value: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
-    """Return the answer of a record, and True if it is a good one. Raise ValueError as `sides_of` does."""
-    rest = dict(value)
-
-    is_good = _verdict(rest)
+def _judged(rest: dict[str, Any], value: Mapping[str, Any]) -> tuple[Any, str, Any]:
+    """Take out the prompt of an answer, what the record calls the answer, and the answer. `value`: the whole record."""
     if any(rest.get(key) for key in (*_CHOSEN, *_REJECTED)):
         raise ValueError(
             "has two answers, and `preference.loss: kto` takes one at a time; `kubetune data convert --to judged` "
@@ -139,7 +217,7 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
     if talk is not None:
         prompt, answer = _last_answer(talk)
         _take_repeated_prompts(rest, talk)
-        return Side(_record(rest, prompt, answer, shape), "messages"), is_good
+        return prompt, "messages", answer
 
     # … or is under a key, with its prompt before it there or beside it.
     named_answer = _take(rest, _ANSWERS)
@@ -149,10 +227,8 @@ def judged_side_of(value: Mapping[str, Any], shape: str) -> tuple[Side, bool]:
     if _is_conversation(answer):
         prompt, answer = _last_answer(answer)
         _take_repeated_prompts(rest, prompt)
-    else:
-        prompt = _question(rest)
-
-    return Side(_record(rest, prompt, answer, shape), name), is_good
+        return prompt, name, answer
+    return _question(rest), name, answer
 
 
 def _compared(
@@ -213,32 +289,6 @@ def _compared(
 
 def _stripped(answer: Any) -> Any:
     return answer.strip() if isinstance(answer, str) else answer
-
-
-def _record(
-    rest: dict[str, Any],
-    prompt: Any,
-    answer: Any,
-    shape: str,
-) -> dict[str, Any]:
-    """Return one answer and what it goes on from as a record with `prompt` and `completion`."""
-    for key in ("prompt", "completion"):
-        if rest.get(key) not in (None, "", [], {}):
-            raise ValueError(
-                f"has `{key}` beside its answers and what they go on from; expected these alone"
-            )
-
-    # Two texts are plain texts, unless something beside them says that they go through the chat template.
-    if isinstance(prompt, str) and isinstance(answer, str):
-        is_of_chat = any(key in rest for key in _OF_CHATS)
-        if shape == "prompt_completion" or (shape == "auto" and not is_of_chat):
-            return {**rest, "prompt": prompt, "completion": answer}
-
-    # A copy: the other answer's record is made of `rest` too.
-    rest = dict(rest)
-    if isinstance(prompt, str):
-        prompt = _asked(rest, prompt)
-    return {**rest, "prompt": prompt, "completion": answer}
 
 
 def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, Protocol
 
-from kubetune.data.reading.formats import Chat, Example, Pair, Text
+from kubetune.data.reading.examples import Chat, Example, Pair, Text
 from kubetune.data.reading.images import ImageRef
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.turns.template import Note, Rendered

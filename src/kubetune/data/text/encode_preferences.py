@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Judged, Pair, Preference
+from kubetune.data.reading.examples import Chat, Example, Judged, Pair, Preference
+from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.text.encode import SEEING, Encoded, RowEncoder
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kubetune.data.reading.formats import Chat, Example, Pair
+from kubetune.data.reading.examples import Chat, Example, Pair
 from kubetune.data.reading.prompts import NO_ANSWER
 from kubetune.data.text.encode import SEEING, Encoded
 from kubetune.data.text.tokenizer import Tokenizer

@@ -15,7 +15,9 @@ from typing import Any, Final, cast
 from kubetune.config.metric_names import ProblemType
 from kubetune.config.schema import ClassificationConfig, ModelConfig, SourceConfig
 from kubetune.data.reading import hub
-from kubetune.data.reading.formats import Label, Labelled, convert, label_key
+from kubetune.data.reading.examples import Label, Labelled
+from kubetune.data.reading.formats import convert
+from kubetune.data.reading.labelled import label_key
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import class_names, read_source
 from kubetune.data.text.labels import (

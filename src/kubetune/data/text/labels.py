@@ -13,7 +13,7 @@ from typing import Any, Final, TypeGuard, cast
 from kubetune.base.files import read_inside, write_atomic
 from kubetune.config.metric_names import CLASSIFIER_METRICS, ProblemType
 from kubetune.config.schema import ClassificationConfig
-from kubetune.data.reading.formats import Label
+from kubetune.data.reading.examples import Label
 
 UNLABELLED: Final = (
     "it marks a row without a label, as in the test splits of GLUE; take a labelled split, such as validation, or let "

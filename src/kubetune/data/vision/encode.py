@@ -12,8 +12,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from kubetune.data.reading.formats import IMAGE_TAG, Chat, Example, Pair
+from kubetune.data.reading.examples import Chat, Example, Pair
 from kubetune.data.reading.images import ImageRef
+from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.turns.marks import IMAGE_MARK
 from kubetune.data.text.turns.writer import IMAGE_TEXTS

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from kubetune.data.reading.fields import Fields, show, text_of
-from kubetune.data.reading.formats import IMAGE_TAG
+from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skipped
 
 # The student's attempts are what a model learns; the teacher's feedback is what it answers to.

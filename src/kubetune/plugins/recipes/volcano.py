@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.data.reading.convert import SHAPERS
-from kubetune.data.reading.formats import IMAGE_TAG, read
+from kubetune.data.reading.formats import read
+from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.plugins.recipes.recipe import Converted, DataRecipe, Options, Skipped
 
 

@@ -13,8 +13,9 @@ from kubetune.base.humanize import counted
 from kubetune.batching.batch import collate, collate_labelled
 from kubetune.data.prepared.data_facts import known
 from kubetune.data.prepared.micro_batches import pack
+from kubetune.data.reading.examples import Example, Judged, Preference
 from kubetune.data.reading.fields import text_of
-from kubetune.data.reading.formats import Example, Judged, Preference, read
+from kubetune.data.reading.formats import read
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.text.encode import Encoder

@@ -17,8 +17,9 @@ from transformers.generation.streamers import BaseStreamer
 from kubetune.base.files import StrPath
 from kubetune.batching.image_batches import PictureReader
 from kubetune.config.schema import Config
+from kubetune.data.reading.examples import Chat
 from kubetune.data.reading.fields import text_of
-from kubetune.data.reading.formats import Chat, convert
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.images import ImageRef
 from kubetune.data.reading.problems import Problems
 from kubetune.data.text.encode import Encoder

@@ -20,7 +20,7 @@ from kubetune.batching.batch import Batch, collate
 from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.config.schema import GrpoConfig, RewardConfig
 from kubetune.data.prepared.micro_batches import pack
-from kubetune.data.reading.formats import Chat, Example, Pair
+from kubetune.data.reading.examples import Chat, Example, Pair
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.models import loading

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.config.schema.rewards import RewardConfig
 from kubetune.data.findings.references import lacks_answers
-from kubetune.data.reading.formats import Chat, Pair, convert
+from kubetune.data.reading.examples import Chat, Pair
+from kubetune.data.reading.formats import convert
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.errors import DataError
 from kubetune.scoring.questions import records_of
