@@ -53,6 +53,7 @@ def test_pods_that_cannot_be_asked_end_no_verb(
     monkeypatch.setattr("kubetune.k8s.cluster.download._PAUSE_SECONDS", 0.05)
     # Each verb asks a pod that a proxy stands before again and again, for so long.
     monkeypatch.setattr(cluster_runs, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr("kubetune.k8s.api.connection.PATIENCE_SECONDS", 0.2)
     desk.cluster.wait_log(
         desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up"
     )
@@ -80,6 +81,17 @@ def test_pods_that_cannot_be_asked_end_no_verb(
     desk.quick("stop", "fit")
     assert desk.cluster.get("Job", "fit")["spec"]["suspend"] is True
     assert desk.cluster.find("Pod", "app.kubernetes.io/component=trainer") == []
+
+
+@pytest.mark.slow
+def test_who_waits_for_a_broken_proxy_hears_what_it_answers(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kubetune.k8s.api.connection.PATIENCE_SECONDS", 4.0)
+    desk.cluster.trouble(EXEC, **FAULTS["proxy"])
+    stderr = desk.quick("exec", "fit", "--", "true", code=3).stderr
+    assert "refuses for now (502); trying for 4 s" in stderr
+    assert "the API server is not ready (502): " in stderr
 
 
 def test_results_come_home_past_a_pod_whose_node_is_down(desk: Desk) -> None:

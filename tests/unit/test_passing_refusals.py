@@ -58,6 +58,22 @@ def test_a_node_that_is_away_may_stay_so() -> None:
     assert error.again_seconds == 0
 
 
+@pytest.mark.parametrize(
+    ("code", "message", "meaning", "advice"),
+    [
+        (500, AWAY, "its node cannot be asked", "see kubectl get nodes"),
+        (502, "Bad Gateway", "the API server is not ready", "try again later"),
+        (503, "apiserver is shutting down", "the API server is not ready", "try again later"),
+    ],
+)
+def test_a_sentence_blames_whom_the_table_names(
+    code: int, message: str, meaning: str, advice: str
+) -> None:
+    """Of a command in a pod, too, which the API server passes on to the node: 502 comes from before it."""
+    error = refusal(Question("exec", POD, "team", "fit-0", "exec"), code, {"message": message})
+    assert str(error) == f"exec in Pod fit-0: {meaning} ({code}): {message}; {advice}"
+
+
 def test_a_pause_that_the_status_asks_for_is_made() -> None:
     status = {"message": TOO_LARGE, "details": {"retryAfterSeconds": 3}}
     error = refusal(Question("watch", POD, "team"), 504, status)

@@ -34,10 +34,11 @@ class ApiError(EnvironmentFault):
     """A request to the API server failed: it was refused, or nobody answered.
 
     `pause_seconds` is the time without requests that the server asks for; `again_seconds` for how long the same request
-    is worth another try.
+    is worth another try. `code` is the HTTP status, 0 where nobody answered.
     """
 
     again_seconds: float = PATIENCE_SECONDS
+    code: int = 0
 
     def __init__(self, message: str, pause_seconds: float = 0.0) -> None:
         super().__init__(message)
@@ -45,7 +46,7 @@ class ApiError(EnvironmentFault):
 
 
 class Refused(ApiError):
-    """The API server refused a request. `code` is the HTTP status, `words` what the server itself said."""
+    """The API server refused a request. `words` is what the server itself said."""
 
     again_seconds = 0.0
 
@@ -202,12 +203,9 @@ def _sentence(question: Question, code: int, message: str, status: dict[str, Any
             parts = [cause.get("field"), cause.get("message")]
             reasons.append(": ".join(part for part in parts if part))
         return f"the cluster refuses it as invalid: {'; '.join(reasons) or message}"
-    if question.subresource and code >= 500:
-        # The API server passes only requests for subresources on to the node.
-        return f"its node cannot be asked ({code}): {message}; see kubectl get nodes"
     row = passing_refusal(code, message, question.subresource)
     if row is not None:
-        return f"{row.meaning} ({code}): {message}; try again later"
+        return f"{row.meaning} ({code}): {message}; {row.advice}"
     return f"{message} ({code})"
 
 

@@ -29,7 +29,6 @@ from kubetune.k8s.api.api_errors import (
     Distrusted,
     NotLoggedIn,
     Question,
-    Refused,
     Unreachable,
     refusal,
 )
@@ -199,7 +198,7 @@ class Connection:
         problem = "does not answer"
         if error.pause_seconds:
             problem = f"asks for {error.pause_seconds:.0f} s without requests"
-        elif isinstance(error, Refused):
+        elif error.code:
             problem = f"refuses for now ({error.code})"
         self.tell_once(f"{self.address} {problem}; trying for {seconds:.0f} s")
 
@@ -260,6 +259,7 @@ class Connection:
         if error.again_seconds or is_node_away:
             unreachable = Unreachable(str(error), error.pause_seconds)
             unreachable.again_seconds = error.again_seconds
+            unreachable.code = code
             return unreachable
         return error
 

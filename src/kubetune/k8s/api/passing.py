@@ -32,6 +32,7 @@ class PassingRefusal:
     words: str = ""  # regular expression that is found in the message
     subresources: tuple[str, ...] = ()  # of those alone; empty: of all requests
     believed: Believed = "after a while"
+    advice: str = "try again later"
 
 
 PASSING = (
@@ -68,10 +69,11 @@ PASSING = (
     # It may stay away: who can ask another pod does. The pod that reads a volume for all others is asked again.
     PassingRefusal(
         (500,),
-        "its node does not answer",
+        "its node cannot be asked",
         _MOMENT_SECONDS,
         subresources=_OF_NODE,
         believed="where another pod may answer",
+        advice="see kubectl get nodes",
     ),
 )
 
