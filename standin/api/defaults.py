@@ -31,6 +31,9 @@ def fill_defaults(obj: Object) -> None:
     """Complete an object in place, as admission does before it is stored."""
     kind = obj["kind"]
     spec = obj.get("spec")
+    if kind == "Namespace":
+        labels = obj["metadata"].setdefault("labels", {})
+        labels["kubernetes.io/metadata.name"] = obj["metadata"].get("name", "")
     if kind == "Job" and spec:
         _fill_job(spec)
     if spec is not None:

@@ -172,8 +172,8 @@ def _misfit(pod: Object, node: Object, pods: list[Object]) -> str | None:
     # An extended resource that the node does not name is one that it has none of.
     allocatable = node["status"]["allocatable"]
     for resource in sorted({*allocatable, *_extended_resources(pod)}):
-        requested = sum(_request(other, resource) for other in [*neighbours, pod])
-        if requested > quantity(allocatable.get(resource, 0)):
+        total = sum(requested(other, resource) for other in [*neighbours, pod])
+        if total > quantity(allocatable.get(resource, 0)):
             return f"Insufficient {resource}"
     return None
 
@@ -190,7 +190,7 @@ def _is_unwanted_beside(pod: Object, neighbours: list[Object]) -> bool:
     return False
 
 
-def _request(pod: Object, resource: str) -> float:
+def requested(pod: Object, resource: str) -> float:
     """Return how much of a resource a pod reserves; a limit counts where no request is given."""
     total = 0.0
     for container in pod["spec"]["containers"]:

@@ -1,10 +1,10 @@
 """Strict schemas of Kubernetes and of the custom kinds, for tests: a key that a server would not know is an error.
 
 `kubernetes-1.29.json` and `kubernetes-1.37.json` are the oldest and the newest supported release; `custom.json` holds
-JobSet v0.12, Kubeflow Trainer v2.3 and PyTorchJob v1.9. `generate.py` makes them. They come from the Kubernetes,
-JobSet and Kubeflow projects (Apache-2.0). `by_hand.json` is: the fields of Volcano's PodGroup, of the
-Prometheus operator's PodMonitor and PrometheusRule, and of KServe's InferenceService and LLMInferenceService (v0.20) those
-that are set here.
+JobSet v0.12, Kubeflow Trainer v2.3, PyTorchJob v1.9 and the queues of Kueue v0.19. `generate.py` makes them. They come
+from the Kubernetes, JobSet, Kueue and Kubeflow projects (Apache-2.0). `by_hand.json` is: the fields of Volcano's PodGroup,
+of the Prometheus operator's PodMonitor and PrometheusRule, and of KServe's InferenceService and LLMInferenceService (v0.20)
+those that are set here.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ def shared(kinds: dict[str, Any], least: int = 400) -> dict[str, Any]:
 
 
 def custom(folder: Path) -> dict[str, Any]:
-    """Return the schemas of the namespaced custom kinds in a folder of CRDs, by `apiVersion/kind`."""
+    """Return the schemas of the custom kinds in a folder of CRDs, by `apiVersion/kind`, in the version that is stored."""
     import yaml
 
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -169,9 +169,9 @@ def custom(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.glob("*.yaml")):
         for crd in filter(None, yaml.load_all(path.read_text(), loader)):
             spec = crd["spec"]
-            if spec["scope"] != "Namespaced":
-                continue
             for version in spec["versions"]:
+                if not version["storage"]:
+                    continue
                 schema = strict(version["schema"]["openAPIV3Schema"])
                 schema["properties"]["status"] = {"type": "object"}
                 kinds[f"{spec['group']}/{version['name']}/{spec['names']['kind']}"] = schema

@@ -79,6 +79,13 @@ RESOURCES = [
         "clustertrainingruntimes",
         False,
     ),
+    Resource("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", False, ("cq",), _STATUS),
+    Resource(
+        "kueue.x-k8s.io", "v1beta2", "ResourceFlavor", "resourceflavors", False, ("flavor", "rf")
+    ),
+    Resource(
+        "kueue.x-k8s.io", "v1beta2", "WorkloadPriorityClass", "workloadpriorityclasses", False
+    ),
     Resource("kueue.x-k8s.io", "v1beta2", "LocalQueue", "localqueues", True, (), _STATUS),
     Resource("kueue.x-k8s.io", "v1beta2", "Workload", "workloads", True, ("wl",), _STATUS),
     Resource(

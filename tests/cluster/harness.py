@@ -324,7 +324,7 @@ class Cluster:
             if not details.namespaced and kind not in _NOT_SHARED
         ]
         return {
-            (kind, name_of(obj)): {"labels": labels_of(obj), "spec": obj["spec"]}
+            (kind, name_of(obj)): {"labels": labels_of(obj), "spec": obj.get("spec")}
             for kind in kinds
             for obj in self.find(kind)
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from kubetune.k8s.cluster import kueue
 from tests.cluster.operation import Desk
@@ -11,16 +12,31 @@ TRAINERS = "app.kubernetes.io/component=trainer"
 SCRIPT = "trap 'touch /outputs/saved; exit 143' TERM; echo up; while :; do sleep 0.02; done"
 
 
-def queue(desk: Desk, stop_policy: str = "None") -> None:
-    spec = {"clusterQueue": "all", "stopPolicy": stop_policy}
+def queue(desk: Desk, stop_policy: str = "None", cpus: str = "1000") -> None:
+    """Make the queue `gpu`, and what it takes to have it."""
+    quota = {"cpu": cpus, "memory": "1Ti", "nvidia.com/gpu": "1000"}
+    resources = [{"name": name, "nominalQuota": amount} for name, amount in quota.items()]
+    group = {
+        "coveredResources": list(quota),
+        "flavors": [{"name": "any", "resources": resources}],
+    }
+    everything = {
+        "resourceGroups": [group],
+        "namespaceSelector": {},
+        "preemption": {"withinClusterQueue": "LowerPriority"},
+    }
+    local = {"clusterQueue": "all", "stopPolicy": stop_policy}
     desk.cluster.apply(
-        {
-            "apiVersion": "kueue.x-k8s.io/v1beta2",
-            "kind": "LocalQueue",
-            "metadata": {"name": "gpu"},
-            "spec": spec,
-        }
+        of_kueue("ResourceFlavor", "any"),
+        of_kueue("ClusterQueue", "all", spec=everything),
+        of_kueue("LocalQueue", "gpu", spec=local),
+        of_kueue("WorkloadPriorityClass", "urgent", value=10),
     )
+
+
+def of_kueue(kind: str, name: str, **fields: Any) -> dict[str, Any]:
+    version = "kueue.x-k8s.io/v1beta2"
+    return {"apiVersion": version, "kind": kind, "metadata": {"name": name}, **fields}
 
 
 def test_a_queued_run_is_stopped_stays_so_and_goes_on(desk: Desk) -> None:
@@ -88,19 +104,44 @@ def test_a_run_that_waits_says_what_its_queue_says(desk: Desk) -> None:
     assert "queue gpu: LocalQueue gpu is inactive" in desk.quick("logs", "fit").stderr
 
 
-def test_a_run_that_was_preempted_says_by_whom() -> None:
-    """In the words of Kueue 0.19, of which the stand-in knows no preemption."""
-    by = "Preempted to accommodate a workload (UID: 1f) due to prioritization in the ClusterQueue"
-    lacking = (
-        "couldn't assign flavors to pod set main: insufficient unused quota for cpu, 1 more needed"
+def test_what_is_urgent_takes_the_quota_of_a_run_which_then_goes_on(desk: Desk) -> None:
+    """Both say why they wait, in the words of Kueue, and none of the one's pods runs while the other has the quota."""
+    queue(desk, cpus="1500m")
+    ending = SCRIPT.replace("while :;", "while [ ! -e /outputs/end ];")
+    desk.submit_script(ending, kubernetes__queue="gpu", compute__nodes=1)
+    desk.cluster.wait_ready("fit", pods=1)
+    desk.submit_script(
+        ending,
+        name="now",
+        kubernetes__queue="gpu",
+        kubernetes__queue_priority="urgent",
+        compute__nodes=1,
     )
-    conditions = [
-        {"type": "QuotaReserved", "status": "False", "reason": "Pending", "message": lacking},
-        {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "Preempted"},
-        {"type": "Preempted", "status": "True", "reason": "InClusterQueue", "message": by},
-    ]
-    reason = kueue._reason_of({"status": {"conditions": conditions}})
-    assert reason == f"taken off its nodes (Preempted): {by}; {lacking}"
+    desk.cluster.wait_ready("now", pods=1)
+    assert (desk.cluster.claim_folder("fit-outputs") / "saved").exists()
+    desk.cluster.wait_pods("app.kubernetes.io/instance=fit", 0)
+    shown = desk.quick("status", "fit").stdout
+    assert "waiting in queue gpu: taken off its nodes (Preempted)" in shown
+    assert "due to prioritization in the ClusterQueue" in shown
+    assert "insufficient unused quota for cpu in flavor any, 500m more needed" in shown
+    (desk.cluster.claim_folder("now-outputs") / "end").touch()
+    desk.cluster.wait_condition("Job", "now", "Complete")
+    desk.cluster.wait_ready("fit", pods=1)
+    assert ", running" in desk.quick("status", "fit").stdout.splitlines()[0]
+
+
+def test_a_run_that_no_quota_is_large_enough_for_says_so(desk: Desk) -> None:
+    queue(desk, cpus="500m")
+    desk.submit_script(SCRIPT, kubernetes__queue="gpu", compute__nodes=1)
+    desk.cluster.wait("Workload", "job-fit-1a2b3", lambda record: record.get("status"))
+    shown = desk.quick("status", "fit").stdout
+    assert "waiting in queue gpu: couldn't assign flavors to pod set main" in shown
+    assert "current podset request (1) > maximum capacity (500m)" in shown
+    assert not desk.cluster.find("Pod", TRAINERS)
+
+
+def test_a_run_that_a_check_holds_back_names_it() -> None:
+    """In the words of Kueue 0.19, of which the stand-in has no admission checks."""
     reserved = {"type": "QuotaReserved", "status": "True"}
     check = {"name": "capacity", "state": "Pending", "message": "waits for a node"}
     reason = kueue._reason_of({"status": {"conditions": [reserved], "admissionChecks": [check]}})

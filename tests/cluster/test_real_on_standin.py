@@ -32,6 +32,12 @@ def test_with_few_rights(cluster: Cluster, kind: str) -> None:
     run_on_standin(cluster, f"test_a_user_with_few_rights_does_all_of_it[{kind}]")
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("kubectl")
+def test_in_a_queue(cluster: Cluster) -> None:
+    run_on_standin(cluster, "test_a_queue_admits_a_run_takes_it_back_and_lets_it_return")
+
+
 def run_on_standin(cluster: Cluster, test: str) -> None:
     """Run a test for real clusters; its kubelets are those of the stand-in."""
     faults = f"{cluster.control_plane.url}/standin/faults/restart-kubelet"
