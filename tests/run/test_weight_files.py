@@ -83,7 +83,7 @@ def test_what_is_no_file_of_weights_is_refused_in_words(
     with pytest.raises(errors.ModelError, match="is no whole file of safetensors"):
         loading.with_adapter(base, adapter)
     (adapter / "optimizer.safetensors").write_bytes(content)
-    with pytest.raises(ValueError, match="is no whole file of safetensors"):
+    with pytest.raises(errors.EnvironmentFault, match="is no whole file of safetensors"):
         Buffers(adapter)
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import math
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from kubetune import errors
 from kubetune.training.optimizer import shards
 from kubetune.training.optimizer.shards import Buffers, OptimizerShard
 
@@ -79,8 +84,71 @@ def test_a_file_of_all_of_it_is_read_in_pieces(tmp_path: Path) -> None:
 def test_the_file_of_a_rank_must_not_be_missing(tmp_path: Path, lost: int) -> None:
     write(tmp_path, 3)
     (tmp_path / shards.part_name(lost, 3)).unlink()
-    with pytest.raises(ValueError, match=r"lacks numbers from|is of"), Buffers(tmp_path) as buffers:
-        buffers.state([OptimizerShard(0, SIZE)], SIZE)
+    with pytest.raises(errors.EnvironmentFault, match=r"is damaged \(optimizer-\d{5}-of-0000\d"):
+        Buffers(tmp_path)
+
+
+FOREIGN: tuple[Any, ...] = (
+    None, True, False, 7, -1, 0.0, 12.0, 0.5, "0", "12", "text", [], {}, [[]], [{}], 10**400, 2**63, math.nan,
+)  # fmt: skip
+
+
+def changed(value: Any) -> Iterator[Any]:
+    """Yield a list again and again, each time with one part of another type or size, or without it."""
+    yield from FOREIGN
+    if isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield value[:index] + value[index + 1 :]
+            for other in changed(inner):
+                yield [*value[:index], other, *value[index + 1 :]]
+
+
+def test_shards_of_other_types_or_places_are_refused_in_words(tmp_path: Path) -> None:
+    """Every part of the list in the header: other types, sizes, offsets and counts."""
+    write(tmp_path, 2)
+    path = tmp_path / shards.part_name(0, 2)
+    tensors = load_file(path)
+    whole = json.loads(json.dumps(cut(2, 0)))
+    wrong = [json.dumps(variant) for variant in changed(whole) if variant not in (whole, None)]
+    assert len(wrong) > 80
+    for text in [*wrong, "", "[", "[" * 200_000, "[[0, 1e999]]"]:
+        save_file(tensors, path, {"shards": text})
+        with (
+            pytest.raises(errors.EnvironmentFault, match=r"is damaged.*put it back"),
+            Buffers(tmp_path) as buffers,
+        ):
+            pytest.fail(f"{text} was read, to {buffers.size}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"master": None}, "master: a tensor of one axis expected"),
+        ({"master": torch.tensor(1.0)}, "master: a tensor of one axis expected"),
+        ({"master": torch.zeros(3, 4)}, "master: a tensor of one axis expected"),
+        ({"master": torch.zeros(2)}, "shards: 2 numbers expected"),
+        ({"exp_avg": None}, "its tensors are others"),
+        ({"exp_avg": torch.zeros(2)}, "its tensors are others"),
+        ({"exp_avg": torch.zeros(12, dtype=torch.int8)}, "its tensors are others"),
+        ({"step_count": torch.zeros(2)}, "its tensors are others"),
+        ({"another": torch.zeros(2)}, "its tensors are others"),
+    ],
+)
+def test_a_part_with_other_tensors_is_refused(
+    changes: dict[str, Tensor | None], reason: str, tmp_path: Path
+) -> None:
+    write(tmp_path, 2)
+    path = tmp_path / shards.part_name(1, 2)
+    tensors: dict[str, Tensor | None] = {**load_file(path), **changes}
+    rest = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    save_file(rest, path, {"shards": json.dumps(cut(2, 1))})
+    with pytest.raises(errors.EnvironmentFault, match=reason):
+        Buffers(tmp_path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(errors.EnvironmentFault, match=r"optimizer\.safetensors is damaged"):
+        Buffers(tmp_path)
 
 
 def test_a_model_of_another_size_is_refused(tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def _texts(metadata: Mapping[str, str]) -> dict[str, Any]:
         texts["turns"] = json.loads(metadata.get("turns", "{}"))
     except RecursionError:
         raise ValueError("turns: it is nested too deeply") from None
-    problem = shapes.problem_of_kept_rows(texts)
+    problem = shapes.problem_of_header("kept rows", texts)
     if problem is not None:
         raise ValueError(problem)
     return texts

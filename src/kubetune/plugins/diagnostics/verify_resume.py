@@ -14,13 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safetensors import safe_open
-
 from kubetune import errors
 from kubetune.base import fault_injection, processes
 from kubetune.base.signals import Relay
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import TrackingConfig
+from kubetune.models import weight_files
 from kubetune.plan.plan import Plan
 from kubetune.rundir import exit_status, metrics
 from kubetune.supervisor.local import create_run_dir
@@ -240,7 +239,7 @@ def _tensors(run_dir: Path, step: int) -> Facts:
     """Return the digests of the tensors of the last checkpoint."""
     facts: Facts = {}
     for path in (run_dir / "checkpoints" / "last").glob("*.safetensors"):
-        with safe_open(path, framework="pt") as tensors:
+        with weight_files.opened(path) as tensors:
             for name in tensors.keys():  # noqa: SIM118 - not a dict
                 place = Fact(step, sys.maxsize, _CHECKPOINT, 0, f"{name} in {path.name}")
                 facts[place] = step_digest.digest(tensors.get_tensor(name))

@@ -3,6 +3,6 @@
 Read `records`. Not for run files (config), nor for weights (models/weight_files).
 """
 
-from kubetune.rundir.shapes.records import is_event, is_load, problem_of_kept_rows, read
+from kubetune.rundir.shapes.records import is_event, is_load, problem_of_header, read
 
-__all__ = ["is_event", "is_load", "problem_of_kept_rows", "read"]
+__all__ = ["is_event", "is_load", "problem_of_header", "read"]

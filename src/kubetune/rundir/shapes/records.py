@@ -338,7 +338,15 @@ _FILES: Final[dict[str, TypeAdapter[Any]]] = {
     "state.json": TypeAdapter(_State),
 }
 _EVENT: Final = TypeAdapter(_Event)
-_KEPT_ROWS: Final = TypeAdapter(_KeptRows)
+# What lies in the header of a safetensors file of a run, by what it belongs to.
+_HEADERS: Final[dict[str, TypeAdapter[Any]]] = {
+    "kept rows": TypeAdapter(_KeptRows),
+    # Start and length of each.
+    "optimizer shards": TypeAdapter(
+        list[Annotated[list[Count], Field(min_length=2, max_length=2)]],
+        config=ConfigDict(strict=True),
+    ),
+}
 _LOAD: Final = TypeAdapter(_Load)
 
 
@@ -366,9 +374,9 @@ def is_load(line: object) -> bool:
     return _fits(_LOAD, line)
 
 
-def problem_of_kept_rows(texts: object) -> str | None:
-    """Return what is wrong with the texts beside rows that a run keeps, None where nothing is."""
-    return _problem(_KEPT_ROWS, texts)
+def problem_of_header(kind: str, values: object) -> str | None:
+    """Return what is wrong with the values in a header of this kind, None where nothing is."""
+    return _problem(_HEADERS[kind], values)
 
 
 def _fits(shape: TypeAdapter[Any], values: object) -> bool:

@@ -375,7 +375,10 @@ class FlatAdamW:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Load a checkpoint's state, and the weights from it. Raise ValueError if names, shapes or dtypes differ."""
-        for name, tensor in self.state().items():
+        expected = self.state()
+        for name in sorted(state.keys() - expected.keys()):
+            raise ValueError(f"optimizer state {name!r} is none of this optimizer's")
+        for name, tensor in expected.items():
             stored = state.get(name)
             if stored is None or stored.shape != tensor.shape or stored.dtype != tensor.dtype:
                 raise ValueError(f"optimizer state {name!r} does not fit this model")

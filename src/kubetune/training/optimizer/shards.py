@@ -27,6 +27,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kubetune import errors
+from kubetune.rundir import shapes
+
 OPTIMIZER = "optimizer.safetensors"
 PART = "optimizer-*.safetensors"
 MASTER = "master"
@@ -80,28 +83,45 @@ class _Source(NamedTuple):
 
 
 def _opened(path: Path) -> Any:
-    """Return a file of safetensors. Raise ValueError where it is none, or not whole."""
+    """Return a file of safetensors. Raise EnvironmentFault where it is none, or not whole."""
     try:
         return safe_open(path, framework="pt")
-    except SafetensorError as error:
-        raise ValueError(f"{path.name} is no whole file of safetensors ({error})") from None
+    except (SafetensorError, OSError) as error:
+        raise _damaged(
+            path, f"it is no whole file of safetensors: {errors.first_line(error)}"
+        ) from None
+
+
+def _damaged(path: Path, reason: str) -> errors.EnvironmentFault:
+    return errors.EnvironmentFault(
+        f"{path} is damaged ({reason}); put it back from a copy, such as a mirror's, or remove {path.parent} to go on "
+        "from the checkpoint before it. Nothing was written."
+    )
 
 
 class Buffers:
     """The buffers in a checkpoint folder, read shard by shard. Open them with `with`."""
 
     def __init__(self, folder: Path) -> None:
-        self._stack = ExitStack()
+        """Raise EnvironmentFault if a file of them is damaged, or holds what no run writes."""
         # A sharded run has a file of each rank, any other run one file.
         paths = sorted(folder.glob(PART))
+        for rank, path in enumerate(paths):
+            if path.name != part_name(rank, len(paths)):
+                raise _damaged(path, f"{part_name(rank, len(paths))} expected in its place")
         if not paths:
             paths = [folder / OPTIMIZER]
+        self._folder = folder
         self._files = []
         self._sources: list[_Source] = []  # in the order of the whole buffer
-        for path in paths:
-            file = self._stack.enter_context(_opened(path))
-            self._files.append(file)
-            self._sources.extend(_sources(file))
+        with ExitStack() as opened:
+            for path in paths:
+                file = opened.enter_context(_opened(path))
+                self._files.append(file)
+                self._sources.extend(_sources(path, file))
+                if _contents(file) != _contents(self._files[0]):
+                    raise _damaged(path, f"its tensors are others than those of {paths[0].name}")
+            self._stack = opened.pop_all()
 
         # The last shard ends where the whole buffer does, if no file is missing.
         self._sources.sort(key=lambda source: (source.start, source.stop))
@@ -110,7 +130,7 @@ class Buffers:
             self.size = self._sources[-1].stop
 
     def __enter__(self) -> Buffers:
-        """Raise ValueError if files of some rank are missing."""
+        """Raise EnvironmentFault if numbers are missing."""
         # Each shard must begin where the one before it ends.
         stop = 0
         is_whole = bool(self._sources)
@@ -122,7 +142,7 @@ class Buffers:
 
         if not is_whole:
             self._stack.close()
-            raise ValueError(f"optimizer state lacks numbers from {stop} on")
+            raise _damaged(self._folder / OPTIMIZER, f"its shards lack numbers from {stop} on")
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -174,18 +194,50 @@ class Buffers:
         return state
 
 
-def _sources(file: Any) -> Iterator[_Source]:
-    """Yield the shards of a file that hold numbers."""
-    metadata = file.metadata() or {}
-    shards = json.loads(metadata.get("shards") or "null")
+def _contents(file: Any) -> dict[str, tuple[str, list[int] | None]]:
+    """Return the type and the shape of each tensor of a file. Buffers, which may differ in length, have no shape."""
+    buffer_shape = file.get_slice(MASTER).get_shape()
+    contents = {}
+    for name in file.keys():  # noqa: SIM118 - not a dict
+        stored = file.get_slice(name)
+        shape = stored.get_shape()
+        contents[name] = (stored.get_dtype(), None if shape == buffer_shape else shape)
+    return contents
+
+
+def _sources(path: Path, file: Any) -> Iterator[_Source]:
+    """Yield the shards of a file that hold numbers. Raise EnvironmentFault where they are not what a run writes."""
+    shape = file.get_slice(MASTER).get_shape() if MASTER in file.keys() else []  # noqa: SIM118 - not a dict
+    if len(shape) != 1:
+        raise _damaged(path, f"{MASTER}: a tensor of one axis expected")
+
     # A file of a whole buffer names no shards.
-    if shards is None:
-        shards = [(0, file.get_slice(MASTER).get_shape()[0])]
+    shards = [[0, shape[0]]]
+    text = (file.metadata() or {}).get("shards")
+    if text is not None:
+        shards = _parsed(path, text)
+
     offset = 0
     for start, length in shards:
         if length:
             yield _Source(start, start + length, file, offset)
         offset += length
+    if offset != shape[0]:
+        raise _damaged(path, f"shards: {shape[0]:,} numbers expected, {offset:,} found")
+
+
+def _parsed(path: Path, text: str) -> list[list[int]]:
+    """Return start and length of each shard that a header names. Raise EnvironmentFault where it names none."""
+    try:
+        shards = json.loads(text)
+        problem = shapes.problem_of_header("optimizer shards", shards)
+    except ValueError as error:
+        problem = str(error)
+    except RecursionError:
+        problem = "it is nested too deeply"
+    if problem is not None:
+        raise _damaged(path, f"shards: {problem}")
+    return list(shards)
 
 
 def write_weights(

@@ -5,8 +5,6 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.data.prepared.identity import Check
@@ -51,10 +49,6 @@ def restore(checkpointer: Checkpointer, mode: str, first: State) -> State:
     try:
         with shards.Buffers(folder) as buffers:
             optimizer.load(buffers.state(optimizer.shards, optimizer.size))
-    except SafetensorError as error:
-        raise errors.ConfigError(
-            f"{folder}: its optimizer state is no safetensors file ({error})"
-        ) from error
     except ValueError as error:
         raise errors.ConfigError(
             f"{folder}: {error}; was `model` or `lora` changed since? Use another `output`"
