@@ -1,13 +1,23 @@
-"""A connection to an API server that has just started, by a server that answers as it is told."""
+"""A connection to an API server that has just started, or that answers without end, by a server that is told how."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx2
 import pytest
 
+from kubetune import errors
+from kubetune.k8s.api.answers import lines_of
 from kubetune.k8s.api.api_errors import Question, Refused
+from kubetune.k8s.api.client import Cluster
 from kubetune.k8s.api.connection import Connection
 from kubetune.k8s.api.credentials import Login
 from kubetune.k8s.api.kinds import KINDS
@@ -57,3 +67,99 @@ def test_a_server_that_is_ready_is_believed_after_one_more_try() -> None:
     with pytest.raises(Refused):
         server.connection.send("GET", PODS)
     assert server.refusals == 98
+
+
+class Endless(ThreadingHTTPServer):
+    """Answers each request with bytes until the other side hangs up, or with content that unpacks to many."""
+
+    daemon_threads = True
+
+    def __init__(self, status: int, content: bytes) -> None:
+        super().__init__(("127.0.0.1", 0), _Endless)
+        self.status = status
+        self.content = content  # packed; empty: without end
+        self.encodings_asked_for: list[str] = []
+
+
+class _Endless(BaseHTTPRequestHandler):
+    server: Endless
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Print nothing."""
+
+    def do_GET(self) -> None:
+        self.server.encodings_asked_for.append(self.headers["Accept-Encoding"])
+        self.send_response(self.server.status)
+        if self.server.content:
+            self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        self.wfile.write(self.server.content)
+        piece = b" " * 65536
+        with suppress(OSError):
+            while not self.server.content:
+                self.wfile.write(piece)
+
+    do_POST = do_GET
+
+
+@contextmanager
+def endless(folder: Path, status: int, content: bytes = b"") -> Iterator[tuple[Endless, Cluster]]:
+    """Yield a server, and what asks it."""
+    with Endless(status, content) as server, pytest.MonkeyPatch.context() as patch:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        (folder / "config").write_text(
+            f"clusters: [{{name: c, cluster: {{server: 'http://127.0.0.1:{server.server_port}'}}}}]\n"
+            "contexts: [{name: c, context: {cluster: c}}]\ncurrent-context: c\n"
+        )
+        patch.setenv("KUBECONFIG", str(folder / "config"))
+        yield server, Cluster(patience_seconds=0.0, tell=lambda text: None)
+        server.shutdown()
+
+
+CALLS: dict[str, Callable[[Cluster], object]] = {
+    "get": lambda cluster: cluster.get("Pod", "fit-0"),
+    "list": lambda cluster: cluster.list("Pod"),
+    "create": lambda cluster: cluster.create({"kind": "Pod", "metadata": {"name": "fit-0"}}),
+    "watch": lambda cluster: list(cluster.watch("Pod", seconds=1)),
+    "exec": lambda cluster: cluster.exec("fit-0", "t", ["true"], stdout=io.BytesIO(), seconds=9),
+}
+
+
+@pytest.mark.parametrize("status", [200, 401, 403, 500])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_answer_without_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, status: int
+) -> None:
+    for limit in (
+        "connection._MOST_BYTES",
+        "connection._MOST_BYTES_OF_A_REFUSAL",
+        "client._MOST_BYTES_OF_AN_OBJECT",
+    ):
+        monkeypatch.setattr(f"kubetune.k8s.api.{limit}", 100_000)
+    with endless(tmp_path, status) as (server, cluster):
+        with pytest.raises(errors.EnvironmentFault, match="more than 100,000 bytes"):
+            CALLS[name](cluster)
+        assert server.encodings_asked_for == ["identity"]
+
+
+@pytest.mark.parametrize("status", [200, 403])
+@pytest.mark.parametrize("name", CALLS)
+def test_what_is_packed_is_refused_before_it_is_unpacked(
+    tmp_path: Path, name: str, status: int
+) -> None:
+    with (
+        endless(tmp_path, status, gzip.compress(bytes(1 << 20))) as (_, cluster),
+        pytest.raises(errors.EnvironmentFault, match="the encoding 'gzip', as no API server does"),
+    ):
+        CALLS[name](cluster)
+
+
+def test_lines_are_limited_and_joined_of_many_parts() -> None:
+    assert list(lines_of([b"a", b"b\nc\n", b"", b"\nd", b"e"], 3)) == [
+        b"ab\n",
+        b"c\n",
+        b"\n",
+        b"de",
+    ]
+    with pytest.raises(errors.EnvironmentFault, match="a line of more than 3 bytes"):
+        list(lines_of([b"a\nbc", b"de"], 3))

@@ -118,6 +118,31 @@ def test_the_doctor_tells_of_a_hub_that_fails(monkeypatch: pytest.MonkeyPatch, w
         assert finding.remedy
 
 
+@pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff", b'"' + b"a" * (1 << 20) + b'"'])
+def test_the_doctor_reads_no_answer_that_is_none_of_the_hubs(
+    monkeypatch: pytest.MonkeyPatch, content: bytes
+) -> None:
+    """Nested too deeply, no text, or too long."""
+
+    class Hub(BaseHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            """Print nothing."""
+
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(content)
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{hub.server_port}")
+        *_, finding = doctor._hub(argparse.Namespace(offline=False))
+        hub.shutdown()
+    assert "is not the hub: expected JSON" in finding.result
+    assert ("at most 1,048,576 bytes" in finding.result) == (len(content) > 1 << 20)
+
+
 def test_the_doctor_keeps_the_token_from_where_a_hub_redirects(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -41,6 +41,7 @@ _COLOURS: dict[Level, int] = {"ok": GREEN, "note": YELLOW, "wrong": RED}
 
 # How long each check waits for an answer.
 _HUB_SECONDS = 5.0
+_MOST_HUB_BYTES = 1 << 20
 _TORCH_SECONDS = 60.0
 _CLUSTER_SECONDS = 5.0
 # Bytes; with less free space, a note says that checkpoints may not fit.
@@ -295,8 +296,8 @@ def _ask_hub(endpoint: str, token: str | None, token_state: str) -> CheckFinding
             return CheckFinding("wrong", "hub", problem, "make a new one and set HF_TOKEN")
         problem = f"{address} answers with {error.code}; {token_state}"
         return CheckFinding("note", "hub", problem, "try again later")
-    except json.JSONDecodeError:
-        problem = f"{address} answers, and is not the hub: expected JSON; {token_state}"
+    except _NotTheHub as error:
+        problem = f"{address} answers, and is not the hub: {error}; {token_state}"
         remedy = "look at HF_ENDPOINT, and whether a proxy or a login page stands in between"
         return CheckFinding("note", "hub", problem, remedy)
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -309,8 +310,14 @@ def _ask_hub(endpoint: str, token: str | None, token_state: str) -> CheckFinding
     return CheckFinding("ok", "hub", f"{address} answers; {token_state}")
 
 
+class _NotTheHub(Exception):
+    """Something else answers. The message says what was expected."""
+
+
 def _answer_to(request: urllib.request.Request) -> Any:
     """Return the JSON that a server answers with. Raise TimeoutError where not all of it comes in _HUB_SECONDS.
+
+    Raise _NotTheHub where it is no JSON, or longer than the hub's answers are.
 
     The timeout of a socket does not suffice: each byte of a slow answer starts it anew.
     """
@@ -319,7 +326,7 @@ def _answer_to(request: urllib.request.Request) -> Any:
     def ask() -> None:
         try:
             with urllib.request.urlopen(request, timeout=_HUB_SECONDS) as response:
-                answers.put(response.read())
+                answers.put(response.read(_MOST_HUB_BYTES + 1))
         except Exception as error:
             if isinstance(error, urllib.error.HTTPError):
                 error.close()
@@ -332,7 +339,12 @@ def _answer_to(request: urllib.request.Request) -> Any:
         raise TimeoutError(f"no whole answer within {_HUB_SECONDS:g} s") from None
     if isinstance(answer, Exception):
         raise answer
-    return json.loads(answer)
+    if len(answer) > _MOST_HUB_BYTES:
+        raise _NotTheHub(f"expected JSON of at most {_MOST_HUB_BYTES:,} bytes")
+    try:
+        return json.loads(answer)
+    except (ValueError, RecursionError):
+        raise _NotTheHub("expected JSON") from None
 
 
 def _cluster(args: argparse.Namespace) -> Iterator[CheckFinding]:

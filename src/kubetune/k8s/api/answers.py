@@ -77,18 +77,29 @@ def warnings_of(response: httpx2.Response) -> list[str]:
     return texts
 
 
-def lines_of(chunks: Iterable[bytes]) -> Iterator[bytes]:
+def lines_of(chunks: Iterable[bytes], most: int | None = None) -> Iterator[bytes]:
     """Yield lines with their newline. Nothing else ends a line, unlike in str.splitlines.
 
-    A last line without a newline may have been cut off.
+    A last line without a newline may have been cut off. Raise EnvironmentFault for a line of more than `most` bytes.
     """
-    rest = b""
+    begun: list[bytes] = []  # parts of a line without its end
+    length = 0
     for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            yield line + b"\n"
-    if rest:
-        yield rest
+        *ends, rest = chunk.split(b"\n")
+        for end in ends:
+            yield b"".join([*begun, end, b"\n"])
+            begun = []
+            length = 0
+        if rest:
+            begun.append(rest)
+            length += len(rest)
+        if most is not None and length > most:
+            raise EnvironmentFault(
+                f"the cluster sent a line of more than {most:,} bytes, where an object was expected; does the "
+                "kubeconfig's `server` lead to an API server, and no proxy stand in between?"
+            )
+    if begun:
+        yield b"".join(begun)
 
 
 def _decoded(response: httpx2.Response) -> Object:

@@ -35,6 +35,8 @@ MANAGER = "kubetune"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _CREATED = 201
+# Of a line of a watch. etcd keeps no object of more than 1.5 MiB.
+_MOST_BYTES_OF_AN_OBJECT = 16 << 20
 # A line of a log begins with its time, and its text may be empty.
 # 2026-11-20T10:15:00.123456789Z text
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
@@ -204,7 +206,7 @@ class Cluster:
             params["resourceVersion"] = since
             params["allowWatchBookmarks"] = "true"
         with self._connection.stream(question, params) as response:
-            for line in lines_of(response.iter_bytes()):
+            for line in lines_of(response.iter_bytes(), _MOST_BYTES_OF_AN_OBJECT):
                 yield _change(question, response, line)
 
     # -- pods

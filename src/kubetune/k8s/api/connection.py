@@ -45,8 +45,12 @@ _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
 _SWITCHED = 101
-# Extension of a request: when it was sent, by time.monotonic().
+# Extensions of a request: when it was sent, by time.monotonic(), and that its answer goes on, as a log does.
 _SENT = "kubetune_sent"
+_GOES_ON = "kubetune_goes_on"
+# Of the body of an answer. The longest are lists of pods, of about 10 kB each.
+_MOST_BYTES = 128 << 20
+_MOST_BYTES_OF_A_REFUSAL = 1 << 20
 # Part of OpenSSL's message.
 _DISTRUST = "CERTIFICATE_VERIFY_FAILED"
 
@@ -129,14 +133,14 @@ class Connection:
                 base_url=login.server,
                 verify=login.verify,
                 auth=login.auth,
-                headers=login.headers,
+                headers=[*login.headers, ("Accept-Encoding", "identity")],
                 proxy=login.proxy,
                 timeout=httpx2.Timeout(
                     silence_seconds or _SILENCE_SECONDS, connect=_CONNECT_SECONDS
                 ),
                 # As many at a time as are asked for, where httpx2 would keep the 101st waiting.
                 limits=httpx2.Limits(max_connections=None),
-                event_hooks={"request": [note], "response": [_read_refusal]},
+                event_hooks={"request": [note], "response": [_limit]},
             )
         except (ValueError, httpx2.InvalidURL, ImportError) as error:
             raise EnvironmentFault(f"no connection can be made to {login.way}: {error}") from None
@@ -216,7 +220,13 @@ class Connection:
         while True:
             with (
                 self._errors_explained(),
-                client.stream("GET", question.path, params=params, timeout=timeout) as response,
+                client.stream(
+                    "GET",
+                    question.path,
+                    params=params,
+                    timeout=timeout,
+                    extensions={_GOES_ON: True},
+                ) as response,
             ):
                 if response.status_code < 400:
                     yield response
@@ -300,10 +310,49 @@ class Connection:
         return True
 
 
-def _read_refusal(response: httpx2.Response) -> None:
-    """Read a refusal while its connection is open: exec's is closed afterwards, and the text lost."""
-    is_no_channel = (
-        "sec-websocket-key" in response.request.headers and response.status_code != _SWITCHED
-    )
-    if response.status_code >= 400 or is_no_channel:
+class _Limited(httpx2.SyncByteStream):
+    """The body of an answer, which ends with an error where it is longer than an API server's are."""
+
+    def __init__(self, response: httpx2.Response, most: int) -> None:
+        assert isinstance(response.stream, httpx2.SyncByteStream)
+        self._stream = response.stream
+        self._url = response.url
+        self._most = most
+
+    def __iter__(self) -> Iterator[bytes]:
+        received = 0
+        for chunk in self._stream:
+            received += len(chunk)
+            if received > self._most:
+                raise _no_api_server(self._url, f"more than {self._most:,} bytes")
+            yield chunk
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+def _limit(response: httpx2.Response) -> None:
+    """Limit the body of an answer before it is read. Read a refusal at once.
+
+    The connection of exec is closed afterwards, and the text of its refusal would be lost.
+    """
+    if response.status_code == _SWITCHED:
+        return
+    # None was asked for. What is packed may be a thousand times as large as what is sent.
+    coding = response.headers.get("content-encoding", "identity")
+    if coding.lower() != "identity":
+        raise _no_api_server(response.url, f"the encoding {coding[:_SHOWN_CHARACTERS]!r}")
+
+    request = response.request
+    if response.status_code >= 400 or "sec-websocket-key" in request.headers:
+        response.stream = _Limited(response, _MOST_BYTES_OF_A_REFUSAL)
         response.read()
+    elif _GOES_ON not in request.extensions:
+        response.stream = _Limited(response, _MOST_BYTES)
+
+
+def _no_api_server(url: httpx2.URL, body: str) -> EnvironmentFault:
+    return EnvironmentFault(
+        f"{url.copy_with(query=None)} answered with {body}, as no API server does; does the kubeconfig's `server` lead "
+        "to one, and no proxy or login page stand in between?"
+    )
