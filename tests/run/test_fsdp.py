@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from dataclasses import replace
 from functools import cache
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
@@ -133,6 +135,33 @@ def differing(world: World, config: Config) -> list[str]:
         name: t.full_tensor() if isinstance(t, DTensor) else t for name, t in ours.items()
     }
     return [name for name, tensor in theirs.items() if not torch.equal(held[name], tensor)]
+
+
+def refusal(world: World, config: Config) -> str:
+    """Return the words by which this rank refuses to load a model, empty if it does not."""
+    try:
+        fsdp.load(AutoModelForCausalLM, ModelSpec.of(config), config.training, world)
+    except errors.ModelError as error:
+        return str(error)
+    return ""
+
+
+@slow
+@pytest.mark.parametrize("parallelism", ["fsdp", "ddp"])
+@pytest.mark.parametrize("row", [0, -1])
+def test_all_ranks_refuse_what_is_not_finite_in_the_slice_of_one(
+    inputs: Path, tmp_path: Path, row: int, parallelism: str
+) -> None:
+    """A rank that went on alone would wait for the other in the first message between them."""
+    shutil.copytree(inputs / "model", tmp_path / "model")
+    file = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.mlp.up_proj.weight"][row] = torch.nan
+    save_file(tensors, file, {"format": "pt"})
+    config = make_config(inputs, parallelism, model={"path": str(tmp_path / "model")}, **FULL)
+    first, second = run_ranks(refusal, 2, config)
+    assert "model.layers.0.mlp.up_proj.weight has numbers that are not finite" in first
+    assert first == second
 
 
 # Families with weights that are joined or parted when they are read, or with values that no file has.

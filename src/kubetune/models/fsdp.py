@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MethodType
@@ -32,10 +32,14 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from kubetune import errors
 from kubetune.base import logs
+from kubetune.base.files import StrPath
 from kubetune.config.schema import TrainingConfig
+from kubetune.distributed import process_group
+from kubetune.distributed.main_rank import raise_first
 from kubetune.distributed.process_group import World
-from kubetune.models import loading, patches
+from kubetune.models import loading, patches, weight_files
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.model_shapes import TOWERS
 
@@ -76,11 +80,13 @@ def load(
     `frozen`: an expression for the names of what does not learn of a model trained in full, which every rank has whole.
     `labels`: settings of a classifier.
     """
+    require_finite = partial(_require_finite_everywhere, world)
     if not is_wanted(training.parallelism, world):
         return loading.load_pretrained(
             auto_class,
             spec,
             world.device,
+            require_finite=require_finite,
             **labels,
         )
 
@@ -95,6 +101,7 @@ def load(
         **labels,
         dtype=torch.float32 if trained else arithmetic,
         draw=partial(_draw, training.seed),
+        require_finite=require_finite,
     )
     cut_by = partial(_cut_for, arithmetic, frozen, trained=trained)
 
@@ -109,6 +116,23 @@ def load(
     model.config.dtype = arithmetic
     model.config.distributed_config = None
     return cast(nn.Module, model)
+
+
+def _require_finite_everywhere(
+    world: World,
+    origin: StrPath,
+    weights: Iterable[tuple[str, Tensor]],
+) -> None:
+    """Raise ModelError on all ranks where a rank has numbers that are not finite.
+
+    They may be in the slice of one rank only. If that raised alone, the others would go on, and wait for it.
+    """
+    failure: errors.KubetuneError | None = None
+    try:
+        weight_files.require_finite(origin, weights)
+    except errors.ModelError as error:
+        failure = error
+    raise_first(process_group.gather(failure, world))
 
 
 def _read(read: Callable[..., Any], cut_by: Callable[[Any], Any], world: World) -> Any:

@@ -89,12 +89,14 @@ def load_pretrained(
     *,
     draw: Callable[[nn.Module, set[str]], None] = lambda model, names: None,
     code_from: ModelConfig | None = None,
+    require_finite: weight_files.RequireFinite = weight_files.require_finite,
     **settings: Any,
 ) -> nn.Module:
     """Return `auto_class.from_pretrained` of a model, on `device`, in its dtype, quantised if asked.
 
     `code_from`: the model of the hub whose code a checkpoint runs, with its pin. `draw` gets the names of weights that
-    the checkpoint lacks, and may draw them anew. `settings` go to `from_pretrained`.
+    the checkpoint lacks, and may draw them anew. `require_finite`: that of weight_files, or one by which ranks agree.
+    `settings` go to `from_pretrained`.
 
     Raise ModelError if the model is missing, gated, of another architecture, not in safetensors, or if its weights are
     not finite or have other shapes than its config.json asks for; only the head of a classifier may have.
@@ -134,7 +136,7 @@ def load_pretrained(
     placed = _placed(loaded, device, quantised is not None)
     if quantised is not None:
         logs.MODEL.info("%s", quantization.describe(spec.quantization, arithmetic, device))
-    weight_files.require_finite(f"model {model.path}", placed.named_parameters())
+    require_finite(f"model {model.path}", placed.named_parameters())
     return placed
 
 

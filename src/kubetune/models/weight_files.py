@@ -5,7 +5,7 @@ A run directory, an adapter or a model may come from anybody, with a manifest th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +17,9 @@ from torch.distributed.tensor import DTensor
 
 from kubetune import errors
 from kubetune.base.files import StrPath
+
+# What weights are from, and each with its name.
+RequireFinite = Callable[[StrPath, Iterable[tuple[str, Tensor]]], None]
 
 _COMPARED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
