@@ -359,7 +359,7 @@ def train(capsys: pytest.CaptureFixture[str]) -> Said:
 
 
 def page(folder: Path) -> Said:
-    """Plan in the page what the run file says, and try to start it."""
+    """Plan in the page what the run file says. Its Start begins `kubetune train`, which says the same."""
     config = load_config(Path("run.yaml"))
     settings = config.model_dump(mode="json", by_alias=True, exclude_defaults=True)
     settings.pop("output")
@@ -371,12 +371,9 @@ def page(folder: Path) -> Said:
         values["lora"] = "true"
     site = Site.of(folder / "outputs")
     planned = new_run._planned(site, {"values": values})
-    started = new_run._started(site, {"values": values})
     assert planned["problems"]
     assert not planned["command"]
     assert not planned["summary"]
-    assert "job" not in started
-    assert started["problems"] == planned["problems"]
     return Said(errors.USER, "\n".join(planned["problems"]))
 
 

@@ -287,10 +287,7 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
         if verb == "submit":
             sent = sent_from_outside(config, Path.cwd())
             consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
-        # Refuse a run that cannot work before anything is written.
-        problems = forecast_run(config, os.environ).problems
-        if problems:
-            raise ConfigError(list(problems))
+        # What else keeps the run from training, the command finds, and the page shows its words.
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
             if config.kubernetes is not None:
