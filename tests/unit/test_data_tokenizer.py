@@ -62,7 +62,9 @@ def folders() -> list[Any]:
     absent = pytest.mark.skipif(
         not SHARED.is_dir(), reason="the real tokenizers are not on this machine"
     )
-    return ["tiny", *(pytest.param(name, marks=absent) for name in real)]
+    # Its words are those of qwen3, which has more added tokens.
+    twice = {"tokenizers/qwen2.5": [pytest.mark.slow]}
+    return ["tiny", *(pytest.param(n, marks=[absent, *twice.get(n, [])]) for n in real)]
 
 
 @pytest.mark.parametrize("name", folders())
