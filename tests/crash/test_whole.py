@@ -12,7 +12,7 @@ import pytest
 from kubetune.base.files import sha256_file
 from kubetune.base.whole_folder import is_whole
 from kubetune.cli import main
-from kubetune.result.fits import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE
 from tests import toy
 from tests.ranks import started, wait_all
 

@@ -27,7 +27,7 @@ from kubetune.models.padding_free import choose_attention
 from kubetune.plan.base_model import may_lack_targets
 from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import read_weights
-from kubetune.result.publishing.export import export_run
+from kubetune.result.publishing.exporting import export_run
 from kubetune.tasks.causal_lm import TASK
 from tests import small_configs, toy
 from tests.architectures import (

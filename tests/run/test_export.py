@@ -11,6 +11,7 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -32,15 +33,16 @@ from kubetune.cli import main
 from kubetune.config.load import read_config
 from kubetune.data.prepared import kept_rows
 from kubetune.reporting import picture
-from kubetune.result.fits import PROVENANCE
+from kubetune.result.forms import merge
+from kubetune.result.forms.programs import served_by
+from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.gguf_files import llama_cpp
 from kubetune.result.inference.generate import load_run
 from kubetune.result.inference.result import open_result
-from kubetune.result.publishing import merge
+from kubetune.result.publishing import modelfile
 from kubetune.result.publishing.description import describe
-from kubetune.result.publishing.export import Export, _dtype_name, _write_modelfile, export_run
-from kubetune.result.publishing.ollama_modelfile import MODELFILE
-from kubetune.result.publishing.serving import served_by
+from kubetune.result.publishing.exporting import Export, _dtype_name, export_run
+from kubetune.result.publishing.modelfile import MODELFILE
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
 from tests.architectures import save_model
@@ -178,7 +180,9 @@ def test_a_merged_model_says_what_its_adapter_said(
         text for label, text in describe(alone.path, alone.facts) if label == "next"
     ).endswith("how to load it") is bool(lora.get("use_dora"))
     (exported.path / "config.json").write_text('{"architectures": ["Qwen3ForCausalLM"]}')
-    _write_modelfile(exported.path, open_result(run_dir), "merged")
+    source = SimpleNamespace(result=open_result(run_dir), kind="merged")
+    draft: Any = SimpleNamespace(source=source, folder=exported.path, gguf_file=None)
+    modelfile.write(draft)
     assert "FROM ./model-q8_0.gguf\n" in (exported.path / MODELFILE).read_text(), (
         "Ollama does not convert it"
     )
@@ -587,10 +591,7 @@ def test_what_cannot_be_quantised(
 ) -> None:
     for words, message in (
         (["--quantize", "int3"], "expected fp8"),
-        (
-            ["--quantize", "fp8", "--gguf", "f32"],
-            "ask for one" if find_spec("gguf") else "kubetune[gguf]",
-        ),
+        (["--quantize", "fp8", "--gguf", "f32"], "ask for one"),
     ):
         command = ["export", str(lora_run), *words, "--output", str(tmp_path / "out")]
         assert main(command) == errors.USER

@@ -23,7 +23,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from kubetune.config.schema import Config
-from kubetune.result.publishing.export import export_run
+from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training.rollouts import records
 from tests import toy

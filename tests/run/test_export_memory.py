@@ -20,7 +20,7 @@ from pathlib import Path
 from kubetune.base import cpu
 cpu.give_back()
 import peft, torch, transformers.models.llama.modeling_llama
-from kubetune.result.publishing.export import export_run
+from kubetune.result.publishing.exporting import export_run
 
 def anonymous():  # what no file could give back
     lines = Path("/proc/self/status").read_text().splitlines()

@@ -45,11 +45,12 @@ pytestmark = [
     pytest.mark.skipif(find_spec("llama_cpp") is None, reason="no llama-cpp-python"),
 ]
 
-from kubetune.result.fits import GGUF_TYPES  # noqa: E402
-from kubetune.result.gguf_files import families, llama_cpp, proof, vocabulary  # noqa: E402
-from kubetune.result.gguf_files.adapter import write_adapter  # noqa: E402
-from kubetune.result.gguf_files.writer import facts_of, write_model  # noqa: E402
-from kubetune.result.publishing.export import Export, export_run  # noqa: E402
+from kubetune.result.forms import llama_proof  # noqa: E402
+from kubetune.result.gguf_files import families, llama_cpp, vocabulary  # noqa: E402
+from kubetune.result.gguf_files.lora_file import write_adapter  # noqa: E402
+from kubetune.result.gguf_files.model_file import facts_of, write_model  # noqa: E402
+from kubetune.result.gguf_files.weight_types import TYPES  # noqa: E402
+from kubetune.result.publishing.exporting import Export, export_run  # noqa: E402
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 WITHOUT_WINDOW = {**COMMON, "sliding_window": None}
@@ -96,7 +97,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "nemotron": COMMON,
 }
 LINEAR = sorted(SETTINGS.keys() - {"mixtral", "qwen2_moe", "qwen3_moe", "olmoe"})
-CHATS = [list(chat) for chat in proof.CHATS]
+CHATS = [list(chat) for chat in llama_proof.CHATS]
 PROMPTS = [[5, 9, 200, 31], [77, 8, 300, 12, 41, 7], [11] * 9]
 
 
@@ -110,14 +111,14 @@ def save(folder: Path, name: str, dtype: torch.dtype = torch.float32, **changes:
 
 
 @torch.inference_mode()
-def ask(model: Any, rows: list[llama_cpp.Row]) -> list[Tensor]:
+def ask(model: Any, rows: list[llama_cpp.AskedRow]) -> list[Tensor]:
     return [model(torch.tensor([row.ids])).logits[0] for row in rows]
 
 
-def rows() -> list[llama_cpp.Row]:
+def rows() -> list[llama_cpp.AskedRow]:
     """Return rows that are longer than the windows of the tiny models."""
     return [
-        llama_cpp.Row(ids.astype(int).tolist(), list(range(len(ids))))
+        llama_cpp.AskedRow(ids.astype(int).tolist(), list(range(len(ids))))
         for ids, _ in random_rows((5, 37, 90))
     ]
 
@@ -132,13 +133,15 @@ def test_a_family_answers_as_in_transformers(name: str, tmp_path: Path) -> None:
     model = save(tmp_path / "model", name, dtype=torch.bfloat16).float()
     asked = rows()
     expected = ask(model, asked)
-    greedy = [proof.follow_greedily(model, prompt) for prompt in PROMPTS]
+    greedy = [llama_proof.follow_greedily(model, prompt) for prompt in PROMPTS]
     for kind, most in (("f32", 1e-3), ("bf16", 1e-2)):
         path = write_model(tmp_path / "model", tmp_path / f"{kind}.gguf", kind, {"name": name}).path
-        request = llama_cpp.Request(str(path), asked, prompts=PROMPTS, length=proof.LENGTH)
+        request = llama_cpp.LlamaRequest(
+            str(path), asked, prompts=PROMPTS, length=llama_proof.LENGTH
+        )
         answer = llama_cpp.ask(request)
-        assert proof.compare(name, expected, answer.logits, most).holds
-        for parting in proof.partings(greedy, answer.continuations):
+        assert llama_proof.compare(name, expected, answer.logits, most).holds
+        for parting in llama_proof.partings(greedy, answer.continuations):
             # Random models have many tokens that are as likely as the first.
             assert parting is None or parting.gap < (1e-4 if kind == "f32" else 1e-2)
 
@@ -153,13 +156,13 @@ def test_eight_bits_cost_a_trained_model_what_they_cost_its_base(name: str, tmp_
     train_tokenizer(tmp_path / "merged")
     merged.save_pretrained(tmp_path / "merged")
     lost.append(lost_in_eight_bits(merged, tmp_path / "merged", tmp_path))
-    assert 0 < lost[1] <= max(proof.LEAST_ALLOWED, 1.5 * lost[0]), lost
+    assert 0 < lost[1] <= max(llama_proof.LEAST_ALLOWED, 1.5 * lost[0]), lost
 
 
 def lost_in_eight_bits(model: Any, folder: Path, scratch: Path) -> float:
     path = write_model(folder, scratch / "q8_0.gguf", "q8_0", {}).path
-    answer = llama_cpp.ask(llama_cpp.Request(str(path), rows()))
-    return proof.compare("", ask(model, rows()), answer.logits, 0.0).difference
+    answer = llama_cpp.ask(llama_cpp.LlamaRequest(str(path), rows()))
+    return llama_proof.compare("", ask(model, rows()), answer.logits, 0.0).difference
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -169,8 +172,8 @@ def test_heads_that_are_the_embedding_and_heads_that_are_not(
 ) -> None:
     model = save(tmp_path / "model", name, tie_word_embeddings=tied)
     path = write_model(tmp_path / "model", tmp_path / "m.gguf", "f32", {}).path
-    answer = llama_cpp.ask(llama_cpp.Request(str(path), rows()))
-    assert proof.compare(name, ask(model, rows()), answer.logits, 1e-3).holds
+    answer = llama_cpp.ask(llama_cpp.LlamaRequest(str(path), rows()))
+    assert llama_proof.compare(name, ask(model, rows()), answer.logits, 1e-3).holds
 
 
 @pytest.mark.parametrize(
@@ -188,8 +191,8 @@ def test_heads_that_are_the_embedding_and_heads_that_are_not(
 def test_rotary_embeddings_that_are_stretched(rope: dict[str, Any], tmp_path: Path) -> None:
     model = save(tmp_path / "model", "llama", rope_parameters={"rope_theta": 10_000.0, **rope})
     path = write_model(tmp_path / "model", tmp_path / "m.gguf", "f32", {}).path
-    answer = llama_cpp.ask(llama_cpp.Request(str(path), rows()))
-    assert proof.compare("llama", ask(model, rows()), answer.logits, 1e-3).holds
+    answer = llama_cpp.ask(llama_cpp.LlamaRequest(str(path), rows()))
+    assert llama_proof.compare("llama", ask(model, rows()), answer.logits, 1e-3).holds
 
 
 def by_transformers(template: str, chat: Sequence[tuple[str, str]]) -> str | None:
@@ -208,7 +211,7 @@ def by_transformers(template: str, chat: Sequence[tuple[str, str]]) -> str | Non
 def likeness(template: str, prompts: Sequence[str | None]) -> str:
     """Return what llama.cpp's own code, which runs no Jinja, makes of a template: alike, unknown or unlike."""
     notes = set()
-    for chat, prompt in zip(proof.CHATS, prompts, strict=True):
+    for chat, prompt in zip(llama_proof.CHATS, prompts, strict=True):
         expected = by_transformers(template, chat)
         if prompt is None:
             notes.add("unknown")
@@ -234,13 +237,13 @@ def test_shared_tokenizers_make_the_same_tokens_and_prompts(name: str, tmp_path:
     build_model("qwen2", settings, lora=False).save_pretrained(folder)
     path = write_model(folder, tmp_path / "m.gguf", "q8_0", {}).path
     texts = [
-        proof.PROBE,
+        llama_proof.PROBE,
         "<|im_start|>user\nHi<|im_end|>\n",
         "def f(x):\n    return x  # 1234\n",
     ]
     template = tokenizer.chat_template
     answer = llama_cpp.ask(
-        llama_cpp.Request(str(path), [], texts=texts, template=template, chats=CHATS)
+        llama_cpp.LlamaRequest(str(path), [], texts=texts, template=template, chats=CHATS)
     )
     assert answer.tokens == [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
     assert likeness(template, answer.chats) == LIKENESS[name]
@@ -276,7 +279,7 @@ def test_templates_of_llama_cpp_beside_those_of_families(tmp_path: Path) -> None
         "built in": template_module.CHATML,
         **FAMILIES,
     }.items():
-        request = llama_cpp.Request(str(path), [], template=template, chats=CHATS)
+        request = llama_cpp.LlamaRequest(str(path), [], template=template, chats=CHATS)
         notes[name] = likeness(template, llama_cpp.ask(request).chats)
     assert notes == LIKENESS_OF_FAMILIES
 
@@ -322,8 +325,8 @@ def test_tokenizers_of_sentencepiece(prepend: bool, kind: str, tmp_path: Path) -
     settings = {**COMMON, "vocab_size": size + 8}
     build_model("llama", settings, lora=False).save_pretrained(tmp_path / "model")
     path = write_model(tmp_path / "model", tmp_path / "m.gguf", "f32", {}).path
-    texts = [proof.PROBE, "the quick brown fox", "Hello\nWorld", "two  spaces   three"]
-    answer = llama_cpp.ask(llama_cpp.Request(str(path), [], texts=texts))
+    texts = [llama_proof.PROBE, "the quick brown fox", "Hello\nWorld", "two  spaces   three"]
+    answer = llama_cpp.ask(llama_cpp.LlamaRequest(str(path), [], texts=texts))
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert answer.tokens == [tokenizer(text, add_special_tokens=False).input_ids for text in texts]
 
@@ -355,14 +358,14 @@ def test_an_adapter_of_a_family_is_that_of_peft(name: str, tmp_path: Path) -> No
     described = facts_of(tmp_path / "model")
     write_adapter(tmp_path / "adapter", described, tmp_path / "a.gguf", {})
     adapter = str(tmp_path / "a.gguf")
-    answer = llama_cpp.ask(llama_cpp.Request(str(path), rows(), adapter=adapter))
+    answer = llama_cpp.ask(llama_cpp.LlamaRequest(str(path), rows(), adapter=adapter))
     expected = ask(tuned, rows())
-    assert proof.compare(name, expected, answer.logits, 1e-3).holds
+    assert llama_proof.compare(name, expected, answer.logits, 1e-3).holds
     with tuned.disable_adapter():
-        assert not proof.compare(name, expected, ask(tuned, rows()), 2e-2).holds
+        assert not llama_proof.compare(name, expected, ask(tuned, rows()), 2e-2).holds
 
 
-@pytest.mark.parametrize("kind", GGUF_TYPES)
+@pytest.mark.parametrize("kind", TYPES)
 def test_a_run_is_exported_in_every_type(run: Path, tmp_path: Path, kind: str) -> None:
     exported = export(run, tmp_path / "out", kind)
     made = exported.facts["gguf"]
@@ -408,7 +411,7 @@ def test_what_sixteen_bits_cost_transformers_is_no_fault(
     exported = export_run(run_dir, out=tmp_path / "out", gguf=kind, dtype=dtype, tell=lines.append)
     made = exported.facts["gguf"]["proof"]
     (comparison,) = made["comparisons"]
-    least = proof.ALLOWED_ROUNDED if kind == "adapter" else proof.ALLOWED["bf16"]
+    least = llama_proof.ALLOWED_ROUNDED if kind == "adapter" else llama_proof.ALLOWED["bf16"]
     assert least < comparison["difference"] <= comparison["tolerance"] == 2 * made["rounding"]
     assert "asking what bfloat16 costs without llama.cpp" in lines
     # Keys of rows in another order move them much further.

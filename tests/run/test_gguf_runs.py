@@ -19,8 +19,8 @@ from transformers import AutoTokenizer
 
 from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
-from kubetune.result.fits import PROVENANCE
-from kubetune.result.publishing.export import Export, export_run
+from kubetune.result.forms.wanted import PROVENANCE
+from kubetune.result.publishing.exporting import Export, export_run
 from tests import reviews, toy
 from tests.architectures import COMMON, build_model
 from tests.pictures import save_seeing_model, write_questions

@@ -18,7 +18,7 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.padding_free import own_attention
 from kubetune.models.spec import ModelSpec
 from kubetune.reporting import write_report
-from kubetune.result.publishing.export import export_run
+from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring import harness, verdict
 from kubetune.tasks import causal_lm

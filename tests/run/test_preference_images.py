@@ -25,7 +25,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
 from kubetune.result.inference.evaluate import evaluate_run
 from kubetune.result.inference.generate import Sampling, answer, load_run
-from kubetune.result.publishing.export import export_run
+from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import metrics
 from kubetune.tasks import task_of, vision_language
 from tests import toy

@@ -13,7 +13,7 @@ import pytest
 from kubetune import cli, errors
 from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
-from kubetune.result.publishing.export import export_run
+from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import metrics
 from tests import reviews, toy
 from tests.pictures import QUESTION, save_seeing_model, write_questions

@@ -17,7 +17,7 @@ from benchmarks.pages import EMBEDDED
 from kubetune.base import fault_injection, processes, whole_folder
 from kubetune.base.files import read_object
 from kubetune.errors import OK
-from kubetune.result.fits import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.rundir import labels, metrics
 from tests import browser
 from tests.push_hub import TOKEN, serving

@@ -41,7 +41,7 @@ from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
 from kubetune.result.inference.generate import LoadedModel, Sampling, answer, load_run
-from kubetune.result.publishing.export import export_run
+from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.judge import answer as ask
 from kubetune.scoring.judge import judge_of

@@ -51,22 +51,21 @@ def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
     monkeypatch.setattr(hub, "_download", cached)
     model = ModelConfig(path="org/model", local_files_only=True)
     tokenizer = SimpleNamespace(given_template=None, files={"chat_template.jinja": tmp_path})
-    job = SimpleNamespace(
-        config=SimpleNamespace(model=model),
-        result=SimpleNamespace(tokenizer=tokenizer),
-        tell=messages.append,
+    source = SimpleNamespace(
+        model=model, result=SimpleNamespace(tokenizer=tokenizer), tell=messages.append
     )
-    licences, templates = base_files.copy(cast(Any, job), folder)
-    assert (licences, templates) == (["NOTICE"], ["additional_chat_templates/rag.jinja"])
+    draft = SimpleNamespace(source=source, folder=folder)
+    licences, templates = base_files.copy(cast(Any, draft))
+    assert (licences, templates) == (("NOTICE",), ["additional_chat_templates/rag.jinja"])
     assert (folder / templates[0]).read_text() == templates[0]
     assert "org/model are looked for in the local cache alone" in messages[0]
     tokenizer.files = {}
-    assert base_files.copy(cast(Any, job), folder)[1] == []
+    assert base_files.copy(cast(Any, draft))[1] == []
     assert (
         "left out: additional_chat_templates/rag.jinja; beside them transformers would not see"
         in messages[-1]
     )
     tokenizer.given_template = "{{ messages }}"
-    assert base_files.copy(cast(Any, job), folder)[1] == []
+    assert base_files.copy(cast(Any, draft))[1] == []
     with pytest.raises(EnvironmentFault, match="or is not to be asked"):
         hub.list_files(model, "org/model")

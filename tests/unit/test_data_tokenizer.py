@@ -19,7 +19,7 @@ from kubetune.data.text import tokenizer_files
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
 from kubetune.data.text.turns.template import Rendered
 from kubetune.errors import ModelError
-from kubetune.result.publishing.equivalence import Sample, check_tokenizer
+from kubetune.result.forms.equivalence import Sample, check_tokenizer
 from tests.tiny import CHATML, train_tokenizer
 
 SHARED = Path(__file__).parents[2].parent / "shared" / "data"

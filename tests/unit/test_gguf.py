@@ -20,12 +20,13 @@ from tests.tiny import CHATML, train_tokenizer
 
 gguf = pytest.importorskip("gguf")
 
-from kubetune.result.fits import require_gguf_adapter  # noqa: E402
-from kubetune.result.gguf_files import card, llama_cpp, proof  # noqa: E402
-from kubetune.result.gguf_files.adapter import write_adapter  # noqa: E402
+from kubetune.result.forms import gguf_words, llama_proof  # noqa: E402
+from kubetune.result.forms.gguf import require_loadable  # noqa: E402
+from kubetune.result.gguf_files import llama_cpp  # noqa: E402
 from kubetune.result.gguf_files.families import FAMILIES, family_of, keys_of  # noqa: E402
+from kubetune.result.gguf_files.lora_file import write_adapter  # noqa: E402
+from kubetune.result.gguf_files.model_file import facts_of, name_for_llama_cpp, write_model  # noqa: E402
 from kubetune.result.gguf_files.vocabulary import read_vocabulary  # noqa: E402
-from kubetune.result.gguf_files.writer import facts_of, name_for_llama_cpp, write_model  # noqa: E402
 
 LLAMA = {
     "model_type": "llama", "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -243,7 +244,7 @@ def test_adapters_that_llama_cpp_does_not_load_are_refused(
     lora: LoraConfig | None, reason: str
 ) -> None:
     with pytest.raises(errors.ModelError, match=reason):
-        require_gguf_adapter(lora)
+        require_loadable(lora)
 
 
 def test_a_llama_cpp_that_does_not_load_is_no_fault_of_a_file(
@@ -263,13 +264,13 @@ def test_a_template_that_llama_cpp_asks_to_think_is_run_without(tmp_path: Path, 
     if asks:
         template = "{%- if enable_thinking %}{{- '<think>' }}{% endif %}" + CHATML
     train_tokenizer(tmp_path, template)
-    prompts = proof.asked_to_think(load_tokenizer(ModelConfig(path=str(tmp_path))))
+    prompts = llama_proof.asked_to_think(load_tokenizer(ModelConfig(path=str(tmp_path))))
     if not asks:
         assert prompts is None
         return
     assert prompts is not None
     assert prompts["by_llama_cpp"] == "<think>" + prompts["as_trained"]
-    shown = card.how_to_run({"file": "m.gguf", "type": "q8_0", "asked_to_think": prompts})
+    shown = gguf_words.how_to_run({"file": "m.gguf", "type": "q8_0", "asked_to_think": prompts})
     assert (
         """llama-cli -m m.gguf --jinja --chat-template-kwargs '{"enable_thinking": false}'"""
         in shown
@@ -278,8 +279,8 @@ def test_a_template_that_llama_cpp_asks_to_think_is_run_without(tmp_path: Path, 
 
 def test_an_answer_ends_where_transformers_ends_it() -> None:
     steps = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.5]])
-    assert proof.partings([steps], [[1, 0, 2, 2]]) == [None]
-    assert proof.partings([steps], [[1, 2, 0, 0]]) == [proof.Parting(1, 0.5)]
+    assert llama_proof.partings([steps], [[1, 0, 2, 2]]) == [None]
+    assert llama_proof.partings([steps], [[1, 2, 0, 0]]) == [llama_proof.Parting(1, 0.5)]
 
 
 @pytest.mark.parametrize("kinds", [["bf16"], ["bf16", "q4_0"]])
@@ -297,7 +298,7 @@ def test_greedy_answers_of_both_files_and_of_the_base_are_in_the_card(kinds: lis
             "2.5e-01. Before quantising: 1 of 1 equal. The base, quantised alike, is 1.0e-03 from itself, and 1 of 2 of its "
             "greedy answers are equal."
         )
-    assert expected in card.proof_by_llama_cpp({"proof": notes})
+    assert expected in gguf_words.proof_by_llama_cpp({"proof": notes})
 
 
 @pytest.mark.parametrize(
@@ -310,17 +311,17 @@ def test_more_is_allowed_where_sixteen_bits_cost_transformers_more(
     """Two tokens are equally likely in transformers but for a little; llama.cpp prefers the other by `moved`."""
     logits = torch.tensor([[moved, 0.0]])
     lost = [logits.log_softmax(1)]
-    answer = llama_cpp.Answer("0", [torch.tensor([[-moved, 0.0]])], [[1]], [], [], [], [])
-    monkeypatch.setattr(proof, "ask", lambda request: answer)
-    checked = proof.Proof()
+    answer = llama_cpp.LlamaAnswer("0", [torch.tensor([[-moved, 0.0]])], [[1]], [], [], [], [])
+    monkeypatch.setattr(llama_proof, "ask", lambda request: answer)
+    checked = llama_proof.LlamaProof()
     asked: list[float] = []
 
     def ask_in_sixteen_bits() -> float:
         asked.append(rounding)
         return rounding
 
-    request = llama_cpp.Request("m.gguf", [])
-    reference = proof.Reference([logits], lost)
-    proof.check_plain(checked, "both", request, reference, 2e-2, ask_in_sixteen_bits)
+    request = llama_cpp.LlamaRequest("m.gguf", [])
+    reference = llama_proof.Reference([logits], lost)
+    llama_proof.check_plain(checked, "both", request, reference, 2e-2, ask_in_sixteen_bits)
     assert len(checked.faults) == faults
     assert len(asked) == (moved > 2e-2), "the model is loaded again only where it is needed"

@@ -18,8 +18,8 @@ from kubetune.cli import main
 from kubetune.config.schema import ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.turns.template import CHATML, ChatTemplate
-from kubetune.result.publishing.export import _write_modelfile
-from kubetune.result.publishing.ollama_modelfile import Base, Turn, modelfile, pieces_of
+from kubetune.result.publishing import modelfile as modelfiles
+from kubetune.result.publishing.modelfile import Base, Turn, modelfile, pieces_of
 from tests.tiny import train_tokenizer
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
@@ -144,8 +144,10 @@ def test_bos_is_left_to_ollama_only_where_the_tokenizer_adds_it(
         )
         backend.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text("{}")
-    result: Any = SimpleNamespace(tokenizer=load_tokenizer(ModelConfig(path=str(folder))))
-    _write_modelfile(folder, result, "merged")
+    result = SimpleNamespace(tokenizer=load_tokenizer(ModelConfig(path=str(folder))))
+    source = SimpleNamespace(result=result, kind="merged")
+    draft: Any = SimpleNamespace(source=source, folder=folder, gguf_file=None)
+    modelfiles.write(draft)
     text = (folder / "Modelfile").read_text()
     begins = "user" if adds_bos else "<|im_start|>user"
     assert '{{ if eq .Role "user" }}' + begins + "\n{{ .Content }}" in text

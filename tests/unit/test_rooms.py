@@ -21,7 +21,10 @@ LIGHT = set(ORDER[: ORDER.index(kubetune.NUMPY_BEGINS)])
 TORCHLESS = set(ORDER[: ORDER.index(kubetune.TORCH_BEGINS)]) - LIGHT
 CLUSTER = {"k8s"}
 # Packages within a room, each of which imports only itself, files of the room and packages before it.
-INNER_ORDER = {"data": ["reading", "text", "vision", "prepared", "findings", "inspect"]}
+INNER_ORDER = {
+    "data": ["reading", "text", "vision", "prepared", "findings", "inspect"],
+    "result": ["inference", "gguf_files", "forms", "publishing"],
+}
 # Files of the package's root. They import rooms, and no room imports them.
 DOORS = {"", "__main__", "agent", "worker"}
 

@@ -14,7 +14,7 @@ from kubetune.config.load import load_config
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_security import beyond_restricted
 from kubetune.plugins.serving.manifests import ServedAdapter, Serving, command
-from kubetune.result.publishing.serving import commands, served_by
+from kubetune.result.forms.programs import commands, served_by
 from standin.schemas import NEWEST, OLDEST, problems
 from tests.golden.serving import CASES, golden, kept, rendered, write_run
 

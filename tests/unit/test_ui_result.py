@@ -16,7 +16,7 @@ from starlette.testclient import TestClient
 from kubetune import errors, extras
 from kubetune.base import processes
 from kubetune.config.load import load_config
-from kubetune.result.fits import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.rundir import metrics
 from kubetune.tasks import TASKS, task_of
 from kubetune.ui.jobs import Jobs, result_job

@@ -19,7 +19,7 @@ from kubetune.library.run_handle import RunLike, folder_of, folders_of
 
 if TYPE_CHECKING:
     from kubetune.result.inference.evaluate import Evaluation
-    from kubetune.result.publishing.export import Export
+    from kubetune.result.publishing.exporting import Export
 
 # The messages of a conversation, each with `role` and `content`.
 Messages = Sequence[dict[str, Any]]
@@ -240,7 +240,7 @@ def export(
         ModelError: the proof failed, or the base cannot be loaded. Nothing is written then.
         EnvironmentFault: the disk is full, or another export of the run goes on.
     """
-    from kubetune.result.publishing.export import export_run
+    from kubetune.result.publishing.exporting import export_run
 
     return export_run(
         folder_of(run),

@@ -112,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
             raise errors.ConfigError(
                 f"{run_dir} is a classifier; ask it with kubetune generate {shell_word(run_dir)} TEXT"
             )
-    from kubetune.result.fits import require_result
+    from kubetune.result.inference.checks import require_result
 
     require_result(args.run_dir, args.checkpoint, args.model)
     if args.beside:

@@ -85,7 +85,11 @@ def run(args: argparse.Namespace) -> Answer:
 def _evaluate(args: argparse.Namespace) -> Answer:
     """Measure a checkpoint on the run's evaluation data, or on other data."""
     # What is wrong is refused before the imports, which take seconds.
-    from kubetune.result.fits import other_sources, require_evaluation_data, require_result
+    from kubetune.result.inference.checks import (
+        other_sources,
+        require_evaluation_data,
+        require_result,
+    )
 
     config = require_result(args.run_dir, args.checkpoint, args.model)
     if args.data is None:
@@ -167,8 +171,8 @@ def _benchmark(args: argparse.Namespace) -> Answer:
     """Run benchmarks of lm-evaluation-harness."""
     from kubetune.base.processes import output_on_stderr
     from kubetune.config.schema.evaluation import BenchmarksConfig
-    from kubetune.result.fits import require_result
     from kubetune.result.inference.benchmarks import evaluate_benchmarks
+    from kubetune.result.inference.checks import require_result
 
     require_result(args.run_dir, args.checkpoint, args.model)
     tasks = tuple(task for task in args.benchmarks.split(",") if task)

@@ -14,7 +14,7 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.result.publishing.description import describe
 
 if TYPE_CHECKING:
-    from kubetune.result.publishing.export import Export
+    from kubetune.result.publishing.exporting import Export
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -85,14 +85,18 @@ def run(args: argparse.Namespace) -> Answer:
     """Export, and print what was written and what was proved."""
     cpu.give_back()
     # What makes no sense is refused before the imports, which take seconds.
-    from kubetune.result.fits import WantedExport, require_export, require_result
+    from kubetune.result.forms import require_export
+    from kubetune.result.forms.wanted import TrainedModel, WantedExport
+    from kubetune.result.inference.checks import require_result
 
     config = require_result(args.run_dir, args.checkpoint, args.model)
-    wanted = WantedExport(args.merge, args.dtype, args.gguf, args.quantize, args.output)
-    require_export(config, args.run_dir, wanted)
+    wanted = WantedExport(
+        args.merge, args.dtype, args.gguf, args.quantize, args.output, args.max_shard_size
+    )
+    require_export(TrainedModel.of(config, args.run_dir), wanted)
     # SIGTERM ends an export like Ctrl-C: nothing is left behind.
     with stoppable(), busy(f"loading what exports {visible(str(args.run_dir))}") as work:
-        from kubetune.result.publishing.export import export_run
+        from kubetune.result.publishing.exporting import export_run
 
         export = export_run(
             args.run_dir,

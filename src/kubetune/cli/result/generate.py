@@ -303,7 +303,7 @@ def classify(args: argparse.Namespace) -> int:
 
 def _require_result(args: argparse.Namespace) -> None:
     """Raise an error for a run without a result, before the imports that take seconds."""
-    from kubetune.result.fits import require_result
+    from kubetune.result.inference.checks import require_result
 
     require_result(args.run_dir, args.checkpoint, args.model)
 

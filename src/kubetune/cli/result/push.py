@@ -142,7 +142,7 @@ def _to_registry(
 def _exported(args: argparse.Namespace, target: Target) -> tuple[Path, dict[str, Any]]:
     """Return the export to send, which is made now unless it exists, with its kind and step."""
     with busy(f"loading what exports {visible(str(args.run_dir))}") as work:
-        from kubetune.result.publishing.export import export_run, find_export
+        from kubetune.result.publishing.exporting import export_run, find_export
 
         # An export of the same checkpoint in the same form is sent as it is.
         export = find_export(

@@ -45,7 +45,7 @@ from kubetune.plugins.serving.manifests import (
     serve,
     trial,
 )
-from kubetune.result.publishing.serving import is_known_to_vllm
+from kubetune.result.forms.programs import is_known_to_vllm
 from kubetune.rundir.metrics import IDENTITY
 
 # Rank of an adapter that is not on this machine to be read. vLLM takes any rank up to this maximum.
@@ -276,7 +276,7 @@ def _require_effect(targets: Sequence[Target], serving: Serving, args: argparse.
 
 def _by_ollama(words: Sequence[str]) -> int:
     """Make exports known to Ollama, each under its name or the run's."""
-    from kubetune.result.gguf_files import ollama
+    from kubetune.result.publishing import ollama
 
     ollama.require()
     for word in words:

@@ -24,7 +24,7 @@ from kubetune.k8s.manifests.storage import (
     outputs_volume,
 )
 from kubetune.k8s.run_names import CACHE, DOCKER_FOLDER, OUTPUTS
-from kubetune.result.publishing.serving import lora_words
+from kubetune.result.forms.programs import lora_words
 
 SERVER = "server"
 # Where the pods have images of a registry as folders, by the names that requests ask for.

@@ -1,4 +1,5 @@
-"""GGUF files for llama.cpp and Ollama: written from an export's safetensors, and proved by running llama.cpp.
+"""GGUF files for llama.cpp and Ollama: written from safetensors, quantised, and run by llama.cpp.
 
-Not for other forms of export (publishing/). Read `families` first: which models llama.cpp computes as they were trained.
+Not for the export that they are of, nor its proof (forms). Read `families` first: which models llama.cpp computes as they
+were trained.
 """

@@ -24,7 +24,7 @@ PACKAGE = "llama-cpp-python"
 
 
 @dataclass(frozen=True)
-class Row:
+class AskedRow:
     """Tokens, and at which of them logits are asked for."""
 
     ids: list[int]
@@ -32,11 +32,11 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Request:
+class LlamaRequest:
     """What llama.cpp is asked about one file."""
 
     model: str
-    rows: list[Row]
+    rows: list[AskedRow]
     adapter: str | None = None
     prompts: list[list[int]] = field(default_factory=list)  # which are continued greedily
     length: int = 0  # tokens of each continuation
@@ -49,7 +49,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LlamaAnswer:
     """What llama.cpp answered."""
 
     version: str  # of the Python package
@@ -81,7 +81,7 @@ def _why_broken(origin: str) -> str | None:
     return None
 
 
-def ask(request: Request) -> Answer:
+def ask(request: LlamaRequest) -> LlamaAnswer:
     """Return what llama.cpp answers. Raise ModelError if it does not load the file, or ends by itself."""
     import numpy as np
     import torch
@@ -104,7 +104,7 @@ def ask(request: Request) -> Answer:
             facts: dict[str, Any] = json.loads(arrays["answers"].tobytes())
             for number in range(len(request.rows)):
                 logits.append(torch.from_numpy(arrays[f"logits_{number}"]))
-    return Answer(logits=logits, **facts)
+    return LlamaAnswer(logits=logits, **facts)
 
 
 def run_to_end(

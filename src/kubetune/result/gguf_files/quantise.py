@@ -53,7 +53,7 @@ def write(
     end_ids: list[int],
 ) -> tuple[str, ...]:
     """Write the quantised file of a model's folder, whose plain file is there; return the tensors that keep 16 bits."""
-    from kubetune.result.gguf_files.writer import write_model
+    from kubetune.result.gguf_files.model_file import write_model
 
     if kind not in TYPES:
         return write_model(folder, path, kind, about, end_ids).wider

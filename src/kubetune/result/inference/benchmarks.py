@@ -20,7 +20,7 @@ from kubetune.base.humanize import counted
 from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.schema.evaluation import BenchmarksConfig
-from kubetune.result.fits import require_benchmarks
+from kubetune.result.inference.checks import require_benchmarks
 from kubetune.result.inference.result import default_device, open_result
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring import harness, verdict

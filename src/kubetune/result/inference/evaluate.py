@@ -27,7 +27,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
-from kubetune.result.fits import other_sources, require_evaluation_data
+from kubetune.result.inference.checks import other_sources, require_evaluation_data
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers

@@ -27,6 +27,7 @@ from kubetune.config.schema import Config, DataConfig, ModelConfig
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.data.prepared import data_facts, identity
 from kubetune.data.prepared.data_facts import DataFacts
+from kubetune.data.reading import hub
 from kubetune.data.reading.hub import is_local
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
@@ -34,7 +35,7 @@ from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
 from kubetune.models.spec import ModelSpec
-from kubetune.result.fits import is_here, not_here
+from kubetune.result.inference.checks import is_here, not_here
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_of
 from kubetune.tasks.task import Task
@@ -117,6 +118,12 @@ class Result:
     def facts(self) -> DataFacts:
         """The facts about its data that the run keeps, or those of the data themselves."""
         return data_facts.known(self.run_dir, self.config.data.train[0], self.config.record_kind)
+
+    @property
+    def base_folder(self) -> Path:
+        """The folder of the base on this machine; the checkpoint's if the base is not here."""
+        model = self.config.model
+        return hub.find_files(model, model.path, ("config.json",))["config.json"].parent
 
     @property
     def auto_class(self) -> Any:

@@ -1,4 +1,4 @@
-"""From a checkpoint to a model that others can load: exported, merged, proved the same, described, uploaded.
+"""From a checkpoint to a model that others can load: exported, described, uploaded.
 
-Not for running it (inference, plugins/serving). Read `export` first, then `equivalence`.
+Not for the weights and their proof (forms), nor for running it (inference, plugins/serving). Read `exporting` first.
 """

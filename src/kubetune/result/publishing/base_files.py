@@ -15,7 +15,7 @@ from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.text.tokenizer_files import TOOL_TEMPLATE
 from kubetune.errors import KubetuneError
-from kubetune.result.publishing.writers import Job
+from kubetune.result.forms.draft import ExportDraft, ExportSource
 
 # A word of the name: LICENSE, LICENSE.txt, USE_POLICY.md, third-party-notices.
 _LICENCE: Final = re.compile(
@@ -52,28 +52,29 @@ def is_named_template(name: str) -> bool:
     return is_template and name != TOOL_TEMPLATE
 
 
-def copy(job: Job, folder: Path) -> tuple[list[str], list[str]]:
+def copy(draft: ExportDraft) -> tuple[tuple[str, ...], list[str]]:
     """Copy the base's files on its licence, and its named chat templates. Return the names of both."""
-    model = job.config.model
-    licences = [name for name in _names(job, model, model.path) if is_licence(name)]
+    source = draft.source
+    model = source.model
+    licences = [name for name in _names(source, model.path) if is_licence(name)]
 
     # Templates belong to the tokenizer, which may come from elsewhere.
-    source = model.tokenizer or model.path
-    templates = [name for name in _names(job, model, source) if is_named_template(name)]
+    of_tokenizer = model.tokenizer or model.path
+    templates = [name for name in _names(source, of_tokenizer) if is_named_template(name)]
 
     # transformers reads a folder's named templates only if none of them is the one that was trained with.
-    tokenizer = job.result.tokenizer
+    tokenizer = source.result.tokenizer
     if tokenizer.given_template is not None:
         templates = []  # the template of the run file stands for all
     elif templates and "chat_template.jinja" not in tokenizer.files:
-        job.tell(
+        source.tell(
             f"left out: {', '.join(templates)}; beside them transformers would not see the template trained with"
         )
         templates = []
 
-    _copy_files(model, model.path, licences, folder)
-    _copy_files(model, source, templates, folder)
-    return licences, templates
+    _copy_files(model, model.path, licences, draft.folder)
+    _copy_files(model, of_tokenizer, templates, draft.folder)
+    return tuple(licences), templates
 
 
 def _copy_files(
@@ -90,15 +91,16 @@ def _copy_files(
         shutil.copyfile(file, folder / name)
 
 
-def _names(job: Job, model: ModelConfig, path: str) -> list[str]:
-    """Return the paths of a model's files. Where the hub cannot be asked, say so, and list its cache."""
+def _names(source: ExportSource, path: str) -> list[str]:
+    """Return the paths of a model's files. If the hub cannot be asked, say so, and list its cache."""
+    model = source.model
     try:
         return hub.list_files(model, path)
     except KubetuneError as error:
         # The model was loaded, so at least one of these is in the folder of the cache.
         files = hub.find_files(model, path, ("config.json", "tokenizer_config.json"))
         cached = next(iter(files.values())).parent
-        job.tell(
+        source.tell(
             f"licence and chat templates of {path} are looked for in the local cache alone: {error}"
         )
         return hub.list_files(model, str(cached))

@@ -7,19 +7,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
+from kubetune.base import files
 from kubetune.base.humanize import counted, sparkline
+from kubetune.base.logs import scrub
 from kubetune.config.naming import method_label, model_short_name
 from kubetune.config.schema import Config
-from kubetune.result.gguf_files import card as gguf_card
-from kubetune.result.publishing import serving
+from kubetune.reporting.picture import draw
+from kubetune.result.forms.draft import ExportDraft
+from kubetune.result.forms.form import CardModel, Form
+from kubetune.result.forms.wanted import base_name
+from kubetune.rundir import metrics
 from kubetune.rundir.metrics import is_evaluation
 from kubetune.tasks import task_of
 
 _TAGS = {"adapter": ["lora"], "merged": [], "model": ["full-fine-tuning"]}
 
+CARD = "README.md"
 # The name of the picture beside the card.
 CURVES = "curves.svg"
 # Metrics of evaluations that have a row of bars, with its title.
@@ -33,67 +38,45 @@ _SETTINGS = (
 )  # fmt: skip
 
 
-def base_name(path: str) -> str:
-    """Return the name of the base: its hub id, also of a folder of the hub's cache; else the folder's name."""
-    # ~/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/… → Qwen/Qwen3-0.6B
-    for part in Path(path).parts:
-        if part.startswith("models--"):
-            return part.removeprefix("models--").replace("--", "/")
-    if path.count("/") == 1 and not path.startswith((".", "~")):
-        return path
-    return model_short_name(path)
-
-
-def write_card(
-    config: Config,
-    kind: str,
-    facts: Mapping[str, Any],
-    lines: Sequence[Mapping[str, Any]],
-    *,
-    pictured: bool = False,
-    verdict: Mapping[str, Any] | None = None,
-) -> str:
-    """Return the card of an export. `kind`: adapter, merged or model; `facts`: its provenance; `lines`: metrics up to it.
-
-    `pictured`: their curves lie beside the card as `CURVES`. `verdict`: the run's, of this checkpoint.
-    """
-    # Paths of this machine say nothing to others: the base has its name on the hub, where it has one.
-    base = base_name(config.model.path)
-    name = facts["run"]["name"] or model_short_name(config.model.path)
-    task = task_of(config.task_name)
-    snippet = _snippet(
-        task.auto_class,
-        kind,
-        base,
-        config.model.revision,
+def write(draft: ExportDraft, form: Form, facts: Mapping[str, Any]) -> None:
+    """Write the card of an export, and the picture of its curves. `facts`: its provenance."""
+    # They show what came before the checkpoint; the run may have gone on.
+    result = draft.source.result
+    step = facts["checkpoint"]["step"]
+    lines = [line for line in metrics.read_metrics(result.run_dir) if line["step"] <= step]
+    picture = draw(lines)
+    if picture is not None:
+        files.write_atomic(draft.folder / CURVES, picture)
+    verdict = metrics.read_verdict(result.run_dir, step)
+    verdict["benchmarks"] = metrics.read_benchmarks(result.run_dir, step).get("compared")
+    # Paths of this machine say nothing to others: the base has its name on the hub, if it has one.
+    config = result.config
+    model = CardModel(
+        base_name(draft.source.model.path),
+        draft.source.model.revision,
+        config.lora,
+        config.task_name,
         sees=config.sees,
         classifies=config.classifies,
     )
-
-    loading = [
-        f"## How to load\n\n```python\n{snippet}\n```",
-        *serving.commands(config.task_name, config.lora, kind, base, facts["base"]),
-    ]
-    proof = [f"## Proof of export\n\n{_proof(facts['proof'])}"]
-    if "quantised" in facts:
-        loading[1:] = ["## How to serve\n\n```console\n$ vllm serve .\n```"]
-    if "gguf" in facts:
-        loading = [f"## How to run\n\n{gguf_card.how_to_run(facts['gguf'])}"]
-        proof.append(gguf_card.proof_by_llama_cpp(facts["gguf"]))
-
+    title = facts["run"]["name"] or model_short_name(draft.source.model.path)
+    metrics_of_run = _curves(lines, picture is not None) + _against_base(verdict)
     # In the order in which a reader asks: what it is, how to load it, how it was made, whether that holds.
-    parts = [
-        _front_matter(task.pipeline, kind, base),
-        f"# {name}\n\n{_summary(kind, base, facts)}",
-        *loading,
+    parts = form.card(facts, model)
+    sections = [
+        _front_matter(task_of(model.task).pipeline, facts["kind"], model.base),
+        f"# {title}\n\n{_summary(facts, model.base, parts.weights)}",
+        *parts.usage,
         f"## Training\n\n{_table(_settings(config, facts))}",
-        f"## Metrics\n\n{_curves(lines, pictured)}{_against_base(verdict or {})}",
-        "\n\n".join(proof),
+        f"## Metrics\n\n{metrics_of_run}",
+        f"## Proof of export\n\n{_proof(facts['proof'])}",
+        *parts.proof,
         "## Licence\n\nTo be filled in by whoever publishes this model. It has to agree with the licence of the base "
-        f"model `{base}`{_licence_files(facts['base']['licence_files'])} and of the training data.",
+        f"model `{model.base}`{_licence_files(facts['base']['licence_files'])} and of the training data.",
         "Made with kubetune. `provenance.json` holds the whole config, versions, and the checksum of every file.",
     ]
-    return "\n\n".join(parts) + "\n"
+    text = "\n\n".join(sections) + "\n"
+    files.write_atomic(draft.folder / CARD, scrub(text))
 
 
 def _front_matter(pipeline: str, kind: str, base: str) -> str:
@@ -120,18 +103,14 @@ def _front_matter(pipeline: str, kind: str, base: str) -> str:
     return "\n".join(["---", *lines, "---"])
 
 
-def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
-    """Return what the model is, in a few sentences."""
+def _summary(facts: Mapping[str, Any], base: str, weights: str) -> str:
+    """Return what the model is, in a few sentences. `weights`: as the form names them."""
+    kind = facts["kind"]
     what = {
         "adapter": f"LoRA adapter for `{base}`",
         "merged": f"`{base}` with its LoRA adapter merged into the weights",
         "model": f"`{base}`, fine-tuned in full",
     }[kind]
-    weights = facts["dtype"]
-    if "quantised" in facts:
-        weights = f"in FP8 (compressed-tensors), {weights} elsewhere"
-    if "gguf" in facts:
-        weights = f"a GGUF file ({facts['gguf']['file']})"
     text = f"{what}, after step {facts['checkpoint']['step']:,}. Weights are {weights}."
     if facts["base"]["quantization"] != "none" and kind == "merged":
         text += (
@@ -142,49 +121,6 @@ def _summary(kind: str, base: str, facts: Mapping[str, Any]) -> str:
         text += f" The base was quantised ({facts['base']['quantization']}) in training."
 
     return text
-
-
-def _snippet(
-    auto: str,
-    kind: str,
-    base: str,
-    revision: str | None,
-    *,
-    sees: bool,
-    classifies: bool,
-) -> str:
-    """Return the Python code that loads an export. `auto`: transformers' class; `revision`: of the base."""
-    # A processor has the tokenizer and what prepares images.
-    reader = "AutoProcessor" if sees else "AutoTokenizer"
-    name = "processor" if sees else "tokenizer"
-    here = '"THIS_REPOSITORY_OR_FOLDER"'
-    if kind != "adapter":
-        return (
-            f"from transformers import {auto}, {reader}\n\n"
-            f"model = {auto}.from_pretrained({here})\n{name} = {reader}.from_pretrained({here})"
-        )
-
-    # An adapter needs its base, at the commit that it was trained on.
-    arguments = json.dumps(base)
-    if revision:
-        arguments += f", revision={json.dumps(revision)}"
-    lines = [
-        "from peft import PeftModel",
-        f"from transformers import {auto}, {reader}",
-        "",
-    ]
-    if classifies:
-        # The base knows nothing of the labels: the export's config.json does.
-        lines[1] = f"from transformers import AutoConfig, {auto}, {reader}"
-        lines.append(f"config = AutoConfig.from_pretrained({here})")
-        arguments += ", config=config, ignore_mismatched_sizes=True"
-
-    lines += [
-        f"base = {auto}.from_pretrained({arguments})",
-        f"model = PeftModel.from_pretrained(base, {here})",
-        f"{name} = {reader}.from_pretrained({here})",
-    ]
-    return "\n".join(lines)
 
 
 def _global_batch(checkpoint: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from kubetune import errors
 from kubetune.base import files, humanize, whole_folder
 from kubetune.base.registry.address import MODELS_LINK, ROOT, Address
 from kubetune.base.registry.client import MANIFEST_TYPE, Registry
-from kubetune.result.fits import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.publishing.base_files import is_licence
 
 _IMAGE_CONFIG: Final = "application/vnd.oci.image.config.v1+json"

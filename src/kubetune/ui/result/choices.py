@@ -12,8 +12,12 @@ from typing import Any, Final
 from kubetune.config.load import read_config
 from kubetune.errors import KubetuneError
 from kubetune.plan.model_shapes import read_config as read_model_config
-from kubetune.result import fits
+from kubetune.result.forms import FORMS
+from kubetune.result.forms.form import QUANTIZE
+from kubetune.result.forms.wanted import TrainedModel, WantedExport
 from kubetune.result.gguf_files.families import known_family
+from kubetune.result.gguf_files.weight_types import ADAPTER, TYPES
+from kubetune.result.inference import checks
 from kubetune.rundir import checkpoints
 from kubetune.scoring.comparison import require_answers
 
@@ -39,7 +43,7 @@ def evaluations_of(run_dir: Path) -> list[Choice]:
             "own",
             "Its evaluation data",
             "Every metric of the task, as in training.",
-            lambda: fits.require_evaluation_data(config.data, run_dir),
+            lambda: checks.require_evaluation_data(config.data, run_dir),
         ),
         Choice("data", "Other data", "A file, or what a run file may have as data.train."),
         _choice(
@@ -53,61 +57,46 @@ def evaluations_of(run_dir: Path) -> list[Choice]:
             "benchmarks",
             "Benchmarks",
             "Tasks of lm-evaluation-harness.",
-            lambda: fits.require_benchmarks(run_dir, config.task, answers_text=config.answers_text),
+            lambda: checks.require_benchmarks(
+                run_dir, config.task, answers_text=config.answers_text
+            ),
         ),
     ]
 
 
 def forms_of(run_dir: Path, gguf_types: Sequence[Choice]) -> list[Choice]:
     """Return the forms that the run's model can be exported in. `gguf_types`: those of `gguf_types_of`."""
-    config = read_config(run_dir)
-    gguf = Choice(
-        "gguf", "GGUF", "One file for llama.cpp and Ollama, proved by llama.cpp if it is installed."
-    )
-    # If llama.cpp cannot run the model at all, every type is refused for the same reason.
-    if all(choice.refusal for choice in gguf_types):
-        gguf = replace(gguf, refusal=gguf_types[0].refusal)
-    return [
-        *pushed_forms_of(run_dir),
-        gguf,
-        _choice(
-            "fp8",
-            "FP8",
-            "Weights in 8-bit floats, about half the size, for vLLM.",
-            lambda: fits.require_quantized(
-                "fp8", config.model, config.task_name, answers_text=config.answers_text
-            ),
-        ),
-    ]
+    trained = TrainedModel.of(read_config(run_dir), run_dir)
+    choices = pushed_forms_of(run_dir)
+    for name, form in FORMS.items():
+        if form.option == QUANTIZE:
+            require = partial(form.require, trained, WantedExport(quantize=name))
+            choices.append(_choice(name, form.label, form.about, require))
+        elif name == "gguf":
+            # If llama.cpp cannot run the model at all, every type is refused for the same reason.
+            refusal = ""
+            if all(choice.refusal for choice in gguf_types):
+                refusal = gguf_types[0].refusal
+            choices.append(Choice(name, form.label, form.about, refusal))
+    return choices
 
 
 def pushed_forms_of(run_dir: Path) -> list[Choice]:
     """Return the forms that the run's model can be pushed in."""
-    config = read_config(run_dir)
-    plain = Choice(PLAIN, "Model", "For transformers and vLLM: every weight was trained.")
-    if config.lora is not None:
-        plain = Choice(PLAIN, "Adapter", "Small; for PEFT, and for vLLM beside the base.")
-    merged = _choice(
-        "merged",
-        "Merged",
-        "The adapter added to the base's weights: one model for transformers and vLLM.",
-        lambda: fits.require_adapter(config.lora, run_dir),
-    )
-    return [plain, merged]
+    trained = TrainedModel.of(read_config(run_dir), run_dir)
+    plain = FORMS["model" if trained.lora is None else "adapter"]
+    merged = FORMS["merged"]
+    require = partial(merged.require, trained, WantedExport(merged=True))
+    return [
+        Choice(PLAIN, plain.label, plain.about),
+        _choice("merged", merged.label, merged.about, require),
+    ]
 
 
 def gguf_types_of(run_dir: Path) -> list[Choice]:
     """Return the types of weights that a GGUF file can have, and `adapter`."""
     config = read_config(run_dir)
-
-    def require(kind: str) -> None:
-        fits.require_gguf(
-            kind,
-            config.lora,
-            config.model,
-            config.task_name,
-            answers_text=config.answers_text,
-        )
+    trained = TrainedModel.of(config, run_dir)
 
     def require_family() -> None:
         # A model that was trained whole is described by its checkpoint.
@@ -122,11 +111,12 @@ def gguf_types_of(run_dir: Path) -> list[Choice]:
     # The family is the same for all types, so the model's files are read once.
     of_family = _choice("family", "", "", require_family).refusal
     choices = []
-    for kind in fits.GGUF_TYPES:
+    for kind in TYPES:
         label = kind
-        if kind == fits.GGUF_ADAPTER:
+        if kind == ADAPTER:
             label = "the adapter alone"
-        choice = _choice(kind, label, "", partial(require, kind))
+        require = partial(FORMS["gguf"].require, trained, WantedExport(gguf=kind))
+        choice = _choice(kind, label, "", require)
         choices.append(replace(choice, refusal=choice.refusal or of_family))
     return choices
 

@@ -15,7 +15,9 @@ from typing import Any, Final
 
 from kubetune.config.load import read_config
 from kubetune.errors import ConfigError
-from kubetune.result import fits
+from kubetune.result.forms import FORMS, chosen
+from kubetune.result.forms.form import QUANTIZE
+from kubetune.result.forms.wanted import WantedExport, place_of, require_place
 from kubetune.result.publishing.push_target import Wanted, find_target, require_way
 from kubetune.rundir import checkpoints
 from kubetune.ui.result.choices import (
@@ -113,8 +115,8 @@ def _export(run_dir: Path, texts: dict[str, str]) -> list[str]:
     words = []
     if form == "merged":
         words = ["--merge"]
-    if form == "fp8":
-        words = ["--quantize=fp8"]
+    if form in FORMS and FORMS[form].option == QUANTIZE:
+        words = [f"{QUANTIZE}={form}"]
     gguf = texts.get("gguf", "")
     if form == "gguf":
         _require_offered(gguf_types, gguf, "gguf")
@@ -131,15 +133,15 @@ def _export(run_dir: Path, texts: dict[str, str]) -> list[str]:
         words.append(f"--output={place}")
     else:
         checkpoint = checkpoints.choose(run_dir, texts.get("checkpoint") or "best")
-        place = fits.place_of(run_dir, checkpoint.name, _name_of(run_dir, form, gguf))
-    fits.require_place(place)
+        place = place_of(run_dir, checkpoint.name, _name_of(run_dir, form, gguf))
+    require_place(place)
     return [*words, *_taken(texts, *_EXPORTS, "max_shard_size")]
 
 
 def _name_of(run_dir: Path, form: str, gguf: str) -> str:
     """Return the name by which the verb calls the folder of a form."""
     if form == PLAIN:
-        return "adapter" if read_config(run_dir).lora is not None else "model"
+        return chosen(WantedExport(), read_config(run_dir).lora)
     if form == "gguf":
         return f"gguf-{gguf}"
     return form

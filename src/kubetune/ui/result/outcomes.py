@@ -12,7 +12,7 @@ from kubetune import errors
 from kubetune.base import whole_folder
 from kubetune.base.files import known, read_inside, read_object
 from kubetune.reporting.verdict import verdict
-from kubetune.result.fits import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.publishing.description import describe
 
 # How a command ended, by its exit code.

@@ -1,9 +1,11 @@
-"""A card's parts on a GGUF file: how to run it, and the proof by llama.cpp."""
+"""A GGUF file in words: how to run it and the proof by llama.cpp, for a card and for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
+
+from kubetune.base.humanize import counted
 
 # What llama.cpp's programs are given where they would ask a template to think, and training did not.
 WITHOUT_THINKING: Final = """--chat-template-kwargs '{"enable_thinking": false}'"""
@@ -115,3 +117,58 @@ def _chats(chats: Any) -> list[str]:
         "The first of them:",
         f"```text\nas trained    {first['as_trained']!r}\nby llama.cpp  {first['by_llama_cpp']!r}\n```",
     ]
+
+
+def lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the results of running a GGUF file in llama.cpp, as labelled lines."""
+    if facts.get("kept_in_16_bits"):
+        kept = counted(len(facts["kept_in_16_bits"]), "tensor")
+        yield "", f"{kept} in f16, as rows do not fill blocks of {facts['type']}"
+    if "not_proved" in facts:
+        yield "llama.cpp", f"not proved: {facts['not_proved']}"
+        return
+    proof = facts["proof"]
+    label = "llama.cpp"
+    for comparison in proof["comparisons"]:
+        apart = f"{comparison['difference']:.1e} apart (allowed {comparison['tolerance']:.0e})"
+        agreement = f"same first choice {comparison['agreement']:.1%}"
+        yield label, f"log-probabilities of {comparison['what']}: {apart}, {agreement}"
+        label = ""
+    base = proof.get("base_quantised_alike")
+    if isinstance(base, dict):
+        equal = count_equal(base["greedy"])
+        yield (
+            "",
+            f"the base quantised alike loses {base['difference']:.1e}, greedy answers equal: {equal}",
+        )
+    elif base is not None:
+        yield "", f"the base quantised alike: {base}"
+    if "rounding" in proof:
+        yield "", f"transformers in 16 bits is {proof['rounding']:.1e} from itself in 32"
+    asked = "greedy answers of up to 64 tokens equal"
+    if "greedy_quantised" in proof:
+        yield "", _greedy_line(asked, proof["greedy_quantised"])
+        asked = "before quantising"
+    yield "", _greedy_line(asked, proof["greedy"])
+    if "texts_tokenized_alike" in proof:
+        yield "", f"texts tokenized alike: {proof['texts_tokenized_alike']}"
+    chats = proof.get("chats")
+    if chats:
+        alike = sum(chat["alike"] is True for chat in chats)
+        unknown = sum(chat["alike"] is None for chat in chats)
+        line = f"prompts by llama.cpp's own code alike: {alike} of {len(chats)}"
+        if unknown:
+            line += "; it does not know this template, so run it with --jinja"
+        yield "", line
+
+
+def _greedy_line(of: str, partings: list[dict[str, Any] | None]) -> str:
+    """Return how many greedy answers are equal, and where the others part."""
+    # greedy answers of up to 64 tokens equal: 2 of 4; others part from token 17 on, where the first choice leads by …
+    line = f"{of}: {count_equal(partings)}"
+    parted = [parting for parting in partings if parting is not None]
+    if parted:
+        first = min(parting["token"] for parting in parted) + 1
+        gap = max(parting["gap"] for parting in parted)
+        line += f"; others part from token {first} on, where the first choice leads by {gap:.1e} at most"
+    return line

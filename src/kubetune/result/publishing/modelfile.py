@@ -8,9 +8,21 @@ Source: Ollama's parser/parser.go and template/template.go (0.30), which were ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+from kubetune.base import files
+from kubetune.base.logs import scrub
+from kubetune.config.schema import ModelConfig
+from kubetune.data.reading.hub import is_local
+from kubetune.data.text.tokenizer_files import read_json
+from kubetune.result.forms import programs
+from kubetune.result.forms.wanted import base_name
+
+if TYPE_CHECKING:
+    from kubetune.data.text.tokenizer import Tokenizer
+    from kubetune.result.forms.draft import ExportDraft
 
 MODELFILE: Final = "Modelfile"
 
@@ -227,3 +239,69 @@ def modelfile(
             )
 
     return "\n".join(lines) + "\n"
+
+
+def write(draft: ExportDraft) -> None:
+    """Write the Modelfile that Ollama wants beside weights."""
+    tokenizer = draft.source.result.tokenizer
+    gguf = draft.gguf_file or _gguf_to_make(draft.folder, draft.source.kind)
+    base = None
+    if draft.source.kind == "adapter":
+        base = _base_of(draft.source.model, tokenizer)
+    text = modelfile(
+        _renderer(tokenizer),
+        stop=_texts_at_the_end(tokenizer),
+        base=base,
+        gguf=gguf,
+        is_made=draft.gguf_file is not None,
+    )
+    files.write_atomic(draft.folder / MODELFILE, scrub(text))
+
+
+def _renderer(tokenizer: Tokenizer) -> Render | None:
+    """Return how turns become a prompt; None for a tokenizer without a chat template."""
+    if tokenizer.chat is None:
+        return None
+    # Ollama puts BOS before a prompt if the tokenizer puts it before a text. With others the template writes it: SmolLM2's
+    # BOS is `<|im_start|>`, which its tokenizer does not add.
+    bos = ""
+    if tokenizer.bos_id is not None and tokenizer.bos_id in tokenizer.prefix:
+        bos = tokenizer.backend.id_to_token(tokenizer.bos_id) or ""
+
+    def render(turns: Sequence[Turn]) -> str:
+        messages = [{"role": role, "content": text} for role, text in turns]
+        prompt = tokenizer.require_chat().render(messages, generation_prompt=True)
+        return prompt.removeprefix(bos)
+
+    return render
+
+
+def _texts_at_the_end(tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens that end an answer, as texts."""
+    texts = [tokenizer.backend.id_to_token(token_id) for token_id in tokenizer.eos_ids]
+    return [text for text in texts if text]
+
+
+def _base_of(model: ModelConfig, tokenizer: Tokenizer) -> Base:
+    """Return what a Modelfile says of the base of an adapter."""
+    base = Base(base_name(model.path))
+    architectures = read_json(tokenizer.files.get("config.json")).get("architectures") or ()
+    if not is_local(model.path) or programs.CONVERTED_BY_OLLAMA.isdisjoint(architectures):
+        return base
+    # Files of the hub's cache are links to places outside of their folder, which Ollama refuses.
+    folder = Path(model.path).expanduser().absolute()
+    weights = list(folder.glob("model*.safetensors"))
+    if not weights or any(file.is_symlink() for file in weights):
+        return base
+    return replace(base, folder=folder)
+
+
+def _gguf_to_make(folder: Path, kind: str) -> str | None:
+    """Return the GGUF file that Ollama wants of this export; None if it converts the weights itself."""
+    if kind == "adapter":
+        return programs.ADAPTER_GGUF
+    # It converts few architectures. Of the others it takes a file that llama.cpp makes.
+    architectures = read_json(folder / "config.json").get("architectures") or ()
+    if programs.CONVERTED_BY_OLLAMA.isdisjoint(architectures):
+        return programs.MODEL_GGUF
+    return None

@@ -7,10 +7,9 @@ from typing import Any
 
 from kubetune.base import files
 from kubetune.config.load import read_config, resolved
-from kubetune.result.publishing.equivalence import Comparison, Sample
-from kubetune.result.publishing.model_card import base_name
-from kubetune.result.publishing.serving import served_by
-from kubetune.result.publishing.writers import Job
+from kubetune.result.forms.draft import ExportDraft
+from kubetune.result.forms.form import Form
+from kubetune.result.forms.wanted import base_name
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.machine import versions
 
@@ -25,26 +24,20 @@ _OF_STATE = (
 )
 
 
-def facts_of(
-    job: Job,
-    sample: Sample,
-    comparisons: list[Comparison],
-    tokenizer_files: list[str],
-    notes: dict[str, Any],
-) -> dict[str, Any]:
-    """Return provenance.json, but for the checksums of the files. `notes` are those of `writers.Proof`."""
+def facts_of(draft: ExportDraft, form: Form) -> dict[str, Any]:
+    """Return provenance.json, but for the checksums of the files."""
     # The config as the run was started with, not with the base as it is on this machine.
-    result = job.result
+    source = draft.source
+    result = source.result
     config = read_config(result.run_dir)
     state = asdict(checkpoints.load_state(result.checkpoint))
-    base = notes.get("base", {})
     # Sorted by what they are of: this export, its run, its checkpoint, its base, its proof.
-    return {
+    facts = {
         "made_by": f"kubetune {versions().get('kubetune', '')}".strip(),
         "time": metrics.now(),
-        "kind": job.kind,
-        "dtype": notes.get("dtype", job.dtype_name),
-        "served_by": list(served_by(config.task_name, config.lora, job.kind, base)),
+        "kind": source.kind,
+        "dtype": draft.dtype,
+        "served_by": list(form.served_by(draft)),
         "run": {"name": config.name, "directory": result.run_dir.name, "config": resolved(config)},
         "checkpoint": {
             "name": result.checkpoint.name,
@@ -52,19 +45,23 @@ def facts_of(
             **{key: state[key] for key in _OF_STATE},
         },
         "base": {
-            "name": base_name(job.config.model.path),
-            "revision": job.config.model.revision,
-            "quantization": job.config.quantization,
-            **base,
+            "name": base_name(source.model.path),
+            "revision": source.model.revision,
+            "quantization": result.spec.quantization,
+            **draft.base,
+            "licence_files": list(draft.licences),
         },
         "proof": {
-            "rows": len(sample.batches),
-            "tokens": sample.tokens,
-            "origin": sample.origin,
-            "run_in": job.dtype_name,
-            "comparisons": [asdict(comparison) for comparison in comparisons],
-            "effect_of_adapter": notes.get("effect"),
-            "tokenizer_files_equal": tokenizer_files,
+            "rows": len(draft.sample.batches),
+            "tokens": draft.sample.tokens,
+            "origin": draft.sample.origin,
+            "run_in": source.dtype_name,
+            "comparisons": [asdict(comparison) for comparison in draft.comparisons],
+            "effect_of_adapter": draft.effect,
+            "tokenizer_files_equal": list(draft.tokenizer_files),
         },
         "versions": versions(),
     }
+    if form.key:
+        facts[form.key] = dict(draft.notes)
+    return facts

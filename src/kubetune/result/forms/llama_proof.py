@@ -20,8 +20,8 @@ from torch import Tensor
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.turns.template import ChatTemplate
 from kubetune.models.forward_cache import cache_of
-from kubetune.result.gguf_files.llama_cpp import Answer, Request, Row, ask
-from kubetune.result.publishing.equivalence import POSITIONS, Comparison, Sample
+from kubetune.result.forms.equivalence import POSITIONS, Comparison, Sample
+from kubetune.result.gguf_files.llama_cpp import AskedRow, LlamaAnswer, LlamaRequest, ask
 
 # Largest mean difference of log-probability of the worst row, by the type of the weights, if transformers computes with
 # them in fp32. llama.cpp rounds what goes through weights of 16 bits.
@@ -84,7 +84,7 @@ class Parting:
 
 
 @dataclass
-class Proof:
+class LlamaProof:
     """All that was compared of one file, and what is wrong."""
 
     comparisons: list[Comparison] = field(default_factory=list)
@@ -108,23 +108,14 @@ class Proof:
         }
 
 
-def within(sample: Sample, context: int, vocabulary: int) -> Sample:
-    """Return the rows that fit a model with this context and vocabulary."""
-    batches = []
-    for batch in sample.batches:
-        if batch.num_tokens <= context and int(batch.input_ids.max()) < vocabulary:
-            batches.append(batch)
-    return Sample(tuple(batches), sample.origin)
-
-
-def rows_of(sample: Sample) -> list[Row]:
+def rows_of(sample: Sample) -> list[AskedRow]:
     """Return the rows of a sample, with the positions that `equivalence.ask` asks about."""
     rows = []
     for batch in sample.batches:
         ids = batch.input_ids.tolist()
         asked = min(POSITIONS, len(ids))
         positions = torch.linspace(0, len(ids) - 1, asked).long()
-        rows.append(Row(ids, positions.tolist()))
+        rows.append(AskedRow(ids, positions.tolist()))
     return rows
 
 
@@ -257,13 +248,13 @@ def _parting(steps: Tensor, tokens: Sequence[int]) -> Parting | None:
 
 
 def check_plain(
-    proof: Proof,
+    proof: LlamaProof,
     what: str,
-    request: Request,
+    request: LlamaRequest,
     reference: Reference,
     allowed: float,
     rounding: Callable[[], float] | None,
-) -> Answer:
+) -> LlamaAnswer:
     """Compare a file of plain weights with transformers, token by token of the answers too. Return llama.cpp's answer.
 
     `rounding`: returns how far transformers in 16 bits is from itself in 32. It is only called where more is wrong than
@@ -308,10 +299,10 @@ def noted(parted: Sequence[Parting | None]) -> list[dict[str, Any] | None]:
 
 
 def check_tokens(
-    proof: Proof,
+    proof: LlamaProof,
     tokenizer: Tokenizer,
     texts: Sequence[str],
-    answer: Answer,
+    answer: LlamaAnswer,
 ) -> None:
     """Compare llama.cpp with training: the tokens of texts, those before a text, and those that end an answer."""
     equal = 0
@@ -346,7 +337,7 @@ def _first_difference(ids: Sequence[int], expected: Sequence[int]) -> int:
     return place
 
 
-def note_chats(proof: Proof, tokenizer: Tokenizer, answer: Answer) -> None:
+def note_chats(proof: LlamaProof, tokenizer: Tokenizer, answer: LlamaAnswer) -> None:
     """Note whether llama.cpp's own code, which runs no Jinja, makes the prompts of training."""
     bos = tokenizer.special.get("bos_token") or ""
     chats: list[dict[str, Any]] = []
@@ -367,9 +358,9 @@ def note_chats(proof: Proof, tokenizer: Tokenizer, answer: Answer) -> None:
 
 
 def check_quantised(
-    proof: Proof,
+    proof: LlamaProof,
     what: str,
-    request: Request,
+    request: LlamaRequest,
     reference: Reference,
     allowed: float,
 ) -> None:

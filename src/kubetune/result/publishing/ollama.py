@@ -8,9 +8,9 @@ from typing import Final
 
 from kubetune import errors
 from kubetune.base import whole_folder
-from kubetune.result.fits import PROVENANCE
+from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.gguf_files.llama_cpp import last_lines, run_to_end
-from kubetune.result.publishing.ollama_modelfile import MODELFILE
+from kubetune.result.publishing.modelfile import MODELFILE
 
 PROGRAM: Final = "ollama"
 

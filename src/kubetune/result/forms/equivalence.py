@@ -5,6 +5,7 @@ Models are run one after the other, never two at a time. Nothing here loads or w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +84,40 @@ def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
     kept_rows.require_vocabulary(path, ids, result.tokenizer.vocab_size)
     batches = tuple(_batch(row, result.image_processor) for row in kept.rows)
     return Sample(batches, kept.origin)
+
+
+def within(sample: Sample, context: int, vocabulary: int) -> Sample:
+    """Return the rows that fit a model with this context and vocabulary."""
+    batches = []
+    for batch in sample.batches:
+        if batch.num_tokens <= context and int(batch.input_ids.max()) < vocabulary:
+            batches.append(batch)
+    return Sample(tuple(batches), sample.origin)
+
+
+def known_rows(sample: Sample, vocabulary: int, context: int = sys.maxsize) -> Sample:
+    """Return the rows that a base can be asked about, which may lack tokens. Raise ModelError if there is none."""
+    known = within(sample, context, vocabulary)
+    if not known.batches:
+        raise errors.ModelError("the rows have tokens that it does not know")
+    return known
+
+
+def require_equal(comparisons: Sequence[Comparison]) -> None:
+    """Raise ModelError if two models that should be the same differ too much."""
+    problems = []
+    for comparison in comparisons:
+        if not comparison.holds:
+            problems.append(
+                f"{comparison.what}: logits differ by {comparison.difference:.2g}, "
+                f"allowed is {comparison.tolerance:g}"
+            )
+    if problems:
+        reason = "; ".join(problems)
+        raise errors.ModelError(
+            f"{reason}. Nothing was written. Nothing is rounded by "
+            "`--dtype float32`, or by `--gguf f32`."
+        )
 
 
 def _batch(row: KeptRow, processor: ImageProcessor | None) -> Batch:

@@ -27,7 +27,7 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.models import weight_files
 from kubetune.result.gguf_files.families import Facts, family_of
-from kubetune.result.gguf_files.writer import (
+from kubetune.result.gguf_files.model_file import (
     Planned,
     add_keys,
     converted,

@@ -1,0 +1,235 @@
+"""From a checkpoint to a model that others can load, in a straight line: files → proof → provenance → card.
+
+    export = export_run(run_dir, "best", merged=True)
+
+One `ExportDraft` goes through all of it. Everything is written into another folder, which is renamed after the proof has
+held. The forms (result/forms) write and prove weights.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from kubetune import errors
+from kubetune.base import fault_injection, files, whole_folder
+from kubetune.base.logs import scrub
+from kubetune.config.load import read_config
+from kubetune.config.schema.model import DTYPE_NAMES
+from kubetune.models import loading
+from kubetune.result.forms import FORMS, chosen, equivalence, programs, require_export
+from kubetune.result.forms.draft import ExportDraft, ExportSource, Tell
+from kubetune.result.forms.form import Form
+from kubetune.result.forms.wanted import (
+    PROVENANCE,
+    SHARD,
+    Kind,
+    TrainedModel,
+    WantedExport,
+    base_name,
+    bytes_of,
+    place_of,
+    require_place,
+)
+from kubetune.result.inference.result import Result, default_device, open_result
+from kubetune.result.publishing import base_files, export_facts, model_card, modelfile
+from kubetune.rundir import checkpoints
+from kubetune.training.saving.full_disk import explained_full_disk
+
+
+@dataclass(frozen=True)
+class Export:
+    """A written export."""
+
+    path: Path
+    kind: Kind
+    facts: dict[str, Any]  # its provenance.json: files, and what was proved
+
+    @property
+    def files(self) -> dict[str, int]:
+        """The sizes of the files in bytes, by name."""
+        return {name: file["bytes"] for name, file in self.facts["files"].items()}
+
+
+def export_run(
+    run_dir: files.StrPath,
+    which: str = "best",
+    *,
+    merged: bool = False,
+    dtype: str | None = None,
+    out: files.StrPath | None = None,
+    device: str | None = None,
+    max_shard_size: str = SHARD,
+    tell: Tell = print,
+    model: str | None = None,
+    trust_code: str | None = None,
+    gguf: str | None = None,
+    quantize: str | None = None,
+) -> Export:
+    """Write the model of a run's checkpoint (`best`, `last` or a step) to `out`, and prove it.
+
+    `merged` puts adapters into the base's weights. `dtype` is that of the weights; left out, the base's own, or the
+    config's. No file of a model's weights is larger than `max_shard_size`; an adapter is one file. `model`: the base,
+    if it lies elsewhere here. `trust_code`: digest of code of the run that the user allows. `gguf`: the type of
+    the weights of one GGUF file, with adapters merged, or `adapter`. `quantize`: `fp8`, with adapters merged.
+
+    Raise ConfigError for what makes no sense, ModelError when the proof fails, EnvironmentFault when the disk is full.
+    Nothing is left in `out` then, and an export that was there before stays.
+    """
+    result = open_result(run_dir, which, model, trust_code)
+    wanted = WantedExport(merged, dtype, gguf, quantize, Path(out) if out else None, max_shard_size)
+    # Everything that can be refused is refused before the model is loaded.
+    if result.damage:
+        raise errors.ConfigError(
+            f"{result.checkpoint} {result.damage}; choose another --step. Nothing was written."
+        )
+    require_export(TrainedModel.of(result.config, result.run_dir), wanted)
+    name = chosen(wanted, result.trained.lora)
+    form = FORMS[name]
+    form.require_known(result)
+    folder = _place(result, name, wanted)
+    source = ExportSource(
+        result,
+        form.kind(result.trained.lora, wanted),
+        dtype=loading.DTYPES[_dtype_name(result, form.dtype(wanted))],
+        device=torch.device(device) if device else default_device(),
+        tell=tell,
+        max_shard_bytes=bytes_of(max_shard_size),
+        gguf=gguf,
+    )
+
+    # One export of a run at a time; others would remove each other's leftovers.
+    with (
+        files.lock(result.run_dir / "logs" / "export.lock", wait=False),
+        files.explained_writes(folder),
+    ):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        whole_folder.remove_leftovers(folder.parent, folder.name)
+        with whole_folder.written(folder, "export") as partial, explained_full_disk(folder):
+            return Export(folder, source.kind, _fill(source, form, partial))
+
+
+def _place(result: Result, form: str, wanted: WantedExport) -> Path:
+    """Return the folder to write. Raise ConfigError if it holds something else."""
+    if wanted.gguf is not None:
+        form = f"{form}-{wanted.gguf}"
+    folder = wanted.out or place_of(result.run_dir, result.checkpoint.name, form)
+    require_place(folder)
+    return folder.absolute()
+
+
+def _fill(source: ExportSource, form: Form, folder: Path) -> dict[str, Any]:
+    """Write everything that makes up an export, prove it, and return its provenance."""
+    # The weights for transformers come first; another form is made of them.
+    plain = FORMS[source.kind]
+    is_plain = form is plain
+    staging = folder if is_plain else folder / "transformers"
+    staging.mkdir(exist_ok=True)
+    with source.result.checked():
+        sample = equivalence.choose_sample(source.result, source.tell)
+        draft = _written_and_proved(plain, ExportDraft(source, staging, sample))
+    draft = _with_companions(draft)
+    fault_injection.reach("export.proved")
+    if not is_plain:
+        draft = replace(draft, folder=folder, staging=staging)
+        with source.result.checked():
+            draft = _written_and_proved(form, draft)
+        shutil.rmtree(staging)
+
+    facts = export_facts.facts_of(draft, form)
+    if programs.OLLAMA in facts["served_by"]:
+        modelfile.write(draft)
+    model_card.write(draft, form, facts)
+
+    # provenance.json comes last, since it has the checksums of all other files.
+    whole_folder.share_like(folder, folder / model_card.CARD)
+    facts["files"] = whole_folder.checksums(folder)
+    text = json.dumps(facts, indent=1, ensure_ascii=False).replace(str(Path.home()), "~")
+    files.write_atomic(folder / PROVENANCE, scrub(text + "\n"))
+    return facts
+
+
+def _written_and_proved(form: Form, draft: ExportDraft) -> ExportDraft:
+    """Write the weights of a form, and compare them with what was trained. Raise ModelError if they differ too much."""
+    draft = form.prove(form.write(draft))
+    equivalence.require_equal(draft.comparisons)
+    return draft
+
+
+def _with_companions(draft: ExportDraft) -> ExportDraft:
+    """Write the other files of an export for transformers, and prove the tokenizer."""
+    # The file of the image processor gets the limits of training.
+    result = draft.source.result
+    changed = []
+    if result.image_processor is not None:
+        changed = result.image_processor.tell_limits(draft.folder)
+    licences, templates = base_files.copy(draft)
+    names = equivalence.check_tokenizer(
+        result.tokenizer,
+        draft.folder,
+        draft.sample,
+        changed_files=changed,
+    )
+    equal = tuple(sorted([*names, *templates]))
+    return replace(draft, licences=licences, tokenizer_files=equal)
+
+
+def find_export(
+    run_dir: Path,
+    which: str = "best",
+    *,
+    merged: bool = False,
+    dtype: str | None = None,
+    model: str | None = None,
+) -> Export | None:
+    """Return the whole export of this very checkpoint that `export_run` would make again, if it is there."""
+    result = open_result(run_dir, which, model)
+    # The same kind in the same place, and whole.
+    wanted = WantedExport(merged)
+    name = chosen(wanted, result.trained.lora)
+    kind = FORMS[name].kind(result.trained.lora, wanted)
+    out = place_of(result.run_dir, result.checkpoint.name, name)
+    if not whole_folder.is_whole(out, PROVENANCE):
+        return None
+    # A later run may have written another checkpoint of the same step.
+    facts = json.loads((out / PROVENANCE).read_text())
+    manifest = result.checkpoint / checkpoints.MANIFEST
+    is_same = facts["checkpoint"]["manifest_sha256"] == files.sha256_file(manifest)
+    is_wanted = dtype is None or facts["dtype"] == DTYPE_NAMES.get(dtype, dtype)
+    is_named = model is None or facts["base"]["name"] == base_name(model)
+    if is_same and is_wanted and is_named:
+        return Export(out.absolute(), kind, facts)
+    return None
+
+
+def _dtype_name(result: Result, wanted: str | None) -> str:
+    """Return the dtype to write weights in: the wanted one, the run file's, or that of the model's own weights."""
+    config = result.config
+    # Read from the run file itself: `config` may have the dtype that a CPU computes with best.
+    name = DTYPE_NAMES.get(wanted or "", wanted) or read_config(result.run_dir).model.dtype
+    if name == "auto":
+        path = config.model.path
+        revision = config.model.revision
+        if config.lora is None:
+            path = str(result.checkpoint)
+            revision = None
+        # config.json says in what dtype the weights lie, without reading them.
+        with loading.explain(config.model):
+            facts = transformers.AutoConfig.from_pretrained(
+                path, revision=revision, trust_remote_code=config.model.trust_remote_code
+            )
+
+        name = str(facts.dtype or torch.float32).removeprefix("torch.")
+
+    if name not in loading.DTYPES:
+        raise errors.ConfigError(
+            f"--dtype is {name}; expected one of {', '.join(loading.DTYPES)}. Nothing was written."
+        )
+
+    return name
