@@ -17,6 +17,8 @@ Meaning = Literal["subject", "thought", "text", "class", "other"]
 # Names of what somebody asks, and of the answers.
 QUESTIONS: Final = ("question", "query", "instruction", "problem")
 ANSWERS: Final = ("answer", "response", "completion", "output", "solution")
+# Names of an answer that follows its prompt.
+COMPLETIONS: Final = ("completion", "output", "response", "answer")
 PROMPTS: Final = (*QUESTIONS, "prompt", "input")
 TALKS: Final = ("messages", "conversations", "conversation")
 

@@ -39,11 +39,10 @@ from kubetune.data.prepared.pipeline import written_texts
 from kubetune.data.reading.examples import (
     Chat,
     Example,
-    Judged,
     Labelled,
     Pair,
-    Preference,
     images_of,
+    parts_of,
 )
 from kubetune.data.reading.fields import quoted
 from kubetune.data.reading.formats import detect, read
@@ -560,10 +559,7 @@ def _task(kind: RecordKind, examples: Sequence[Example]) -> Choice:
 
 
 def _is_chat(example: Example) -> bool:
-    match example:
-        case Preference(answer) | Judged(answer):
-            return _is_chat(answer)
-    return hasattr(example, "messages")
+    return isinstance(parts_of(example)[0], Chat)
 
 
 def _is_plain(example: Example) -> bool:
@@ -571,12 +567,8 @@ def _is_plain(example: Example) -> bool:
 
     A completion that begins with a space is meant to follow its prompt as it is.
     """
-    match example:
-        case Preference(answer) | Judged(answer):
-            return _is_plain(answer)
-        case Pair(_, completion):
-            return not completion[:1].isspace()
-    return False
+    answer = parts_of(example)[0]
+    return isinstance(answer, Pair) and not answer.completion[:1].isspace()
 
 
 def _problem_type(examples: Sequence[Example]) -> Choice | None:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.config.schema import RecordKind, SourceConfig
-from kubetune.data.reading.examples import Chat, Judged, Labelled, Preference
+from kubetune.data.reading.examples import Chat, Labelled, parts_of
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
@@ -46,13 +46,10 @@ def learn(source: SourceConfig, kind: RecordKind) -> DataFacts:
     except (errors.KubetuneError, ValueError, StopIteration, OSError):
         return DataFacts()
 
+    if isinstance(example, Labelled):
+        return DataFacts(is_chat=False, takes_pairs=example.second is not None)
     # Of a pair or a judged answer, the answer has the form.
-    match example:
-        case Labelled():
-            return DataFacts(is_chat=False, takes_pairs=example.second is not None)
-        case Preference(answer) | Judged(answer):
-            return DataFacts(is_chat=isinstance(answer, Chat))
-    return DataFacts(is_chat=isinstance(example, Chat))
+    return DataFacts(is_chat=isinstance(parts_of(example)[0], Chat))
 
 
 def write(folder: Path, facts: DataFacts) -> None:

@@ -27,8 +27,8 @@ from kubetune.data.reading.examples import (
     Judged,
     Labelled,
     Pair,
-    Preference,
     Text,
+    parts_of,
     with_images,
 )
 from kubetune.data.reading.formats import read
@@ -377,30 +377,24 @@ def _answers(example: Example, encoded: Encoded) -> dict[str, int]:
 
 def _is_plain_prompt(example: Example) -> bool:
     """True if the record has a prompt that is not a conversation."""
-    if isinstance(example, Preference):
-        example = example.chosen
-    if isinstance(example, Judged):
-        example = example.answer
-    return isinstance(example, Pair)
+    return isinstance(parts_of(example)[0], Pair)
 
 
-def _flaws_of(example: Example, template: str) -> Iterator[str]:
-    """Yield the names, as a tally has them, of what a conversation holds that its author hardly meant."""
-    match example:
-        case Preference():
-            flaws = {*_flaws_of(example.chosen, template), *_flaws_of(example.rejected, template)}
-            yield from sorted(flaws)
-        case Judged():
-            yield from _flaws_of(example.answer, template)
-        case Chat():
-            messages = example.messages
-            pairs = pairwise(message["role"] for message in messages)
-            if ("assistant", "assistant") in pairs:
-                yield "answers_in_a_row"
-            if any(_thinks_twice(message) for message in messages):
-                yield "thoughts_twice"
-            if any(_is_wrapped(message, template) for message in messages):
-                yield "results_wrapped"
+def _flaws_of(example: Example, template: str) -> list[str]:
+    """Return the names, as a tally has them, of what conversations hold that their author hardly meant."""
+    flaws = []
+    for chat in parts_of(example):
+        if not isinstance(chat, Chat):
+            continue
+        pairs = pairwise(message["role"] for message in chat.messages)
+        if ("assistant", "assistant") in pairs:
+            flaws.append("answers_in_a_row")
+        if any(_thinks_twice(message) for message in chat.messages):
+            flaws.append("thoughts_twice")
+        if any(_is_wrapped(message, template) for message in chat.messages):
+            flaws.append("results_wrapped")
+    # Both answers of a pair may have the same.
+    return list(dict.fromkeys(flaws))
 
 
 def _thinks_twice(message: dict[str, Any]) -> bool:
@@ -452,25 +446,21 @@ def _teaches(encoded: Encoded) -> bool:
 
 def written_texts(example: Example) -> Iterator[str]:
     """Yield the texts that somebody wrote into a record: contents, reasoning, tools and calls, or its plain texts."""
-    match example:
-        case Chat():
-            for message in example.messages:
-                yield from _texts_of_message(message, has_images=bool(example.images))
-            if example.tools:
-                yield from _leaves(example.tools)
-        case Preference():
-            yield from written_texts(example.chosen)
-            yield from written_texts(example.rejected)
-        case Judged():
-            yield from written_texts(example.answer)
-        case Pair():
-            yield from (example.prompt, example.completion)
-        case Text():
-            yield example.text
-        case Labelled(text, second):
-            yield text
-            if second is not None:
-                yield second
+    for part in parts_of(example):
+        match part:
+            case Chat():
+                for message in part.messages:
+                    yield from _texts_of_message(message, has_images=bool(part.images))
+                if part.tools:
+                    yield from _leaves(part.tools)
+            case Pair():
+                yield from (part.prompt, part.completion)
+            case Text():
+                yield part.text
+            case Labelled(text, second):
+                yield text
+                if second is not None:
+                    yield second
 
 
 def _texts_of_message(message: dict[str, Any], *, has_images: bool) -> Iterator[str]:

@@ -76,14 +76,20 @@ Example = Chat | Pair | Text | Labelled | Preference | Judged
 _E = TypeVar("_E", bound=Example)
 
 
+def parts_of(example: Example) -> tuple[Chat | Pair | Text | Labelled, ...]:
+    """Return the answers of a pair with their prompt, the chosen one first, or the one that is judged; else the example."""
+    match example:
+        case Preference():
+            return example.chosen, example.rejected
+        case Judged():
+            return (example.answer,)
+    return (example,)
+
+
 def images_of(example: Example) -> tuple[str, ...]:
     """Return the images of a record; those of a pair once, since both answers have the same."""
-    match example:
-        case Preference(answer) | Judged(answer):
-            return images_of(answer)
-        case Chat():
-            return example.images
-    return ()
+    first = parts_of(example)[0]
+    return first.images if isinstance(first, Chat) else ()
 
 
 def with_images(example: _E, place: Callable[[str], str]) -> _E:

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 from kubetune.config.schema import RecordKind
 from kubetune.data.columns import (
     ANSWERS,
+    COMPLETIONS,
     QUESTIONS,
     fitting,
     in_words,
@@ -234,9 +235,7 @@ def _from_pair(record: Fields) -> Pair | Chat:
     of_messages = isinstance(record.peek("input"), list)
     meaning = "the prompt, in messages" if of_messages else "the prompt, plain text"
     prompt_key = _key_of(record, ("prompt", "input"), meaning)
-    completion_key = _key_of(
-        record, ("completion", "output", "response", "answer"), "its completion"
-    )
+    completion_key = _key_of(record, COMPLETIONS, "its completion")
     prompt = required(record, prompt_key)
     completion = required(record, completion_key)
 

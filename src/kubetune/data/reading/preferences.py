@@ -15,18 +15,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.columns import PROMPTS, joined_texts
+from kubetune.data.columns import COMPLETIONS, PROMPTS, TALKS, joined_texts
 from kubetune.data.reading.conversations import Beginning
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
 from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show
 from kubetune.data.reading.messages import SPEAKERS, read_history
-from kubetune.data.reading.refusals import require_readable
+from kubetune.data.reading.refusals import VERDICTS, require_readable
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
 _REJECTED: Final = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")
-_TALKS: Final = ("messages", "conversations", "conversation")
-_ANSWERS: Final = ("completion", "output", "response", "answer")
-_VERDICTS: Final = ("label", "kto_tag")
 # Keys that say that a prompt goes through the chat template, plain text though it is.
 _OF_CHATS: Final = (
     "system",
@@ -61,7 +58,7 @@ def likely_kind(value: Mapping[str, Any]) -> RecordKind:
         return "pair"
     if isinstance(value.get("output"), list):
         return "pair"
-    if any(isinstance(value.get(key), bool) for key in _VERDICTS):
+    if any(isinstance(value.get(key), bool) for key in VERDICTS):
         return "judged"
     return "text"
 
@@ -165,7 +162,7 @@ def _named_answers(
 
     chosen = _take(rest, _CHOSEN)
     rejected = _take(rest, _REJECTED)
-    has_talk = any(rest.get(key) for key in _TALKS)
+    has_talk = any(rest.get(key) for key in TALKS)
 
     # LLaMA-Factory's older files have both answers in `output`, the better one first.
     output = rest.get("output")
@@ -173,7 +170,7 @@ def _named_answers(
         del rest["output"]
         return ("output[0]", output[0]), ("output[1]", output[1])
     if chosen is None and not has_talk:
-        chosen = _take(rest, _ANSWERS)
+        chosen = _take(rest, COMPLETIONS)
 
     # Ranked answers are more than a pair can hold.
     answers = rest.get("answers")
@@ -220,7 +217,7 @@ def _judged(rest: dict[str, Any], value: Mapping[str, Any]) -> tuple[Any, str, A
         return prompt, "messages", answer
 
     # … or is under a key, with its prompt before it there or beside it.
-    named_answer = _take(rest, _ANSWERS)
+    named_answer = _take(rest, COMPLETIONS)
     if named_answer is None:
         raise ValueError(f"{keys(value)}; expected `completion` or `messages`, with `label`")
     name, answer = named_answer
@@ -310,7 +307,7 @@ def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
 
 def _taken_talk(rest: dict[str, Any]) -> list[Any] | None:
     """Take the conversation out; None where there is none."""
-    taken = _take(rest, _TALKS)
+    taken = _take(rest, TALKS)
     if taken is None:
         return None
     key, talk = taken
@@ -494,7 +491,7 @@ def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
         if isinstance(message, dict):
             contents.append(message.get("content", message.get("value")))
 
-    for key in (*_TALKS, *PROMPTS):
+    for key in (*TALKS, *PROMPTS):
         prompt = rest.get(key)
         if prompt in (None, "", []):
             continue
@@ -521,7 +518,7 @@ def _require_one_context(rest: dict[str, Any]) -> None:
 def _verdict(rest: dict[str, Any]) -> bool:
     """Take out the verdict on an answer, true for a good one. Raise ValueError for none, and for two that differ."""
     verdicts = set()
-    for key in _VERDICTS:
+    for key in VERDICTS:
         value = rest.pop(key, None)
         if value is None:
             continue

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from kubetune.data.columns import COMPLETIONS
 from kubetune.data.reading.fields import parsed
 
 # Stands for the answer of a record that has none; a text of one character that nobody writes.
 NO_ANSWER: Final = "\N{WORD JOINER}"
 
-# Names of an answer by which records are read (formats.py).
-_COMPLETIONS: Final = ("completion", "output", "response", "answer")
 _REFERENCES: Final = (
     "solution", "ground_truth", "target", "answer", "reference_answer", "expected_answer", "final_answer",
 )  # fmt: skip
@@ -53,10 +52,10 @@ def with_answer(value: Mapping[str, Any]) -> Mapping[str, Any]:
         turns = value.get(key)
         if turns is not None:
             return _with_last_turn(value, key, turns)
-    if any(value.get(name) not in (None, "") for name in _COMPLETIONS):
+    if any(value.get(name) not in (None, "") for name in COMPLETIONS):
         return value
     # Names of answers that hold nothing would be in the way, and those of the right one would be a second answer.
-    taken = (*_COMPLETIONS, *_REFERENCES)
+    taken = (*COMPLETIONS, *_REFERENCES)
     rest = {name: item for name, item in value.items() if name not in taken}
     return {**rest, "completion": right_answer(value) or NO_ANSWER}
 

@@ -33,7 +33,7 @@ _PROMPTS: Final = (
     "input",
 )
 # Keys that say whether an answer is a good one.
-_VERDICTS: Final = ("label", "kto_tag")
+VERDICTS: Final = ("label", "kto_tag")
 _ANSWERED: Final = (
     "messages",
     "conversations",
@@ -41,7 +41,7 @@ _ANSWERED: Final = (
     "output",
     "response",
 )
-_TELLING: Final = frozenset((*_PREFERENCES, *_VERDICTS))
+_TELLING: Final = frozenset((*_PREFERENCES, *VERDICTS))
 _TALKS: Final = ("messages", "conversations")
 _MEDIA: Final = ("video", "videos", "audio", "audios", "objects")
 # Keys that decide whether a record is trained, and are no part of it.
@@ -70,7 +70,7 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
 
     # A text with `label: 0` and no answer is to be classified.
     has_answer = any(value.get(answer) for answer in _ANSWERED)
-    for key in _VERDICTS:
+    for key in VERDICTS:
         if has_answer and _is_false(value.get(key)):
             raise ValueError(
                 f"is preference data: `{key}` is {show(value[key])}, so its answer is a bad one, and `task: causal_lm` "

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from kubetune.data.reading.examples import Chat, Example, Judged, Pair, Preference
+from kubetune.data.reading.examples import Chat, Example, Judged, Preference, parts_of
 from kubetune.data.reading.messages import IMAGE_TAG
 from kubetune.data.text.encode import SEEING, Encoded, RowEncoder
 
@@ -29,13 +29,13 @@ class PreferenceEncoder:
         """Return rows of many examples; in place of one that is refused, the reason."""
         answers: list[Example] = []
         for example in examples:
-            answers += _answers(example)
+            answers += parts_of(example)
 
         # All answers are encoded at once, because that is faster, then dealt back to their examples.
         encoded = iter(self._encoder.encode_batch(answers))
         rows: list[Encoded | str] = []
         for example in examples:
-            rows.append(self._row(example, [next(encoded) for _ in _answers(example)]))
+            rows.append(self._row(example, [next(encoded) for _ in parts_of(example)]))
         return rows
 
     def _row(self, example: Example, answers: Sequence[Encoded | str]) -> Encoded | str:
@@ -50,7 +50,7 @@ class PreferenceEncoder:
 
             rows.append(answer)
 
-        if any(_shows_in_answer(answer) for answer in _answers(example)):
+        if any(_shows_in_answer(answer) for answer in parts_of(example)):
             return "has an image in an answer; expected all images in the prompt, the same for both"
         if isinstance(example, Preference):
             return self._join(rows[0], rows[1], example.margin)
@@ -94,7 +94,7 @@ class PreferenceEncoder:
     ) -> Encoded:
         """Return the first `limit` tokens of each sequence. Images are in the prompt, which is the same in both."""
         parts = []
-        for answer, (ids, trained) in zip(_answers(example), encoded.sequences, strict=True):
+        for answer, (ids, trained) in zip(parts_of(example), encoded.sequences, strict=True):
             # Each sequence is cut as if it were a row of its own.
             sequence = replace(encoded, ids=ids, trained=trained, split=0)
             parts.append(self._encoder.cut(answer, sequence, limit))
@@ -110,17 +110,7 @@ class PreferenceEncoder:
         )
 
 
-def _answers(example: Example) -> tuple[Chat | Pair, ...]:
-    """Return the answers of an example with their prompts; none for an example of another kind."""
-    match example:
-        case Preference():
-            return (example.chosen, example.rejected)
-        case Judged():
-            return (example.answer,)
-    return ()
-
-
-def _shows_in_answer(answer: Chat | Pair) -> bool:
+def _shows_in_answer(answer: Example) -> bool:
     if not isinstance(answer, Chat) or not answer.images:
         return False
     # Each image has its tag in a text, wherever the template writes the image.
