@@ -86,7 +86,9 @@ def test_a_run_is_served_from_its_volume_with_its_secrets_and_namespace() -> Non
 
 @pytest.mark.parametrize(("rank", "flag"), [(1, 8), (8, 8), (24, 32), (512, 512)])
 def test_the_rank_is_one_that_vllm_takes(rank: int, flag: int) -> None:
-    line = command(Serving("base", ("base",), adapters=(ServedAdapter("a", "org/a", rank),)))
+    line = command(
+        Serving(model="base", names=("base",), adapters=(ServedAdapter("a", "org/a", rank),))
+    )
     assert f"--max-lora-rank={flag}" in line
     config = load_config({"model": "org/base", "data": {"train": "org/rows"}, "lora": {"r": rank}})
     card = "".join(commands(config.task_name, config.lora, "adapter", "org/base", {}))

@@ -56,20 +56,13 @@ class ServedImage:
     address: Address
 
 
-@dataclass(frozen=True)
-class Serving:
-    """A model to serve, and adapters on it."""
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The settings of a server that the user chooses."""
 
-    model: str  # path in the pod, or a hub id
-    names: tuple[str, ...]  # that requests ask for
-    revision: str | None = None
-    adapters: tuple[ServedAdapter, ...] = ()
-    images: tuple[ServedImage, ...] = ()  # that hold some of them
-    # Image with kubetune, which fetches those images; None: Kubernetes mounts them.
+    image: str | None = None  # of the server; None: vLLM's, or KServe's
+    # Image with kubetune, which fetches images with weights; None: Kubernetes mounts them.
     fetch_image: str | None = None
-    image: str | None = None  # of the server, where the user names one
-    scores: bool = False  # a reward model
-    trust_remote_code: bool = False
     dtype: str = "auto"
     max_model_len: int | None = None  # tokens
     # of each pod
@@ -84,6 +77,19 @@ class Serving:
     max_replicas: int | None = None  # with an autoscaler
     waiting_requests: int = 4  # of a pod, at which the autoscaler adds another one
     api_key_secret: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving(ServerSettings):
+    """A model to serve, and adapters on it."""
+
+    model: str  # path in the pod, or a hub id
+    names: tuple[str, ...]  # that requests ask for
+    revision: str | None = None
+    adapters: tuple[ServedAdapter, ...] = ()
+    images: tuple[ServedImage, ...] = ()  # that hold some of them
+    scores: bool = False  # a reward model
+    trust_remote_code: bool = False
 
     @property
     def most_replicas(self) -> int:
