@@ -31,7 +31,7 @@ from kubetune.data.reading.formats import convert
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
-from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.encode_images import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.data.vision.whole_processor import load_seeing
 from kubetune.distributed.process_group import World

@@ -38,7 +38,7 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision import whole_processor
-from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.encode_images import VisionEncoder
 from kubetune.data.vision.image_processor import processor_of
 from kubetune.data.vision.whole_processor import WholeProcessor
 from kubetune.distributed.process_group import World

@@ -20,7 +20,8 @@ from kubetune import cli, errors, extras
 from kubetune.cli.result.evaluate import confusion_lines
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import ComputeConfig
-from kubetune.data.prepared.pipeline import Batch, Worker
+from kubetune.data.prepared.pipeline import RecordBatch
+from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.reading.examples import Labelled
 from kubetune.data.reading.formats import convert
 from kubetune.data.reading.problems import Problems
@@ -369,11 +370,11 @@ def test_numbers_of_a_data_set_are_places_also_where_its_names_are_numbers(
     class_names = find_labels(config)
     expected = ["bad", "fair", "good", "fair"] if has_own_names else ["1", "2", "10", "2"]
     sources = config.sources
-    worker = Worker(load_tokenizer(config.model), config.data, sources, class_names)
+    worker = RowMaker(load_tokenizer(config.model), config.data, sources, class_names)
     splits: list[Split] = ["train"] if has_own_names else ["train", "eval"]
     for split in splits:
         records = list(enumerate(read_source(sources[split][0], Problems())))
-        chunk = worker.encode(Batch(0, split, records)).chunk
+        chunk = worker.encode(RecordBatch(0, split, records)).chunk
         assert [class_names.name([target]) for target in chunk.targets] == expected
 
 

@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.config.schema import DataConfig, ModelConfig, RecordKind, SourceConfig
-from kubetune.data.prepared.pipeline import Batch, Result, Worker
+from kubetune.data.prepared.pipeline import BatchResult, RecordBatch
+from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.reading.record import Record
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, load_tokenizer
@@ -192,11 +193,13 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def encode(
     record: dict[str, Any], tokenizer: Tokenizer, labels: Labels | None, kind: RecordKind = "text"
-) -> tuple[Result, str]:
+) -> tuple[BatchResult, str]:
     """Return what becomes of a record, and the text that is kept of it."""
     source = SourceConfig(path="a.jsonl")
-    worker = Worker(tokenizer, DataConfig(train=(source,)), {"train": (source,)}, labels, kind=kind)
-    result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, record))]))
+    worker = RowMaker(
+        tokenizer, DataConfig(train=(source,)), {"train": (source,)}, labels, kind=kind
+    )
+    result = worker.encode(RecordBatch(0, "train", [(0, Record("a.jsonl", 7, record))]))
     return result, tokenizer.decode(result.chunk.tokens.tolist(), skip_special_tokens=False)
 
 
@@ -208,7 +211,7 @@ MESSAGES = (
 )
 
 
-def is_counted(place: tuple[Any, ...], result: Result) -> bool:
+def is_counted(place: tuple[Any, ...], result: BatchResult) -> bool:
     """Return True if a key above the place, or the place itself, is among those that are not used."""
     names = [key for key in place if isinstance(key, str)]
     above = [names[0], *(f"{before}.{name}" for before in MESSAGES for name in names)]
@@ -319,8 +322,8 @@ def test_only_answers_that_are_not_switched_off_are_labels(tokenizer: Tokenizer)
 
 def test_a_switch_against_training_on_all_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     source = SourceConfig(path="a.jsonl")
-    worker = Worker(tokenizer, DataConfig(train=(source,), train_on="all"), {"train": (source,)})
-    result = worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, RECORDS[0]))]))
+    worker = RowMaker(tokenizer, DataConfig(train=(source,), train_on="all"), {"train": (source,)})
+    result = worker.encode(RecordBatch(0, "train", [(0, Record("a.jsonl", 7, RECORDS[0]))]))
     assert result.problems[0][1].startswith(
         "messages[2] says that it is not to be trained, and `data.train_on` is all"
     )

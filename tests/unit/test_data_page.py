@@ -15,7 +15,7 @@ from PIL import Image
 from kubetune import cli
 from kubetune.config.schema import Config
 from kubetune.data.inspect.survey import survey
-from kubetune.data.prepared.histogram import bars
+from kubetune.data.length_bars import bars
 from kubetune.data.prepared.profile import Profile
 from kubetune.data.reading.images import ImageRef
 from kubetune.data.text.encode import Encoded

@@ -20,8 +20,9 @@ from kubetune import cli
 from kubetune.batching.feed import batch_of
 from kubetune.config.schema import Config, DataConfig, ModelConfig, RecordKind, SourceConfig
 from kubetune.data.inspect.estimate import estimate_lengths
-from kubetune.data.prepared.pipeline import Batch, Result, Worker
+from kubetune.data.prepared.pipeline import BatchResult, RecordBatch
 from kubetune.data.prepared.prepare import Prepared, prepare
+from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading import conversations, messages
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
@@ -117,11 +118,11 @@ def tokenizer(tokenizer_folder: Path) -> Tokenizer:
 
 def encode(
     record: dict[str, Any], tokenizer: Tokenizer, kind: RecordKind = "pair", **data: Any
-) -> Result:
+) -> BatchResult:
     source = SourceConfig(path="a.jsonl")
     settings = DataConfig(train=(source,), **data)
-    worker = Worker(tokenizer, settings, {"train": (source,)}, kind=kind)
-    return worker.encode(Batch(0, "train", [(0, Record("a.jsonl", 7, record))]))
+    worker = RowMaker(tokenizer, settings, {"train": (source,)}, kind=kind)
+    return worker.encode(RecordBatch(0, "train", [(0, Record("a.jsonl", 7, record))]))
 
 
 def write(file: Path, records: list[dict[str, Any]]) -> Path:

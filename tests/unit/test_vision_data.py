@@ -30,7 +30,7 @@ from kubetune.data.reading.images import data_address, verify_image
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
-from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.encode_images import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.errors import ConfigError, DataError, ModelError
 from tests.architectures import save_model

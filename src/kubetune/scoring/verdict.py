@@ -13,7 +13,7 @@ from kubetune.base import files, logs
 from kubetune.config.gate import Condition
 from kubetune.config.metric_names import TOLD_AT_THE_END, full_name
 from kubetune.config.schema.evaluation import how_answered
-from kubetune.data.prepared.histogram import bars
+from kubetune.data.length_bars import bars
 from kubetune.rundir import metrics, shapes
 from kubetune.scoring.comparison import (
     Answered,

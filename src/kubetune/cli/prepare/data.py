@@ -209,7 +209,7 @@ def _write_page(
 
     from kubetune.config.naming import model_short_name
     from kubetune.data.inspect.survey import survey
-    from kubetune.data.prepared.histogram import bars
+    from kubetune.data.length_bars import bars
     from kubetune.data.spec import DataSpec
     from kubetune.reporting.data_page import write_data_page
 

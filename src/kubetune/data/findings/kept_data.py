@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.base import files
 from kubetune.data.findings.checked import findings_of
+from kubetune.data.length_bars import bars
 from kubetune.data.prepared import data_facts, kept_rows
-from kubetune.data.prepared.histogram import bars
 from kubetune.rundir.metrics import DATA
 
 if TYPE_CHECKING:

@@ -19,11 +19,12 @@ from kubetune.data.findings.finding import Finding
 from kubetune.data.findings.references import References, unanswered, without_answers
 from kubetune.data.findings.sentences import BAD_RECORDS, find
 from kubetune.data.inspect.gallery import Gallery, brief
-from kubetune.data.inspect.prefix_sharing import saved_share
+from kubetune.data.inspect.saved_share import saved_share
 from kubetune.data.prepared.data_pass import DataPass
 from kubetune.data.prepared.fingerprint import with_files_not_read
-from kubetune.data.prepared.pipeline import Result, written_texts
+from kubetune.data.prepared.pipeline import BatchResult
 from kubetune.data.prepared.profile import LIMITS, Profile
+from kubetune.data.prepared.remarks import written_texts
 from kubetune.data.prepared.row_watch import labels_of
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.reading.examples import images_of
@@ -50,7 +51,7 @@ Count = Callable[[int], None]
 
 @dataclass
 class Report:
-    """Result of a check."""
+    """BatchResult of a check."""
 
     findings: tuple[Finding, ...] = ()
     problems: Problems = field(default_factory=Problems)
@@ -96,7 +97,7 @@ class Report:
         lines = [finding.line for finding in self.named_findings if finding.severity == "error"]
         return tuple(dict.fromkeys(lines))
 
-    def count(self, result: Result) -> None:
+    def count(self, result: BatchResult) -> None:
         """Add the lengths of a batch of rows, and their profile where there is one."""
         self.lengths.setdefault(result.split, Counter()).update(result.lengths)
         if result.profile is not None:
@@ -198,7 +199,7 @@ def _judge(
         report.findings = (*references.findings(), *asked, *answers, *report.findings)
 
 
-def _counted(results: Iterator[Result], count: Count) -> Iterator[Result]:
+def _counted(results: Iterator[BatchResult], count: Count) -> Iterator[BatchResult]:
     """Yield the results, and call `count` with the number of records that they hold so far."""
     done = 0
     for result in results:

@@ -13,7 +13,7 @@ from itertools import groupby
 from typing import Any, Final
 
 from kubetune.config.schema import SourceConfig
-from kubetune.data.prepared.pipeline import Result
+from kubetune.data.prepared.pipeline import BatchResult
 from kubetune.data.prepared.row_watch import labels_of
 from kubetune.data.reading.images import thumbnail
 from kubetune.data.spec import Split
@@ -60,7 +60,7 @@ class Gallery:
         self._times: Counter[int] = Counter()  # how often a row came again, by digest
         self._repeats: dict[int, Picked] = {}  # by digest
 
-    def add(self, result: Result, labels: Labels | None) -> None:
+    def add(self, result: BatchResult, labels: Labels | None) -> None:
         """Look at the rows of one batch. `labels`: of a classifier."""
         names = list(labels_of(labels, result.chunk)) if labels is not None else None
         first = self._first.setdefault((result.split, result.source), [])
@@ -127,7 +127,7 @@ class Gallery:
 
 
 def _pick(
-    result: Result,
+    result: BatchResult,
     number: int,
     begin: int,
     labels: Sequence[str] | None,

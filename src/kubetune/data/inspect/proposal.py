@@ -35,7 +35,7 @@ from kubetune.data.columns import (
 )
 from kubetune.data.inspect.answers_as_texts import as_text, from_choices
 from kubetune.data.inspect.estimate import taken_by
-from kubetune.data.prepared.pipeline import written_texts
+from kubetune.data.prepared.remarks import written_texts
 from kubetune.data.reading.examples import (
     Chat,
     Example,

@@ -10,8 +10,9 @@ from typing import Any, Final
 from kubetune.base.humanize import counted
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig, TrainingConfig
 from kubetune.data.inspect.lengths import Lengths
-from kubetune.data.inspect.prefix_sharing import saved_share
-from kubetune.data.prepared.pipeline import SPLIT_ADVICE, Batch, Result, Worker
+from kubetune.data.inspect.saved_share import saved_share
+from kubetune.data.prepared.pipeline import BatchResult, RecordBatch
+from kubetune.data.prepared.row_maker import SPLIT_ADVICE, RowMaker
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.tally import Tally
 from kubetune.data.reading.examples import Label
@@ -87,7 +88,7 @@ def _worker(
     data: DataConfig,
     sources: tuple[SourceConfig, ...],
     tokenizer: Tokenizer,
-) -> Worker:
+) -> RowMaker:
     """Return what encodes rows, from files of this machine alone."""
     labels = None
     if spec.task == "sequence_classification":
@@ -96,7 +97,7 @@ def _worker(
     # An estimate waits for no network: the image processor is loaded if it is here.
     model = spec.model.model_copy(update={"local_files_only": True})
     processor = processor_of(replace(spec, model=model), tokenizer)
-    return Worker(
+    return RowMaker(
         tokenizer,
         data,
         {"train": sources},
@@ -141,16 +142,16 @@ def _lengths(
 def _encode_first(
     most_records: int,
     sources: Sequence[SourceConfig],
-    worker: Worker,
+    worker: RowMaker,
     problems: Problems,
-) -> list[Result]:
+) -> list[BatchResult]:
     """Encode the first records, of all sources alike. Raise DataError for those of a kind that no such run takes."""
     results = []
     unfit = Problems()
     per_source = -(-most_records // len(sources))  # rounded up
     for number, source in enumerate(sources):
         records = islice(read_source(source, problems), per_source)
-        result = worker.encode(Batch(number, "train", list(enumerate(records))))
+        result = worker.encode(RecordBatch(number, "train", list(enumerate(records))))
         for where, what in result.problems:
             problems.add(where, what)
             # These are no faults of single records: the config asks for what such data cannot be.

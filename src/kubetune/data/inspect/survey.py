@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.config.schema import DataConfig, RecordKind, SourceConfig
-from kubetune.data.prepared.histogram import bars
+from kubetune.data.length_bars import bars
 from kubetune.data.reading.examples import (
     Chat,
     Example,

@@ -10,7 +10,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from kubetune.data.prepared.pipeline import Batch, Result, Worker, encode_batches, make_batches
+from kubetune.data.prepared.pipeline import BatchResult, RecordBatch, encode_batches, make_batches
+from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.prepared.row_watch import RowWatch
 from kubetune.data.prepared.tally import Tally, summarise
 from kubetune.data.reading.problems import Problems
@@ -59,7 +60,7 @@ class DataPass:
         self.spec = spec
         self.tokenizer = tokenizer
         self._processor = processor_of(spec, tokenizer)
-        self._worker = Worker(
+        self._maker = RowMaker(
             tokenizer,
             spec.data,
             self.sources,
@@ -68,7 +69,7 @@ class DataPass:
             profiled_at,
             spec.record_kind,
         )
-        # Kept here and not in the worker, which may run in several processes: rows are compared with all others.
+        # Kept here and not in the maker of rows, which may run in several processes: rows are compared with all others.
         self._watch = RowWatch(spec.model, self.sources, self.labels)
         self._tallies: dict[Split, list[Tally]] = {}
         for split, sources in self.sources.items():
@@ -79,16 +80,16 @@ class DataPass:
         """True if records may have images."""
         return self._processor is not None
 
-    def results(self) -> Generator[Result]:
+    def results(self) -> Generator[BatchResult]:
         """Yield the rows, batch after batch, once they are counted."""
         # Results come in the order of the batches, whatever the number of processes.
         num_proc = self.spec.data.num_proc
-        for result in encode_batches(self._worker, self._batches(), self.problems, num_proc):
+        for result in encode_batches(self._maker.encode, self._batches(), self.problems, num_proc):
             self._tallies[result.split][result.source].add(result.tally)
             self._watch.add(result)
             yield result
 
-    def _batches(self) -> Iterator[Batch]:
+    def _batches(self) -> Iterator[RecordBatch]:
         """Read every record, in the order of the sources, training first; count those that cannot be read.
 
         Where a share of training is held out, a record that cannot be read is one of training.

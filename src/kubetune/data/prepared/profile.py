@@ -108,7 +108,7 @@ class Profile:
 
     def to_json(self, lengths: Counter[int], chosen: int) -> dict[str, Any]:
         """Return the profile for the page."""
-        from kubetune.data.prepared.histogram import bars
+        from kubetune.data.length_bars import bars
 
         shares = []
         first = min(self.shares, default=0)

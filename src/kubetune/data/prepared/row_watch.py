@@ -15,7 +15,7 @@ from heapq import nsmallest
 from typing import Any, Final
 
 from kubetune.config.schema import ModelConfig, SourceConfig
-from kubetune.data.prepared.pipeline import Result
+from kubetune.data.prepared.pipeline import BatchResult
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.tally import MOST_PLACES
 from kubetune.data.reading.sources import count_rows, locate
@@ -120,7 +120,7 @@ class RowWatch:
         embeddings = embeddings_of(model, os.environ)
         self._known_ids = embeddings.known if embeddings is not None else None
 
-    def add(self, result: Result) -> None:
+    def add(self, result: BatchResult) -> None:
         """Note the rows of one batch."""
         seen = self._seen[result.split]
         chunk = result.chunk

@@ -24,7 +24,7 @@ from kubetune.data.reading.images import ImageRef
 from kubetune.data.reading.problems import Problems
 from kubetune.data.text.encode import Encoder
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.encode_images import VisionEncoder
 from kubetune.models import loading
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.scoring.generation import generate, greedy, until_end
