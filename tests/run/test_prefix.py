@@ -475,7 +475,6 @@ def test_plans_and_checks_say_what_is_shared(
     assert plans[0]["saved_share"] == pytest.approx(
         1 - sum(computed(shared_run)) / tokens, abs=0.05
     )
-    assert plans[0]["bill"]["flops"] < 0.9 * plans[1]["bill"]["flops"]
     assert plans[1]["saved_share"] == 0
     assert ["shared beginnings" in text for text in checks] == [True, False]
 
