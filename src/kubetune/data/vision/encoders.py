@@ -9,7 +9,7 @@ from kubetune.data.text.encode_preferences import PreferenceEncoder
 from kubetune.data.text.encode_prompts import PromptEncoder
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.data.vision.encode import VisionEncoder
+from kubetune.data.vision.encode_images import VisionEncoder
 from kubetune.data.vision.image_processor import ImageProcessor
 
 
