@@ -15,7 +15,7 @@ import httpx2
 import pytest
 
 from kubetune import errors
-from kubetune.k8s.api.answers import lines_of
+from kubetune.k8s.api.answers import cut_lines, lines_of
 from kubetune.k8s.api.api_errors import Question, Refused
 from kubetune.k8s.api.client import Cluster
 from kubetune.k8s.api.connection import Connection
@@ -163,3 +163,37 @@ def test_lines_are_limited_and_joined_of_many_parts() -> None:
     ]
     with pytest.raises(errors.EnvironmentFault, match="a line of more than 3 bytes"):
         list(lines_of([b"a\nbc", b"de"], 3))
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 100])
+def test_a_long_line_is_cut_at_the_same_byte_however_it_comes(size: int) -> None:
+    whole = b"abc\nabcd\n\nabcdefgh\nab\nabcde"
+    cuts = list[None]()
+    chunks = [whole[at : at + size] for at in range(0, len(whole), size)]
+    lines = list(lines_of(cut_lines(chunks, 3, lambda: cuts.append(None))))
+    assert lines == [b"abc\n", b"abc\n", b"\n", b"abc\n", b"ab\n", b"abc"]
+    assert len(cuts) == 3
+
+
+def test_a_line_of_a_log_without_end_takes_little_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that sends a line without its end is told of once, and of its line a first part is kept."""
+    monkeypatch.setattr("kubetune.k8s.api.client._MOST_BYTES_OF_A_LOG_LINE", 100_000)
+    sentences = list[str]()
+
+    class Enough(Exception):
+        pass
+
+    def tell(text: str) -> None:
+        sentences.append(text)
+        raise Enough
+
+    with endless(tmp_path, 200) as (_, cluster):
+        cluster._connection._tell = tell
+        with pytest.raises(Enough):
+            list(cluster.log("fit-0", "trainer"))
+    assert sentences == [
+        "a line of the log of Pod fit-0, container trainer, has more than 100,000 bytes; its rest is left out here "
+        "(kubectl logs shows it)"
+    ]

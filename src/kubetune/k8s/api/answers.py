@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard
 
 import httpx2
@@ -100,6 +100,28 @@ def lines_of(chunks: Iterable[bytes], most: int | None = None) -> Iterator[bytes
             )
     if begun:
         yield b"".join(begun)
+
+
+def cut_lines(
+    chunks: Iterable[bytes], most: int, tell_of_cut: Callable[[], None]
+) -> Iterator[bytes]:
+    """Yield the chunks, of each line its first `most` bytes at most. Call `tell_of_cut` where a line is longer.
+
+    How the bytes come in chunks makes no difference: a line that is sent twice is cut at the same byte.
+    """
+    length = 0
+    for chunk in chunks:
+        kept = []
+        for number, part in enumerate(chunk.split(b"\n")):
+            if number > 0:
+                kept.append(b"\n")
+                length = 0
+            room = max(0, most - length)
+            if length <= most < length + len(part):
+                tell_of_cut()
+            kept.append(part[:room])
+            length += len(part)
+        yield b"".join(kept)
 
 
 def _decoded(response: httpx2.Response) -> Object:

@@ -19,7 +19,15 @@ from lightkube.core.websocket import WebsocketDriver
 from lightkube.models.meta_v1 import Status
 
 from kubetune.errors import ConfigError
-from kubetune.k8s.api.answers import Object, foreign, is_object, lines_of, list_of, object_of
+from kubetune.k8s.api.answers import (
+    Object,
+    cut_lines,
+    foreign,
+    is_object,
+    lines_of,
+    list_of,
+    object_of,
+)
 from kubetune.k8s.api.api_errors import NoNamespace, Question, Refused, Unreachable, refusal
 from kubetune.k8s.api.connection import Connection, say
 from kubetune.k8s.api.credentials import not_a_namespace, read_login
@@ -37,6 +45,8 @@ _MERGE = "application/merge-patch+json"
 _CREATED = 201
 # Of a line of a watch. etcd keeps no object of more than 1.5 MiB.
 _MOST_BYTES_OF_AN_OBJECT = 16 << 20
+# A progress bar that returns to the start of its line never ends it.
+_MOST_BYTES_OF_A_LOG_LINE = 1 << 20
 # A line of a log begins with its time, and its text may be empty.
 # 2026-11-20T10:15:00.123456789Z text
 _LOG_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)(?: |$)")
@@ -224,7 +234,8 @@ class Cluster:
 
         A last line without a newline may be cut off: where a kubelet stops, the API server ends its answer within a
         line, as if that were all. `since` is a time of whole seconds, `tail` a number of lines, and `previous` asks for
-        the container's last start. Raise Unreachable when the connection breaks off, or the node is away.
+        the container's last start. Of a very long line the first part is yielded, and the user told. Raise Unreachable
+        when the connection breaks off, or the node is away.
         """
         params = {"container": container, "timestamps": "true"}
         if since is not None:
@@ -236,9 +247,16 @@ class Cluster:
         if previous:
             params["previous"] = "true"
 
+        def tell_of_cut() -> None:
+            self.tell_once(
+                f"a line of the log of Pod {pod}, container {container}, has more than {_MOST_BYTES_OF_A_LOG_LINE:,} "
+                "bytes; its rest is left out here (kubectl logs shows it)"
+            )
+
         question = self._question("get", "Pod", pod, "log")
         with self._connection.stream(question, params) as response:
-            for line in lines_of(response.iter_bytes()):
+            chunks = cut_lines(response.iter_bytes(), _MOST_BYTES_OF_A_LOG_LINE, tell_of_cut)
+            for line in lines_of(chunks):
                 text = line.decode(errors="replace")
                 if _LOG_LINE.match(text) or _TORN_TIME.fullmatch(text):
                     yield text
