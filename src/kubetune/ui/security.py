@@ -17,7 +17,6 @@ from collections.abc import Callable, Collection
 from html import escape
 from http import HTTPStatus
 from typing import Final
-from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import HTTPConnection
@@ -107,7 +106,9 @@ class Guard:
             )
 
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc.lower() != host.lower():
+        # By https where a proxy stands in front. A browser says of a page of another scheme that it is foreign.
+        own = (f"http://{host}".lower(), f"https://{host}".lower())
+        if origin is not None and origin.lower() not in own:
             return _refused(403, "A page of another site asked for this.")
         if method not in SAFE and origin is None:
             return _refused(403, "Nothing says which page asks for this change.")
