@@ -12,6 +12,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.prepared.prepare import prepare
+from kubetune.data.prepared.rows import count_holding
 from kubetune.data.reading.hub import check_model_folder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.distributed.process_group import World
@@ -129,7 +130,7 @@ def test_tokens_that_the_model_has_no_embedding_for_are_named_before_it_is_loade
     ids = sorted({int(id) for n in range(len(data.train)) for id in data.train.row(n)[0]})
     assert data.train.largest_id == ids[-1]
     config, data = rows_of(tmp_path, model, vocab_size=ids[-1])
-    holding = data.train.count_holding(ids[-1])
+    holding = count_holding(data.train, ids[-1])
     assert 0 < holding < 5
     with pytest.raises(ConfigError) as caught:
         check_rows(AutoModelForCausalLM, config.model, data)

@@ -31,7 +31,7 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.vision.encode_images import VisionEncoder
-from kubetune.data.vision.image_processor import ImageProcessor, processor_of
+from kubetune.data.vision.image_processor import ImageProcessor, processor_of, write_limits
 from kubetune.errors import ConfigError, DataError, ModelError
 from tests.architectures import save_model
 from tests.pictures import COLOURS, paint, save_seeing_model, write_questions
@@ -105,7 +105,7 @@ def test_the_image_processor_of_an_export_has_the_limits_of_the_run(
     (base / "preprocessor_config.json").write_text(json.dumps(facts))
     config = make_config(base, tmp_path, vision={"image_min_tokens": 30, "image_max_tokens": 50})
     load_tokenizer(config.model).save(out)
-    assert processor_for(config).tell_limits(out) == ["preprocessor_config.json"]
+    assert write_limits(processor_for(config), out) == ["preprocessor_config.json"]
     theirs = AutoImageProcessor.from_pretrained(out, backend="pil")
     for number, size in enumerate([(700, 500), (20, 30), (210, 190)]):
         file = tmp_path / f"{number}.png"

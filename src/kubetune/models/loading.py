@@ -27,6 +27,7 @@ from kubetune.base.files import IrregularFileError, require_plain
 from kubetune.base.humanize import counted
 from kubetune.config import consent
 from kubetune.config.schema import ModelConfig
+from kubetune.data.prepared.rows import count_holding
 from kubetune.data.reading.hub import (
     check_model_folder,
     explained_hub_errors,
@@ -473,7 +474,7 @@ def _require_known_ids(
             continue
         # The largest id shows which token it is, mostly an added one.
         token = data.tokenizer.decode([rows.largest_id], skip_special_tokens=False)
-        holding = f"{rows.count_holding(vocabulary):,} of {counted(len(rows), 'row')}"
+        holding = f"{count_holding(rows, vocabulary):,} of {counted(len(rows), 'row')}"
         embeddings = Embeddings(vocabulary, model.path, model.tokenizer)
         problem = embeddings.say(rows.largest_id, token, holding)
         raise errors.ConfigError(f"{problem}. Nothing was trained")

@@ -284,28 +284,21 @@ class _Sequence:
 
 def _rows(chunk: Chunk, kind: RecordKind) -> Iterator[list[_Sequence]]:
     """Yield the sequences of each row."""
-    begin = 0
-    for number, length in enumerate(chunk.lengths):
-        ids = chunk.tokens[begin : begin + length].tolist()
-        trained = bytes(chunk.trained[begin : begin + length])
-        begin += length
-        split = chunk.splits[number]
-        # Of a pair, the rejected sequence follows the chosen one.
-        if split:
-            yield [
-                _Sequence("chosen", ids[:split], trained[:split]),
-                _Sequence("rejected", ids[split:], trained[split:]),
-            ]
-        elif kind == "judged":
-            answer = "good" if chunk.targets[number] else "bad"
-            yield [_Sequence(answer, ids, trained)]
-        elif kind == "prompt" and sum(trained) == 1:
-            # A row without a right answer has the end of one, for a label.
-            yield [_Sequence("none", ids, trained)]
-        elif kind == "prompt":
-            yield [_Sequence("right", ids, trained)]
-        else:
-            yield [_Sequence("", ids, trained)]
+    for number, row in enumerate(chunk.sequences()):
+        answers = ["chosen", "rejected"]
+        if len(row) == 1:
+            answers = [_answer(chunk, number, kind)]
+        yield [_Sequence(answer, *of_row) for answer, of_row in zip(answers, row, strict=True)]
+
+
+def _answer(chunk: Chunk, number: int, kind: RecordKind) -> str:
+    """Return what the answer of a row is, as `_Sequence` has it."""
+    if kind == "judged":
+        return "good" if chunk.targets[number] else "bad"
+    if kind == "prompt":
+        # A row without a right answer has the end of one, for a label.
+        return "none" if chunk.labels[number] == 1 else "right"
+    return ""
 
 
 def _sample(tokenizer: Tokenizer, sequence: _Sequence, names: Sequence[str]) -> Sample:

@@ -13,7 +13,6 @@ from kubetune.data.inspect.lengths import Lengths
 from kubetune.data.inspect.saved_share import saved_share
 from kubetune.data.prepared.pipeline import BatchResult, RecordBatch
 from kubetune.data.prepared.row_maker import SPLIT_ADVICE, RowMaker
-from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.tally import Tally
 from kubetune.data.reading.examples import Label
 from kubetune.data.reading.problems import Problems
@@ -66,7 +65,8 @@ def sample_rows(
     rows: list[list[list[int]]] = []
     tally = Tally()
     for result in results:
-        rows += _sequences(result.chunk)
+        for row in result.chunk.sequences():
+            rows.append([ids for ids, _ in row])
         tally.add(result.tally)
     _require_embeddings(spec.model, environ, tokenizer, rows)
     return _lengths(spec, training, data, rows, tally, problems)
@@ -162,18 +162,6 @@ def _encode_first(
 
     unfit.raise_if_any()
     return results
-
-
-def _sequences(chunk: Chunk) -> list[list[list[int]]]:
-    """Return the ids of each row's sequences."""
-    rows = []
-    begin = 0
-    for length, split in zip(chunk.lengths, chunk.splits, strict=True):
-        ids = chunk.tokens[begin : begin + length].tolist()
-        # Of a pair, the rejected sequence begins at `split`; other rows have 0 there.
-        rows.append([ids[:split], ids[split:]] if split else [ids])
-        begin += length
-    return rows
 
 
 def _require_embeddings(

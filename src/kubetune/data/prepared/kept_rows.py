@@ -17,6 +17,7 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import size
 from kubetune.data.order import shuffled
+from kubetune.data.vision.image_processor import content_of
 from kubetune.rundir import shapes
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def row(
 
     images: tuple[bytes, ...] = ()
     if rows.processor is not None:
-        images = tuple(map(rows.processor.content, rows.images(number)))
+        images = tuple(map(content_of, rows.images(number)))
     return KeptRow(number, ids, trained, images=images)
 
 

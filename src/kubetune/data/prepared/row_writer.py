@@ -29,7 +29,9 @@ from __future__ import annotations
 
 import os
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -96,6 +98,17 @@ class Chunk:
         self.splits.append(encoded.split)
         self.rows.append(row)
         self.images.append(encoded.images)
+
+    def sequences(self) -> Iterator[list[tuple[list[int], bytes]]]:
+        """Yield the sequences of each row, two of a pair: their ids, and a 1 for each that is trained, else a 0."""
+        begin = 0
+        for length, split in zip(self.lengths, self.splits, strict=True):
+            # Of a pair, the rejected sequence follows the chosen one.
+            borders = [begin, begin + split, begin + length] if split else [begin, begin + length]
+            begin += length
+            yield [
+                (self.tokens[i:j].tolist(), bytes(self.trained[i:j])) for i, j in pairwise(borders)
+            ]
 
 
 class RowWriter:

@@ -56,6 +56,15 @@ class _ImageTable(NamedTuple):
     # [images + 1] where each path begins, and the end
     path_offsets: NDArray[np.int64]
 
+    def of_row(self, index: int) -> tuple[ImageRef, ...]:
+        """Return the images of a row."""
+        images = []
+        for i in range(self.firsts[index], self.firsts[index + 1]):
+            # Paths are bytes: a file system may have names that are no UTF-8.
+            path = self.paths[self.path_offsets[i] : self.path_offsets[i + 1]].tobytes()
+            images.append(ImageRef(os.fsdecode(path), int(self.crcs[i])))
+        return tuple(images)
+
 
 class Rows:
     """The rows of one split. Each file is mapped when it is first asked for.
@@ -118,15 +127,6 @@ class Rows:
                 largest = max(largest, int(part.max()))
         return largest
 
-    def count_holding(self, smallest: int) -> int:
-        """Return the number of rows that hold an id of at least `smallest`."""
-        count = 0
-        for index in range(len(self)):
-            ids, _ = self.row(index)
-            if (ids >= smallest).any():
-                count += 1
-        return count
-
     @cached_property
     def trained_counts(self) -> NDArray[np.int64]:
         """Labels of each row, `[rows]`."""
@@ -188,13 +188,7 @@ class Rows:
 
     def images(self, index: int) -> tuple[ImageRef, ...]:
         """Return the images of a row, in the order of their tokens."""
-        table = self._images
-        images = []
-        for i in range(table.firsts[index], table.firsts[index + 1]):
-            # Paths are bytes: a file system may have names that are no UTF-8.
-            path = table.paths[table.path_offsets[i] : table.path_offsets[i + 1]].tobytes()
-            images.append(ImageRef(os.fsdecode(path), int(table.crcs[i])))
-        return tuple(images)
+        return self._images.of_row(index)
 
     @property
     def image_digest(self) -> int:
@@ -267,3 +261,13 @@ class Rows:
     def ids_of_sequences(self, index: int) -> list[NDArray[np.uint32]]:
         """Return the ids of each sequence of a row."""
         return [ids for ids, _ in self.sequences(index)]
+
+
+def count_holding(rows: Rows, smallest: int) -> int:
+    """Return the number of rows that hold an id of at least `smallest`."""
+    count = 0
+    for index in range(len(rows)):
+        ids, _ = rows.row(index)
+        if (ids >= smallest).any():
+            count += 1
+    return count

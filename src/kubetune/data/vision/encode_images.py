@@ -6,7 +6,7 @@ What is a label is decided as for any conversation (encode.py); a token of an im
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -119,18 +119,10 @@ class VisionEncoder:
         if not isinstance(example, Chat) or not example.images:
             return example
         if self._processor.is_grid:
-            messages = self._with_placeholders(example)
+            messages = _with_placeholders(example, self._placeholder.text)
         else:
             messages = self._with_laid_out_images(example)
         return replace(example, messages=tuple(messages), images=())
-
-    def _with_placeholders(self, chat: Chat) -> list[dict[str, Any]]:
-        """Return the messages with the same few tokens for each image, one of which `_expand` repeats."""
-        messages = []
-        for message in chat.messages:
-            content = message["content"].replace(IMAGE_TAG, self._placeholder.text)
-            messages.append({**message, "content": content})
-        return messages
 
     def _with_laid_out_images(self, chat: Chat) -> list[dict[str, Any]]:
         """Return the messages with a mark for each image, and what the template has to write for these marks."""
@@ -217,18 +209,7 @@ class VisionEncoder:
         if not images:
             return row
 
-        ids: list[int] = []
-        trained: list[bool] = []
-        lengths = iter(runs)
-        for id, is_label in zip(row.ids, row.trained, strict=True):
-            if id == token:
-                length = next(lengths)
-                ids += [id] * length
-                trained += [False] * length
-            else:
-                ids.append(id)
-                trained.append(is_label)
-
+        ids, trained = _repeated(row, token, runs)
         return replace(
             row,
             ids=ids,
@@ -240,3 +221,28 @@ class VisionEncoder:
 
 def _roles(chat: Chat) -> list[str]:
     return [message["role"] for message in chat.messages]
+
+
+def _with_placeholders(chat: Chat, placeholder: str) -> list[dict[str, Any]]:
+    """Return the messages with the same few tokens for each image, one of which `_repeated` repeats."""
+    messages = []
+    for message in chat.messages:
+        content = message["content"].replace(IMAGE_TAG, placeholder)
+        messages.append({**message, "content": content})
+    return messages
+
+
+def _repeated(row: Encoded, token: int, runs: Iterable[int]) -> tuple[list[int], list[bool]]:
+    """Return the ids of a row, and which are labels, with each `token` as often as its run is long."""
+    ids: list[int] = []
+    trained: list[bool] = []
+    lengths = iter(runs)
+    for id, is_label in zip(row.ids, row.trained, strict=True):
+        if id == token:
+            length = next(lengths)
+            ids += [id] * length
+            trained += [False] * length
+        else:
+            ids.append(id)
+            trained.append(is_label)
+    return ids, trained

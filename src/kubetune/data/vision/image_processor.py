@@ -210,24 +210,7 @@ class ImageProcessor:
 
     def read(self, image: ImageRef) -> Picture | Upright:
         """Return an image that `see` has accepted. Raise DataError where the file is another one now."""
-        return self.process(self.content(image))
-
-    @staticmethod
-    def content(image: ImageRef) -> bytes:
-        """Return the bytes of an image's file. Raise DataError where it is another one now."""
-        try:
-            content = Path(image.path).read_bytes()
-        except OSError as error:
-            raise DataError(
-                f"image {image.path} was there when the data were prepared: {error.strerror}"
-            ) from error
-
-        if zlib.crc32(content) != image.crc:
-            raise DataError(
-                f"image {image.path} has changed since the data were prepared; prepare them again"
-            )
-
-        return content
+        return self.process(content_of(image))
 
     def features(self, picture: Picture | Upright) -> int:
         """Return how many tokens an image is that has been made ready."""
@@ -245,47 +228,6 @@ class ImageProcessor:
         made = self.theirs(images=[upright], return_tensors="np")
         _, down, across = made["image_grid_thw"][0].tolist()
         return Picture(made["pixel_values"], (1, down, across))
-
-    def tell_limits(self, folder: Path) -> list[str]:
-        """Put our budget of tokens into the image processor's files in an exported folder. Return their names.
-
-        Whoever loads them then sees images in the sizes of training. Raise ModelError where that does not come about.
-        """
-        if not self.is_grid:
-            return []
-        from transformers import AutoImageProcessor
-
-        size = {name: self.theirs.size[name] for name in ("shortest_edge", "longest_edge")}
-        written = []
-        for name in CONFIGS:
-            if not (folder / name).is_file():
-                continue
-            # The newer file has the settings of all parts of a processor, the older those of the images alone.
-            facts = read_json(folder / name)
-            settings = facts.get("image_processor") if name == "processor_config.json" else facts
-            if settings is None:
-                continue
-            settings["size"] = size
-            # Where a file has the older names too, both must say the same.
-            for old, new in _OLD_LIMITS.items():
-                if old in settings:
-                    settings[old] = size[new]
-            write_atomic(folder / name, json.dumps(facts, indent=2) + "\n")
-            written.append(name)
-
-        # Read back as its user would: a file may have keys that override these.
-        loaded = AutoImageProcessor.from_pretrained(
-            folder,
-            backend="pil",
-            local_files_only=True,
-            trust_remote_code=False,
-        )
-        if {name: loaded.size[name] for name in size} != size:
-            raise ModelError(
-                f"the exported image processor of {self.name} does not keep the limits {size}"
-            )
-
-        return written
 
     @cached_property
     def fingerprint(self) -> str:
@@ -306,6 +248,65 @@ def _upright(content: bytes) -> Any:
         warnings.simplefilter("ignore")
         with pillow().open(BytesIO(content), formats=FORMATS) as opened:
             return ImageOps.exif_transpose(opened).convert("RGB")
+
+
+def content_of(image: ImageRef) -> bytes:
+    """Return the bytes of an image's file. Raise DataError where it is another one now."""
+    try:
+        content = Path(image.path).read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"image {image.path} was there when the data were prepared: {error.strerror}"
+        ) from error
+
+    if zlib.crc32(content) != image.crc:
+        raise DataError(
+            f"image {image.path} has changed since the data were prepared; prepare them again"
+        )
+
+    return content
+
+
+def write_limits(processor: ImageProcessor, folder: Path) -> list[str]:
+    """Put our budget of tokens into the image processor's files in an exported folder. Return their names.
+
+    Whoever loads them then sees images in the sizes of training. Raise ModelError where that does not come about.
+    """
+    if not processor.is_grid:
+        return []
+    from transformers import AutoImageProcessor
+
+    size = {name: processor.theirs.size[name] for name in ("shortest_edge", "longest_edge")}
+    written = []
+    for name in CONFIGS:
+        if not (folder / name).is_file():
+            continue
+        # The newer file has the settings of all parts of a processor, the older those of the images alone.
+        facts = read_json(folder / name)
+        settings = facts.get("image_processor") if name == "processor_config.json" else facts
+        if settings is None:
+            continue
+        settings["size"] = size
+        # Where a file has the older names too, both must say the same.
+        for old, new in _OLD_LIMITS.items():
+            if old in settings:
+                settings[old] = size[new]
+        write_atomic(folder / name, json.dumps(facts, indent=2) + "\n")
+        written.append(name)
+
+    # Read back as its user would: a file may have keys that override these.
+    loaded = AutoImageProcessor.from_pretrained(
+        folder,
+        backend="pil",
+        local_files_only=True,
+        trust_remote_code=False,
+    )
+    if {name: loaded.size[name] for name in size} != size:
+        raise ModelError(
+            f"the exported image processor of {processor.name} does not keep the limits {size}"
+        )
+
+    return written
 
 
 def processor_of(spec: DataSpec, tokenizer: Tokenizer) -> ImageProcessor | None:

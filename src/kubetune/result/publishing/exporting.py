@@ -22,6 +22,7 @@ from kubetune.base import fault_injection, files, whole_folder
 from kubetune.base.logs import scrub
 from kubetune.config.load import read_config
 from kubetune.config.schema.model import DTYPE_NAMES
+from kubetune.data.vision.image_processor import write_limits
 from kubetune.models import loading
 from kubetune.result.forms import FORMS, chosen, equivalence, programs, require_export
 from kubetune.result.forms.draft import ExportDraft, ExportSource, Tell
@@ -168,7 +169,7 @@ def _with_companions(draft: ExportDraft) -> ExportDraft:
     result = draft.source.result
     changed = []
     if result.image_processor is not None:
-        changed = result.image_processor.tell_limits(draft.folder)
+        changed = write_limits(result.image_processor, draft.folder)
     licences, templates = base_files.copy(draft)
     names = equivalence.check_tokenizer(
         result.tokenizer,

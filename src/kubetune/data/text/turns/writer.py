@@ -33,6 +33,19 @@ class _CallsForm(NamedTuple):
     text_arguments: bool = False
 
 
+# A small conversation with one call, whose argument is the text that is looked for.
+_TOOL: Final = {"type": "function", "function": {"name": "f", "description": "?", "parameters": {}}}
+_CALL: Final = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "f", "arguments": {"a": ANSWER}},
+}
+_CALLING: Final[list[Message]] = [
+    {"role": "user", "content": "?"},
+    {"role": "assistant", "content": "", "tool_calls": [_CALL]},
+]
+
+
 class TemplateWriter:
     """Writes conversations by one chat template. Making one raises ValueError if the template is no valid Jinja."""
 
@@ -187,18 +200,10 @@ class TemplateWriter:
 
     def _find_calls_form(self) -> _CallsForm:
         """Return the first form in which the template writes the arguments of a call."""
-        # A small conversation with one call, whose argument is the text that is looked for.
-        function = {"name": "f", "arguments": {"a": ANSWER}}
-        call = {"id": "abcdefghi", "type": "function", "function": function}
-        tool = {"type": "function", "function": {"name": "f", "description": "?", "parameters": {}}}
-        messages: list[Message] = [
-            {"role": "user", "content": "?"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-        ]
         for text_arguments in (False, True):
             for null_content in (False, True):
                 self._calls_form = _CallsForm(null_content, text_arguments)
-                if ANSWER in self._try(messages, [tool]):
+                if ANSWER in self._try(_CALLING, [_TOOL]):
                     return self._calls_form
 
         return _CallsForm()
