@@ -20,10 +20,10 @@ def _exponential(settings: PreferenceConfig, chosen: Tensor, rejected: Tensor) -
 SCRIPT = """
 import torch
 from kubetune.config.schema import PreferenceConfig
-from kubetune.tasks.preference_losses import Answers, BatchTotals, losses
+from kubetune.tasks.preference_losses import BatchTotals, ScoredAnswers, losses
 
 settings = PreferenceConfig(loss="exponential", beta=0.5)
-answers = Answers(torch.tensor([[-2.0, -4.0]]), torch.tensor([[-3.0, -3.0]]), torch.tensor([[5.0, 5.0]]))
+answers = ScoredAnswers(torch.tensor([[-2.0, -4.0]]), torch.tensor([[-3.0, -3.0]]), torch.tensor([[5.0, 5.0]]))
 print(settings.needs_reference, losses(settings, answers, BatchTotals(1.0)).item())
 """
 
