@@ -1,6 +1,6 @@
 """An export on its way: the one value that flows from the checkpoint to the files, their proof and their card.
 
-    ExportDraft(source, folder, sample)    what it is made from, where, and the rows of its proof
+    ExportDraft(source, folder, …)         what it is made from, where, and the rows of its proof
     form.write(draft)                      + notes on the files, the outputs of the models that were in memory
     form.prove(draft)                      + comparisons
     publishing/exporting                   + tokenizer, licences → provenance.json → README.md
@@ -99,9 +99,9 @@ class ExportDraft:
 
     source: ExportSource
     folder: Path  # which the files are written into
+    # The weights as transformers loads them: `folder` itself, or one that is deleted when what is made of it is proved.
+    staging: Path
     sample: Sample  # the rows of its proof
-    # The folder of an export for transformers that this one is made of; it is deleted when this one is proved.
-    staging: Path | None = None
     # Logits on the sample, by the model that was asked while it was in memory.
     logits: Mapping[str, list[Tensor]] = field(default_factory=dict)
     dtype: str = ""  # of the written weights

@@ -64,7 +64,6 @@ class Float8Form(Form):
     def write(self, draft: ExportDraft) -> ExportDraft:
         """Write the export in `draft.staging` with weights in FP8."""
         source = draft.source
-        assert draft.staging is not None
         with _without_progress_bars():
             source.tell("rounding the weights to FP8")
             model = _load(source, draft.staging)

@@ -6,7 +6,7 @@
     describe   what was written and proved, on a terminal; `card` says it in the model's card
 
 A form that transformers loads is written from the checkpoint (`plain.PlainForm`). Any other one is made of such an
-export, which lies in `ExportDraft.staging` and is deleted afterwards. So a form of your own has its work in `write`:
+export, which lies in `draft.staging` and is deleted afterwards. So a form of your own has its work in `write`:
 
     class TextForm(Form):
         key = "text"

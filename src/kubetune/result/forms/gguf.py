@@ -115,7 +115,6 @@ class GgufForm(Form):
 
     def write(self, draft: ExportDraft) -> ExportDraft:
         """Write the file, and keep the licence of the export that it is made of."""
-        assert draft.staging is not None
         notes = _write_adapter(draft) if draft.source.gguf == ADAPTER else _write_model(draft)
         for name in draft.licences:
             (draft.staging / name).rename(draft.folder / name)
@@ -176,7 +175,6 @@ def _write_model(draft: ExportDraft) -> dict[str, Any]:
 
     source = draft.source
     kind = source.gguf or ""
-    assert draft.staging is not None
     about = _about(source.result, source.model)
     ends = list(source.result.tokenizer.eos_ids)
     path = draft.folder / file_name(kind)
@@ -216,7 +214,6 @@ def _write_adapter(draft: ExportDraft) -> dict[str, Any]:
     from kubetune.result.gguf_files.model_file import facts_of
 
     source = draft.source
-    assert draft.staging is not None
     path = draft.folder / file_name(ADAPTER)
     described = facts_of(source.result.base_folder, any_weights=True)
     source.tell(f"writing {path.name}")

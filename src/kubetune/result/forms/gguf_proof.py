@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.result.forms import equivalence, llama_proof
 from kubetune.result.forms.draft import ExportDraft, ExportSource
-from kubetune.result.forms.equivalence import Sample
 from kubetune.result.gguf_files import llama_cpp, quantise
 from kubetune.result.gguf_files.model_file import facts_of, write_model
 from kubetune.result.gguf_files.weight_types import file_name, plain_type
@@ -28,7 +26,6 @@ from kubetune.result.gguf_files.weight_types import file_name, plain_type
 
 def plain_path(draft: ExportDraft) -> Path:
     """Return the file of plain weights: the one that was asked for, or one beside the weights that go afterwards."""
-    assert draft.staging is not None
     plain = plain_type(draft.source.dtype_name)
     folder = draft.folder if draft.source.gguf == plain else draft.staging
     return folder / file_name(plain)
@@ -37,42 +34,32 @@ def plain_path(draft: ExportDraft) -> Path:
 def prove_model(draft: ExportDraft) -> dict[str, Any]:
     """Return what llama.cpp says of a whole model beside transformers. Raise ModelError for a fault."""
     source = draft.source
-    assert draft.staging is not None
     source.tell("asking transformers, then llama.cpp")
-    tokenizer = source.result.tokenizer
-    context = draft.notes["context"]
-    sample = _fitting(draft.sample, context, tokenizer.vocab_size)
     plain = plain_path(draft)
-    request = _request(source, sample, plain, context)
+    draft, request = _asked(draft, plain, draft.notes["context"])
     dtype = _dtype_to_ask_in(source, plain)
-    model = source.load_plain(draft.staging, dtype)
-    reference = _ask_transformers(source, model, sample, request.prompts)
-    # llama.cpp's model needs the memory.
-    del model
-    gc.collect()
-
-    kind = plain_type(source.dtype_name)
-    allowed = llama_proof.ALLOWED[kind]
-    rounding = None
+    allowed = llama_proof.ALLOWED[plain_type(source.dtype_name)]
+    other = None
     if dtype != torch.float32:
         allowed = llama_proof.ALLOWED_ROUNDED
     elif source.dtype != torch.float32:
-        load = partial(source.load_plain, draft.staging, source.dtype)
-        rounding = partial(_rounding, source, sample, reference.logits, load)
+        other = partial(source.load_plain, draft.staging, source.dtype)
+    load = partial(source.load_plain, draft.staging, dtype)
+    reference = _ask_transformers(draft, load, request.prompts)
     proof = llama_proof.LlamaProof()
-    what = f"transformers and llama.cpp, {kind}"
-    answer = llama_proof.check_plain(proof, what, request, reference, allowed, rounding)
+    answer = _check_plain(draft, proof, "transformers", request, reference, allowed, other)
+    tokenizer = source.result.tokenizer
     llama_proof.check_tokens(proof, tokenizer, request.texts, answer)
     llama_proof.note_chats(proof, tokenizer, answer)
     proof.notes["llama_cpp_python"] = answer.version
 
     # What quantisation costs says nothing of a file with a fault.
-    if source.gguf != kind and not proof.faults:
-        allowed = _allowed(draft, sample, proof.notes)
-        quantised = replace(request, model=str(draft.folder / file_name(source.gguf or "")))
+    path = draft.folder / draft.notes["file"]
+    if path != plain and not proof.faults:
+        allowed = _allowed(draft, proof.notes)
+        quantised = replace(request, model=str(path))
         what = f"transformers and llama.cpp, {source.gguf}"
         llama_proof.check_quantised(proof, what, quantised, reference, allowed)
-    _require(proof.faults)
     return proof.facts()
 
 
@@ -89,14 +76,12 @@ def why_no_base(draft: ExportDraft) -> str | None:
 def prove_adapter(draft: ExportDraft) -> dict[str, Any]:
     """Return what llama.cpp says of base and adapter beside transformers and PEFT. Raise ModelError for a fault."""
     source = draft.source
-    assert draft.staging is not None
     source.tell("asking PEFT, then llama.cpp with the adapter beside its base")
     kind = plain_type(source.dtype_name)
-    tokenizer = source.result.tokenizer
+    ends = list(source.result.tokenizer.eos_ids)
     plain = draft.staging / file_name(kind)
-    written = write_model(source.result.base_folder, plain, kind, {}, list(tokenizer.eos_ids))
-    sample = _fitting(draft.sample, written.context, tokenizer.vocab_size)
-    request = _request(source, sample, plain, written.context)
+    written = write_model(source.result.base_folder, plain, kind, {}, ends)
+    draft, request = _asked(draft, plain, written.context)
     adapter = str(draft.folder / draft.notes["file"])
     request = replace(request, adapter=adapter, texts=[], chats=[])
     # A GGUF file of the base has its own weights, not those of 4 bits that training may have had.
@@ -106,42 +91,60 @@ def prove_adapter(draft: ExportDraft) -> dict[str, Any]:
             f"the adapter was trained beside a base in {quantization}; the proof takes the base's own weights, "
             "as a GGUF file of the base has them"
         )
-    model = source.load(draft.staging, quantized=False)
-    reference = _ask_transformers(source, model, sample, request.prompts)
-    del model
-    gc.collect()
-
+    load = partial(source.load, draft.staging, quantized=False)
+    reference = _ask_transformers(draft, load, request.prompts)
     allowed = llama_proof.ALLOWED_ROUNDED
-    rounding = None
+    other = None
     if kind == "f32":
         allowed = llama_proof.ALLOWED[kind]
     elif _dtype_to_ask_in(source, plain) == torch.float32:
         in_full = replace(source, dtype=torch.float32, device=torch.device("cpu"))
-        load = partial(in_full.load, draft.staging, quantized=False)
-        rounding = partial(_rounding, source, sample, reference.logits, load)
+        other = partial(in_full.load, draft.staging, quantized=False)
     proof = llama_proof.LlamaProof()
-    what = f"PEFT and llama.cpp, {kind}"
-    answer = llama_proof.check_plain(proof, what, request, reference, allowed, rounding)
+    answer = _check_plain(draft, proof, "PEFT", request, reference, allowed, other)
     proof.notes["llama_cpp_python"] = answer.version
-    _require(proof.faults)
     return proof.facts()
 
 
-def _fitting(sample: Sample, context: int, vocabulary: int) -> Sample:
-    """Return the rows that fit into the context of the file. Raise ModelError if there is none."""
-    fitting = equivalence.within(sample, context, vocabulary)
+def _asked(
+    draft: ExportDraft, model: Path, context: int
+) -> tuple[ExportDraft, llama_cpp.LlamaRequest]:
+    """Return the draft with the rows that fit into the context of a file, and what llama.cpp is asked about the file.
+
+    Raise ModelError if no row fits.
+    """
+    vocabulary = draft.source.result.tokenizer.vocab_size
+    fitting = equivalence.within(draft.sample, context, vocabulary)
     if not fitting.batches:
         raise errors.ModelError(
             f"no row of the proof is as short as {context} tokens, the context of the file. Nothing was written."
         )
-    return fitting
+    draft = replace(draft, sample=fitting)
+    return draft, _request(draft, model, context)
 
 
-def _require(faults: list[str]) -> None:
-    if faults:
-        raise errors.ModelError(
-            f"the GGUF file does not say what the trained model says: {'; '.join(faults)}. Nothing was written."
-        )
+def _check_plain(
+    draft: ExportDraft,
+    proof: llama_proof.LlamaProof,
+    who: str,
+    request: llama_cpp.LlamaRequest,
+    reference: llama_proof.Reference,
+    allowed: float,
+    other: Callable[[], Any] | None,
+) -> llama_cpp.LlamaAnswer:
+    """Compare a file of plain weights with `who`. `other` loads the model in the other one of 16 and 32 bits."""
+
+    def rounding() -> float:
+        """Return how far the model in 16 bits is from itself in 32."""
+        assert other is not None
+        draft.source.tell(f"asking what {draft.source.dtype_name} costs without llama.cpp")
+        others = draft.source.ask(other(), draft.sample)
+        return llama_proof.compare("rounding", reference.logits, others, 0.0).difference
+
+    what = f"{who} and llama.cpp, {plain_type(draft.source.dtype_name)}"
+    return llama_proof.check_plain(
+        proof, what, request, reference, allowed, None if other is None else rounding
+    )
 
 
 def _dtype_to_ask_in(source: ExportSource, plain: Path) -> torch.dtype:
@@ -157,42 +160,26 @@ def _dtype_to_ask_in(source: ExportSource, plain: Path) -> torch.dtype:
     return dtype
 
 
-def _rounding(
-    source: ExportSource,
-    sample: Sample,
-    logits: list[Tensor],
-    load: Callable[[], Any],
-) -> float:
-    """Return how far the model in 16 bits is from itself in 32.
-
-    `logits` are of one of the two, and `load` loads the other.
-    """
-    source.tell(f"asking what {source.dtype_name} costs without llama.cpp")
-    others = source.ask(load(), sample)
-    return llama_proof.compare("rounding", logits, others, 0.0).difference
-
-
 def _ask_transformers(
-    source: ExportSource,
-    model: Any,
-    sample: Sample,
+    draft: ExportDraft,
+    load: Callable[[], Any],
     prompts: list[list[int]],
 ) -> llama_proof.Reference:
-    """Return what transformers says of rows and prompts."""
-    logits = source.ask(model, sample)
+    """Return what transformers says of the rows and of prompts. The model goes then: llama.cpp's needs the memory."""
+    source = draft.source
+    model = load()
+    logits = source.ask(model, draft.sample)
     ends = source.result.tokenizer.eos_ids
     greedy = [llama_proof.follow_greedily(model, prompt, ends) for prompt in prompts]
+    del model
+    gc.collect()
     return llama_proof.Reference(logits, greedy)
 
 
-def _request(
-    source: ExportSource,
-    sample: Sample,
-    model: Path,
-    context: int,
-) -> llama_cpp.LlamaRequest:
+def _request(draft: ExportDraft, model: Path, context: int) -> llama_cpp.LlamaRequest:
     """Return what llama.cpp is asked about a file."""
-    tokenizer = source.result.tokenizer
+    tokenizer = draft.source.result.tokenizer
+    sample = draft.sample
     # As a row begins: behind a special token, or not.
     first = int(sample.batches[0].input_ids[0])
     texts = [tokenizer.added_tokens.get(first, "") + llama_proof.PROBE]
@@ -216,10 +203,10 @@ def _request(
     )
 
 
-def _allowed(draft: ExportDraft, sample: Sample, notes: dict[str, Any]) -> float:
+def _allowed(draft: ExportDraft, notes: dict[str, Any]) -> float:
     """Return how far a quantised model may be from the trained one: four times as far as its base, quantised alike."""
     try:
-        base = _compare_base(draft, sample)
+        base = _compare_base(draft)
     except (errors.KubetuneError, OSError) as error:
         reason = " ".join(str(error).split())
         notes["base_quantised_alike"] = f"not compared: {reason}"
@@ -233,10 +220,9 @@ def _allowed(draft: ExportDraft, sample: Sample, notes: dict[str, Any]) -> float
     return max(llama_proof.LEAST_ALLOWED, llama_proof.SHARE_OF_BASE * lost)
 
 
-def _compare_base(draft: ExportDraft, sample: Sample) -> dict[str, Any]:
+def _compare_base(draft: ExportDraft) -> dict[str, Any]:
     """Return what the base loses when it is quantised alike, for provenance.json."""
     source = draft.source
-    assert draft.staging is not None
     base = source.require_base()
     source.tell("quantising the base alike")
     vocabulary = facts_of(base)["vocab_size"]
@@ -248,12 +234,13 @@ def _compare_base(draft: ExportDraft, sample: Sample) -> dict[str, Any]:
     quantise.write(base, plain, path, source.gguf or "", {}, [])
 
     # The base may lack tokens that were added for training.
-    sample = equivalence.known_rows(sample, vocabulary, written.context)
-    request = _request(source, sample, path, written.context)
+    sample = equivalence.known_rows(draft.sample, vocabulary, written.context)
+    draft = replace(draft, sample=sample)
+    request = _request(draft, path, written.context)
     prompts = [ids for ids in request.prompts if max(ids) < vocabulary]
     answer = llama_cpp.ask(replace(request, prompts=prompts, texts=[], chats=[]))
-    model = source.load_plain(base, _dtype_to_ask_in(source, plain))
-    reference = _ask_transformers(source, model, sample, prompts)
+    load = partial(source.load_plain, base, _dtype_to_ask_in(source, plain))
+    reference = _ask_transformers(draft, load, prompts)
     compared = llama_proof.compare("the base", reference.logits, answer.logits, 0.0)
     parted = llama_proof.partings(reference.greedy, answer.continuations)
     return {

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from kubetune import errors
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.data.text.turns.template import ChatTemplate
 from kubetune.models.forward_cache import cache_of
@@ -101,7 +102,11 @@ class LlamaProof:
             )
 
     def facts(self) -> dict[str, Any]:
-        """Return it for provenance.json."""
+        """Return it for provenance.json. Raise ModelError for a fault."""
+        if self.faults:
+            raise errors.ModelError(
+                f"the GGUF file does not say what the trained model says: {'; '.join(self.faults)}. Nothing was written."
+            )
         return {
             "comparisons": [asdict(comparison) for comparison in self.comparisons],
             **self.notes,

@@ -268,12 +268,12 @@ def plan_tensors(
     planned = []
     wider = []
     for name, parts in gathered.items():
-        for target in _targets(name, parts, source, facts, family, names):
-            type_ = _type_of(target.name, target.shape, kind)
+        for target, shape, load in _targets(name, parts, source, facts, family, names):
+            type_ = _type_of(target, shape, kind)
             if type_ is None:
                 type_ = Type.F16
-                wider.append(target.name)
-            planned.append(Planned(target.name, target.shape, type_, target.load))
+                wider.append(target)
+            planned.append(Planned(target, shape, type_, load))
 
     has_head = any(tensor.name == HEAD for tensor in planned)
     if family.head == "needed" and not has_head:
@@ -318,15 +318,6 @@ def _gathered(source: Folder, *, tied: bool) -> dict[str, list[str]]:
     return ordered
 
 
-@dataclass(frozen=True)
-class Target:
-    """One tensor of the file, before its type is decided."""
-
-    name: str  # as llama.cpp calls it
-    shape: tuple[int, ...]
-    load: Callable[[], np.ndarray]  # fp32, of `shape`
-
-
 def _targets(
     name: str,
     parts: list[str],
@@ -334,8 +325,10 @@ def _targets(
     facts: Facts,
     family: Family,
     names: Callable[[str], str | None],
-) -> list[Target]:
+) -> list[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]:
     """Return the tensors of the file that one of the folder becomes: itself, or two of a pair of experts' weights.
+
+    Each by llama.cpp's name, its shape, and the function that loads it.
 
     Four experts, 96 wide in a model of 64:
 
@@ -362,15 +355,15 @@ def _targets(
         up = _named(f"{stem}up_proj.weight", names)
         shape = (shape[0], half, shape[2])
         return [
-            Target(gate, shape, lambda: load()[:, :half]),
-            Target(up, shape, lambda: load()[:, half:]),
+            (gate, shape, lambda: load()[:, :half]),
+            (up, shape, lambda: load()[:, half:]),
         ]
     name_of_weight = name
     if name.endswith(".experts.down_proj"):
         name_of_weight = f"{name}.weight"
     if family.transposed and _is_conv1d(name):
         shape = shape[::-1]
-    return [Target(_named(name_of_weight, names), shape, load)]
+    return [(_named(name_of_weight, names), shape, load)]
 
 
 def _named(name: str, names: Callable[[str], str | None]) -> str:

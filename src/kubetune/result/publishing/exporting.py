@@ -134,11 +134,12 @@ def _fill(source: ExportSource, form: Form, folder: Path) -> dict[str, Any]:
     staging.mkdir(exist_ok=True)
     with source.result.checked():
         sample = equivalence.choose_sample(source.result, source.tell)
-        draft = _written_and_proved(plain, ExportDraft(source, staging, sample))
+        draft = ExportDraft(source, staging, staging, sample)
+        draft = _written_and_proved(plain, draft)
     draft = _with_companions(draft)
     fault_injection.reach("export.proved")
     if not is_plain:
-        draft = replace(draft, folder=folder, staging=staging)
+        draft = replace(draft, folder=folder)
         with source.result.checked():
             draft = _written_and_proved(form, draft)
         shutil.rmtree(staging)
