@@ -18,7 +18,7 @@ from kubetune import errors
 from kubetune.data.prepared.prepare import prepare
 from kubetune.reporting import write_report
 from kubetune.result.inference import before_after
-from kubetune.result.inference.generate import Sampling, answer, load_run
+from kubetune.result.inference.answering import Sampling, answer, load_run
 from kubetune.rundir import metrics
 from kubetune.scoring.questions import drawn
 from tests import toy

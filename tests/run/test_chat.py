@@ -18,12 +18,12 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.cli import main
 from kubetune.cli.result.chat import Conversation, obey, tell_what_is_left_out
-from kubetune.cli.result.generate import Question, answered, encode, read_questions
+from kubetune.cli.result.generate import PromptRow, answered, encode, read_questions
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.models import loading
-from kubetune.result.inference import generate
-from kubetune.result.inference.generate import EncodedPrompt, LoadedModel, Sampling
+from kubetune.result.inference import answering
+from kubetune.result.inference.answering import EncodedPrompt, LoadedModel, Sampling
 from tests import tiny, toy
 
 
@@ -98,7 +98,7 @@ def test_who_generates_is_told_what_the_model_does_not_see(
         {"prompt": "Ping"},
         {"messages": asked[1:], "system": "Rhyme."},
     ]
-    questions = [Question(f"in.jsonl:{line}", row, ()) for line, row in enumerate(rows, 1)]
+    questions = [PromptRow(f"in.jsonl:{line}", row, ()) for line, row in enumerate(rows, 1)]
     assert len({tuple(prompt.ids) for prompt in encode(deaf, questions)}) == 1
     stderr = capsys.readouterr().err
     assert (
@@ -109,7 +109,7 @@ def test_who_generates_is_told_what_the_model_does_not_see(
     with pytest.raises(
         errors.DataError, match=r"in.jsonl:1: has `system` and a different system message"
     ):
-        encode(deaf, [Question("in.jsonl:1", {"messages": asked, "system": "Rhyme."}, ())])
+        encode(deaf, [PromptRow("in.jsonl:1", {"messages": asked, "system": "Rhyme."}, ())])
 
 
 def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -> None:
@@ -118,13 +118,14 @@ def test_prompts_are_asked_whole_or_refused(deaf: LoadedModel, tmp_path: Path) -
         errors.DataError, match="has images in the parts of its messages; name them in `images`"
     ):
         encode(
-            deaf, [Question("in.jsonl:1", {"messages": [{"role": "user", "content": [image]}]}, ())]
+            deaf,
+            [PromptRow("in.jsonl:1", {"messages": [{"role": "user", "content": [image]}]}, ())],
         )
     with pytest.raises(
         errors.DataError,
         match="input:1: it holds half a surrogate pair at position 3; expected text",
     ):
-        encode(replace(deaf, is_chat=False), [Question("input:1", {"prompt": "caf\udce9"}, ())])
+        encode(replace(deaf, is_chat=False), [PromptRow("input:1", {"prompt": "caf\udce9"}, ())])
     lines = [
         '{"prompt": "a", "prompt": "b"}',
         '{"prompt": "a", "messages": [{"role": "user", "content": "b"}]}',
@@ -155,10 +156,10 @@ def test_keys_of_prompts_that_say_nothing_are_counted(
 def test_an_answer_that_a_prompt_has_stays_beside_the_models(
     deaf: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generate, "answers", lambda *_: iter(["mine"]))
+    monkeypatch.setattr(answering, "answers", lambda *_: iter(["mine"]))
     row = {"prompt": "Ping", "answer": "gold", "id": 3}
     (line,) = answered(
-        deaf, [Question("in.jsonl:1", row, ())], [EncodedPrompt([1])], Sampling(), compare=False
+        deaf, [PromptRow("in.jsonl:1", row, ())], [EncodedPrompt([1])], Sampling(), compare=False
     )
     assert line == {"prompt": "Ping", "id": 3, "given_answer": "gold", "answer": "mine"}
 
@@ -230,21 +231,21 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    loaded = generate.load_run(run_dir)
-    sampling = generate.Sampling(max_new_tokens=4)
+    loaded = answering.load_run(run_dir)
+    sampling = answering.Sampling(max_new_tokens=4)
     asked = [
         loaded.encode(text)
         for text in ("What is the capital?", "one two", "What is the capital?", "four five six")
     ]
     runs: list[int] = []
-    run = generate._generate
+    run = answering._generate
 
     def counted(*arguments: Any) -> list[list[int]]:
         runs.append(len(arguments[1]))
         return run(*arguments)
 
-    monkeypatch.setattr(generate, "_generate", counted)
-    coming = generate.answers(loaded, asked, sampling)
+    monkeypatch.setattr(answering, "_generate", counted)
+    coming = answering.answers(loaded, asked, sampling)
     assert next(coming) == "Paris"
     assert runs == [2], "the second of its length came along, and waits for its turn"
     assert list(coming)[1] == "Paris"
@@ -286,7 +287,7 @@ def test_answers_come_one_by_one_and_bad_lines_are_named_first(
         return run(*arguments)
 
     runs.clear()
-    monkeypatch.setattr(generate, "_generate", break_off)
+    monkeypatch.setattr(answering, "_generate", break_off)
     assert main(words) == errors.ENVIRONMENT
     assert runs, "it broke off in the middle"
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "whole or not at all"

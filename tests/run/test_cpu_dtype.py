@@ -14,7 +14,7 @@ from kubetune.base import cpu, logs
 from kubetune.cli import main
 from kubetune.config.schema import Config
 from kubetune.distributed.process_group import World
-from kubetune.result.inference.evaluate import evaluate_run
+from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training.start import cpu_dtype
 from tests import toy

@@ -34,15 +34,17 @@ from kubetune.config.load import read_config
 from kubetune.data.prepared import kept_rows
 from kubetune.reporting import picture
 from kubetune.result.forms import merge
+from kubetune.result.forms.draft import dtype_to_write
 from kubetune.result.forms.programs import served_by
 from kubetune.result.forms.wanted import PROVENANCE
 from kubetune.result.gguf_files import llama_cpp
-from kubetune.result.inference.generate import load_run
+from kubetune.result.inference.answering import load_run
 from kubetune.result.inference.result import open_result
 from kubetune.result.publishing import modelfile
 from kubetune.result.publishing.description import describe
-from kubetune.result.publishing.exporting import Export, _dtype_name, export_run
+from kubetune.result.publishing.exporting import export_run
 from kubetune.result.publishing.modelfile import MODELFILE
+from kubetune.result.publishing.written_export import Export
 from kubetune.rundir import checkpoints
 from tests import reviews, toy
 from tests.architectures import save_model
@@ -195,7 +197,7 @@ def test_the_dtype_is_that_of_the_base_and_not_what_a_cpu_computed_with(
     (tmp_path / "config.json").write_text(json.dumps({**config, "dtype": "bfloat16"}))
     result = open_result(lora_run, model=str(tmp_path))
     assert result.trained.model.dtype == "float32"
-    assert _dtype_name(result, None) == "bfloat16"
+    assert dtype_to_write(result, None) == torch.bfloat16
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ from kubetune.result.gguf_files import families, llama_cpp, vocabulary  # noqa: 
 from kubetune.result.gguf_files.lora_file import write_adapter  # noqa: E402
 from kubetune.result.gguf_files.model_file import facts_of, write_model  # noqa: E402
 from kubetune.result.gguf_files.weight_types import TYPES  # noqa: E402
-from kubetune.result.publishing.exporting import Export, export_run  # noqa: E402
+from kubetune.result.publishing.exporting import export_run  # noqa: E402
+from kubetune.result.publishing.written_export import Export  # noqa: E402
 
 TOKENIZERS = Path(__file__).parents[2].parent / "shared" / "data" / "tokenizers"
 WITHOUT_WINDOW = {**COMMON, "sliding_window": None}

@@ -20,7 +20,8 @@ from transformers import AutoTokenizer
 from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
 from kubetune.result.forms.wanted import PROVENANCE
-from kubetune.result.publishing.exporting import Export, export_run
+from kubetune.result.publishing.exporting import export_run
+from kubetune.result.publishing.written_export import Export
 from tests import reviews, toy
 from tests.architectures import COMMON, build_model
 from tests.pictures import save_seeing_model, write_questions

@@ -22,7 +22,7 @@ from kubetune.k8s.manifests import local_files
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import choose_attention, own_attention
 from kubetune.reporting import write_report
-from kubetune.result.inference.evaluate import evaluate_run
+from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import exit_status, metrics
 from kubetune.scoring.counted_draws import uniforms

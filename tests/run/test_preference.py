@@ -26,7 +26,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.spec import ModelSpec
 from kubetune.reporting.page import charts_of
 from kubetune.reporting.reading import read_run
-from kubetune.result.inference.evaluate import evaluate_run
+from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.status import read_status

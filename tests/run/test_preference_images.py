@@ -23,8 +23,8 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
-from kubetune.result.inference.evaluate import evaluate_run
-from kubetune.result.inference.generate import Sampling, answer, load_run
+from kubetune.result.inference.answering import Sampling, answer, load_run
+from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import metrics
 from kubetune.tasks import task_of, vision_language

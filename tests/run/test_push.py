@@ -199,7 +199,7 @@ def test_a_push_to_a_registry_is_of_the_same_export(run_dir: Path) -> None:
             ([address], errors.ENVIRONMENT, "has no repository team/bot"),
             ([address, "--public"], errors.USER, "a registry's own settings say who sees an image"),
             (["oci://bot"], errors.USER, "expected oci://registry/name:tag"),
-            (["org/bot", "--modelpack"], errors.USER, "--modelpack is of oci:// addresses alone"),
+            (["org/bot", "--modelpack"], errors.USER, "--modelpack is only for oci:// addresses"),
         ):
             ended = push(str(run_dir), *words, environ=known)
             assert ended.returncode == code, ended.stderr

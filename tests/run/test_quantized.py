@@ -20,7 +20,7 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.quantization import count
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
-from kubetune.result.inference.evaluate import evaluate_run
+from kubetune.result.inference.evaluate_run import evaluate_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.tasks import causal_lm, preference, sequence_classification
 from kubetune.tasks.task import Task

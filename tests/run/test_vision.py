@@ -40,7 +40,7 @@ from kubetune.models.adapters.lora import add_lora
 from kubetune.models.attention_hooks import CannotRunPaddingFree
 from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
-from kubetune.result.inference.generate import LoadedModel, Sampling, answer, load_run
+from kubetune.result.inference.answering import LoadedModel, Sampling, answer, load_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring.judge import answer as ask

@@ -50,7 +50,7 @@ from kubetune.plan.linears import Trainable, part_of, trained_by_part
 from kubetune.plan.model_shapes import TOWERS, read_weights
 from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
-from kubetune.result.inference.generate import Sampling, answer, load_run
+from kubetune.result.inference.answering import Sampling, answer, load_run
 from kubetune.result.publishing.exporting import export_run
 from kubetune.tasks import vision_language
 from tests import toy

@@ -58,7 +58,7 @@ def test_a_hub_that_cannot_be_asked_leaves_what_its_cache_holds(
     licences, templates = base_files.copy(cast(Any, draft))
     assert (licences, templates) == (("NOTICE",), ["additional_chat_templates/rag.jinja"])
     assert (folder / templates[0]).read_text() == templates[0]
-    assert "org/model are looked for in the local cache alone" in messages[0]
+    assert "org/model are looked for only in the local cache" in messages[0]
     tokenizer.files = {}
     assert base_files.copy(cast(Any, draft))[1] == []
     assert (

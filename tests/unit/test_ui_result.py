@@ -116,7 +116,7 @@ def test_what_is_chosen_is_a_command_of_the_verb(
         ("push", {}, "where to? give ORG/NAME"),
         ("push", {"repo": "-x/y"}, "is no name of a repository"),
         ("push", {"repo": "nothing"}, "is no name of a repository"),
-        ("push", {"repo": "oci://x/y:1", "public": "on"}, "is of the hub alone"),
+        ("push", {"repo": "oci://x/y:1", "public": "on"}, "only for the hub"),
         ("push", {"repo": "org/bot", "form": "gguf"}, "expected one of plain, merged"),
         ("push", {"repo": "org/bot"}, "no token for the hub"),
     ],

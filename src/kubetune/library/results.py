@@ -18,8 +18,8 @@ from kubetune.library.functions import Metric
 from kubetune.library.run_handle import RunLike, folder_of, folders_of
 
 if TYPE_CHECKING:
-    from kubetune.result.inference.evaluate import Evaluation
-    from kubetune.result.publishing.exporting import Export
+    from kubetune.result.inference.evaluate_run import Evaluation
+    from kubetune.result.publishing.written_export import Export
 
 # The messages of a conversation, each with `role` and `content`.
 Messages = Sequence[dict[str, Any]]
@@ -52,7 +52,7 @@ def evaluate(
         ModelError: the base cannot be loaded.
         EnvironmentFault: the disk is full.
     """
-    from kubetune.result.inference.evaluate import evaluate_run
+    from kubetune.result.inference.evaluate_run import evaluate_run
     from kubetune.scoring import own_functions
 
     predictions_file = None
@@ -110,7 +110,7 @@ def generate(
             f"{folder} is a classifier, which writes no answers; kubetune.classify asks it"
         )
     # torch is imported only after everything that can be wrong without it.
-    from kubetune.result.inference.generate import Sampling, answer, load_run
+    from kubetune.result.inference.answering import Sampling, answer, load_run
 
     loaded = load_run(folder, str(checkpoint), model=_text(model), trust_code=trust_code)
     paths = None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from kubetune.result.inference.generate import LoadedModel, Prompt, Sampling
+    from kubetune.result.inference.answering import LoadedModel, Prompt, Sampling
 
 HELP = """\
 /reset         forgets the conversation
@@ -38,7 +38,7 @@ class SecondModel:
 
     name: str
     active: Callable[[], AbstractContextManager[LoadedModel]]  # makes it answer, within a block
-    # Of another run, which has its own template and reader of images; None for the base.
+    # For another run, which has its own template and reader of images; None for the base.
     loaded: LoadedModel | None = None
 
 
@@ -71,7 +71,7 @@ class Conversation:
         return f"{IMAGE_TAG}\n" * missing + text
 
     def prompt(self, history: list[dict[str, Any]], text: str, is_chat: bool) -> Prompt:
-        """Return the next prompt. A model trained on plain text has no turns: it gets the text alone."""
+        """Return the next prompt. A model trained on plain text has no turns: it gets only the text."""
         if not is_chat and not self.seen:
             return text
         messages = [*history, {"role": "user", "content": text}]
@@ -112,17 +112,17 @@ def run(args: argparse.Namespace) -> int:
             raise errors.ConfigError(
                 f"{run_dir} is a classifier; ask it with kubetune generate {shell_word(run_dir)} TEXT"
             )
-    from kubetune.result.inference.checks import require_result
+    from kubetune.result.inference.requirements import require_result
 
     require_result(args.run_dir, args.checkpoint, args.model)
     if args.beside:
         require_result(args.beside)
     sampling = sampling_of(args)
     with suppress(ImportError):
-        # The import alone gives `input` arrow keys and a history.
+        # Just the import gives `input` arrow keys and a history.
         import readline  # noqa: F401
     with busy(f"loading the model of {visible(str(args.run_dir))}") as work:
-        from kubetune.result.inference.generate import load_run
+        from kubetune.result.inference.answering import load_run
 
         # The base is the same model with its adapters off; another run is loaded beside it.
         loaded = load_run(
@@ -247,7 +247,7 @@ def stream(
     images: Sequence[str] = (),
 ) -> str:
     """Print an answer word by word, and return it."""
-    from kubetune.result.inference.generate import stream_answer
+    from kubetune.result.inference.answering import stream_answer
 
     def show(piece: str) -> None:
         print(shown_on(sys.stdout, piece), end="", flush=True)
@@ -265,7 +265,7 @@ def answer_both(
     text: str,
     sampling: Sampling,
 ) -> tuple[str, str]:
-    """Print and return the second model's answer and the run's: in two columns where there is room for them."""
+    """Print and return the second model's answer and the run's: in two columns if there is room for them."""
     from rich.console import Console
 
     # The two models have had different answers, so their prompts differ after the first turn.
@@ -287,7 +287,7 @@ def answer_both(
         label = f"{name}:".ljust(width)
         return second_answer, stream(loaded, prompt, sampling, label, images=images)
 
-    from kubetune.result.inference.generate import stream_answer
+    from kubetune.result.inference.answering import stream_answer
 
     columns = Columns(console, (beside.name, name))
     with columns.live:
@@ -308,7 +308,7 @@ class Columns:
         # Drawn when a word comes, and not by the clock.
         self._names = names
         self._texts = [""] * len(names)
-        # The terminal writes ^C behind a full line, and what is drawn anew would not cover that.
+        # The terminal writes ^C behind a full line, and what is drawn again would not cover that.
         self._width = console.width - 3
         self.live = Live(
             self._table(), console=console, auto_refresh=False, vertical_overflow="visible"

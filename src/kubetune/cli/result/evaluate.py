@@ -17,11 +17,11 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_result
 
 if TYPE_CHECKING:
-    from kubetune.result.inference.evaluate import Evaluation
+    from kubetune.result.inference.evaluate_run import Evaluation
 
 TITLE = "true \\ predicted"
 
-# Pairs of classes that are listed where the matrix is too wide.
+# Pairs of classes that are listed if the matrix is too wide.
 MIX_UPS = 20
 
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> Answer:
 def _evaluate(args: argparse.Namespace) -> Answer:
     """Measure a checkpoint on the run's evaluation data, or on other data."""
     # What is wrong is refused before the imports, which take seconds.
-    from kubetune.result.inference.checks import (
+    from kubetune.result.inference.requirements import (
         other_sources,
         require_evaluation_data,
         require_result,
@@ -101,7 +101,7 @@ def _evaluate(args: argparse.Namespace) -> Answer:
 
     with busy(f"loading the model of {visible(str(args.run_dir))}") as work:
         with collector.paused():
-            from kubetune.result.inference.evaluate import evaluate_run
+            from kubetune.result.inference.evaluate_run import evaluate_run
         evaluation = evaluate_run(
             args.run_dir,
             args.checkpoint,
@@ -172,7 +172,7 @@ def _benchmark(args: argparse.Namespace) -> Answer:
     from kubetune.base.processes import output_on_stderr
     from kubetune.config.schema.evaluation import BenchmarksConfig
     from kubetune.result.inference.benchmarks import evaluate_benchmarks
-    from kubetune.result.inference.checks import require_result
+    from kubetune.result.inference.requirements import require_result
 
     require_result(args.run_dir, args.checkpoint, args.model)
     tasks = tuple(task for task in args.benchmarks.split(",") if task)
@@ -203,7 +203,7 @@ def _benchmark(args: argparse.Namespace) -> Answer:
 def confusion_lines(counts: list[list[int]], names: Sequence[str], columns: int) -> list[str]:
     """Return a confusion matrix as lines: true classes down, predicted classes across.
 
-    Where the names are too wide for so many columns, numbers head the table; where the numbers are too wide too,
+    If the names are too wide for so many columns, numbers head the table; if the numbers are too wide too,
     the classes that are confused most often are listed.
     """
     # With names:    true \\ predicted   cat   dog      With numbers:    true \\ predicted   0   1

@@ -14,7 +14,7 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.result.publishing.description import describe
 
 if TYPE_CHECKING:
-    from kubetune.result.publishing.exporting import Export
+    from kubetune.result.publishing.written_export import Export
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> Answer:
     # What makes no sense is refused before the imports, which take seconds.
     from kubetune.result.forms import require_export
     from kubetune.result.forms.wanted import TrainedModel, WantedExport
-    from kubetune.result.inference.checks import require_result
+    from kubetune.result.inference.requirements import require_result
 
     config = require_result(args.run_dir, args.checkpoint, args.model)
     wanted = WantedExport(

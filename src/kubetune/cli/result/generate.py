@@ -20,7 +20,7 @@ from kubetune.cli.json_answers import add_json
 from kubetune.cli.result.export import add_result
 
 if TYPE_CHECKING:
-    from kubetune.result.inference.generate import EncodedPrompt, LoadedModel, Prompt, Sampling
+    from kubetune.result.inference.answering import EncodedPrompt, LoadedModel, Prompt, Sampling
 
 # Keys of a line of `--file` that mean something. The others are only repeated in the output.
 KEYS_READ = {
@@ -109,7 +109,7 @@ def sampling_of(args: argparse.Namespace) -> Sampling:
     from kubetune.base import collector
 
     with collector.paused():
-        from kubetune.result.inference.generate import Sampling
+        from kubetune.result.inference.answering import Sampling
     return Sampling(args.max_new_tokens, args.temperature, args.top_p, args.seed)
 
 
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     _require_result(args)
     with busy(f"loading the model of {visible(str(args.run_dir))}"):
         sampling = sampling_of(args)
-        from kubetune.result.inference.generate import load_run
+        from kubetune.result.inference.answering import load_run
 
         loaded = load_run(
             args.run_dir, args.checkpoint, model=args.model, trust_code=args.trust_code
@@ -168,7 +168,7 @@ def _write(output: Path, rows: Iterable[dict[str, Any]], count: int) -> None:
 
 
 @dataclass(frozen=True)
-class Question:
+class PromptRow:
     """A prompt with its images."""
 
     where: str  # its place for messages, such as prompts.jsonl:3
@@ -176,7 +176,7 @@ class Question:
     images: Sequence[str]  # paths
 
 
-def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPrompt]:
+def encode(loaded: LoadedModel, questions: Sequence[PromptRow]) -> list[EncodedPrompt]:
     """Return all questions as the model takes them. Raise DataError naming every one that cannot be asked."""
     from kubetune.data.reading.problems import Problems
 
@@ -208,7 +208,7 @@ def encode(loaded: LoadedModel, questions: Sequence[Question]) -> list[EncodedPr
 def prompt_of(row: dict[str, Any]) -> Prompt:
     """Return a row's question: its plain text, or its messages with the system message that is beside them.
 
-    Raise ValueError where the row has two system messages that differ.
+    Raise ValueError if the row has two system messages that differ.
     """
     messages = row.get("messages")
     system = row.get("system") or row.get("system_prompt")
@@ -233,14 +233,14 @@ def prompt_of(row: dict[str, Any]) -> Prompt:
 
 def answered(
     loaded: LoadedModel,
-    questions: Sequence[Question],
+    questions: Sequence[PromptRow],
     encoded: Sequence[EncodedPrompt],
     sampling: Sampling,
     *,
     compare: bool,
 ) -> Iterator[dict[str, Any]]:
     """Yield the rows with their answers, in order; with `compare`, also those of the model before fine-tuning."""
-    from kubetune.result.inference.generate import WINDOW, answers
+    from kubetune.result.inference.answering import WINDOW, answers
 
     for start in range(0, len(encoded), WINDOW):
         window = encoded[start : start + WINDOW]
@@ -303,7 +303,7 @@ def classify(args: argparse.Namespace) -> int:
 
 def _require_result(args: argparse.Namespace) -> None:
     """Raise an error for a run without a result, before the imports that take seconds."""
-    from kubetune.result.inference.checks import require_result
+    from kubetune.result.inference.requirements import require_result
 
     require_result(args.run_dir, args.checkpoint, args.model)
 
@@ -475,7 +475,7 @@ def _texts_of_file(run_dir: Path, file: Path) -> list[tuple[str, str | None]]:
 
 
 def _note_other_form(texts: Sequence[tuple[str, str | None]], takes_pairs: bool | None) -> None:
-    """Warn of texts that are pairs where training had none, or the other way round; no answer would show it.
+    """Warn of texts that are pairs if training had none, or the other way round; no answer would show it.
 
     It happens with lines that were copied from a table with its tabs.
     """
@@ -493,21 +493,21 @@ def _note_other_form(texts: Sequence[tuple[str, str | None]], takes_pairs: bool 
     print(f"kubetune: note: {count:,} of {len(texts):,} texts {mistake}", file=sys.stderr)
 
 
-def read_questions(args: argparse.Namespace) -> list[Question]:
+def read_questions(args: argparse.Namespace) -> list[PromptRow]:
     """Return the prompts to answer. Raise DataError naming bad lines."""
     images = [str(image) for image in args.image]
     if args.file is not None:
         return _questions_of_file(args.file, images)
-    return [Question(where, {"prompt": line}, images) for where, line in _typed_lines(args)]
+    return [PromptRow(where, {"prompt": line}, images) for where, line in _typed_lines(args)]
 
 
-def _questions_of_file(file: Path, images: Sequence[str]) -> list[Question]:
+def _questions_of_file(file: Path, images: Sequence[str]) -> list[PromptRow]:
     """Return the prompts of a JSONL file; those that name no images are about `images`."""
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.strict_json import parse
 
     problems = Problems()
-    questions: list[Question] = []
+    questions: list[PromptRow] = []
     try:
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -525,7 +525,7 @@ def _questions_of_file(file: Path, images: Sequence[str]) -> list[Question]:
         except (ValueError, TypeError) as error:
             problems.add(where, str(error))
         else:
-            questions.append(Question(where, row, row_images or images))
+            questions.append(PromptRow(where, row, row_images or images))
     problems.raise_if_any()
 
     # Lines may have `temperature` and the like, of other tools' files, which do nothing here.

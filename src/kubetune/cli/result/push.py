@@ -20,8 +20,8 @@ from kubetune.cli.result.export import show as show_export
 from kubetune.config.load import read_config
 from kubetune.result.publishing.push_target import (
     REPOSITORY,
-    Target,
-    Wanted,
+    PushTarget,
+    WantedPush,
     find_target,
     require_way,
 )
@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Answer:
     """Upload, and print the address. The run's events say how it ended."""
     cpu.give_back()
     # Where to, and whether the result is good enough, is known before anything is exported.
-    wanted = Wanted(
+    wanted = WantedPush(
         args.repo,
         merge=args.merge,
         public=args.public,
@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _to_hub(
-    folder: Path, target: Target, title: str, facts: dict[str, Any]
+    folder: Path, target: PushTarget, title: str, facts: dict[str, Any]
 ) -> tuple[dict[str, Any], Show]:
     """Upload an export to the hub. Return where it is, and what prints that."""
     from kubetune.result.publishing.hub_upload import upload
@@ -139,10 +139,11 @@ def _to_registry(
     return place | {"sent": pushed.sent, "bytes": pushed.size}, show
 
 
-def _exported(args: argparse.Namespace, target: Target) -> tuple[Path, dict[str, Any]]:
+def _exported(args: argparse.Namespace, target: PushTarget) -> tuple[Path, dict[str, Any]]:
     """Return the export to send, which is made now unless it exists, with its kind and step."""
     with busy(f"loading what exports {visible(str(args.run_dir))}") as work:
-        from kubetune.result.publishing.exporting import export_run, find_export
+        from kubetune.result.publishing.exporting import export_run
+        from kubetune.result.publishing.written_export import find_export
 
         # An export of the same checkpoint in the same form is sent as it is.
         export = find_export(

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="RUN_DIR",
-        help="run directory, or the folder of a sweep; left out where --compare names them",
+        help="run directory, or the folder of a sweep; left out if --compare names them",
     )
     parser.add_argument(
         "--compare",

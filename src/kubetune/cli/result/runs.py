@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
-    """List the runs. Raise ConfigError where there is no such folder, or no run has what to sort by."""
+    """List the runs. Raise ConfigError if there is no such folder, or no run has what to sort by."""
     if not args.folder.is_dir():
         raise ConfigError(
             f"{args.folder}: no such folder; give the one that holds the run directories"

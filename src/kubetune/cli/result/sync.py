@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Copy, and say how much there is."""
-    # What is there now, asked anew: a copy of an earlier run may have more.
+    # The present state, asked again: a copy of an earlier run may have more.
     mirror = _copied(args)
     sizes = mirror.remote_files()
     steps = mirror.remote_steps()
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> Answer:
 
 
 def _mirror_of(run_dir: Path) -> str | None:
-    """Return the address that a run's config names. Raise ConfigError where the user has not allowed it here."""
+    """Return the address that a run's config names. Raise ConfigError if the user has not allowed it here."""
     config = read_config(run_dir)
     mirror = consent.effects_of(config, ["mirror"])
     consent.require(mirror, run_dir, instead="give the address in the command")

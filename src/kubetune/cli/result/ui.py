@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
             f"{args.folder} is a file; expected the folder that holds the run directories"
         )
 
-    # On this machine alone, a token that is made now is enough. It is part of the address that is printed.
+    # For this machine only, a token that is made now is enough. It is part of the address that is printed.
     token = args.token or os.environ.get(TOKEN)
     if token is not None and len(token) < _SHORTEST_TOKEN:
         raise ConfigError(

@@ -28,7 +28,7 @@ from kubetune.plugins.serving.manifests import SERVER, Serving
 INFERENCE: Final = "InferenceService"
 LLM: Final = "LLMInferenceService"
 KINDS: Final = (INFERENCE, LLM)
-# Addresses that KServe takes as they are. An image is a base alone.
+# Addresses that KServe takes as they are. An image can only be a base.
 NATIVE_IMAGE: Final = "oci+native://"
 ADDRESSES: Final = ("hf://", "s3://", "pvc://")
 # The last part of the name of vLLM's images, before a tag or a digest: vllm/vllm-openai, vllm/vllm-openai-cpu.
@@ -150,7 +150,7 @@ def _llm_inference_service(spec: RunSpec, serving: Serving) -> Manifest:
 
 
 def address_of(spec: RunSpec, path: str, revision: str | None = None) -> str:
-    """Return a model's path as an address that KServe takes. Raise ConfigError where it takes none such."""
+    """Return a model's path as an address that KServe takes. Raise ConfigError if it takes none such."""
     if path.startswith((*ADDRESSES, NATIVE_IMAGE)):
         return path
     if path.startswith(SCHEME):
@@ -187,7 +187,7 @@ def _words(serving: Serving) -> list[str]:
 
 
 def _image(serving: Serving) -> Manifest:
-    """Return the server's image, where the user names one; KServe has its own."""
+    """Return the server's image, if the user names one; KServe has its own."""
     if serving.image is None:
         return {}
     return {"image": serving.image}

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from kubetune import errors
+from kubetune.config.load import read_config
 from kubetune.config.schema import ModelConfig
+from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.models import loading
 from kubetune.models.spec import ModelSpec
 from kubetune.result.forms import equivalence, merge
@@ -124,3 +127,30 @@ class ExportDraft:
 def name_of(dtype: torch.dtype) -> str:
     """Return a dtype as configs name it."""
     return str(dtype).removeprefix("torch.")
+
+
+def dtype_to_write(result: Result, wanted: str | None) -> torch.dtype:
+    """Return the dtype of written weights: the wanted one, the run file's, or that of the model's own weights."""
+    config = result.config
+    # Read from the run file itself: `config` may have the dtype that a CPU computes with best.
+    name = DTYPE_NAMES.get(wanted or "", wanted) or read_config(result.run_dir).model.dtype
+    if name == "auto":
+        path = config.model.path
+        revision = config.model.revision
+        if config.lora is None:
+            path = str(result.checkpoint)
+            revision = None
+        # config.json says in what dtype the weights lie, without reading them.
+        with loading.explain(config.model):
+            facts = transformers.AutoConfig.from_pretrained(
+                path, revision=revision, trust_remote_code=config.model.trust_remote_code
+            )
+
+        name = name_of(facts.dtype or torch.float32)
+
+    if name not in loading.DTYPES:
+        raise errors.ConfigError(
+            f"--dtype is {name}; expected one of {', '.join(loading.DTYPES)}. Nothing was written."
+        )
+
+    return loading.DTYPES[name]

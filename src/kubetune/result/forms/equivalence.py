@@ -27,7 +27,7 @@ from kubetune.data.vision.image_processor import ImageProcessor
 from kubetune.result.inference.result import Result
 from kubetune.tasks.task import Task
 
-# Positions of a row whose logits are kept. Of every token, with a vocabulary of 150,000, they would fill the memory.
+# Positions of a row whose logits are kept. Those of all tokens, with a vocabulary of 150,000, would fill the memory.
 POSITIONS = 32
 
 # An 8-bit base rounds what goes through it as well as its weights; plain weights do not.
@@ -65,7 +65,7 @@ class Sample:
 def choose_sample(result: Result, tell: Callable[[str], None]) -> Sample:
     """Return the rows that the run kept for this; of a run that kept none, the same ones from its data.
 
-    Without the data at hand, return random tokens. Raise EnvironmentFault where what was kept is damaged.
+    Without the data at hand, return random tokens. Raise EnvironmentFault if what was kept is damaged.
     """
     config = result.config
     kept = kept_rows.read(result.run_dir, kept_rows.PROOF)
@@ -215,7 +215,7 @@ def check_tokenizer(
     """
     wrong = []
     names = []
-    # Files that were written anew have other bytes; what transformers makes of them is compared below.
+    # Files that were written again have other bytes; what transformers makes of them is compared below.
     for name, file in tokenizer.files.items():
         if name in tokenizer.files_not_copied or name in changed_files:
             continue
@@ -226,7 +226,7 @@ def check_tokenizer(
     if tokenizer.given_template is not None:
         names.append("chat_template.jinja")
 
-    # What transformers makes of the files counts more than their bytes.
+    # The behaviour of transformers counts more than bytes.
     loaded = _load_plain(folder)
     if loaded is not None:
         if not _has_same_template(loaded.chat_template, tokenizer):

@@ -9,15 +9,12 @@ The base is the measure of the cost: quantised alike, the logits of the model ma
 from __future__ import annotations
 
 import gc
-import shutil
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kubetune import errors, extras
-from kubetune.base import fault_injection
 from kubetune.base.humanize import counted
 from kubetune.result.forms import programs
 from kubetune.result.forms.form import QUANTIZE, CardModel, CardParts, Form, sizes_of
@@ -25,7 +22,6 @@ from kubetune.result.forms.plain import loading_section
 from kubetune.result.forms.wanted import TrainedModel, WantedExport
 
 if TYPE_CHECKING:
-    from kubetune.models.patches import Replaced
     from kubetune.result.forms.draft import ExportDraft, ExportSource
     from kubetune.result.forms.equivalence import Comparison
 
@@ -63,14 +59,16 @@ class Float8Form(Form):
 
     def write(self, draft: ExportDraft) -> ExportDraft:
         """Write the export in `draft.staging` with weights in FP8."""
+        from kubetune.result.forms import compressed
+
         source = draft.source
-        with _without_progress_bars():
+        with compressed.without_progress_bars():
             source.tell("rounding the weights to FP8")
             model = _load(source, draft.staging)
             plain = source.ask(model, draft.sample)
-            layers = quantise(model)
+            layers = compressed.quantise(model)
             quantised = source.ask(model, draft.sample)
-            _save(model, draft.staging, draft.folder)
+            compressed.save(model, draft.staging, draft.folder)
         size = sum(path.stat().st_size for path in draft.staging.glob("*.safetensors"))
         notes = {"form": "fp8", "layers": layers, "bytes_before": size}
         return replace(draft, notes=notes, logits={"plain": plain, "quantised": quantised})
@@ -78,12 +76,12 @@ class Float8Form(Form):
     def prove(self, draft: ExportDraft) -> ExportDraft:
         """Compare the model with its weights in FP8, and these with their file."""
         from kubetune.models.padding_free import TOLERANCE
-        from kubetune.result.forms import equivalence, weights
+        from kubetune.result.forms import compressed, equivalence, weights
 
         source = draft.source
         plain = draft.logits["plain"]
         quantised = draft.logits["quantised"]
-        with _without_progress_bars():
+        with compressed.without_progress_bars():
             reloaded = weights.ask_reloaded(source, draft.folder, draft.sample)
             allowed, base = _allowed(draft)
         draft = draft.proved_by(
@@ -122,82 +120,9 @@ class Float8Form(Form):
         )
 
 
-def _without_progress_bars() -> Replaced:
-    """Return the context in which tqdm draws nothing. compressed-tensors has no switch for its bars."""
-    from tqdm import tqdm
-
-    from kubetune.models.patches import Replaced
-
-    original = tqdm.__init__
-
-    def hidden(bar: Any, *arguments: Any, **settings: Any) -> None:
-        original(bar, *arguments, **{**settings, "disable": True})
-
-    return Replaced(tqdm, "__init__", hidden)
-
-
 def _load(source: ExportSource, folder: Path) -> Any:
     """Return the model of a folder on the device of the export."""
     return source.load_plain(folder, source.dtype).to(source.device)
-
-
-def quantise(model: Any) -> int:
-    """Let a model compute with weights in FP8, which are still held in its dtype. Return the number of layers.
-
-    Raise ModelError for a mixture whose experts are no linear layers, as they would keep most of the size.
-    """
-    from compressed_tensors.quantization import (
-        QuantizationConfig,
-        QuantizationStatus,
-        apply_quantization_config,
-        preset_name_to_scheme,
-    )
-    from compressed_tensors.quantization.utils import calculate_qparams
-
-    stacked = [name for name, weight in model.named_parameters() if weight.dim() > 2]
-    if stacked:
-        raise errors.ModelError(
-            f"{stacked[0]} holds many matrices in one, as experts of a mixture do, and is not quantised to FP8. Nothing "
-            "was written."
-        )
-    scheme = preset_name_to_scheme("FP8_DYNAMIC", ["Linear"])
-    config = QuantizationConfig(
-        config_groups={"group_0": scheme},
-        ignore=["lm_head"],
-        quantization_status=QuantizationStatus.FROZEN,
-    )
-    apply_quantization_config(model, config)
-    # Scales follow from the weights, row by row, so no data is needed to find them.
-    layers = 0
-    for layer in model.modules():
-        if getattr(layer, "quantization_scheme", None) is None:
-            continue
-        weight = layer.weight.data.float()
-        smallest = weight.amin(1, keepdim=True)
-        largest = weight.amax(1, keepdim=True)
-        scale, _ = calculate_qparams(smallest, largest, layer.quantization_scheme.weights)
-        layer.weight_scale.data.copy_(scale)
-        layers += 1
-    return layers
-
-
-def _save(model: Any, staging: Path, folder: Path) -> None:
-    """Write the model in FP8, and copy the other files of the export."""
-    from compressed_tensors.compressors import ModelCompressor
-
-    compressor = ModelCompressor.from_pretrained_model(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        compressor.compress_model(model)
-    model.save_pretrained(folder)
-    compressor.update_config(str(folder))
-    fault_injection.reach("fp8.weights")
-    for path in staging.iterdir():
-        # Chat templates with a name have a folder of their own.
-        if path.is_dir():
-            shutil.copytree(path, folder / path.name)
-        elif ".safetensors" not in path.name and not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)
 
 
 def _allowed(draft: ExportDraft) -> tuple[float, float | str]:
@@ -214,7 +139,7 @@ def _allowed(draft: ExportDraft) -> tuple[float, float | str]:
 
 def _compare_base(draft: ExportDraft) -> Comparison:
     """Return how far the base moves when it is quantised alike."""
-    from kubetune.result.forms import equivalence
+    from kubetune.result.forms import compressed, equivalence
 
     source = draft.source
     folder = source.require_base()
@@ -224,7 +149,7 @@ def _compare_base(draft: ExportDraft) -> Comparison:
     size = base.get_input_embeddings().weight.shape[0]
     sample = equivalence.known_rows(draft.sample, size)
     plain = source.ask(base, sample)
-    quantise(base)
+    compressed.quantise(base)
     return equivalence.compare("the base", plain, source.ask(base, sample), 0.0)
 
 

@@ -4,7 +4,7 @@
     write      plain file → quantised file
     prove      llama.cpp beside transformers → beside the base quantised alike (gguf_proof)
 
-What differs from the export for transformers is the fault of the file. For `--gguf q4_0` of a run in bf16 there are
+A difference from the export for transformers is a fault of the file. For `--gguf q4_0` of a run in bf16 there are
 meanwhile:
 
     .STEP-gguf-q4_0.1a2b.tmp/
@@ -19,19 +19,16 @@ A kill leaves nothing else, and the next export of that name deletes the folder.
 
 from __future__ import annotations
 
-import re
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors, extras
-from kubetune.config.schema import LoraConfig, ModelConfig
-from kubetune.data.reading import hub
+from kubetune.config.schema import LoraConfig
 from kubetune.result.forms import gguf_words, programs
 from kubetune.result.forms.form import CardModel, CardParts, Form
-from kubetune.result.forms.wanted import Kind, TrainedModel, WantedExport, base_name
+from kubetune.result.forms.gguf_keys import general_keys
+from kubetune.result.forms.wanted import Kind, TrainedModel, WantedExport
 from kubetune.result.gguf_files import llama_cpp, quantise
 from kubetune.result.gguf_files.weight_types import (
     ADAPTER,
@@ -81,22 +78,12 @@ class GgufForm(Form):
 
     def require_known(self, result: Result) -> None:
         """Raise ModelError if llama.cpp lacks the model's family, a setting of it, or its tokenizer."""
-        from kubetune.result.gguf_files.families import family_of, keys_of
-        from kubetune.result.gguf_files.model_file import facts_of
-        from kubetune.result.gguf_files.vocabulary import read_vocabulary
+        from kubetune.result.gguf_files.model_file import require_known
 
         described = result.base_folder
         if result.trained.lora is None:
             described = result.checkpoint
-        # The weights are not read: config and tokenizer say it all.
-        with tempfile.TemporaryDirectory(prefix="kubetune-gguf-") as name:
-            folder = Path(name)
-            (folder / "config.json").write_bytes((described / "config.json").read_bytes())
-            result.tokenizer.save(folder)
-            facts = facts_of(folder, any_weights=True)
-            keys_of(facts, family_of(facts))
-            rows = max(facts["vocab_size"], result.tokenizer.vocab_size)
-            read_vocabulary(folder, rows)
+        require_known(described / "config.json", result.tokenizer)
 
     def kind(self, lora: LoraConfig | None, wanted: WantedExport) -> Kind:
         """Return the weights that the file is made of."""
@@ -175,7 +162,7 @@ def _write_model(draft: ExportDraft) -> dict[str, Any]:
 
     source = draft.source
     kind = source.gguf or ""
-    about = _about(source.result, source.model)
+    about = general_keys(source.result.trained.name, source.model)
     ends = list(source.result.tokenizer.eos_ids)
     path = draft.folder / file_name(kind)
     plain = gguf_proof.plain_path(draft)
@@ -217,48 +204,10 @@ def _write_adapter(draft: ExportDraft) -> dict[str, Any]:
     path = draft.folder / file_name(ADAPTER)
     described = facts_of(source.result.base_folder, any_weights=True)
     source.tell(f"writing {path.name}")
-    pairs = write_adapter(draft.staging, described, path, _about(source.result, source.model))
+    pairs = write_adapter(
+        draft.staging, described, path, general_keys(source.result.trained.name, source.model)
+    )
     return {"file": path.name, "type": ADAPTER, "pairs": pairs}
-
-
-def _about(result: Result, model: ModelConfig) -> dict[str, str]:
-    """Return the keys of `general.` that say what the model is."""
-    base = base_name(model.path)
-    about = {
-        "name": result.trained.name or base,
-        "finetune": "kubetune",
-        **_licence_of(model),
-    }
-    # Qwen/Qwen3-8B; a folder of this machine has one part.
-    organization, _, name = base.rpartition("/")
-    if organization:
-        about["base_model.0.name"] = name
-        about["base_model.0.organization"] = organization
-        about["base_model.0.repo_url"] = f"https://huggingface.co/{base}"
-    return about
-
-
-def _licence_of(model: ModelConfig) -> dict[str, str]:
-    """Return the licence that the base's card names; nothing if it has no card, or none can be asked for."""
-    try:
-        card = hub.find_files(model, model.path, ("README.md",)).get("README.md")
-    except errors.KubetuneError:
-        return {}
-    if card is None:
-        return {}
-    # The card's head is YAML between two lines of dashes, such as
-    #     ---
-    #     license: other
-    #     license_name: "qwen"         → license.name
-    #     ---
-    parts = card.read_text("utf-8", errors="replace").split("---")
-    licence = {}
-    for line in "".join(parts[1:2]).splitlines():
-        match = re.match(r"(license|license_name|license_link): *(\S.*)", line)
-        if match is not None:
-            key = match[1].replace("license_", "license.")
-            licence[key] = match[2].strip().strip("\"'")
-    return licence
 
 
 FORM = GgufForm()

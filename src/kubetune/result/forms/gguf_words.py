@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from kubetune.base.humanize import counted
 
-# What llama.cpp's programs are given where they would ask a template to think, and training did not.
+# What llama.cpp's programs are given if they would ask a template to think, and training did not.
 WITHOUT_THINKING: Final = """--chat-template-kwargs '{"enable_thinking": false}'"""
 
 

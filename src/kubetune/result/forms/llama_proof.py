@@ -5,7 +5,7 @@ What quantisation costs and what a fault costs look alike in a number, so each f
     plain       the same weights in 16 or 32 bits beside transformers: keys, names and rows are right, or it is a fault
     quantised   beside transformers, and the base quantised alike beside the base: it may lose no more than four times that
 
-Quantisation changes greedy answers, so these are a fault of a plain file alone, and of a quantised one they are noted.
+Quantisation changes greedy answers, so these are a fault only of a plain file; of a quantised one they are noted.
 """
 
 from __future__ import annotations
@@ -153,9 +153,9 @@ def render(tokenizer: Tokenizer, chat: Sequence[tuple[str, str]]) -> str | None:
 
 
 def asked_to_think(tokenizer: Tokenizer) -> dict[str, str] | None:
-    """Return the prompt of training and that of llama.cpp's programs, where these differ by `enable_thinking`.
+    """Return the prompt of training and that of llama.cpp's programs, if these differ by `enable_thinking`.
 
-    They set it to true, and training leaves it to the template. Of a conversation with one question, Gemma 4:
+    They set it to true, and training leaves it to the template. For a conversation with one question, Gemma 4:
 
         training    <|turn>user\n…<turn|>\n<|turn>model\n
         llama.cpp   <|turn>system\n<|think|>\n<turn|>\n<|turn>user\n…<turn|>\n<|turn>model\n
@@ -206,7 +206,7 @@ def compare(
 ) -> Comparison:
     """Return how far the log-probabilities of two models are apart, by their logits of the same rows.
 
-    Of a position it is the mean of |difference| over tokens, each as often as the first model would choose it; of a row
+    For a position it is the mean of |difference| over tokens, each as often as the first model would choose it; of a row
     the mean of its positions. The worst row counts.
     """
     # A position with three tokens:
@@ -231,7 +231,7 @@ def compare(
 
 
 def partings(reference: Sequence[Tensor], answers: Sequence[Sequence[int]]) -> list[Parting | None]:
-    """Return where each greedy answer of llama.cpp leaves that of transformers; None where it does not.
+    """Return where each greedy answer of llama.cpp leaves that of transformers; None if it does not.
 
     What llama.cpp writes after the end of transformers' answer does not count.
     """
@@ -262,7 +262,7 @@ def check_plain(
 ) -> LlamaAnswer:
     """Compare a file of plain weights with transformers, token by token of the answers too. Return llama.cpp's answer.
 
-    `rounding`: returns how far transformers in 16 bits is from itself in 32. It is only called where more is wrong than
+    `rounding`: returns how far transformers in 16 bits is from itself in 32. It is only called if more is wrong than
     `allowed`, since it loads the model again.
     """
     answer = ask(request)

@@ -55,7 +55,7 @@ def dequantise(model: Any, folder: Path, dtype: torch.dtype) -> Any:
 def merge_adapters(model: Any, dtype: torch.dtype) -> Any:
     """Return the transformers model with the adapters of a PEFT model in its weights, in `dtype` where they changed.
 
-    The PEFT model is used up. Raise ModelError where adapters cannot be merged, or would make a weight infinite.
+    The PEFT model is used up. Raise ModelError if adapters cannot be merged, or would make a weight infinite.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
 

@@ -25,7 +25,7 @@ OLLAMA = "Ollama"
 MODEL_GGUF = "model-q8_0.gguf"
 ADAPTER_GGUF = "adapter.gguf"
 
-# Architectures whose weights Ollama itself makes GGUF of. Adapters it takes as GGUF alone: since 0.12.11 its parser looks
+# Architectures whose weights Ollama itself makes GGUF of. It takes adapters only as GGUF: since 0.12.11 its parser looks
 # for no other file of weights in a folder than `model*.safetensors`, and PEFT's is called `adapter_model.safetensors`.
 CONVERTED_BY_OLLAMA: Final = {
     "LlamaForCausalLM", "MixtralForCausalLM", "GemmaForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",

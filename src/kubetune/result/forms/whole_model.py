@@ -32,7 +32,7 @@ class WholeModelForm(PlainForm):
         from kubetune.result.forms import weights
 
         source = draft.source
-        # The checkpoint is asked in the dtype that it is stored in, and then loaded anew in that of the export.
+        # The checkpoint is asked in the dtype that it is stored in, and then loaded again in that of the export.
         source.tell("loading the trained model")
         checkpoint = source.result.checkpoint
         facts = transformers.AutoConfig.from_pretrained(

@@ -43,11 +43,11 @@ class Family:
     """How a family of transformers is written for llama.cpp."""
 
     arch: str  # what llama.cpp calls it
-    keys: Callable[[Facts], Keys] = _no_keys  # keys beside those of all families
+    keys: Callable[[Facts], Keys] = _no_keys  # keys besides those of all families
     order: Callable[[str, Tensor, Facts], Tensor] = _in_place  # the same rows in llama.cpp's order
     norm_offset: float = 0.0  # added to the weights of norms
     transposed: bool = False  # linear layers hold [in, out], as GPT-2's do
-    head: str = "optional"  # output.weight where it is tied: optional, needed, or never read
+    head: str = "optional"  # output.weight if it is tied: optional, needed, or never read
     slides: bool = False  # llama.cpp keeps to its sliding window
     acts: tuple[str, ...] = ("silu",)  # the activation that llama.cpp computes
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values that it computes
@@ -119,7 +119,7 @@ def _neox_rows(name: str, tensor: Tensor, facts: Facts) -> Tensor:
 
 
 def _pattern(facts: Facts) -> Keys:
-    """Return which layers look at a window of tokens alone."""
+    """Return which layers look only at a window of tokens."""
     # Three layers of Gemma 2:    sliding_attention, full_attention, sliding_attention → True, False, True
     kinds = facts.get("layer_types") or ()
     slides = [kind == "sliding_attention" for kind in kinds]
@@ -197,7 +197,7 @@ _GELU: Final = ("gelu", "gelu_new", "gelu_pytorch_tanh")
 # Layers of the largest model of a family, by which llama.cpp knows it.
 _LARGEST_GEMMA: Final = {"gemma2": 46, "gemma3_text": 62}
 
-# Of each `model_type` of transformers.
+# By `model_type` of transformers.
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("llama", _llama_keys, _rotated),
     "mistral": Family("llama", _llama_keys, _rotated),
@@ -295,18 +295,18 @@ def known_family(facts: Facts) -> Family:
 
 
 def _require_computed(kind: str, facts: Facts, family: Family) -> None:
-    """Raise ModelError for a setting that llama.cpp does not compute, as its code has one value of it alone."""
+    """Raise ModelError for a setting that llama.cpp does not compute, as its code has only one value of it."""
     for name, values in family.only.items():
         if facts.get(name, values[0]) not in values:
             raise errors.ModelError(
-                f"{kind} with {name}: {facts[name]} is not written as GGUF: llama.cpp computes {values[0]} alone. "
+                f"{kind} with {name}: {facts[name]} is not written as GGUF: llama.cpp computes only {values[0]}. "
                 "Nothing was written."
             )
     for name in ("hidden_activation", "hidden_act", "activation_function", "activation"):
         act = facts.get(name)
         if act is not None and act not in family.acts:
             raise errors.ModelError(
-                f"{kind} with {name}: {act} is not written as GGUF: llama.cpp computes {family.acts[0]} alone. "
+                f"{kind} with {name}: {act} is not written as GGUF: llama.cpp computes only {family.acts[0]}. "
                 "Nothing was written."
             )
     heads, kv_heads, size = heads_of(facts)

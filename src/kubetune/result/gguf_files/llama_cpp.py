@@ -42,7 +42,7 @@ class LlamaRequest:
     length: int = 0  # tokens of each continuation
     texts: list[str] = field(default_factory=list)  # which are tokenized
     template: str = ""  # the chat template
-    # Of roles and texts, the user's last.
+    # Pairs of role and text, the user's last.
     chats: list[list[tuple[str, str]]] = field(default_factory=list)
     vocabulary: int = 0  # size
     threads: int = 1
@@ -58,7 +58,7 @@ class LlamaAnswer:
     tokens: list[list[int]]  # of each text
     start: list[int]  # tokens that are put before each text
     ends: list[int]  # tokens at which it ends an answer
-    chats: list[str | None]  # prompts; None where it does not know the template
+    chats: list[str | None]  # prompts; None if it does not know the template
 
 
 def missing() -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from torch import Tensor
 
 from kubetune import errors
 from kubetune.base import fault_injection
+from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.models import weight_files
 from kubetune.result.gguf_files.families import Facts, Family, family_of, keys_of, layers_of
 from kubetune.result.gguf_files.vocabulary import Vocabulary, read_vocabulary
@@ -44,7 +46,7 @@ QUANTISED: Final = {
 # llama.cpp's names of the embedding of tokens and of the head.
 EMBEDDING: Final = "token_embd.weight"
 HEAD: Final = "output.weight"
-# Small, and llama.cpp reads them in fp32 alone.
+# Small, and llama.cpp reads them only in fp32.
 _ALWAYS_F32: Final = (
     "_norm.weight",
     "ffn_gate_inp.weight",
@@ -100,6 +102,18 @@ def facts_of(folder: Path, *, any_weights: bool = False) -> dict[str, Any]:
         )
     config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     return {**raw, **config.to_dict()}
+
+
+def require_known(config: Path, tokenizer: Tokenizer) -> None:
+    """Raise ModelError if llama.cpp lacks a model's family, a setting of it, or its tokenizer. No weights are read."""
+    with tempfile.TemporaryDirectory(prefix="kubetune-gguf-") as name:
+        folder = Path(name)
+        (folder / "config.json").write_bytes(config.read_bytes())
+        tokenizer.save(folder)
+        facts = facts_of(folder, any_weights=True)
+        keys_of(facts, family_of(facts))
+        rows = max(facts["vocab_size"], tokenizer.vocab_size)
+        read_vocabulary(folder, rows)
 
 
 def _weights(folder: Path) -> list[Path]:
@@ -179,8 +193,8 @@ def write_model(
 def name_for_llama_cpp(name: str, *, strips: bool) -> str:
     """Return the name of a model as llama.cpp may read it.
 
-    By "phi-3" or "phi3" in the name alone it decides to swallow spaces after special tokens, and it does not load such a
-    file if the tokens of Phi-3 are missing. So the name has it exactly where the tokenizer does that (`strips`).
+    If the name has "phi-3" or "phi3", llama.cpp swallows spaces after special tokens, and does not load the file if the
+    tokens of Phi-3 are missing. So the name has it exactly if the tokenizer does that (`strips`).
     """
     # "my-Phi-3-bot" → "my-Phi 3-bot" for a tokenizer that swallows nothing, and "bot" → "bot (phi-3)" for one that does.
     named = re.search(r"phi-?3", name, re.IGNORECASE)
@@ -277,7 +291,7 @@ def plan_tensors(
 
     has_head = any(tensor.name == HEAD for tensor in planned)
     if family.head == "needed" and not has_head:
-        # A tied head is written a second time, where llama.cpp does not look for it in the embedding.
+        # A tied head is written a second time, if llama.cpp does not look for it in the embedding.
         planned.append(replace(_named_in(planned, EMBEDDING), name=HEAD))
     return planned, wider
 
@@ -401,7 +415,7 @@ def _type_of(name: str, shape: tuple[int, ...], kind: str) -> Type | None:
         return Type.F32
     if kind in PLAIN:
         return Type[kind.upper()]
-    # Embedding and head lose most by few bits, and keep 8 where all else has 4 or 5.
+    # Embedding and head lose most by few bits, and keep 8 if all else has 4 or 5.
     if name in (EMBEDDING, HEAD):
         kind = "q8_0"
     type_ = Type[kind.upper()]

@@ -39,7 +39,7 @@ def require(kind: str) -> None:
     if reason is None:
         return
     raise errors.ConfigError(
-        f"--gguf {kind} is made by llama.cpp's own code alone; {PROGRAM} is not in the PATH, and {reason}. q8_0, q5_1, "
+        f"--gguf {kind} is made only by llama.cpp's own code; {PROGRAM} is not in the PATH, and {reason}. q8_0, q5_1, "
         "q5_0, q4_1 and q4_0 need neither. Nothing was written."
     )
 

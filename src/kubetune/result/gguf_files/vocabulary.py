@@ -239,7 +239,7 @@ def _sentencepiece(
         kind = kinds[number]
         if kind == NORMAL:
             scores.append(-float(first.get(token, len(first))))
-            # <0x41> stands for the byte of "A", where no token fits.
+            # <0x41> stands for the byte of "A", if no token fits.
             if re.fullmatch("<0x..>", token):
                 kinds[number] = BYTE
             continue
@@ -263,7 +263,7 @@ def _sentencepiece(
 def _puts_space_first(described: Mapping[str, Any], template: str | None) -> bool:
     """True if llama.cpp is to put a space before the first word, of a text and behind each special token.
 
-    A tokenizer may do it at the start of a text alone ("first"), which llama.cpp cannot. The prompts of a chat template
+    A tokenizer may do it only at the start of a text ("first"), which llama.cpp cannot. The prompts of a chat template
     start with a special token, so no word of theirs has that space.
     """
     for step in [*_steps(described["normalizer"]), *_steps(described["pre_tokenizer"])]:

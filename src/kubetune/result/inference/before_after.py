@@ -26,7 +26,7 @@ from kubetune.data.prepared.prepare import prepare
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.answers import last_answer
 from kubetune.data.text.tokenizer import Tokenizer
-from kubetune.result.inference.generate import EncodedPrompt, Sampling, answers, load_run
+from kubetune.result.inference.answering import EncodedPrompt, Sampling, answers, load_run
 from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import folder_of, steps, verify
 from kubetune.scoring.kept_questions import MOST_CHARACTERS, QUESTION_ROWS, choose
@@ -91,7 +91,7 @@ def record(run_dir: Path, number: int) -> Path:
             "step": answered.best,
             "answers": by_step,
         }
-        # The page shows a conversation turn by turn, where the data have it.
+        # The page shows a conversation turn by turn, if the data have it.
         line |= kept.turns.get(str(row.number), {})
         lines.append(json.dumps(line, ensure_ascii=False, default=str))
 
@@ -105,7 +105,7 @@ def record(run_dir: Path, number: int) -> Path:
 
 
 @dataclass(frozen=True)
-class Answers:
+class AnswersByStep:
     """Answers of every kept checkpoint, and of the model before training, to the same prompts."""
 
     best: int  # the step of the best checkpoint
@@ -114,9 +114,9 @@ class Answers:
     tokenizer: Tokenizer
 
 
-def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
+def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> AnswersByStep:
     """Ask one model after the other, so that one is in memory at a time."""
-    # Greedy, so that two checkpoints differ by their weights alone.
+    # Greedy, so that two checkpoints differ only by their weights.
     sampling = Sampling(MOST_TOKENS)
     loaded = load_run(run_dir)
     best = int(loaded.result.checkpoint.resolve().name.removeprefix("step-"))
@@ -124,7 +124,7 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
     ids = [prompt.ids for prompt in prompts]
     kept_rows.require_vocabulary(run_dir / QUESTION_ROWS, ids, tokenizer.vocab_size)
 
-    # The best checkpoint and the base share a model where adapters can be switched off.
+    # The best checkpoint and the base share a model if adapters can be switched off.
     after = {best: list(answers(loaded, prompts, sampling))}
     with loaded.as_base() as base:
         before = list(answers(base, prompts, sampling))
@@ -134,7 +134,7 @@ def _ask(run_dir: Path, prompts: Sequence[EncodedPrompt]) -> Answers:
     for step in steps(run_dir):
         if step != best and verify(folder_of(run_dir, step), thorough=False) is None:
             after[step] = list(answers(load_run(run_dir, str(step)), prompts, sampling))
-    return Answers(best, before, after, tokenizer)
+    return AnswersByStep(best, before, after, tokenizer)
 
 
 def _questions(
@@ -142,8 +142,8 @@ def _questions(
     config: Config,
     number: int,
 ) -> KeptRows:
-    """Return the rows that the run keeps to be asked; where it has none, or fewer, choose rows of its data."""
-    # What the run kept comes first: its data may have gone or changed since.
+    """Return the rows that the run keeps to be asked; if it has none, or fewer, choose rows of its data."""
+    # The rows that the run kept come first: its data may have gone or changed since.
     kept = kept_rows.read(run_dir, QUESTION_ROWS)
     if kept is not None and number <= config.logging.before_after:
         return replace(kept, rows=kept.rows[:number])

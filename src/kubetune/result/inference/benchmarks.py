@@ -3,7 +3,7 @@
     python -m kubetune.result.inference.benchmarks RUN_DIR
 
 The latter are measured by a process of its own, after the ranks have gone and their memory with them. It decides the
-gate where that names one of them.
+gate if that names one of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kubetune.base.humanize import counted
 from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.schema.evaluation import BenchmarksConfig
-from kubetune.result.inference.checks import require_benchmarks
+from kubetune.result.inference.requirements import require_benchmarks
 from kubetune.result.inference.result import default_device, open_result
 from kubetune.rundir import checkpoints, metrics
 from kubetune.scoring import harness, verdict
@@ -97,7 +97,7 @@ def evaluate_benchmarks(
     """Measure a run's checkpoint, and with `with_base` the model before training too.
 
     Return `{"tuned": {task: {metric: value}}, "base": …}`, which is written to benchmarks.json of the run too. Raise
-    ConfigError for tasks that are unknown, models that are not for text, and where the harness is not installed.
+    ConfigError for tasks that are unknown, models that are not for text, or if the harness is not installed.
     """
     result = open_result(run_dir, which, model, trust_code)
     require_benchmarks(run_dir, result.trained.task, answers_text=result.trained.answers_text)

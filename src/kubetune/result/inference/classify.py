@@ -40,7 +40,7 @@ def classify_texts(
 ) -> list[dict[str, Any]]:
     """Return the verdict of a run's classifier on each text, or pair of texts; overlong ones are cut as in training.
 
-    `model`: its base, where that lies elsewhere here. Raise DataError that names all that are not texts.
+    `model`: its base, if that lies elsewhere here. Raise DataError that names all that are not texts.
     """
     # All texts are checked before the model is loaded.
     result = open_result(run_dir, which, model, trust_code)

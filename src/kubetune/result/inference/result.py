@@ -35,7 +35,7 @@ from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
 from kubetune.models.spec import ModelSpec
-from kubetune.result.inference.checks import is_here, not_here
+from kubetune.result.inference.requirements import is_here, not_here
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_of
 from kubetune.tasks.task import Task
@@ -58,7 +58,7 @@ class Result:
     def config(self) -> Config:
         """The config whose `model` names base and tokenizer where they are here.
 
-        Raise ModelError where an adapter's base is not here.
+        Raise ModelError if an adapter's base is not here.
         """
         is_adapter = self.trained.lora is not None
         settings = self.trained.model
@@ -76,7 +76,7 @@ class Result:
         if not is_here(settings):
             raise not_here(self.run_dir, settings.path)
 
-        # Tokenizer and template likewise. What comes from the hub then gets the commit of the training.
+        # Tokenizer and template likewise. Files from the hub then gets the commit of the training.
         settings = _with_tokenizer(settings, self.checkpoint)
         settings = identity.pinned(settings, self.run_dir)
         if settings.trust_remote_code and is_adapter:
@@ -106,7 +106,7 @@ class Result:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer as it is here. Raise ModelError where it cannot be had."""
+        """The tokenizer as it is here. Raise ModelError if it cannot be had."""
         return load_tokenizer(self.config.model)
 
     @cached_property
@@ -135,7 +135,7 @@ class Result:
         """Yield the model before fine-tuning. `model`: this result's, which is loaded.
 
         It is the same one with its adapters off. A model that was trained whole gets its base loaded beside it, once.
-        Raise EnvironmentFault where the memory does not hold both.
+        Raise EnvironmentFault if the memory does not hold both.
         """
         # A PEFT model.
         if unwrap(model) is not model:
@@ -162,8 +162,8 @@ class Result:
     def checked(self, *, base: bool | None = None) -> Iterator[None]:
         """Load within it what the result needs. At its end, base and tokenizer are known to be those of training.
 
-        `base`: True if the base is loaded; left out, it is for an adapter. Raise ConfigError where they are others, and
-        EnvironmentFault where the checkpoint is damaged, before anything of it is loaded.
+        `base`: True if the base is loaded; left out, it is for an adapter. Raise ConfigError if they are others, and
+        EnvironmentFault if the checkpoint is damaged, before anything of it is loaded.
         """
         if self.damage:
             raise errors.EnvironmentFault(
@@ -214,7 +214,7 @@ def open_result(
 ) -> Result:
     """Return the result of a run: `best`, `last` or a step. `model`: folder or hub id of its base, if elsewhere here.
 
-    `trust_code`: digest of code of the run that the user allows. Raise ConfigError where there is no such run or
+    `trust_code`: digest of code of the run that the user allows. Raise ConfigError if there is no such run or
     checkpoint, EnvironmentFault for links that lead out of the run directory, and the like.
     """
     run_dir = Path(run_dir)
@@ -242,7 +242,7 @@ def open_result(
 
 
 def default_device() -> torch.device:
-    """Return the GPU, where there is one, else the CPU."""
+    """Return the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -261,7 +261,7 @@ def _with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
 
 
 def _with_pin(model: ModelConfig) -> ModelConfig:
-    """Return the section with the digest of the model's code for a pin, where that lies in a folder of this machine."""
+    """Return the section with the digest of the model's code for a pin, if that lies in a folder of this machine."""
     if not is_local(model.path):
         return model
     # A folder has no commit, so what the user has read is known by its digest.
@@ -270,7 +270,7 @@ def _with_pin(model: ModelConfig) -> ModelConfig:
 
 
 def _require_room(model: Any) -> None:
-    """Raise EnvironmentFault where a second model of this size does not fit."""
+    """Raise EnvironmentFault if a second model of this size does not fit."""
     # As many bytes as the one that is loaded takes: the two have the same shapes.
     needed = 0
     for parameter in model.parameters():
@@ -287,7 +287,7 @@ def _require_room(model: Any) -> None:
 
 
 def _commit(run_dir: Path, path: str) -> str | None:
-    """Return the commit of the hub that the run was trained on, where its base is asked for by the same name."""
+    """Return the commit of the hub that the run was trained on, if its base is asked for by the same name."""
     known = identity.read(run_dir).get("model")
     if known is None or known.path != path:
         return None
@@ -295,7 +295,7 @@ def _commit(run_dir: Path, path: str) -> str | None:
 
 
 def _with_tokenizer(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Return the section with the checkpoint's copy of tokenizer and template where those it names are not here."""
+    """Return the section with the checkpoint's copy of tokenizer and template if those it names are not here."""
     lacks_tokenizer = False
     if model.tokenizer is not None and is_local(model.tokenizer):
         lacks_tokenizer = not Path(model.tokenizer).expanduser().is_dir()

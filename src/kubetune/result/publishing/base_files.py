@@ -1,7 +1,7 @@
 """Files of the base that an export has besides weights and tokenizer: its licence, and chat templates with names.
 
 Licences of bases ask for a copy with what is derived from them. Templates in `additional_chat_templates` are the
-user's to ask for by name (`apply_chat_template(chat_template="rag")`); training reads that for tools alone.
+user's to ask for by name (`apply_chat_template(chat_template="rag")`); training reads only that for tools.
 """
 
 from __future__ import annotations
@@ -101,6 +101,6 @@ def _names(source: ExportSource, path: str) -> list[str]:
         files = hub.find_files(model, path, ("config.json", "tokenizer_config.json"))
         cached = next(iter(files.values())).parent
         source.tell(
-            f"licence and chat templates of {path} are looked for in the local cache alone: {error}"
+            f"licence and chat templates of {path} are looked for only in the local cache: {error}"
         )
         return hub.list_files(model, str(cached))

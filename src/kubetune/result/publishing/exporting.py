@@ -10,52 +10,32 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
 from kubetune import errors
 from kubetune.base import fault_injection, files, whole_folder
 from kubetune.base.logs import scrub
-from kubetune.config.load import read_config
-from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.data.vision.image_processor import write_limits
-from kubetune.models import loading
 from kubetune.result.forms import FORMS, chosen, equivalence, programs, require_export
-from kubetune.result.forms.draft import ExportDraft, ExportSource, Tell
+from kubetune.result.forms.draft import ExportDraft, ExportSource, Tell, dtype_to_write
 from kubetune.result.forms.form import Form
 from kubetune.result.forms.wanted import (
     PROVENANCE,
     SHARD,
-    Kind,
     TrainedModel,
     WantedExport,
-    base_name,
     bytes_of,
     place_of,
     require_place,
 )
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.result.publishing import base_files, export_facts, model_card, modelfile
-from kubetune.rundir import checkpoints
+from kubetune.result.publishing.written_export import Export
 from kubetune.training.saving.full_disk import explained_full_disk
-
-
-@dataclass(frozen=True)
-class Export:
-    """A written export."""
-
-    path: Path
-    kind: Kind
-    facts: dict[str, Any]  # its provenance.json: files, and what was proved
-
-    @property
-    def files(self) -> dict[str, int]:
-        """The sizes of the files in bytes, by name."""
-        return {name: file["bytes"] for name, file in self.facts["files"].items()}
 
 
 def export_run(
@@ -98,7 +78,7 @@ def export_run(
     source = ExportSource(
         result,
         form.kind(result.trained.lora, wanted),
-        dtype=loading.DTYPES[_dtype_name(result, form.dtype(wanted))],
+        dtype=dtype_to_write(result, form.dtype(wanted)),
         device=torch.device(device) if device else default_device(),
         tell=tell,
         max_shard_bytes=bytes_of(max_shard_size),
@@ -180,58 +160,3 @@ def _with_companions(draft: ExportDraft) -> ExportDraft:
     )
     equal = tuple(sorted([*names, *templates]))
     return replace(draft, licences=licences, tokenizer_files=equal)
-
-
-def find_export(
-    run_dir: Path,
-    which: str = "best",
-    *,
-    merged: bool = False,
-    dtype: str | None = None,
-    model: str | None = None,
-) -> Export | None:
-    """Return the whole export of this very checkpoint that `export_run` would make again, if it is there."""
-    result = open_result(run_dir, which, model)
-    # The same kind in the same place, and whole.
-    wanted = WantedExport(merged)
-    name = chosen(wanted, result.trained.lora)
-    kind = FORMS[name].kind(result.trained.lora, wanted)
-    out = place_of(result.run_dir, result.checkpoint.name, name)
-    if not whole_folder.is_whole(out, PROVENANCE):
-        return None
-    # A later run may have written another checkpoint of the same step.
-    facts = json.loads((out / PROVENANCE).read_text())
-    manifest = result.checkpoint / checkpoints.MANIFEST
-    is_same = facts["checkpoint"]["manifest_sha256"] == files.sha256_file(manifest)
-    is_wanted = dtype is None or facts["dtype"] == DTYPE_NAMES.get(dtype, dtype)
-    is_named = model is None or facts["base"]["name"] == base_name(model)
-    if is_same and is_wanted and is_named:
-        return Export(out.absolute(), kind, facts)
-    return None
-
-
-def _dtype_name(result: Result, wanted: str | None) -> str:
-    """Return the dtype to write weights in: the wanted one, the run file's, or that of the model's own weights."""
-    config = result.config
-    # Read from the run file itself: `config` may have the dtype that a CPU computes with best.
-    name = DTYPE_NAMES.get(wanted or "", wanted) or read_config(result.run_dir).model.dtype
-    if name == "auto":
-        path = config.model.path
-        revision = config.model.revision
-        if config.lora is None:
-            path = str(result.checkpoint)
-            revision = None
-        # config.json says in what dtype the weights lie, without reading them.
-        with loading.explain(config.model):
-            facts = transformers.AutoConfig.from_pretrained(
-                path, revision=revision, trust_remote_code=config.model.trust_remote_code
-            )
-
-        name = str(facts.dtype or torch.float32).removeprefix("torch.")
-
-    if name not in loading.DTYPES:
-        raise errors.ConfigError(
-            f"--dtype is {name}; expected one of {', '.join(loading.DTYPES)}. Nothing was written."
-        )
-
-    return name

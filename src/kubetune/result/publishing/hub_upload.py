@@ -1,6 +1,6 @@
 """Upload an export to a repository of the Hugging Face hub: in one commit, so that nobody ever loads half a model.
 
-What has arrived stays there when an upload breaks off, and the next one sends only the rest. Nothing here makes an
+Uploaded files stay there when an upload breaks off, and the next one sends only the rest. Nothing here makes an
 export (export.py).
 """
 
@@ -43,9 +43,9 @@ class Pushed:
 
 
 def token_to_upload() -> str:
-    """Return the token that an upload uses. What is known to be in its way is raised before anything is exported.
+    """Return the token that an upload uses. Raise known obstacles before anything is exported.
 
-    Raise ConfigError without a token or where the hub may not be asked, EnvironmentFault where its name leads nowhere.
+    Raise ConfigError without a token or where the hub may not be asked, EnvironmentFault if its name leads nowhere.
     """
     for name in OFFLINE:
         if os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -152,7 +152,7 @@ def _explained(repo: str) -> Iterator[None]:
                 "again, which sends only what has not arrived"
             ) from error
 
-        # Nothing has answered, or the hub is out of order. What is neither is a bug.
+        # Nothing has answered, or the hub is out of order. An error of neither kind is a bug.
         for cause in chain:
             is_of_network = isinstance(cause, HfHubHTTPError | ConnectionError | TimeoutError)
             if is_of_network or is_lost(cause):

@@ -1,6 +1,6 @@
 """The README.md of an exported model, in the hub's form: what it is, how it was made, how to load it.
 
-It is written from facts alone; nothing here reads a model. What only the owner knows is left to be filled in.
+It is written only from facts; nothing here reads a model. Facts that only the owner knows are left to be filled in.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _CURVES_OF_EVALUATIONS = {"eval_loss": "evaluation loss", "eval_reward": "held-o
 
 _POINTS = 60  # of a curve in text
 
-# Settings of `training` that the card shows where they are set.
+# Settings of `training` that the card shows if they are set.
 _SETTINGS = (
     "num_train_epochs", "max_steps", "lr_scheduler_type", "warmup_ratio", "weight_decay", "max_grad_norm", "seed",
 )  # fmt: skip

@@ -61,7 +61,7 @@ class Pieces:
         answer    "<|im_end|>\\n<|im_start|>assistant\\n", "<|im_end|>\\n"
     """
 
-    lead: str  # before all turns, where there is no system text
+    lead: str  # before all turns, if there is no system text
     system: tuple[str, str]  # before and after the system text
     user: str  # before each question
     answer: tuple[str, str]  # before each answer, so behind its question, and after it
@@ -197,7 +197,7 @@ def modelfile(
 ) -> str:
     """Return the text of a Modelfile. `base`: the model that the adapter in `gguf` is for; None for whole weights.
 
-    `render`: None where the model has no chat template; `stop`: the tokens that end an answer; `gguf`: the file that
+    `render`: None if the model has no chat template; `stop`: the tokens that end an answer; `gguf`: the file that
     Ollama takes in place of weights or an adapter that it does not convert. `is_made`: it lies there already.
     """
     lines = ["# ollama create NAME -f Modelfile && ollama run NAME"]
@@ -300,7 +300,7 @@ def _gguf_to_make(folder: Path, kind: str) -> str | None:
     """Return the GGUF file that Ollama wants of this export; None if it converts the weights itself."""
     if kind == "adapter":
         return programs.ADAPTER_GGUF
-    # It converts few architectures. Of the others it takes a file that llama.cpp makes.
+    # It converts few architectures. For the others it takes a file that llama.cpp makes.
     architectures = read_json(folder / "config.json").get("architectures") or ()
     if programs.CONVERTED_BY_OLLAMA.isdisjoint(architectures):
         return programs.MODEL_GGUF

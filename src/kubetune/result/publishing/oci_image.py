@@ -32,7 +32,7 @@ from kubetune.result.publishing.base_files import is_licence
 
 _IMAGE_CONFIG: Final = "application/vnd.oci.image.config.v1+json"
 _IMAGE_LAYER: Final = "application/vnd.oci.image.layer.v1.tar"
-# Of ModelPack's spec, https://github.com/modelpack/model-spec.
+# From ModelPack's spec, https://github.com/modelpack/model-spec.
 _MODEL_MANIFEST: Final = "application/vnd.cncf.model.manifest.v1+json"
 _MODEL_CONFIG: Final = "application/vnd.cncf.model.config.v1+json"
 _MODEL_LAYER: Final = "application/vnd.cncf.model.{what}.v1.raw"
@@ -45,7 +45,7 @@ _CHUNK_BYTES: Final = 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Layer:
+class ImageLayer:
     """A blob of an image, and the files that it is made of."""
 
     folder: Path
@@ -65,7 +65,7 @@ class Layer:
             "digest": self.digest,
             "size": self.size,
         }
-        # Whoever wants one file of an image finds its layer by this.
+        # A reader that wants one file of an image finds its layer by this.
         if len(self.names) == 1:
             described["annotations"] = {_FILE_PATH: self.names[0]}
         return described
@@ -101,7 +101,7 @@ class Layer:
 class Image:
     """All that is sent for an export."""
 
-    layers: list[Layer]
+    layers: list[ImageLayer]
     config: bytes
     manifest: bytes
 
@@ -212,14 +212,14 @@ def build(
     if as_modelpack:
         for name in [*others, *weights]:
             media_type = _MODEL_LAYER.format(what=_what_is(name))
-            layers.append(Layer(folder, (name,), media_type, is_tar=False))
+            layers.append(ImageLayer(folder, (name,), media_type, is_tar=False))
     else:
-        layers.append(Layer(folder, tuple(others), _IMAGE_LAYER, is_tar=True, has_link=True))
+        layers.append(ImageLayer(folder, tuple(others), _IMAGE_LAYER, is_tar=True, has_link=True))
         # One layer a file, so that a push that broke off goes on after the last whole file.
         count = -(-len(weights) // _MOST_WEIGHT_LAYERS) or 1
         for first in range(0, len(weights), count):
             together = tuple(weights[first : first + count])
-            layers.append(Layer(folder, together, _IMAGE_LAYER, is_tar=True))
+            layers.append(ImageLayer(folder, together, _IMAGE_LAYER, is_tar=True))
 
     # Whatever is pushed is what was proved.
     damage = whole_folder.damage(folder, facts["files"], but=PROVENANCE)
@@ -234,7 +234,7 @@ def build(
 
 
 def _image(
-    layers: list[Layer],
+    layers: list[ImageLayer],
     facts: dict[str, Any],
     title: str,
     *,
@@ -287,7 +287,7 @@ def _image(
     return Image(layers, config_bytes, _json(manifest))
 
 
-def _measured(layer: Layer) -> Layer:
+def _measured(layer: ImageLayer) -> ImageLayer:
     """Return a layer with its digest and size."""
     # Read once for the digest, and once more when it is sent: layers are too large to be kept.
     sha256 = hashlib.sha256()

@@ -16,7 +16,7 @@ PROGRAM: Final = "ollama"
 
 
 def require() -> None:
-    """Raise ConfigError where Ollama is not installed."""
+    """Raise ConfigError if Ollama is not installed."""
     if shutil.which(PROGRAM) is None:
         raise errors.ConfigError(
             f"--ollama runs {PROGRAM}, which is not in the PATH (ollama.com has it). Nothing was created."

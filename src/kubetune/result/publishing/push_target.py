@@ -1,6 +1,6 @@
 """Where a result is pushed, and whether it may go there: known before anything is exported.
 
-What the user asks for now comes first, then the environment, then `push` of the run's config.
+The user's options come first, then the environment, then `push` of the run's config.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPOSITORY = "RESULT_MODEL_ID"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedPush:
     """What the user asks for, by the options of `kubetune push`."""
 
     place: str | None  # ORG/NAME or oci://registry/name:tag
@@ -35,7 +35,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Target:
+class PushTarget:
     """Where to, and what."""
 
     place: str  # ORG/NAME, or the address of an image
@@ -44,7 +44,7 @@ class Target:
     image: Address | None  # None: the hub
 
 
-def find_target(run_dir: Path, wanted: Wanted) -> Target:
+def find_target(run_dir: Path, wanted: WantedPush) -> PushTarget:
     """Return where a run's result goes, and as what.
 
     Raise ConfigError if nothing names a place, if it is none, or if the result missed its gate.
@@ -56,7 +56,7 @@ def find_target(run_dir: Path, wanted: Wanted) -> Target:
     return target
 
 
-def require_way(target: Target) -> None:
+def require_way(target: PushTarget) -> None:
     """Raise the error of an upload without a token or a network, before an export is made for it."""
     # A registry asks for a password when it is spoken to, and takes it from the files of docker and podman.
     if target.image is None:
@@ -78,16 +78,16 @@ def _require_gate(run_dir: Path) -> None:
 
 def _target(
     run_dir: Path,
-    wanted: Wanted,
+    wanted: WantedPush,
     of_run: PushConfig | None,
     effects: Sequence[consent.Effect],
-) -> Target:
+) -> PushTarget:
     """Return where to: what the user asks for, else the environment, else the run.
 
     `effects`: what the run's settings name, which the user may not have allowed. Raise ConfigError if nothing names a
     place.
     """
-    # What the user asks for comes first; options can only add to what the run asks for.
+    # The user's options come first; options can only add to what the run asks for.
     place = wanted.place or os.environ.get(REPOSITORY, "").strip()
     merge = wanted.merge
     private = not wanted.public
@@ -107,19 +107,19 @@ def _target(
     if place.startswith(registry_address.SCHEME):
         if wanted.public:
             raise errors.ConfigError(
-                "--public is of the hub alone: a registry's own settings say who sees an image. Nothing was sent."
+                "--public: only for the hub; a registry's own settings say who sees an image. Nothing was sent."
             )
         image = registry_address.parse(place, plain=wanted.plain_http)
         if image.has_digest:
             raise errors.ConfigError(
                 f"{place} names an image by its digest; expected a tag, oci://registry/name:tag. Nothing was sent."
             )
-        return Target(place, merge, private, image)
+        return PushTarget(place, merge, private, image)
     for option in ("modelpack", "plain_http"):
         if getattr(wanted, option):
             name = option.replace("_", "-")
             raise errors.ConfigError(
-                f"--{name} is of oci:// addresses alone, and {place} is on the hub. Nothing was sent."
+                f"--{name} is only for oci:// addresses, and {place} is on the hub. Nothing was sent."
             )
     try:
         PushConfig(repo=place)
@@ -127,4 +127,4 @@ def _target(
         raise errors.ConfigError(
             f"{place!r} is no name of a repository; expected ORG/NAME. Nothing was sent."
         ) from None
-    return Target(place, merge, private, None)
+    return PushTarget(place, merge, private, None)

@@ -25,7 +25,7 @@ from kubetune.base import files, logs, processes
 from kubetune.errors import KubetuneError
 
 if TYPE_CHECKING:
-    from kubetune.result.inference.generate import LoadedModel
+    from kubetune.result.inference.answering import LoadedModel
 
 # Writes a line of JSON with these facts.
 Send = Callable[..., None]
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     run_dir, checkpoint = argv
     # A bug is raised, for the terminal. What the user can fix goes to the page.
     try:
-        from kubetune.result.inference.generate import load_run
+        from kubetune.result.inference.answering import load_run
 
         loaded = load_run(run_dir, checkpoint)
     except Exception as error:
@@ -69,7 +69,7 @@ def _answer(
     send: Send,
 ) -> None:
     """Send an answer piece by piece, then its end, with an error if there is one."""
-    from kubetune.result.inference.generate import Sampling, stream_answer
+    from kubetune.result.inference.answering import Sampling, stream_answer
 
     # A model without a chat template goes on from the text that was typed last.
     messages = question["messages"]

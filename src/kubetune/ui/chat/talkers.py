@@ -15,7 +15,7 @@ from typing import Any
 
 from kubetune.base import logs, processes
 from kubetune.errors import KubetuneError
-from kubetune.result.inference.checks import require_result
+from kubetune.result.inference.requirements import require_result
 
 MOST_MODELS = 2  # held at once; a further one ends the one that was used longest ago
 _LINE_BYTES = 1 << 20  # of an answer's longest line

@@ -17,7 +17,7 @@ from kubetune.result.forms.form import QUANTIZE
 from kubetune.result.forms.wanted import TrainedModel, WantedExport
 from kubetune.result.gguf_files.families import known_family
 from kubetune.result.gguf_files.weight_types import ADAPTER, TYPES
-from kubetune.result.inference import checks
+from kubetune.result.inference import requirements
 from kubetune.rundir import checkpoints
 from kubetune.scoring.comparison import require_answers
 
@@ -43,7 +43,7 @@ def evaluations_of(run_dir: Path) -> list[Choice]:
             "own",
             "Its evaluation data",
             "Every metric of the task, as in training.",
-            lambda: checks.require_evaluation_data(config.data, run_dir),
+            lambda: requirements.require_evaluation_data(config.data, run_dir),
         ),
         Choice("data", "Other data", "A file, or what a run file may have as data.train."),
         _choice(
@@ -57,7 +57,7 @@ def evaluations_of(run_dir: Path) -> list[Choice]:
             "benchmarks",
             "Benchmarks",
             "Tasks of lm-evaluation-harness.",
-            lambda: checks.require_benchmarks(
+            lambda: requirements.require_benchmarks(
                 run_dir, config.task, answers_text=config.answers_text
             ),
         ),

@@ -18,7 +18,7 @@ from kubetune.errors import ConfigError
 from kubetune.result.forms import FORMS, chosen
 from kubetune.result.forms.form import QUANTIZE
 from kubetune.result.forms.wanted import WantedExport, place_of, require_place
-from kubetune.result.publishing.push_target import Wanted, find_target, require_way
+from kubetune.result.publishing.push_target import WantedPush, find_target, require_way
 from kubetune.rundir import checkpoints
 from kubetune.ui.result.choices import (
     PLAIN,
@@ -155,7 +155,7 @@ def _push(run_dir: Path, texts: dict[str, str]) -> list[str]:
     form = texts.pop("form", PLAIN)
     _require_offered(pushed_forms_of(run_dir), form, "form")
     switches = [name for name in _PUSH_SWITCHES if texts.pop(name, "")]
-    wanted = Wanted(place or None, merge=form == "merged", **dict.fromkeys(switches, True))
+    wanted = WantedPush(place or None, merge=form == "merged", **dict.fromkeys(switches, True))
     require_way(find_target(run_dir, wanted))
 
     words = [place] if place else []

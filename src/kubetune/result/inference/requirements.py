@@ -101,7 +101,7 @@ def require_evaluation_data(data: DataConfig, run_dir: Path) -> None:
 
 
 def require_benchmarks(run_dir: Path, task: str, *, answers_text: bool) -> None:
-    """Raise ConfigError for a result that benchmarks cannot ask, or where they are not installed."""
+    """Raise ConfigError for a result that benchmarks cannot ask, or if they are not installed."""
     if not answers_text:
         raise errors.ConfigError(
             f"benchmarks are for models of text; {run_dir} is a run of task {task}"

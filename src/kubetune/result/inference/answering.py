@@ -86,7 +86,7 @@ class LoadedModel:
     def as_base(self) -> Iterator[LoadedModel]:
         """Yield the model before fine-tuning: the same one with its adapters off, else loaded beside it, once.
 
-        Raise EnvironmentFault where the memory does not hold both.
+        Raise EnvironmentFault if the memory does not hold both.
         """
         with self.result.as_base(self.model) as base:
             yield replace(self, model=base)
@@ -102,7 +102,7 @@ class LoadedModel:
         images: Sequence[str] = (),
         tools: Sequence[Any] = (),
     ) -> EncodedPrompt:
-        """Return the ids of a prompt. Plain text becomes the user's turn where the model was taught conversations.
+        """Return the ids of a prompt. Plain text becomes the user's turn if the model was taught conversations.
 
         `images` go where the prompt has `<image>`, or before it. Raise ValueError for what cannot be asked.
         """
@@ -156,9 +156,9 @@ def load_run(
     model: str | None = None,
     trust_code: str | None = None,
 ) -> LoadedModel:
-    """Load the result of a run, ready to answer. `model`: its base, where that lies elsewhere here.
+    """Load the result of a run, ready to answer. `model`: its base, if that lies elsewhere here.
 
-    Raise ConfigError where the base, or its tokenizer, is another than the run was trained with.
+    Raise ConfigError if the base, or its tokenizer, is another than the run was trained with.
     """
     return load_result(open_result(run_dir, which, model, trust_code))
 
@@ -307,7 +307,7 @@ def _generate(
 
 
 class _Printer(BaseStreamer):  # type: ignore[misc]
-    """Turns token ids into text as they come. What may still be half a character is held back."""
+    """Turns token ids into text as they come. A token that may be half a character is held back."""
 
     def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
         self._tokenizer = tokenizer

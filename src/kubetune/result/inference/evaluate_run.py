@@ -27,7 +27,7 @@ from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
-from kubetune.result.inference.checks import other_sources, require_evaluation_data
+from kubetune.result.inference.requirements import other_sources, require_evaluation_data
 from kubetune.result.inference.result import Result, default_device, open_result
 from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
@@ -94,7 +94,7 @@ def evaluate_run(
     """Evaluate a run's checkpoint on its evaluation data, or on `data` as `other_sources` reads it.
 
     A classifier's predictions are also written, one JSON object a line, to `predictions` or `predictions.jsonl` of the
-    run. `model`: its base, where that lies elsewhere here. `functions`: they judge answers, besides those of the
+    run. `model`: its base, if that lies elsewhere here. `functions`: they judge answers, besides those of the
     config. `trust_code`: digest of code of the run that the user allows. `progress` is called after each batch. Raise
     ConfigError if there is nothing to evaluate on.
     """
@@ -142,7 +142,7 @@ def evaluate_run(
 
 
 def _without_rewards(config: Config, *, has_functions: bool) -> tuple[Config, tuple[str, ...]]:
-    """Return a config whose answers no reward of `task: grpo` judges, and a remark where one would.
+    """Return a config whose answers no reward of `task: grpo` judges, and a remark if one would.
 
     Rewards are the run's own code and models, which only its training starts.
     """
