@@ -1,4 +1,5 @@
 """Operations on tensors, each with its backward written out, so that they fuse or save memory; and a device's speed.
 
-Not for where models use them, nor for any knowledge of models (models). Read `cross_entropy` first, then `pointwise`.
+Not for the places at which models use them, nor for any knowledge of models (models). Read `cross_entropy` first,
+then `pointwise`.
 """

@@ -1,13 +1,13 @@
 """Cross-entropy of a language model without ever holding `[tokens, vocabulary]` logits.
 
 Only rows that predict a label reach the head, a few hundred at a time, and their gradient is made in the forward:
-two matrix products per chunk where autograd needs three and a copy of everything. Of one row with the logits 2, 1, 0
+two matrix products per chunk, while autograd needs three and a copy of everything. For one row with the logits 2, 1, 0
 and the label 0:
 
     p = softmax(2, 1, 0) = 0.67, 0.24, 0.09        loss = -log 0.67 = 0.41
     gradient of the logits = p - (1, 0, 0) = -0.33, 0.24, 0.09, in the memory of the logits
 
-On a CPU all that is as wide as the vocabulary is made in place, in rooms that every chunk of a run uses again.
+On a CPU all that is as wide as the vocabulary is made in place, in buffers that every chunk of a run uses again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _kept_room(
     width: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    # Outside the heap, where memory as large as this would leave holes between what is kept.
+    # Outside the heap: there, blocks as large as this would leave holes between those that are kept.
     room = torch.frombuffer(cpu.outside_heap(rows * width * dtype.itemsize), dtype=dtype)
     return room.view(rows, width)
 
@@ -229,7 +229,7 @@ class FusedLinearCrossEntropy(Function):
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
 
-        # What is in the optimizer's sums already is no gradient that autograd should add again.
+        # Autograd must not add again what is in the optimizer's sums already.
         ctx.save_for_backward(
             d_hidden, d_weight if weight_sum is None else None, d_bias if bias_sum is None else None
         )

@@ -24,5 +24,5 @@ def draw(x: Tensor, p: float) -> tuple[Tensor, float]:
 
 def numbers(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Return a mask as ones and zeros of `dtype`."""
-    # Of bools torch makes these one by one, which takes ten times as long as of bytes.
+    # torch draws bools one by one, which takes ten times as long as drawing bytes.
     return mask.view(torch.uint8).to(dtype)

@@ -1,6 +1,6 @@
-"""Linear layers of a mixture's experts, all of them in one product, with LoRA beside; no expert's weight is changed.
+"""Linear layers of a mixture's experts, all of them in one product, with LoRA next to it; no expert's weight is changed.
 
-Rows are sorted by the expert that they go to. Of adapters only the factors are multiplied: `B A` of all experts, as
+Rows are sorted by the expert that they go to. Only the factors of adapters are multiplied: `B A` of all experts, as
 large as these, is never made, neither in the forward nor in the backward.
 """
 
@@ -89,8 +89,7 @@ def grouped_linear(
 ) -> Tensor:
     """Return `x Wₑᵀ + s (x Aₑᵀ) Bₑᵀ` of each row by its expert e.
 
-    `weight` is frozen where there are `factors`: `[experts, out, in]`, or `[experts, in, out]`
-    where `transposed`.
+    `weight` is frozen if there are `factors`: `[experts, out, in]`, or `[experts, in, out]` if `transposed`.
     """
     if factors is None:
         factor = weight if transposed else weight.mT
@@ -163,7 +162,7 @@ class _GroupedLora(Function):
     With s the scale, of each expert y = x Wᵀ + s (x Aᵀ) Bᵀ, so that
         dx = dy W + (s dy B) A        dA = (s dy B)ᵀ x        dB = s dyᵀ (x Aᵀ)
     as in `lora.lora_backward`, each product over the rows of one expert. Adapters are kept in fp32.
-    The arithmetic is in x's dtype, but adapters are computed in fp32 where x has 16 bits on a CPU,
+    The arithmetic is in x's dtype, but adapters are computed in fp32 if x has 16 bits on a CPU,
     see `_in_strides`.
     """
 

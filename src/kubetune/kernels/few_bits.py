@@ -1,8 +1,8 @@
 """A frozen linear layer in bitsandbytes' 4 or 8 bits with its LoRA adapter, in as many tensors as a plain one needs.
 
 PEFT copies the layer's output, for fear of views, and adds the adapter's part to it in three more tensors as large.
-These are freed between tensors that autograd keeps, and leave holes in the heap, as large as all that is kept. So would
-the weight that each product makes anew on a CPU. It is therefore made outside the heap, or behind the output:
+These are freed between tensors that autograd keeps, and leave holes in the heap, as large as all that is kept. So
+would the weight that each product makes again on a CPU. It is therefore made outside the heap, or behind the output:
 
     heap    [kept] [output, kept] [weight, freed]     the next weight fits where this one was
             [kept] [weight, freed] [output, kept]     a hole that the next, larger weight does not fit into
@@ -39,7 +39,7 @@ class FourBits(NamedTuple):
 
     def times(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply; on a GPU by a kernel that never makes the weight."""
-        # A CPU has to make the weight: it is made where it leaves no hole in the heap.
+        # A CPU has to make the weight, at a place that leaves no hole in the heap.
         if rows.device.type == "cpu":
             return _times_weight(self, rows, bias, self.state.shape[0])
         from bitsandbytes import matmul_4bit  # type: ignore[attr-defined]
@@ -103,7 +103,7 @@ def _times_transposed(
     total: Tensor | None,
     d_y: Tensor,
 ) -> Tensor:
-    # Made anew: to keep it since the forward would take the memory that few bits save.
+    # Made again: keeping it since the forward would take the memory that few bits save.
     weight = bits.weight(d_y.dtype)
     if total is None:
         return d_y @ weight
@@ -136,6 +136,6 @@ def lora_linear(
     adapters: Adapters,
     bits: Bits,
 ) -> Tensor:
-    """Return the output of a layer whose weight is `bits`."""
+    """Return the output of a layer with the weight `bits`."""
     (y,) = _LoraLinear.apply(x, adapters, bits, *flattened([layer]))  # type: ignore[no-untyped-call]
     return cast(Tensor, y)

@@ -38,7 +38,7 @@ class LinearLogProbabilities(Function):
         slopes = None if learns else torch.empty_like(hidden)
         log_probabilities = torch.empty(len(hidden), device=hidden.device)
 
-        # `chunks` gives losses, -log p, and their gradients times the scale: by -1 they are those of log p.
+        # `chunks` gives losses, -log p, and their gradients times the scale: times -1 they are the gradients of log p.
         for span, losses, d_logits in chunks(hidden, labels, head, -1.0):
             torch.neg(losses, out=log_probabilities[span])
             if slopes is not None:
@@ -74,7 +74,7 @@ class LinearLogProbabilities(Function):
             if d_bias is not None:
                 d_bias += d_logits.float().sum(0)
 
-        # What the optimizer has added up is not handed to autograd again.
+        # Sums that the optimizer holds are not handed to autograd again.
         if d_weight is not None and head.weight_sum is not None:
             d_weight = None
         if d_bias is not None and head.bias_sum is not None:

@@ -36,7 +36,7 @@ class AdapterCopies(NamedTuple):
 
 
 class Adapters(NamedTuple):
-    """What the adapters of layers with the same input have in common."""
+    """Everything that the adapters of layers with the same input have in common."""
 
     scaling: float
     dropout: float = 0.0  # probability, of the adapters' input
@@ -82,7 +82,7 @@ def lora_forward(
     # 2. x Aᵀ of all layers in one product, made lying and turned (see `lora_backward`).
     low = (copies.down @ _masked(rows, mask).t()).t()
 
-    # 3. Of each layer the frozen product, and the adapter's part added to it in place.
+    # 3. The frozen product of each layer, with the adapter's part added to it in place.
     ctx.ranks = []  # columns of `low` of each layer
     outputs = []
     first = 0
@@ -93,7 +93,7 @@ def lora_forward(
         y = product(rows, layer.bias, *layer.frozen).addmm_(low[:, ranks], up.t(), alpha=scale)
         outputs.append(y.view(*x.shape[:-1], y.shape[-1]))
 
-    # 4. What the backward needs. An output that nobody uses gets no gradient of zeros (`grad is None` there).
+    # 4. Kept for the backward. An output that nobody uses gets no gradient of zeros (`grad is None` there).
     frozen = [tensor for layer in layers for tensor in layer.frozen]
     ctx.save_for_backward(rows, low, copies.down, mask, *copies.ups, *frozen)
     ctx.scale = scale
@@ -132,8 +132,8 @@ def lora_backward(
         dx = dy W + s (dy B) A ∘ D        dA = s (dy B)ᵀ (x∘D)        dB = s dyᵀ ((x∘D) Aᵀ)
     """
     # `dy B` is made once, for both dx and dA. It and dB are made lying, `[rank, tokens]` and `[rank, out]`: products of
-    # 8 columns take CPUs 2 to 7 times as long as those of 8 rows. x∘D is made anew, which costs less than keeping it.
-    # W is frozen. dx is left out where nothing below is trained, as in a first layer. Sums over tokens are rounded to
+    # 8 columns take CPUs 2 to 7 times as long as those of 8 rows. x∘D is made again, which costs less than keeping it.
+    # W is frozen. dx is left out if nothing below is trained, as in a first layer. Sums over tokens are rounded to
     # the dtype of the arithmetic: matrix units add up in fp32 anyway.
     rows, low, down, mask, *others = ctx.saved_tensors
 
@@ -143,7 +143,7 @@ def lora_backward(
     frozen = others[number_of_layers:]
     width = len(frozen) // number_of_layers  # tensors of each frozen weight
 
-    # 1. Of each layer, `dy B` and dB, and its frozen part of dx.
+    # 1. For each layer, `dy B` and dB, and its frozen part of dx.
     d_x = None
     d_lows = []
     d_bs: list[Tensor | None] = []
@@ -159,7 +159,7 @@ def lora_backward(
         if ctx.needs_input_grad[0]:
             d_x = product(d_x, d_y, *frozen[number * width : (number + 1) * width])
 
-    # 2. Of all layers together, the adapters' part of dx, and dA.
+    # 2. For all layers together, the adapters' part of dx, and dA.
     d_low = d_lows[0] if number_of_layers == 1 else torch.cat(d_lows)
     if d_x is not None:
         d_x = _with_adapters(d_x, d_low, down, mask, ctx.scale).view(ctx.shape)
@@ -197,7 +197,7 @@ def _summed(ctx: Any, number: int, gradient: Tensor | None) -> Tensor | None:
         return None
     if not ctx.sums:
         return gradient.float().mul_(ctx.scale)
-    # Added where the optimizer keeps it: autograd would make a tensor for each micro-batch, and add that.
+    # Added to the optimizer's sum: autograd would make a tensor for each micro-batch, and add that.
     ctx.sums[number].opened().add_(gradient, alpha=ctx.scale)
     return None
 

@@ -39,7 +39,7 @@ def rows_of(
 ) -> PaddedRows:
     """Return the sequences in padded batches, sorted by length, so that little is padding.
 
-    A sequence that others go on from has no row: it is in theirs.
+    A sequence that others continue has no row: it is in theirs.
     """
     # 1. Where the tokens of each row are in the packed batch, shared beginnings included.
     sequences = []

@@ -54,7 +54,7 @@ def rms_norm_backward(
     # y = n · w with n = x / rms(x). So dn = dy · w, and dx = (dn - n · mean(n · dn)) / rms(x).
     normed = x.float() * scale
     wide = grad.float() * (weight.float() + offset)
-    # What is taken off is the part along n, which would only lengthen x.
+    # The part along n is taken off, since it would only lengthen x.
     return ((wide - normed * (wide * normed).mean(-1, keepdim=True)) * scale).to(x.dtype)
 
 
@@ -104,7 +104,7 @@ def rotary_forward(
     sin: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Return queries and keys with their rotary position embedding (arXiv 2104.09864)."""
-    # Of a head with the numbers (x₁, x₂) and the angle θ of a position:
+    # For a head with the numbers (x₁, x₂) and the angle θ of a position:
     #
     #     (x₁, x₂) cos θ + (-x₂, x₁) sin θ      90° turn (1, 0) into (0, 1)
     rotated_q = q * cos + _turn(q) * sin
@@ -136,7 +136,7 @@ def cross_entropy(
 
     `logits` `[rows, vocabulary]` are overwritten by the gradient.
     """
-    # 1. What the model does to its raw logits: cap · tanh(multiplier · logits / cap).
+    # 1. The model's change to its raw logits: cap · tanh(multiplier · logits / cap).
     bent = logits
     if multiplier != 1.0:
         bent = bent.float() * multiplier
@@ -241,7 +241,7 @@ class _Untried:
         self.forms = forms
 
     def __call__(self, *args: Any) -> Any:
-        # Both forms run on the run's own numbers. The compiled one is kept only where they agree, so
+        # Both forms run on the run's own numbers. The compiled one is kept only if they agree, so
         # that a compiler that fails or miscompiles costs speed, and never a wrong gradient:
         #   1. The plain form runs on copies: cross_entropy overwrites its logits.
         #   2. The compiled form is traced with sizes left open: other micro-batches need no new kernel.
@@ -271,7 +271,7 @@ class _Untried:
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of torch.compile where it fails, and at its limit of variants.
+    """Return the errors that torch.compile raises if it fails, and at its limit of variants.
 
     A version of torch that has no such names may raise anything: then any error leads back to the plain code, which
     raises it again if it is not the compiler's.

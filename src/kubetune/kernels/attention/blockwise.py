@@ -6,7 +6,7 @@ triangle, and the probabilities are kept in the dtype of the inputs. Not for lon
 Beginnings that sequences share are in the batch once, and each of them sees them there.
 
 Example: sequences a (5 tokens) and b (2), causal, as if a block had 2 queries. x is computed and used, - computed and
-hidden, and what is blank is never computed:
+hidden, and blanks are never computed:
 
     keys        a0 a1 a2 a3 a4 b0 b1
     block 0 a0   x  -                       Block(0, 2, keys 0:2, distance 0)
@@ -17,7 +17,7 @@ hidden, and what is blank is never computed:
     block 3 b0                  x  -        Block(5, 7, keys 5:7, distance 0)
             b1                  x  x
 
-Were b to go on from a (`parents` (-1, 0)), block 3 would see the keys 0:5 and 5:7, and be at distance 5.
+If b continued a (`parents` (-1, 0)), block 3 would see the keys 0:5 and 5:7, and be at distance 5.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _seen(x: Tensor, block: Block) -> Tensor:
 
 
 def _add(total: Tensor, block: Block, part: Tensor) -> None:
-    """Add to the gradient of keys or values that of those which a block sees."""
+    """Add a block's gradient of the keys or values that it sees to the whole gradient."""
     first = 0
     for span in block.spans:
         length = span.stop - span.start
@@ -133,7 +133,7 @@ def _future(n: int, device: torch.device) -> Tensor:
 
 
 def _hide(scores: Tensor, block: Block, rule: Rule) -> None:
-    """Put -inf where a query must not look. `scores`: `[kv_heads, groups * n, m]`, in place."""
+    """Put -inf at the keys that a query must not see. `scores`: `[kv_heads, groups * n, m]`, in place."""
     n, m = block.size
     view = scores.view(scores.shape[0], -1, n, m)
     if rule.causal:
@@ -148,7 +148,7 @@ def _hide(scores: Tensor, block: Block, rule: Rule) -> None:
 
 def _fold(x: Tensor, kv_heads: int) -> Tensor:
     """Turn `[n, kv_heads * groups, dim]` to `[kv_heads, groups * n, dim]`: query groups become rows."""
-    # Of 4 heads with 2 heads of keys, the heads 0 and 1 see the keys of head 0, and lie below each other.
+    # With 4 heads and 2 heads of keys, heads 0 and 1 see the keys of head 0, and lie below each other.
     n, heads, dim = x.shape
     by_group = x.reshape(n, kv_heads, heads // kv_heads, dim).permute(
         1,
@@ -197,8 +197,8 @@ class _BlockAttention(Function):
     ) -> Tensor:
         # A block is n queries of one sequence and the m keys that they may see; all heads run in one product.
         #   S = scale · Q Kᵀ     `[kv_heads, groups · n, m]`: heads that share keys lie as rows below each other
-        #   S = cap · tanh(S / cap), where the model asks for it; tanh(S / cap) is kept, as the slope is 1 − its square
-        #   S = −inf             where a query must not look: only at the right edge of a block, for causal rules
+        #   S = cap · tanh(S / cap), if the model asks for it; tanh(S / cap) is kept, as the slope is 1 − its square
+        #   S = −inf             at keys that a query must not see: only at the right edge of a block, for causal rules
         #   S = [S, sink]        one column more that takes probability, and gives nothing as it has no value
         #   P = softmax(S)       kept, in the dtype of the inputs; S is not
         #   O = P V              without the sink's column
@@ -241,14 +241,14 @@ class _BlockAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        # From P and dO alone, block by block as in the forward:
+        # From P and dO only, block by block as in the forward:
         #   dV += Pᵀ dO
         #   dP  = dO Vᵀ           and 0 in the sink's column, whose value is nothing
         #   dS  = P ∘ (dP − Σ dP ∘ P)   over a row: torch's own backward of softmax, which rounds as its forward does
         #   d sink = Σ dS of its column, over the queries; here it is cut off, and what follows is of the m keys
         #   dS  = dS ∘ (1 − tanh²)      where scores were bent
         #   dQ  = scale · dS K,   dK += scale · dSᵀ Q
-        # Nothing hides anything again: P is 0 where scores were −inf, so dS is too. Queries of a block are its alone,
+        # Nothing hides anything again: P is 0 where scores were −inf, so dS is too. A query belongs to one block,
         # so dQ is written; keys and values serve several blocks, several heads (groups are rows, so the product sums
         # over them) and, of a shared beginning, several sequences, so dK and dV are added up, in fp32, in the order of
         # the blocks: the same each time.

@@ -1,14 +1,14 @@
-"""Attention of sequences that go on from shared beginnings, by kernels that keep no scores: in parts, then joined.
+"""Attention of sequences that continue shared beginnings, by kernels that keep no scores: in parts, then joined.
 
 A sequence attends to itself (causal) and to each of its beginnings (all of it). Sequences lie in the order of a
-PrefixTree, so that everything that goes on from a beginning is one stretch of queries, and a kernel reads the beginning
+PrefixTree, so that everything that continues a beginning is one stretch of queries, and a kernel reads the beginning
 once for all of them. The rows "s s b b" and "s s a" share the beginning s s:
 
     place in the batch   0 1 2 3 4
     token                s s b b a      sequences: 0 = s s, 1 = b b, 2 = a; parents -1, 0, 0
 
     part 0   each sequence sees itself:            queries 0:2, 2:4, 4:5   keys 0:2, 2:4, 4:5   causal
-    part 1   what goes on from s s sees all of it: queries 2:5             keys 0:2             not causal
+    part 1   what continues s s sees all of it:     queries 2:5             keys 0:2             not causal
 
 A kernel gives the output of each part with its log-sum-exp, the logarithm of the sum of e^score. By these the parts are
 weighted. If token a has the log-sum-exp 1.0 in part 0 and 2.0 in part 1, the sum of both is ln(e^1 + e^2) = 2.31:
@@ -69,17 +69,17 @@ def parts(
     parents: tuple[int, ...],
     device: torch.device,
 ) -> tuple[JoinedPart, ...]:
-    """Return the parts of a packed batch: each sequence with itself, then the beginnings, those of one depth together."""
-    # Sequences 0 = s s, 1 = t (goes on from 0), 2 = b b (from 1) and 3 = a (from 0), with parents -1, 0, 1, 0:
+    """Return the parts of a packed batch: each sequence with itself, then the beginnings, one part for each depth."""
+    # Sequences 0 = s s, 1 = t (continues 0), 2 = b b (from 1) and 3 = a (from 0), with parents -1, 0, 1, 0:
     #
     #     place      0 1 2 3 4 5
     #     token      s s t b b a       depths 0, 1, 2, 1      ends 6, 5, 5, 6
     #
     #     part 0     everybody sees itself
-    #     part 1     what goes on from s s, places 2:6, sees the places 0:2         (beginnings of depth 0)
-    #     part 2     what goes on from t, places 3:5, sees the place 2:3            (beginnings of depth 1)
+    #     part 1     what continues s s, places 2:6, sees the places 0:2             (beginnings of depth 0)
+    #     part 2     what continues t, places 3:5, sees the place 2:3                (beginnings of depth 1)
     #
-    # Beginnings of one depth are in one part, as no token goes on from two of them.
+    # Beginnings of one depth are in one part, as no token continues two of them.
     spans = list(pairwise(cu_seqlens))
 
     depths = [0] * len(parents)  # how many beginnings a sequence has; parents come first
@@ -87,8 +87,8 @@ def parts(
         if parent >= 0:
             depths[number] = depths[parent] + 1
 
-    # Backwards, so that an end has come up from all that goes on from a sequence.
-    ends = list(cu_seqlens[1:])  # where the last sequence ends that goes on from each one
+    # Backwards, so that an end has come up from all that continues a sequence.
+    ends = list(cu_seqlens[1:])  # where the last sequence that continues each one ends
     for number in reversed(range(len(parents))):
         parent = parents[number]
         if parent >= 0:
@@ -161,7 +161,7 @@ class OnCPU:
 
     Attention of a part: q `[queries, heads, dim]`, k and v `[keys, kv_heads, dim]`, log-sum-exps `[heads, queries]`.
     `forward` returns the output, like q, and the log-sum-exps, fp32. `backward` returns the gradients of q, k and v;
-    its `out` and `lse` are of all parts together, and `grad` is that of `out`.
+    its `out` and `lse` are of all parts together, and `grad` is the gradient of `out`.
     """
 
     def forward(

@@ -1,8 +1,9 @@
 """Exact attention over a packed batch of many short sequences, padded for the length of the attention only.
 
 Short sequences lie behind each other in rows of one length, each hidden from the others; longer ones have rows of
-their own, those of like length in one batch. So a few batched products do the work of many small ones, and little is
-padding. It knows dropout of probabilities, which other kernels for packed batches do not. Memory is O(length²) on a CPU.
+their own, with similar lengths in one batch. So a few batched products do the work of many small ones, and little
+is padding. It knows dropout of probabilities, which other kernels for packed batches do not. Memory is O(length²)
+on a CPU.
 
 Example, as if rows of short sequences had 4 places:
 
@@ -141,7 +142,7 @@ def _layout(
 
 
 def _fill_rows(spans: list[Span], device: torch.device) -> Filling:
-    """Put sequences into rows, the longest first. Of short ones as many share a row as it has room for."""
+    """Put sequences into rows, the longest first. A row holds as many short ones as it has room for."""
     # Lengths 9, 9, 7, 5, 2 in rows of 16 places; each goes where the least room is left that is enough:
     #
     #     row 0    9 of the first, 5 of the fourth, 2 of the last
@@ -205,7 +206,7 @@ def _hidden(
     filling: Filling,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return what hides the keys that a query must not see; None where no key is hidden.
+    """Return what hides the keys that a query must not see; None if no key is hidden.
 
     Queries in padding see padding, or all of their row: the softmax of no key at all would be no number.
     """
@@ -241,7 +242,7 @@ def padded_attention(
     heads = q.shape[1]
     groups, source, place = _layout(cu_seqlens, heads, q.device, q.dtype)
     sizes = [group.size * heads * group.length for group in groups]
-    # What is in padding is a copy of some token: it is finite, and counts nowhere.
+    # Padding holds copies of some token: finite numbers that count nowhere.
     group_q = _Padded.apply(q, source, place).split(sizes)  # type: ignore[no-untyped-call]
     group_k = _Padded.apply(k, source, place).split(sizes)  # type: ignore[no-untyped-call]
     group_v = _Padded.apply(v, source, place).split(sizes)  # type: ignore[no-untyped-call]

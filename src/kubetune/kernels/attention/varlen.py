@@ -1,4 +1,4 @@
-"""torch's own kernel for packed batches, on CUDA: where it fits, and how it is called."""
+"""torch's own kernel for packed batches, on CUDA: when it can be used, and how it is called."""
 
 from __future__ import annotations
 
