@@ -43,7 +43,7 @@ WHOLE_GRADIENT_SHARE = 1 / 8
 
 @dataclass(frozen=True)
 class Workload:
-    """What a model is about to learn from."""
+    """The data that a model is about to learn from."""
 
     total_tokens: int  # from the first step to the last
     labels: Labels | None = None  # what a classifier is to tell apart
@@ -112,7 +112,7 @@ def _compiles(
     world: World,
 ) -> bool:
     """Return what `training.compile` means for all ranks."""
-    # Compiled forwards are proved on the modules at hand. Of a sharded model these have only slices of their weights.
+    # Compiled forwards are proved on the modules at hand. In a sharded model these have only slices of their weights.
     wants = not is_sharded(model) and wants_compile(setting, model, workload, world.device)
     # Compiled kernels are tried on a batch of all ranks, so all have them or none.
     return not agree(not wants, world)

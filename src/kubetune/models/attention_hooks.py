@@ -2,8 +2,8 @@
 
 A packed batch is several sequences laid end to end; each must attend to itself only. Two documented hooks do it: an
 attention function ("padding_free") that works sequence by sequence, and a mask function that *probes* the rule the
-model asks for (causal, sliding window) instead of building a `[tokens, tokens]` tensor. What it cannot do exactly it
-refuses with `CannotRunPaddingFree`; `padding_free.py` then falls back to one sequence at a time.
+model asks for (causal, sliding window) instead of building a `[tokens, tokens]` tensor. It refuses with
+`CannotRunPaddingFree` what it cannot compute exactly; `padding_free.py` then falls back to one sequence at a time.
 
 The sequences a a a and b b, with `cu_seqlens` (0, 3, 5), and who sees whom:
 
@@ -54,7 +54,7 @@ class Packing:
     cu_seqlens: tuple[int, ...] | None = None
     rows: Tensor | None = None  # int64 [rows] the tokens whose output is wanted, None: all
     causal: bool = True  # False for an encoder
-    parents: tuple[int, ...] = ()  # which sequences go on from which others (PrefixTree)
+    parents: tuple[int, ...] = ()  # which sequences continue which others (PrefixTree)
 
 
 # One per process, not thread-local: activation checkpointing runs the forward again in autograd's own threads.
@@ -116,12 +116,12 @@ def longest_path(cu_seqlens: tuple[int, ...], parents: tuple[int, ...]) -> tuple
 
 
 class MaskRule:
-    """What layers get in place of a mask tensor. A model that computes with its mask itself fails loudly."""
+    """Passed to layers in place of a mask tensor. A model that computes with its mask itself fails loudly."""
 
     def __init__(self, window: int, unknown: str = "") -> None:
         # How many keys a query sees: itself and those before it, of an encoder as many behind it too; 0: all.
         self.window = window
-        # Why the rule cannot be run. It is raised only where a layer uses it: some models make masks that no layer does.
+        # Why the rule cannot be run. It is raised only when a layer uses it: some models make masks that no layer uses.
         self.unknown = unknown
 
     def __getattr__(self, name: str) -> Any:
@@ -141,8 +141,8 @@ def probe_mask(
     """Return the rule of the model's mask, by asking about three queries of the longest sequence.
 
     On a CPU the positions, which restart in each sequence, are in `mask_function` as transformers' own packing rule,
-    so that `cu_seqlens` which disagree with them are caught here too. On a GPU they are not, and a rule that goes by
-    places alone is asked on the CPU: nothing waits for the GPU.
+    so that `cu_seqlens` which disagree with them are caught here too. On a GPU they are not, and a rule that
+    depends only on places is asked on the CPU: nothing waits for the GPU.
     """
     cu_seqlens = CURRENT.cu_seqlens
     # Before transformers 5.4 queries are told by their places.
@@ -178,7 +178,7 @@ def _rule_of(
     last: Tensor,
 ) -> MaskRule:
     """Return the rule by which the first and the last two queries of a sequence see its keys, bool `[length]` each."""
-    # Of a sequence of 6 tokens:
+    # For a sequence of 6 tokens:
     #
     #                  causal         window of 3    encoder's window of 3    chunks of 4: refused
     #     first        x . . . . .    x . . . . .    x x x . . .              x . . . . .
@@ -327,7 +327,7 @@ def attend(
     q is `[tokens, heads, dim]`, k and v `[tokens, kv_heads, dim]`. The kernels:
 
         dropout, or every token sees all others    padded_attention
-        on a GPU                                   torch's own for packed batches, where it fits
+        on a GPU                                   torch's own for packed batches, if it can be used
         window, soft cap, sinks                    block_attention
         else causal                                block_attention of short sequences, SDPA of each long one
     """
@@ -360,7 +360,7 @@ def shared_attention(
     layout: tuple[tuple[int, ...], tuple[int, ...]],
     rule: Rule,
 ) -> Tensor:
-    """Return what `attend` does where sequences go on from others. `layout` is `cu_seqlens` and `parents`."""
+    """Return the output of `attend` for sequences that continue others. `layout` is `cu_seqlens` and `parents`."""
     if rule.dropout or not rule.causal:
         raise CannotRunPaddingFree(
             "shared beginnings with attention dropout, or without a causal mask"
@@ -381,7 +381,7 @@ def shared_attention(
 
 
 def _runs(cu_seqlens: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield the ends of neighbouring short sequences together, and those of each long one alone.
+    """Yield the ends of neighbouring short sequences together, and those of each long one by itself.
 
     With LONG = 1024: (0, 5, 9, 2000, 2003) is (0, 5, 9), (9, 2000) and (2000, 2003).
     """

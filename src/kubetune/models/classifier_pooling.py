@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 
 def prepare_pooling(model: nn.Module, wanted: str) -> Route:
-    """Set a classifier's attention, padding-free where it is proved exact. `wanted` is `model.attention`.
+    """Set a classifier's attention, padding-free if that is proved exact. `wanted` is `model.attention`.
 
-    Raise ModelError for a model that cannot be run on a text alone.
+    Raise ModelError for a model that cannot be run on only a text.
     """
     lm = unwrap(model)
     if not pools_last(lm):
@@ -222,7 +222,7 @@ def self_check(model: nn.Module) -> float:
     The inputs of the head are compared, not its outputs: a new head gives numbers near zero, which half precision
     rounds too much to tell right from wrong.
     """
-    # What each run hands to the head is caught by a hook in front of it:
+    # A hook in front of the head catches what each run hands to it:
     #
     #     packed    [sequences, 1, hidden], or [sequences, hidden] if it is pooled in front of the head
     #     lone      [1, tokens, hidden], of which the head has to look at one token only; or [1, hidden]

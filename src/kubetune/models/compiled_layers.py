@@ -50,7 +50,7 @@ class CompiledLayers:
         self.is_planned = True  # until `warm_up`
         self.is_on = False
 
-        # One compiled function for each class: layers of a class differ in their weights alone.
+        # One compiled function for each class: layers of a class differ only in their weights.
         compiled: dict[type, Forward] = {}
         for layer in layers:
             kind = type(layer)
@@ -122,7 +122,7 @@ def warm_up(
     laid out for the sizes that they first meet, and a resumed run is bit for bit the uninterrupted one only if these
     are the same: the micro-batch must not depend on the step.
 
-    `may_leave`: a request to stop may interrupt `learn`. It may not where other ranks wait for this one's part of it.
+    `may_leave`: a request to stop may interrupt `learn`. It may not if other ranks wait for this one's part of it.
     """
     if not compiled.is_planned:
         return
@@ -186,7 +186,7 @@ def _agree(
 def _changes_its_weights(layer: nn.Module) -> bool:
     """True if a layer has adapters that PEFT adds to the weights in every forward, and takes out again.
 
-    So it does for stacked experts, where nothing else runs them. A compiler cannot do that, and a forward that was
+    So it does for stacked experts that nothing else runs. A compiler cannot do that, and a forward that was
     given up halfway could not be run again.
     """
     from peft.tuners.lora.layer import ParamWrapper

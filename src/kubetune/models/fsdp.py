@@ -7,8 +7,8 @@ Layers are cut by `torch.distributed.fsdp.fully_shard`; transformers reads only 
     while layer 0 runs    all rows                   all rows
     adapters              whole                      whole
 
-Adapters are small. Whole, their gradient, optimizer and checkpoint are those of DDP. How slices are saved and put
-together is in optimizer/shards.
+Adapters are small. Whole, they have the same gradient, optimizer and checkpoint as under DDP. How slices are saved
+and put together is in optimizer/shards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Result = TypeVar("Result")
 
 # Name of a decoder's head that classifies. An adapter trains a copy of it, which no slices are borrowed for.
 SCORE = "score"
-# Names of what stays whole on every rank beside adapters: a rank that has no image in its share never runs a tower.
+# Names of what stays whole on every rank, as adapters do: a rank that has no image in its share never runs a tower.
 ADAPTED = rf"{SCORE}\..*|(.*\.)?({'|'.join(TOWERS)})\..*"
 # Matches no name.
 NOTHING = "$^"
@@ -56,7 +56,7 @@ INIT_WEIGHTS = "_init_weights"
 
 
 def is_wanted(parallelism: str, world: World) -> bool:
-    """True if the model is to be sharded: one rank alone has nobody to share with."""
+    """True if the model is to be sharded: a single rank has nobody to share with."""
     return parallelism == "fsdp" and world.size > 1
 
 
@@ -108,11 +108,11 @@ def load(
     model = _read(read, cut_by, world)
     if trained:
         for parameter in model.parameters():
-            # What is whole does not learn, but was read in fp32 like what does.
+            # Whole parameters do not learn, but were read in fp32 like those that do.
             if not isinstance(parameter, DTensor):
                 parameter.requires_grad_(False).data = parameter.data.to(arithmetic)
 
-    # What is saved says what is computed with, and nothing of how many ranks there were.
+    # The saved model states the dtype of the arithmetic, and not how many ranks there were.
     model.config.dtype = arithmetic
     model.config.distributed_config = None
     return cast(nn.Module, model)
@@ -123,9 +123,9 @@ def _require_finite_everywhere(
     origin: StrPath,
     weights: Iterable[tuple[str, Tensor]],
 ) -> None:
-    """Raise ModelError on all ranks where a rank has numbers that are not finite.
+    """Raise ModelError on all ranks if one rank has numbers that are not finite.
 
-    They may be in the slice of one rank only. If that raised alone, the others would go on, and wait for it.
+    They may be in the slice of one rank only. If only that rank raised, the others would continue, and wait for it.
     """
     failure: errors.KubetuneError | None = None
     try:
@@ -154,8 +154,9 @@ def _read(read: Callable[..., Any], cut_by: Callable[[Any], Any], world: World) 
 def cutting(cut_by: Callable[[Any], Any], world_size: int) -> Iterator[dict[str, Any]]:
     """Yield settings for `from_pretrained` that make a sharded model. Each rank reads its slices only.
 
-    transformers builds the model on the meta device, cuts it, and reads what is left. Where it cuts is replaced: its
-    own plans know some architectures only, and give the output head, which our loss uses, a group of its own.
+    transformers builds the model on the meta device, cuts it, and reads what is left. The choice of modules to
+    shard is replaced: its own plans know some architectures only, and give the output head, which our loss uses, a
+    group of its own.
     """
     from transformers.distributed.configuration_utils import DistributedConfig
 
@@ -180,7 +181,7 @@ def _cut_for(
             compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
 
-    # What stays whole: with adapters all that they may lie in, else what does not learn.
+    # Parameters that stay whole: with adapters all that they may lie in, else what does not learn.
     whole = ADAPTED
     if trained:
         whole = frozen(lm) or NOTHING
@@ -208,7 +209,7 @@ def cut(
         if all(holders[parameter] == 1 for parameter in layer.parameters()):
             fully_shard(layer, mp_policy=policy)
 
-    # Inner groups first: the group around the layers takes what none of them has.
+    # Inner groups first: the group around the layers takes what they leave.
     whole_parameters = set()
     for name, parameter in lm.named_parameters():
         if re.fullmatch(whole, name) or not parameter.requires_grad:
@@ -324,7 +325,7 @@ def saved_beside(lm: nn.Module) -> dict[str, Tensor]:
     for name, parameter in lm.named_parameters():
         if not parameter.requires_grad:
             tensors[name] = parameter
-    # A state dict is without the buffers that a module makes anew whenever it is built.
+    # A state dict lacks the buffers that a module makes each time it is built.
     saved = lm.state_dict()
     for path, module in lm.named_modules():
         for name, buffer in module.named_buffers(recurse=False):
@@ -350,7 +351,7 @@ def whole(lm: nn.Module) -> Iterator[None]:
 
         gathered once      layer 0, layer 1, … whole on both ranks
         within             rank 0: 9 forwards    rank 1: 40 forwards
-        at the end         each rank has its slices alone again
+        at the end each rank has only its slices again
 
     On a device this takes the memory of all weights, in the dtype that is computed with.
     """

@@ -51,9 +51,9 @@ def swap_forwards(
 ) -> Counter[str]:
     """Swap what can be swapped. Return how many forwards of each kind were.
 
-    `kernels`: also swap what pays only when it is compiled, to run by these. `skip_rows`: sequences go through in packed
-    batches, whose labels are known, and the last layer ends the forward (Route.ends_in_last_layer). `undo` takes back
-    what was swapped for all models of an architecture.
+    `kernels`: also swap what pays only when it is compiled, to run by these. `skip_rows`: sequences go through in
+    packed batches with known labels, and the last layer ends the forward (Route.ends_in_last_layer). `undo` takes
+    back what was swapped for all models of an architecture.
     """
     swapped: Counter[str] = Counter()
     swapped["lora"] += shared_input.swap(model)
@@ -65,7 +65,7 @@ def swap_forwards(
     if skip_rows:
         swapped["rows"] += _skip_unlabelled_rows(model)
     swapped["embeddings"] += _make_embedding_gradients_sparse(model)
-    return +swapped  # without the kinds that there are none of
+    return +swapped  # without the kinds that the model lacks
 
 
 def _swap_quantized_lora(model: nn.Module) -> int:
@@ -80,7 +80,7 @@ def _swap_quantized_lora(model: nn.Module) -> int:
 
 def _quantized_lora_forward(module: Any) -> Forward | None:
     """Return the forward of PEFT's LoRA around a layer of bitsandbytes; None for another module."""
-    # Not imported for this: where nobody has, there is no such layer.
+    # Not imported here: if nothing has imported it, there is no such layer.
     peft_layers = sys.modules.get("peft.tuners.lora.bnb")
     if peft_layers is None:
         return None
@@ -158,12 +158,12 @@ def _is_rms_norm(module: nn.Module) -> bool:
 
 
 def _proved_norm_forward(module: Any, kernels: Kernels) -> Forward | None:
-    """Return the forward in the one of NORM_FORMS that gives what the module does; None if none of them does."""
+    """Return the forward in the one of NORM_FORMS that gives what the module does; None if no form does."""
     if _epsilon(module) is None:
         return None
     weight = module.weight.data
     original = weight.clone()
-    # Of weights that are all 1, two of the forms would give the same.
+    # With weights that are all 1, two of the forms would give the same.
     weight.normal_(generator=torch.Generator(weight.device).manual_seed(0))
     try:
         for form in NORM_FORMS:
@@ -215,7 +215,7 @@ def _is_swiglu(module: nn.Module) -> bool:
     children = dict(module.named_children())
     if not {"gate_proj", "up_proj", "down_proj", "act_fn"} <= children.keys():
         return False
-    # What stands in for a linear layer may have no size, which the trial needs.
+    # A module in place of a linear layer may have no size, which the trial needs.
     is_linear = isinstance(getattr(children["gate_proj"], "in_features", None), int)
     return is_linear and "silu" in type(children["act_fn"]).__name__.lower()
 
@@ -280,7 +280,7 @@ def _rotates_alike(stock: Callable[..., Any], apply: Callable[..., Any]) -> bool
 def _skip_unlabelled_rows(model: nn.Module) -> int:
     """Leave out, behind the last attention, the rows that predict no label. Return how many forwards were swapped.
 
-    Nothing behind it mixes rows, so this is exact by construction. Of 5 tokens, 2 predict a label:
+    Nothing behind it mixes rows, so this is exact by construction. Example with 5 tokens, 2 of which predict a label:
 
         last attention     0 1 2 3 4      all tokens: others look at their keys and values
         its output, MLP    . . 2 . 4      zeros elsewhere, which nobody reads
@@ -327,7 +327,7 @@ def _of_labelled_rows(stock: Forward) -> Forward:
         # The self-check of padding-free attention runs without rows.
         if rows is None or x.dim() != 3:
             return stock(x)
-        # [1, tokens, dim] again, as the residual beside it has.
+        # [1, tokens, dim] again, like the residual that it is added to.
         y = stock(x[:, rows])
         return y.new_zeros(1, x.shape[1], y.shape[-1]).index_copy(1, rows, y)
 
@@ -335,7 +335,7 @@ def _of_labelled_rows(stock: Forward) -> Forward:
 
 
 def _make_embedding_gradients_sparse(model: nn.Module) -> int:
-    """Give embeddings a gradient of the tokens that occur alone, for FlatAdamW to add up. Return how many have it."""
+    """Give embeddings a gradient of only the tokens that occur, for FlatAdamW to add up. Return how many have it."""
     number = 0
     for module in model.modules():
         if isinstance(module, nn.Embedding) and _is_collected_sparse(module):

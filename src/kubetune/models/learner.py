@@ -37,9 +37,9 @@ def _hidden(learner: Learner, batch: Batch) -> Tensor:
 
 
 def lone_sequences(batch: Batch) -> Iterator[Batch]:
-    """Yield each sequence of a batch alone, for a model that takes one at a time.
+    """Yield each sequence of a batch by itself, for a model that takes one at a time.
 
-    Labels are left as they are, those of the whole batch: hidden states alone are computed of these.
+    Labels stay those of the whole batch, as only hidden states are computed from these.
     """
     for number, (start, stop) in enumerate(pairwise(batch.cu_seqlens)):
         pictures = None
@@ -69,7 +69,7 @@ class Learner:
     sums_once_per_step: bool = False
     compiled_layers: CompiledLayers | None = None  # compiled when the first step is done
     kernels: Kernels = field(default_factory=Kernels)  # pointwise functions, plain or compiled
-    # Where the optimizer adds up the gradients of parameters.
+    # Sums in which the optimizer adds up the gradients of parameters.
     gradient_sums: Mapping[nn.Parameter, GradientSum] = field(default_factory=dict)
     # Takes back what was changed in transformers for this model.
     undo: ExitStack = field(default_factory=ExitStack)
@@ -88,7 +88,7 @@ class Learner:
         evaluate: Callable[[Learner, Batch], Any],
     ) -> None:
         """Begin a step. The balance loss of routers looks at all of its micro-batches first."""
-        # It ran the model, whose layers are then let go.
+        # It ran the model, and then lets the layers go.
         if self.routing.begin(work, world, partial(evaluate, self)):
             fsdp.close(self.lm)
 

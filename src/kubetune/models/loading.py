@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.models.spec import ModelSpec
 
-# Of functions that transformers and PEFT have renamed. A user of ours can change nothing about it.
+# Warnings about functions that transformers and PEFT have renamed. A user of ours can change nothing about it.
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"(transformers|peft)\.")
 
 DTYPES = {
@@ -55,11 +55,11 @@ DTYPES = {
     "float32": torch.float32,
 }
 
-# What transformers raises for a model that its class for the task has no form of: the model's config, and that class.
+# transformers' error for a model that its class for the task does not know: the model's config, and that class.
 _OTHER_KIND = re.compile(
     r"Unrecognized configuration class .*?(\w+)'> for this kind of AutoModel: (\w+)"
 )
-# Errors of transformers where a file says something that nobody thought of.
+# Errors of transformers for a file with a value that it does not expect.
 _OF_ODD_FILES = (
     LookupError,
     TypeError,
@@ -70,7 +70,7 @@ _OF_ODD_FILES = (
     NotImplementedError,
     RecursionError,
 )
-# Settings of PEFT by which an adapter imports modules, or takes in other adapters.
+# Settings of PEFT that make an adapter import modules, or take in other adapters.
 _FOREIGN_TO_ADAPTERS = ("megatron_config", "arrow_config", "layer_replication")
 
 
@@ -95,14 +95,15 @@ def load_pretrained(
 ) -> nn.Module:
     """Return `auto_class.from_pretrained` of a model, on `device`, in its dtype, quantised if asked.
 
-    `code_from`: the model of the hub whose code a checkpoint runs, with its pin. `draw` gets the names of weights that
-    the checkpoint lacks, and may draw them anew. `require_finite`: that of weight_files, or one by which ranks agree.
+    `code_from`: the model of the hub that has the code of a checkpoint, with its pin. `draw` gets the names of
+    weights that the checkpoint lacks, and may draw them again. `require_finite`: the function in weight_files, or
+    one in which ranks agree.
     `settings` go to `from_pretrained`.
 
     Raise ModelError if the model is missing, gated, of another architecture, not in safetensors, or if its weights are
     not finite or have other shapes than its config.json asks for; only the head of a classifier may have.
     """
-    # What the files say is checked before transformers reads them.
+    # The contents of the files are checked before transformers reads them.
     model = spec.model
     check_model_folder(model)
     _require_plain(model)
@@ -129,7 +130,7 @@ def load_pretrained(
         )
 
     classifies = "num_labels" in settings
-    # Only the head of a classifier may have other shapes than the file: it is drawn anew.
+    # Only the head of a classifier may have other shapes than the file: it is drawn again.
     prefix = f"{loaded.base_model_prefix}." if classifies else ""
     _require_shapes(model, differences["mismatched_keys"], prefix)
     draw(loaded, _log_new_weights(differences, is_expected=classifies))
@@ -146,7 +147,7 @@ def _placed(loaded: Any, device: torch.device, is_quantised: bool) -> nn.Module:
     experts = [parameter for name, parameter in loaded.named_parameters() if is_expert(name)]
     if is_quantised or experts:
         others = [weight for name, weight in loaded.named_parameters() if not is_expert(name)]
-        # Stacks of experts come last. By then files that hold each expert alone are unmapped: never both in memory.
+        # Stacks of experts come last. By then files with separate experts are unmapped: never both in memory.
         let_go_of_files([*others, *experts])
     if not is_quantised:
         return loaded.to(device)  # type: ignore[no-any-return]
@@ -214,7 +215,7 @@ def with_adapter(base: Any, folder: Path) -> nn.Module:
 
     require_plain_adapter(folder)
     with warnings.catch_warnings():
-        # What is missing is an error below.
+        # Missing weights are an error below.
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         adapted: Any = PeftModel.from_pretrained(base, str(folder))
     # `from_pretrained` keeps to itself what it did not find, and what it found besides.
@@ -293,7 +294,7 @@ def _require_plain(model: ModelConfig) -> None:
 
 
 def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str, str | None]:
-    """Return the settings by which a model's code is the pinned one; none if the code lies beside the weights.
+    """Return the settings that pin a model's code; none if the code lies next to the weights.
 
     Raise ModelError for code of another repository than `code_from`.
     """
@@ -318,8 +319,8 @@ def _pinned_code(model: ModelConfig, code_from: ModelConfig | None) -> dict[str,
 def _implementations(facts: Any) -> Iterator[tuple[str, str]]:
     """Yield key and value of every setting, at any depth of a config.json, that names how something is computed.
 
-    Of {"attn_implementation": {"text_config": "sdpa"}, "layers": {"_attn_implementation": "eager"}} both "sdpa" and
-    "eager".
+    For example {"attn_implementation": {"text_config": "sdpa"}, "layers": {"_attn_implementation": "eager"}} both
+    "sdpa" and "eager".
     """
     for key, value in facts.items():
         if isinstance(value, dict):
@@ -341,9 +342,9 @@ def _require_shapes(
     mismatched: Iterable[tuple[str, Any, Any]],
     prefix: str,
 ) -> None:
-    """Raise ModelError if weights whose names begin with `prefix` have other shapes than the model.
+    """Raise ModelError if weights with names that begin with `prefix` have other shapes than the model.
 
-    `mismatched` has the name, the shape in the file and the shape in the model of each weight where these differ.
+    `mismatched` has the name, the shape in the file and the shape in the model of each weight for which these differ.
     """
     wrong = sorted(weight for weight in mismatched if weight[0].startswith(prefix))
     if wrong:
@@ -405,7 +406,7 @@ def explain(model: ModelConfig) -> Iterator[None]:
                     raise cause from error
         other_kind = _OTHER_KIND.search(str(error))
         if other_kind is not None:
-            # What follows lists each of the hundreds of classes that would do.
+            # The rest of the message lists each of the hundreds of classes that would do.
             kind = other_kind[1].removesuffix("Config")
             raise errors.ModelError(
                 f"model {model.path}: is a {kind}, which {other_kind[2]} has no form of; choose "

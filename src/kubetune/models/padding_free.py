@@ -97,7 +97,7 @@ def logit_rule(lm: Any) -> LogitRule:
 
         return 0.0
 
-    # Names of Cohere and Falcon-H1, then those of Granite and Inkling.
+    # Names of Cohere and Falcon-H1, then of Granite and Inkling.
     factor = first_stated("logit_scale", "lm_head_multiplier") or 1.0
     divisor = first_stated("logits_scaling", "logits_mup_width_multiplier") or 1.0
     cap = first_stated("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
@@ -112,7 +112,7 @@ def hidden_states(
 ) -> Tensor:
     """Return the final hidden states `[tokens, hidden]` of one packed batch. Call inside `packed(...)`.
 
-    `always_packed`: also tell kernels where a lone sequence begins and ends, as compiled layers want it.
+    `always_packed`: also tell kernels where a lone sequence begins and ends, as compiled layers expect.
     """
     kwargs: dict[str, Any] = {}
     # Without these kernels, linear attention refuses the arguments; a lone sequence it can run.
@@ -129,8 +129,8 @@ def hidden_states(
 
 @lru_cache(maxsize=2)
 def varlen_kwargs(cu_seqlens: tuple[int, ...], device: torch.device) -> dict[str, Any]:
-    """Return the arguments by which kernels of others know the sequences of a packed batch."""
-    # Of a a a | b b: `cu_seq_lens_q` is (0, 3, 5), `max_length_q` 3, `seq_idx` [[0, 0, 0, 1, 1]].
+    """Return the arguments that tell kernels of other libraries the sequences of a packed batch."""
+    # For a a a | b b: `cu_seq_lens_q` is (0, 3, 5), `max_length_q` 3, `seq_idx` [[0, 0, 0, 1, 1]].
     cu = on_device(cu_seqlens, device)
     number_of_sequences = len(cu_seqlens) - 1
     numbers = np.repeat(np.arange(number_of_sequences, dtype=np.int32), np.diff(cu_seqlens))
@@ -235,12 +235,13 @@ def check_padding_free(
 ) -> float:
     """Run three short sequences in packed batches and one by one; return the largest relative difference.
 
-    `lay` puts ids end to end; `run_packed` returns an output for each sequence of a packed batch, `run_lone` that of a
-    single one, whose dtype is that of the arithmetic. Raise CannotRunPaddingFree for differences, and for NaN.
+    `lay` puts ids end to end; `run_packed` returns an output for each sequence of a packed batch, `run_lone` the
+    output of a single one. Its dtype is the dtype of the arithmetic. Raise CannotRunPaddingFree for differences,
+    and for NaN.
     """
     # With the sequences a, b and c, of 7, 19 and 12 tokens:
     #
-    #     packed     a b c               must give what a, b and c give alone, by the model's own code
+    #     packed     a b c               must give what a, b and c give separately, by the model's own code
     #     changed    reversed(a) b c     must give the very same for b and c as before, or these see a
     lm = unwrap(model)
     was_training = lm.training
@@ -381,7 +382,7 @@ def _proved(model: nn.Module, check: Callable[[nn.Module], float]) -> Route:
 def _watched(model: nn.Module, check: Callable[[nn.Module], float]) -> tuple[float, bool]:
     """Return what `check` does, and whether each of its forwards ended in the last decoder layer, which ran once.
 
-    A forward begins with the embeddings E. Of two stacks that take turns, and of layers 1 and 2 that run in a loop:
+    A forward begins with the embeddings E. Two stacks that take turns, and layers 1 and 2 that run in a loop:
 
         as usual      E 0 1 2    E 0 1 2        layers are lists of modules, of whatever class
         two stacks    E a0 a1 b0 b1 a0 a1       refused: the last list's b1 is not the end

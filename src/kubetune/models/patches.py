@@ -7,7 +7,7 @@
     PACKING               a GPU is waited for in every forward
 
 Whether a patch fits is read from the installed code, not from the number of its release: the name, what it takes, and
-how its callers use it. Where one of these is otherwise, the results are the same, slower or in more memory. Tests look
+how its callers use it. If one of these is otherwise, the results are the same, slower or in more memory. Tests look
 at the release that is installed, and train without any patch. Documented hooks (attention functions registered by name)
 and forwards set on modules of one model are no patches.
 """
@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 
 class Use(NamedTuple):
-    """What a patch relies on in other code: a text in the source of a function."""
+    """Something in other code that a patch relies on: a text in the source of a function."""
 
     place: str  # `module:function`, or `module:class.method`
     text: str  # white space aside
@@ -50,7 +50,7 @@ class Patch:
         """Return why the patch does not fit the installed version, nothing if it fits."""
         try:
             content = vars(self.owner())[self.name]
-            # What is bound to a class, as callers that name the class see it.
+            # The attribute that is bound to a class, as callers that name the class see it.
             is_bound = isinstance(content, classmethod)
             function = content.__func__ if is_bound else content
             if self.parameters:
@@ -132,13 +132,13 @@ CONVERT_WEIGHTS = Patch(
             f"{_LOADING}:convert_and_load_state_dict_in_model",
             "mapping.convert(first_param_name, model=model,",
         ),
-        # What is returned is a rank's slice, whose shape is compared.
+        # The returned tensor is a rank's slice. Its shape is compared.
         Use(f"{_LOADING}:set_param_for_module", "expected_shape = ref._local_tensor.shape"),
         Use(f"{_LOADING}:set_param_for_module", "_dtensor_from_local_like(local_param, ref)"),
     ),
 )
-# Gives what no file has its first values. It takes FSDP's classes for custom code, and passes over modules of custom
-# code whose tensors were all read, or that have none, such as one that fills in a buffer of its layers (Falcon-H1).
+# Gives what no file has its first values. It takes FSDP's classes for custom code, and skips modules of custom code
+# if all of their tensors were read, or if they have none, such as one that fills in a buffer of its layers (Falcon-H1).
 INIT_MISSING = Patch(
     "transformers.modeling_utils:PreTrainedModel",
     "_initialize_weights",
@@ -168,7 +168,7 @@ PACKING = Patch(
             "transformers.masking_utils:_preprocess_mask_arguments",
             "packed_sequence_mask = find_packed_sequence_indices(position_ids)",
         ),
-        # So nothing is done where it finds none.
+        # So nothing is done if it finds none.
         Use(
             "transformers.masking_utils:create_causal_mask",
             "if packed_sequence_mask is not None:",
@@ -241,11 +241,11 @@ def cutting_by(cut: Any) -> Replaced:
 
 
 def reading_slices(new_head: str = "") -> ExitStack:
-    """Return the context in which each rank reads its slices of a model's weights, and these alone.
+    """Return the context in which each rank reads its slices of a model's weights, and only these.
 
-    `new_head`: the name of a module that transformers leaves alone if no file has it: the caller draws its values.
+    `new_head`: the name of a module that transformers does not touch if no file has it: the caller draws its values.
 
-    What a rank gets is what it would cut from the whole weight. Of a weight `[4 experts, 6, 3]` on 2 ranks:
+    A rank gets the slice that it would cut from the whole weight. A weight `[4 experts, 6, 3]` on 2 ranks:
 
         in the file          the rank reads
         [4, 6, 3]            [2, 6, 3], a slice

@@ -1,4 +1,5 @@
-"""Proof on the model at hand that rows may share their beginnings: that each row goes on as if it stood alone.
+"""Proof on the model at hand that rows may share their beginnings: that each row continues as if it had its own
+beginning.
 
 Attention sees to that. A model that mixes tokens in another way (recurrent states, convolutions), or that draws dropout
 once for all rows of a beginning, is found here and computes every row whole.
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def why_not(learner: Learner) -> str:
-    """Return the reason why a model, as it trains, cannot compute shared beginnings once; empty where it can."""
+    """Return the reason why a model, as it trains, cannot compute shared beginnings once; empty if it can."""
     # From what is known at once to what has to be tried.
     if not learner.route.padding_free:
         return f"it takes one sequence at a time ({learner.route.why_not})"
@@ -59,7 +60,7 @@ def _draws_dropout(model: nn.Module) -> bool:
 
 @torch.no_grad()
 def _require_same(learner: Learner) -> None:
-    """Raise CannotRunPaddingFree if a row comes out otherwise where its beginning is shared."""
+    """Raise CannotRunPaddingFree if a row comes out otherwise when its beginning is shared."""
     device = next(learner.lm.parameters()).device
     rows = _rows_that_share(learner.lm.config.get_text_config().vocab_size)
     shared = collate_shared(rows)
@@ -72,7 +73,7 @@ def _require_same(learner: Learner) -> None:
     for (row_ids, _), stop in zip(rows, plain.cu_seqlens[1:], strict=True):
         ends[tuple(row_ids.tolist())] = stop
 
-    # A path is a row: the spans of its beginning, of what goes on from that, and of its own end.
+    # A path is a row: the spans of its beginning, of what continues that, and of its own end.
     for path in paths(shared.cu_seqlens, shared.parents):
         ids = torch.cat([shared.input_ids[span] for span in path])
         end = ends.get(tuple(ids.tolist()))

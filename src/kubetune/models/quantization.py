@@ -41,7 +41,7 @@ def decide(
     lora: LoraConfig | None,
     world: World,
 ) -> str:
-    """Return what `quantization` means here, where it is `auto`; the log says why."""
+    """Return the quantization that `auto` means here; the log says why."""
     if quantization != "auto":
         return quantization
     chosen, reason = auto_quantization(lora, world.device.type, world.size)
@@ -70,7 +70,7 @@ def as_trained(
 
 
 def _missing() -> str | None:
-    """Return why bitsandbytes cannot be used here; None where it can."""
+    """Return why bitsandbytes cannot be used here; None if it can."""
     try:
         require_bitsandbytes("8-bit")
     except errors.ConfigError as error:
@@ -144,7 +144,7 @@ def keep_layout(model: nn.Module) -> None:
     module: Any
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
-            # The flag by which a layer decides to repack itself.
+            # The flag that makes a layer repack itself.
             module.support_avx512bf16_for_cpu = False
 
 
@@ -152,12 +152,12 @@ def keep_layout(model: nn.Module) -> None:
 def multiplying_as_in_training(model: nn.Module) -> Iterator[None]:
     """Keep 8-bit layers on a CPU from rounding their inputs in evaluation. In training they do not round either.
 
-    What is compared with what a model says in training must be found as there.
+    Outputs that are compared with those in training must be computed as in training.
     """
-    # bitsandbytes rounds inputs on a CPU exactly where a layer is not in training.
+    # bitsandbytes rounds inputs on a CPU exactly if a layer is not in training.
     layers = [module for module in model.modules() if _rounds_inputs(module)]
     for layer in layers:
-        # The flag alone: calling `train` would reach the adapters too.
+        # Only the flag: calling `train` would reach the adapters too.
         layer.training = True
     try:
         yield

@@ -1,11 +1,11 @@
-"""Make recurrent modules of a model start anew at each sequence of a packed batch.
+"""Make recurrent modules of a model start again at each sequence of a packed batch.
 
-Convolutions, linear attention and state spaces carry what they saw on to the next token, also where that token begins
-another sequence. The kernels that transformers loads on a GPU take an argument for where sequences begin:
+Convolutions, linear attention and state spaces carry what they saw on to the next token, even if that token begins
+another sequence. The kernels that transformers loads on a GPU take an argument for the starts of sequences:
 flash-linear-attention by `cu_seqlens`, causal-conv1d and mamba-ssm by `seq_idx`. transformers' own code in torch
-cannot. So each class of modules is tried on the model at hand, whatever it is called: the first sequence is changed,
-and a module whose output changes for the other sequences, or which refuses those arguments, gets the sequences as rows
-of padded batches from then on. All around it stays packed.
+cannot. So each class of modules is tried on the model at hand, whatever it is called: the first sequence is
+changed, and a module that gives another output for the other sequences, or refuses those arguments, gets the
+sequences as rows of padded batches from then on. All around it stays packed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NOTICED_IN_HALF = 1e-2
 
 @dataclass(frozen=True)
 class KeptApart:
-    """The recurrent modules of a model whose forwards were replaced, and how to take that back."""
+    """The recurrent modules of a model with replaced forwards, and how to take that back."""
 
     modules: int  # how many forwards were replaced
     in_rows: tuple[str, ...]  # names of the classes that get sequences as rows of padded batches
@@ -70,7 +70,7 @@ def keep_apart(layers: nn.ModuleList, run: Callable[[], Any]) -> KeptApart:
         run()
     _restore(before)
 
-    # 2. Modules whose class needs something keep it.
+    # 2. Modules of a class that needs something keep it.
     replaced: dict[nn.Module, Forward | None] = {}
     in_rows: set[str] = set()
     for module, forward in before.items():
@@ -157,7 +157,7 @@ def _leaks(
     if not any(_is_stream(leaf, total) for leaf in _leaves((args, kwargs))):
         return False
 
-    # Sequence 0 is turned round: a b c | d e becomes c b a | d e. What comes out for d and e must stay.
+    # Sequence 0 is turned round: a b c | d e becomes c b a | d e. The output for d and e must stay the same.
     changed_args, changed_kwargs = _changed(reverse_first, (args, kwargs))
     return _differ(
         forward(*changed_args, **changed_kwargs),
@@ -217,11 +217,11 @@ def _is_stream(value: Any, total: int) -> bool:
 
 
 def with_cu_seqlens(stock: Forward, *args: Any, **kwargs: Any) -> Any:
-    """Run `stock` with `cu_seqlens` too, the argument by which flash-linear-attention knows sequences.
+    """Run `stock` with `cu_seqlens` too, the argument that tells flash-linear-attention the sequences.
 
     Some modules of transformers hand on the arguments that they get, but do not make this one of `cu_seq_lens_q`.
     """
-    if CURRENT.parents:  # the kernel cannot let one sequence go on from another
+    if CURRENT.parents:  # the kernel cannot let one sequence continue another
         return by_rows(stock, *args, **kwargs)
     if "cu_seq_lens_q" in kwargs:
         kwargs["cu_seqlens"] = kwargs["cu_seq_lens_q"]
@@ -230,7 +230,7 @@ def with_cu_seqlens(stock: Forward, *args: Any, **kwargs: Any) -> Any:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def by_rows(stock: Forward, *args: Any, **kwargs: Any) -> Any:
-    """Run `stock` on padded batches whose rows are the sequences of the packed batch; outside of those, as it is.
+    """Run `stock` on padded batches with the sequences of the packed batch as rows; without a packed batch, as it is.
 
     Padding is behind the tokens, so that what only looks back never sees it. The sequences a a a | b | c c:
 
@@ -291,7 +291,7 @@ def _padded(places: Tensor, total: int, value: Any) -> Any:
 
 
 def _packed(outputs: Sequence[Any], rows: PaddedRows) -> Any:
-    """Return the outputs of padded batches as one of the packed batch, without final states, which caches alone want."""
+    """Return the outputs of padded batches as one of the packed batch, without final states, which only caches need."""
     # Outputs of all padded batches are of one shape of tuples, since one module made them.
     first = outputs[0]
     if isinstance(first, tuple):

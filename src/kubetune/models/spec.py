@@ -1,4 +1,4 @@
-"""What a run says about its model, as the one value that loading, adapting and tasks work from."""
+"""The settings of a run about its model, as the one value that loading, adapting and tasks work from."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ModelSpec:
     model: ModelConfig
     lora: LoraConfig | None = None  # None: all parameters learn
     quantization: str = "none"  # of the base; `auto` until `decided_for` has chosen
-    vision: VisionConfig | None = None  # None for a model that reads text alone
+    vision: VisionConfig | None = None  # None for a model that reads only text
     preference: PreferenceConfig = field(default_factory=PreferenceConfig)
     grpo: GrpoConfig = field(default_factory=GrpoConfig)
 

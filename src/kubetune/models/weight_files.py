@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 from kubetune import errors
 from kubetune.base.files import StrPath
 
-# What weights are from, and each with its name.
+# The source of weights, and each with its name.
 RequireFinite = Callable[[StrPath, Iterable[tuple[str, Tensor]]], None]
 
 _COMPARED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -26,7 +26,7 @@ _COMPARED: Final = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @contextmanager
 def opened(path: Path) -> Iterator[Any]:
-    """Yield a safetensors file as `safe_open` does. Raise ModelError where it is none, or not whole."""
+    """Yield a safetensors file as `safe_open` does. Raise ModelError if it is none, or not whole."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -44,17 +44,17 @@ def read(path: Path) -> dict[str, Tensor]:
 
 
 def require_finite_file(path: Path) -> None:
-    """Raise ModelError where a file is no whole one, or holds numbers that are not finite."""
+    """Raise ModelError if a file is not whole, or holds numbers that are not finite."""
     with opened(path) as file:
         require_finite(path, ((name, file.get_tensor(name)) for name in file.keys()))  # noqa: SIM118 - it is no mapping
 
 
 def require_finite(origin: StrPath, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Raise ModelError where weights, each with its name, hold numbers that are not finite."""
+    """Raise ModelError if weights, each with its name, hold numbers that are not finite."""
     for name, weight in weights:
         if isinstance(weight, DTensor):
             weight = weight.to_local()
-        # Those of another rank have no numbers here, and those of fewer bits none that torch compares.
+        # Weights of another rank have no numbers here, and weights of fewer bits have none that torch compares.
         if weight.is_meta or weight.dtype not in _COMPARED or weight.numel() == 0:
             continue
         # Lowest and highest are NaN if any number is. `isfinite` would take a byte for each number.

@@ -44,7 +44,7 @@ def adopt(
     device: torch.device,
     loss_ahead: Callable[[], float],
 ) -> None:
-    """Compute frozen layers in 8-bit floats from now on, if that leaves the loss of the first batch alone.
+    """Compute frozen layers in 8-bit floats from now on, if that hardly changes the loss of the first batch.
 
     Raise ConfigError if it does not, if the GPU cannot, and if no layer can.
     """
@@ -79,7 +79,7 @@ def adopt(
 
 
 def round_layers(model: nn.Module, kernels: Kernels) -> int:
-    """Round the frozen weights under plain adapters. Return of how many layers."""
+    """Round the frozen weights under plain adapters. Return the number of layers that were rounded."""
     layers: list[Any] = []
     for module in model.modules():
         if is_plain_lora(module) and _fits(module):
@@ -88,7 +88,7 @@ def round_layers(model: nn.Module, kernels: Kernels) -> int:
         _round(layer)
         layer.forward = partial(_forward, layer, kernels)
 
-    # Layers with the same input stay together if all of them were rounded. Of the others each goes alone.
+    # Layers with the same input stay together if all of them were rounded. The others are each computed separately.
     for shared in shared_inputs(layers):
         if not all(hasattr(layer.base_layer, "row_scales") for layer in shared.layers):
             for layer in shared.layers:
@@ -138,7 +138,7 @@ def _compute(
     x: Tensor,
     copies: lora.AdapterCopies | None,
 ) -> tuple[Tensor, ...]:
-    # Of each layer, `_Products` takes the first two, and `_times_transposed` the last two.
+    # `_Products` takes the first two of each layer, and `_times_transposed` the last two.
     bases = [layer.base_layer for layer in layers]
     frozen = [(base.weight, base.row_scales, base.columns, base.column_scales) for base in bases]
     plain_layers, settings = arguments(layers, frozen, copies)
@@ -155,7 +155,7 @@ def _product(
 ) -> Tensor:
     """Return `x @ columnsᵀ` of rounded `x` `[rows, inner]` and `columns` `[outer, inner]`.
 
-    `row_scales` and `scales` are those of their rows.
+    `row_scales` and `scales` are the scales of their rows.
     """
     if SCALED_MM is not None:
         product = SCALED_MM(

@@ -27,10 +27,10 @@ def add_lora(
     heads: Sequence[str] = (),
     frozen: str | None = None,
 ) -> nn.Module:
-    """Freeze `model` and put fp32 adapters into it. Initial weights depend on `seed` alone.
+    """Freeze `model` and put fp32 adapters into it. Initial weights depend only on `seed`.
 
-    `heads` are modules that are new to the model: trained in full and saved with the adapter. Modules whose whole name
-    matches the expression `frozen` get no adapter.
+    `heads` are modules that are new to the model: trained in full and saved with the adapter. A module gets no
+    adapter if its whole name matches the expression `frozen`.
     Raise ConfigError if no module matches `target_modules`, or one of `modules_to_save` is not in the model.
     """
     from peft import LoraConfig as PeftLoraConfig
@@ -101,7 +101,9 @@ def _require_reached(
     targets: str | Sequence[str],
     frozen: re.Pattern[str],
 ) -> None:
-    """Raise ConfigError for targets whose weights the model reads without calling them: an adapter would learn nothing."""
+    """Raise ConfigError if the model reads the weights of a target without calling it: its adapter would learn
+    nothing.
+    """
     if targets == "all-linear":
         return
     refused = set()

@@ -100,7 +100,7 @@ class SharedInput:
     #     v(x)   returns v's; nothing waits
     #
     #     q(x)   as above
-    #     k(z)   z is another tensor: `goes_alone` from now on, each layer computes its own output alone
+    #     k(z)   z is another tensor: `goes_alone` from now on, each layer computes only its own output
 
     layers: tuple[Any, ...]  # in the order in which the model calls them
     goes_alone: bool = False
@@ -113,7 +113,7 @@ class SharedInput:
 
     def forward(self, layer: Any, x: Tensor) -> Tensor:
         """Return the output of one of the layers."""
-        # 1. What was computed for this call is handed out.
+        # 1. The output that was computed for this call is handed out.
         if self.waiting:
             is_same = self.input is x and self.with_grad is torch.is_grad_enabled()
             if is_same and layer in self.waiting:
@@ -125,7 +125,7 @@ class SharedInput:
             self.waiting = {}
             self.input = None
 
-        # 2. A layer alone. With dropout each draws a mask of its own, as PEFT's layers do.
+        # 2. One layer by itself. With dropout each draws a mask of its own, as PEFT's layers do.
         is_first = layer is self.layers[0]
         if not is_first or self.goes_alone or len(self.layers) == 1 or _dropout(layer):
             return self.compute([layer], x, self.copies_of_each.get(layer))[0]
@@ -142,7 +142,7 @@ class SharedInput:
     ) -> Iterator[tuple[nn.Parameter, Tensor]]:
         """Yield each adapter's parameters with their copies, which the optimizer is to keep equal to them.
 
-        `sums` are that optimizer's sums of gradients. Nothing is copied where it lacks one of the parameters.
+        `sums` are that optimizer's sums of gradients. Nothing is copied if it lacks one of the parameters.
         """
         pairs = [weights_of(layer) for layer in self.layers]
         for pair in pairs:
@@ -157,7 +157,7 @@ class SharedInput:
         else:
             down = torch.cat([a.detach().to(dtype) for a, _ in pairs])
 
-        # Copies of each layer alone are views of those of all together, so that one write keeps both.
+        # The copies of each layer are views of the copies of all layers, so that one write keeps both.
         ups: list[Tensor] = []
         all_sums: list[GradientSum] = []
         first_row = 0
@@ -181,7 +181,7 @@ def swap(model: nn.Module) -> int:
     for parent in model.modules():
         plain = {name: child for name, child in parent.named_children() if is_plain_lora(child)}
         number += len(plain)
-        # Siblings share their input if their adapters are alike. Every other layer goes alone.
+        # Siblings share their input if their adapters are alike. Every other layer is computed separately.
         for names in SIBLINGS:
             siblings = [plain.pop(name) for name in names if name in plain]
             if len({_kind(layer) for layer in siblings}) == 1:
@@ -200,7 +200,7 @@ def _share(layers: Sequence[Any]) -> None:
     """Compute layers together from now on, which get the same input."""
     shared = SharedInput(tuple(layers))
     for layer in layers:
-        # Hung on the module, not bound into its forward, which is the same for all where it is compiled.
+        # An attribute of the module, not bound into its forward: a compiled forward is the same for all modules.
         layer.shared_input = shared
         layer.forward = MethodType(_forward, layer)
 
@@ -212,7 +212,7 @@ def _kind(lora: Any) -> tuple[Any, ...]:
 
 
 def shared_inputs(layers: Iterable[Any]) -> list[SharedInput]:
-    """Return each SharedInput of some layers once, in their order; of those that have none, none."""
+    """Return each SharedInput of some layers once, in their order. Layers without one are left out."""
     # q, k and v have the same one. A dict keeps the order of the first of each.
     shared = [layer.shared_input for layer in layers if hasattr(layer, "shared_input")]
     return list(dict.fromkeys(shared))
@@ -237,11 +237,12 @@ def _forward(layer: Any, x: Tensor) -> Tensor:
 def is_plain_lora(module: Any) -> bool:
     """Return True for PEFT's LoRA around one frozen linear layer, or its weight, without variants or biases.
 
-    Classes made from `nn.Linear` may round their factors first, as those of quantised models do. They are not plain.
+    Classes made from `nn.Linear` may round their factors first, as the layers of quantised models do. They are not plain.
     """
     from transformers.pytorch_utils import Conv1D
 
-    # Not imported for this: where nobody has, there are no adapters, and it takes seconds, bitsandbytes and more along.
+    # Not imported here: if nothing has imported it, there are no adapters. The import takes seconds, and loads
+    # bitsandbytes and more.
     peft_layers = sys.modules.get("peft.tuners.lora.layer")
     if peft_layers is None or type(module) not in (peft_layers.Linear, peft_layers.ParamWrapper):
         return False

@@ -23,9 +23,9 @@ from kubetune.kernels.experts import (
     weighted_swiglu,
 )
 
-# Names of what sends tokens to experts and is beside them.
+# Names of modules that send tokens to experts and lie next to them.
 ROUTERS = ("gate", "router")
-# Names that mean it also where transformers stacks no experts beside them (JetMoE, Doge).
+# Names that mean it also if transformers stacks no experts next to them (JetMoE, Doge).
 ALWAYS_ROUTERS = ("router", "router_gate")
 
 
@@ -61,7 +61,7 @@ def routers_of(model: nn.Module) -> dict[str, nn.Module]:
 
 def swap_experts(model: nn.Module) -> int:
     """Run the adapters of described experts by grouped products. Return in how many layers."""
-    # Not imported for this: where nobody has, there are no adapters.
+    # Not imported here: if nothing has imported it, there are no adapters.
     peft_layers = sys.modules.get("peft.tuners.lora.layer")
     if peft_layers is None:
         return 0
@@ -119,7 +119,7 @@ def _forward(
     top_k_index: Tensor,
     top_k_weights: Tensor,
 ) -> Tensor:
-    """Return what transformers' `grouped_mm_experts_forward` does, with adapters beside both of its products.
+    """Return what transformers' `grouped_mm_experts_forward` does, with adapters added to both of its products.
 
     hidden_states is `[tokens, hidden]`, the other two are `[tokens, choices]`.
     """

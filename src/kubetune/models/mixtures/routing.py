@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts: the load they give each expert, and the loss that keeps it even where they learn.
+"""Routers of a mixture of experts: the load they give each expert, and the loss that keeps it even if they learn.
 
 The balance loss is transformers' `load_balancing_loss_func` (Switch Transformers, arXiv 2101.03961): E Σₑ Fₑ Pₑ, where
 Fₑ is how often expert e is chosen and Pₑ its mean probability, both over all layers and tokens. Here these are all
@@ -60,7 +60,7 @@ class Routing:
     steps: int = 0  # steps since the start
     dropped: int = 0  # tokens that an expert had no room for
 
-    # Of the step under way:
+    # For the step under way:
     _logits: list[Tensor] = field(default_factory=list)  # [tokens, experts] of each router
     _chosen_ahead: Tensor | None = None  # int64 [experts] counted while it runs without a gradient
     _frequencies: Tensor | None = None  # [experts] F of the global batch
@@ -103,7 +103,7 @@ class Routing:
         # Every rank runs all its micro-batches without a gradient, and all ranks add up what they chose.
         chosen = torch.zeros_like(self.counts[0])
         self._chosen_ahead = chosen  # `_keep` adds to it
-        torch.manual_seed(0)  # dropout may matter, and must be that of the uninterrupted run
+        torch.manual_seed(0)  # dropout may matter, and must be the same as in the uninterrupted run
         for batch in work.batches:
             evaluate(batch.to(world.device))
         self._chosen_ahead = None
@@ -130,11 +130,12 @@ class Routing:
         self._logits.clear()
         if not logits:
             return value
-        # Example: 2 routers, 6 tokens in the global batch, 2 of 4 experts for each token. Then rows = 12 = 2 · 6. Of one
-        # micro-batch with 3 tokens, with F known of the whole batch:
+        # Example: 2 routers, 6 tokens in the global batch, 2 of 4 experts for each token. Then rows = 12 = 2 · 6.
+        # For one micro-batch with 3 tokens, with F known from the whole batch:
         #
         #     probability_sums    [2.1, 1.8, 1.2, 0.9]    over its 3 tokens and both routers
-        #     balance             4 · Σ F · probability_sums / 12. Those of all micro-batches add up to the batch's.
+        #     balance             4 · Σ F · probability_sums / 12. The parts of all micro-batches add up to the
+        # batch's loss.
         #
         # A trial before the first step has no rows yet: it counts its own.
         rows = self._rows or float(sum(map(len, logits)))
@@ -208,7 +209,7 @@ class Routing:
         """Return how many tokens chose each expert, int64 `[experts]`."""
         probabilities = torch.softmax(logits.detach(), -1)
         chosen = torch.topk(probabilities, self.choices, dim=-1).indices.flatten()
-        # Of 4 experts, the choices 0 1 0 2 are counted as 2 1 1 0.
+        # With 4 experts, the choices 0 1 0 2 are counted as 2 1 1 0.
         return chosen.new_zeros(logits.shape[-1]).index_add_(0, chosen, torch.ones_like(chosen))
 
     def _count(self, layer: int) -> Callable[..., None]:
@@ -228,7 +229,7 @@ class Routing:
                 chosen = args[1]
 
             chosen = chosen.flatten()
-            assert self.counts is not None, "it is hooked only where there are experts"
+            assert self.counts is not None, "it is hooked only if there are experts"
             self.counts[layer].index_add_(0, chosen, torch.ones_like(chosen))
 
         return hook
@@ -319,7 +320,7 @@ def _coefficients(
 
     balance = wanted
     if balance is None:
-        # What the family was trained with.
+        # The weight that the family was trained with.
         config = lm.config.get_text_config()
         balance = getattr(config, "router_aux_loss_coef", None) if is_known else None
 
@@ -365,7 +366,7 @@ def summary(counts: list[list[int]]) -> dict[str, float]:
     unused = 0
     number_of_experts = 0
     for layer in counts:
-        # 1 where no token went through the layer, which would divide by 0.
+        # 1 if no token went through the layer, as 0 would divide by 0.
         mean = math.fsum(layer) / len(layer) or 1.0
         variance = math.fsum((count - mean) ** 2 for count in layer) / len(layer)
         maxima.append(max(layer) / mean)

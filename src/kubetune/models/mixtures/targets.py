@@ -1,7 +1,7 @@
 """Modules and tensors that LoRA adapts, by `lora.target_modules` and `lora.target_parameters`, as PEFT takes them.
 
 In a mixture of experts PEFT is given every name. Left to itself it adapts the router too, the experts of some families
-only, and never the shared experts beside those.
+only, and never the shared experts next to those.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BEFORE_STACKING = {
 
 
 class Targets(NamedTuple):
-    """What PEFT is to adapt."""
+    """The modules and parameters that PEFT is to adapt."""
 
     modules: str | list[str]  # ends of names, or an expression for whole names
     parameters: list[str]  # ends of names of tensors
@@ -71,7 +71,7 @@ def linear_names(model: nn.Module) -> list[str]:
 
 
 def unreached_names(model: nn.Module) -> list[str]:
-    """Return the whole names of modules whose adapters would learn nothing."""
+    """Return the whole names of modules for which adapters would learn nothing."""
     config: Any = model.config
     out_of_reach = unreached(config.get_text_config().model_type)
     return [name for name in linear_names(model) if out_of_reach.fullmatch(name)]
@@ -228,7 +228,7 @@ def _wanted_tensors(
     stack: nn.Module,
     wanted: str | tuple[str, ...],
 ) -> Iterator[str]:
-    """Yield the tensors of stacked experts that are wanted, by their own names or those of the layers in them."""
+    """Yield the tensors of stacked experts that are wanted, by their own names or the names of the layers in them."""
     for tensor in _tensors(stack):
         if is_target(name, wanted) or is_target(f"{name}.{tensor}", wanted):
             yield tensor
@@ -247,7 +247,9 @@ def _wanted_tensors(
 
 
 def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list[str]]:
-    """Return the modules that PEFT adapts when they are named, and those whose names it takes for experts' parts."""
+    """Return the modules that PEFT adapts when they are named, and the modules with names that it takes for
+    experts' parts.
+    """
     from peft import LoraConfig as PeftLoraConfig
 
     try:
@@ -264,7 +266,7 @@ def _kept_by_peft(model: nn.Module, modules: list[str]) -> tuple[list[str], list
     probe: Any = PeftLoraConfig(target_modules=sorted(last_parts))
     convert_peft_config_for_transformers(probe, model, None)
 
-    # What is left of the targets stays a module.
+    # The remaining targets stay modules.
     kept: list[str] = []
     taken_for_experts: list[str] = []
     for name in modules:
