@@ -22,11 +22,12 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from kubetune.config.schema import LoraConfig
 from kubetune.models.adapters.lora import add_lora
-from kubetune.training import train, worker
+from kubetune.training import worker
 from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
 from kubetune.training.saving import checkpoint_copies, saved_model
 from kubetune.training.saving.checkpoint_copies import CheckpointCopies
 from kubetune.training.saving.checkpointer import Checkpointer
+from kubetune.training.start import parts
 from tests import toy
 from tests.architectures import ONE_BY_ONE, PADDING_FREE, PROMISED, build_model
 from tests.hybrids import HYBRIDS
@@ -89,7 +90,7 @@ def slow_rank(run_dir: str, pretends: bool) -> int:
             return checkpoint_copies.writes_in_background(setting, optimizer, "cuda")
 
     if pretends:
-        train.writes_in_background = decide
+        parts.writes_in_background = decide
     plain_submit = ThreadPoolExecutor.submit
     register_module_forward_pre_hook(wait)
     with patch.object(ThreadPoolExecutor, "submit", submit):

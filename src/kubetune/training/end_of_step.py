@@ -21,10 +21,10 @@ from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import TrainingConfig
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
-from kubetune.training.judgement import judge_weights
+from kubetune.training.judgement import judge_weights, require_metric
 from kubetune.training.run import Run
 from kubetune.training.run_log import RunLog
-from kubetune.training.start import preflight, warm_up
+from kubetune.training.start import warm_up
 
 
 def stop(
@@ -56,7 +56,7 @@ def finish(run: Run, state: State, run_log: RunLog) -> State:
     is_best = state.best_step == state.step
     # A loss that runs away must not push the last good checkpoint out.
     is_sound = run.plan.is_save_step(state.step) and not state.steps_above_threshold
-    is_due = is_best or is_last or is_sound or is_patience_spent(run.config.training, state)
+    is_due = is_best or is_last or is_sound or is_patience_spent(run.training, state)
     if is_due and is_unsaved:
         run_log.sync()
         run.learner.routing.write_load(run.checkpointer.run_dir, state.step, run.world)
@@ -79,7 +79,7 @@ def _evaluate(run: Run, state: State, run_log: RunLog) -> State:
     values = judge_weights(run, state.step)
     if values is None:
         stop(run, state, run_log)
-    state = _judged(run.config.training, state, values)
+    state = _judged(run.training, state, values)
     seconds = time.perf_counter() - began
     run_log.evaluation(
         state.step,
@@ -98,7 +98,7 @@ def _judged(
     """Return the state after an evaluation, with its step and value as the best if they are."""
     # The first evaluation is the best so far; later ones only if they are really better.
     name = training.metric_for_best_model
-    preflight.require_metric(name, values)
+    require_metric(name, values)
 
     value = values[name]
     state = replace(state, evaluated_step=state.step)

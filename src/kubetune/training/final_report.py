@@ -11,9 +11,7 @@ from typing import Any
 from kubetune.base import logs
 from kubetune.base.humanize import counted
 from kubetune.config.schema import Config
-from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
-from kubetune.distributed.process_group import World
 from kubetune.plan import actuals
 from kubetune.plan.model_shapes import read_weights
 from kubetune.plan.plan import Plan
@@ -31,26 +29,28 @@ from kubetune.rundir.totals import (
     runaway_line,
 )
 from kubetune.training.run_log import peak_memory_bytes
+from kubetune.training.start.rank_start import RankStart
 
 
-def report(
-    config: Config, plan: Plan, run_dir: Path, world: World, data: Prepared, state: State
-) -> str:
+def report(start: RankStart, state: State) -> str:
     """Write report.json and log where the result is. Return a remark on the run, mostly empty."""
     heartbeat.beat("report")
+    world = start.world
     # Before ranks part ways: this takes all of them.
     peak = max(process_group.gather(peak_memory_bytes(world.device), world))
     if not world.is_main:
         return ""
     # The other ranks may leave from here on, or be lost.
     with heartbeat.busy_alone():
-        return _write_report(config, plan, run_dir, data, state, peak)
+        return _write_report(start, state, peak)
 
 
-def _write_report(
-    config: Config, plan: Plan, run_dir: Path, data: Prepared, state: State, peak: int
-) -> str:
+def _write_report(start: RankStart, state: State, peak: int) -> str:
     """Write report.json on rank 0, where it is missing. Return the remark on the run. `peak`: bytes of memory."""
+    config = start.config
+    plan = start.plan
+    run_dir = start.run_dir
+    data = start.data
     copy = config.logging.report_json
     if is_reported(run_dir, state.step) and (copy is None or Path(copy).exists()):
         # This start had nothing left to train, and would only spoil the numbers of those that trained.

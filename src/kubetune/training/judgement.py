@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +53,14 @@ def open_judge(
     if data.eval is None:
         return None
     return judge_of(evaluation, data.tokenizer, sources, data.eval, world)
+
+
+def require_metric(name: str, values: Collection[str]) -> None:
+    """Raise ConfigError unless the task has the metric that chooses the best checkpoint."""
+    if name not in values:
+        raise errors.ConfigError(
+            f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}"
+        )
 
 
 def judge_weights(run: Run, step: int) -> dict[str, float] | None:
@@ -153,11 +161,9 @@ def _score(
 
 
 def measure_base(run: Run, state: State) -> None:
-    """Measure the model before its first step, once for each run, if later evaluations are compared with it."""
+    """Measure the model before its first step, once for each run: later evaluations are compared with it."""
     run_dir = run.checkpointer.run_dir
-    wanted = run.config.evaluation
-    if not run.config.needs_base:
-        return
+    wanted = run.evaluation
     on_main(partial(verdict.warn_of_changed_functions, wanted, run_dir), run.world)
     # A resumed run can no longer measure it: its weights have moved.
     if state.step or on_main(lambda: (run_dir / metrics.BASE).exists(), run.world):

@@ -51,7 +51,7 @@ class Agreement:
 
 def loop(run: Run, state: State, run_log: RunLog) -> State:
     """Train from `state.step` to the last step, or until patience is spent. Return the last state."""
-    training = run.config.training
+    training = run.training
     evaluates = run.data.eval is not None
     if state.step:
         # A stop may have come between a step and its evaluation.
@@ -123,7 +123,7 @@ def _step(run: Run, state: State, run_log: RunLog) -> State:
 
 def _update(run: Run, state: State, work: Work, norm: float) -> None:
     """Move the weights by the gradient, whose norm without the loss scale is `norm`."""
-    largest_norm = run.config.training.max_grad_norm
+    largest_norm = run.training.max_grad_norm
     run.optimizer.scale_gradient(1.0 / state.loss_scale, norm, largest_norm)
     learning_rate = learning_rate_at(run.plan, state.step)
     with run.movement.watching(norm, learning_rate, work.measured):
@@ -157,7 +157,7 @@ def _backward(run: Run, state: State, micro: int, work: Work) -> torch.Tensor:
     batch = work.batches[micro].to(device)
 
     # Dropout depends on the place in the run, not on what ran before: a resumed run draws the same masks.
-    place = mixed_seed(run.config.training.seed, state.step, micro, run.world.rank)
+    place = mixed_seed(run.training.seed, state.step, micro, run.world.rank)
     seed(place, device)
 
     # fp16 multiplies the loss by its scale, so that small gradients do not vanish. The numbers for the log are without it.
@@ -166,7 +166,7 @@ def _backward(run: Run, state: State, micro: int, work: Work) -> torch.Tensor:
     values = values.reshape(-1)
     if logs.BATCH.isEnabledFor(logging.DEBUG):
         loss = float(values[0])
-        log_batch(run.config.logging, micro, number, batch, loss, began)
+        log_batch(run.logging, micro, number, batch, loss, began)
     return values
 
 
@@ -213,6 +213,6 @@ def _require_sound(
         micro_losses.append((batch.samples, micro_loss))
 
     # Where a number is not finite, the message names the rows that it came from.
-    origin = partial(finite.origin, run.data, run.config.data.train)
+    origin = partial(finite.origin, run.data, run.sources)
     finite.require_finite(loss, norm, state.step, micro_losses, run.world, origin)
-    return finite.steps_above_threshold(loss, state, run.config.training)
+    return finite.steps_above_threshold(loss, state, run.training)

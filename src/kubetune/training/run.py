@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from kubetune.batching.feed import Feed
-from kubetune.config.schema import Config
+from kubetune.config.schema import EvaluationConfig, LoggingConfig, SourceConfig, TrainingConfig
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
@@ -23,7 +26,11 @@ from kubetune.training.stop import StopRequest
 class Run:
     """Everything the training loop works with. Only the tensors of the model and the optimizer change."""
 
-    config: Config
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    logging: LoggingConfig
+    sources: Sequence[SourceConfig]  # of the training data
+    dtype: torch.dtype  # of frozen weights and of the arithmetic
     plan: Plan
     world: World
     stop: StopRequest

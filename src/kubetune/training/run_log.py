@@ -22,12 +22,13 @@ from kubetune.base.progress_bar import Progress, is_wanted
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
 from kubetune.config.metric_names import TELLING, main_metric
-from kubetune.config.schema import Config, LoggingConfig, TrainingConfig
+from kubetune.config.schema import LoggingConfig, TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
 from kubetune.rundir import heartbeat, machine, metrics, trackers
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.totals import read_totals, runaway, runaway_line
+from kubetune.training.start.rank_start import RankStart
 
 
 def peak_memory_bytes(device: torch.device) -> int:
@@ -319,14 +320,12 @@ def _besides_loss(measured: Mapping[str, float]) -> str:
 
 
 @contextmanager
-def open_run_log(
-    config: Config,
-    plan: Plan,
-    run_dir: Path,
-    world: World,
-    state: State,
-) -> Iterator[RunLog]:
+def open_run_log(start: RankStart, state: State) -> Iterator[RunLog]:
     """Yield the log of one start of a run, which continues from `state`."""
+    config = start.config
+    plan = start.plan
+    run_dir = start.run_dir
+    world = start.world
     # Other ranks get one too, so that the loop need not ask which rank it is on.
     run_log = RunLog(
         config.training,

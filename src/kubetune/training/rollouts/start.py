@@ -33,8 +33,6 @@ from kubetune.training.rollouts.servers.drawing import ServedDrawer
 from kubetune.training.rollouts.servers.start import served_by
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from kubetune.config.schema import Config
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.data.text.tokenizer import Tokenizer
@@ -44,6 +42,7 @@ if TYPE_CHECKING:
     from kubetune.scoring.judge import Judge
     from kubetune.scoring.rewards.models import ModelJudge
     from kubetune.training.rollouts.questions import RewardedPrompt
+    from kubetune.training.start.rank_start import RankStart
 
 # Settings of `grpo` that decide the answers.
 DECIDING = {
@@ -59,20 +58,15 @@ DECIDING = {
 }
 
 
-def make_rollout_feed(
-    config: Config,
-    plan: Plan,
-    data: Prepared,
-    world: World,
-    learner: Learner,
-    run_dir: Path,
-    is_stopping: Callable[[], bool],
-    judge: Judge | None = None,
-) -> RolloutFeed:
+def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -> RolloutFeed:
     """Return the batches of a run that learns by reward. All ranks call it. `judge`: of its evaluations.
 
     Raise ConfigError where a reward cannot be loaded, DataError for data that rewards or evaluations find nothing in.
     """
+    config = start.config
+    plan = start.plan
+    data = start.data
+    world = start.world
     _name_unused_settings(learner.lm, world)
     padding_free = learner.route.padding_free
     if config.grpo.servers is None:
@@ -84,7 +78,7 @@ def make_rollout_feed(
 
     # What draws: this model, or servers with its adapter.
     drawer = Drawer(
-        run_dir=run_dir,
+        run_dir=start.run_dir,
         learner=learner,
         reference=_reference(config, world, learner),
         tokenizer=data.tokenizer,
@@ -96,7 +90,7 @@ def make_rollout_feed(
         world=world,
         made_by=_digest(config, plan, data, rewards),
         max_steps=plan.num_steps,
-        is_stopping=is_stopping,
+        is_stopping=lambda: start.stop.requested,
     )
     if config.grpo.servers is not None:
         drawer = served_by(drawer, config.grpo.servers)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+
+import torch
 
 from kubetune import errors
 from kubetune.base import logs
@@ -11,16 +14,31 @@ from kubetune.data.prepared.identity import Check
 from kubetune.distributed.main_rank import on_main
 from kubetune.rundir import checkpoints, heartbeat
 from kubetune.rundir.checkpoints import State
+from kubetune.training import loss_scale
 from kubetune.training.optimizer import shards
+from kubetune.training.run import Run
 from kubetune.training.saving.checkpointer import Checkpointer
 
 
-def restore(checkpointer: Checkpointer, mode: str, first: State) -> State:
-    """Load the newest whole checkpoint and return its state, or return `first` if there is none.
+def restore(run: Run) -> State:
+    """Load the newest whole checkpoint and return its state, or the state before the first step if there is none.
 
-    `mode`: training.resume. `first`: the state before the first step, with the data and the global batch. Raises
-    ConfigError if a checkpoint must or must not exist, or if it was made from other data.
+    Raise ConfigError if a checkpoint must or must not exist (training.resume), or if it was made from other data.
     """
+    first = State(
+        data_fingerprint=run.data.fingerprint,
+        global_batch_size=run.plan.global_batch_size,
+        global_batch_tokens=run.plan.global_batch_tokens,
+    )
+    state = _restored(run.checkpointer, run.training.resume, first)
+    # The scale is part of a checkpoint's state.
+    if state.step == 0 and run.dtype == torch.float16:
+        state = replace(state, loss_scale=loss_scale.FIRST)
+    return state
+
+
+def _restored(checkpointer: Checkpointer, mode: str, first: State) -> State:
+    """Return the state of the newest checkpoint, or `first` if there is none."""
     run_dir = checkpointer.run_dir
     folder = on_main(partial(newest, run_dir, checkpointer.base), checkpointer.world)
     if folder is None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,18 +15,9 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import patches, quantization
-from kubetune.models.loading import choose_dtype
-from kubetune.plan.cost import price_line, time_line
-from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
 from kubetune.plan.linears import part_of, parts_line
 from kubetune.plan.plan import Plan
-from kubetune.rundir import machine, metrics
-from kubetune.rundir.checkpoints import State
-from kubetune.training import flops
 from kubetune.training.optimizer.adamw import FlatAdamW
-from kubetune.training.run import Run
-from kubetune.training.start import choices
-from kubetune.training.start.preparation import planned_tokens
 
 
 def gpu_name(world: World) -> str | None:
@@ -112,47 +101,3 @@ def log_padding(tokenizer: Tokenizer, world: World) -> None:
             "no pad token is named, so EOS is used where batches are filled up: in generation, and in what "
             "is saved or exported; training fills up nothing, so EOS is trained like any other token"
         )
-
-
-def _forecast(run: Run, device_bytes: int) -> dict[str, Any]:
-    """Log what the run will take, as far as that is known, and return what the report compares it with."""
-    data = DataTotals(planned_tokens(run.plan, run.data), run.data.longest)
-    device = DeviceFacts(gpu_name(run.world), device_bytes)
-    costs = costs_of(run.config, run.plan, data, device, os.environ)
-    if costs.bill is not None and costs.bill.hours is not None:
-        logs.STEP.info("forecast for the steps: %s", time_line(costs.bill))
-        price = price_line(costs.bill, run.config.compute.price_per_gpu_hour)
-        if price:
-            logs.STEP.info("forecast of the price: %s", price)
-    return costs.kept()
-
-
-def record_start(run: Run, state: State, run_dir: Path) -> None:
-    """Record the event of this start, with the facts that speeds depend on."""
-    # Speeds of two starts can only be compared if these are the same.
-    dtype = choose_dtype(run.config.model.dtype, run.world.device)
-
-    config = run.config
-    saved_share = run.plan.saved_share
-    facts = flops.describe(
-        run.learner,
-        config.compute.peak_tflops,
-        run.data.train,
-        run.world.device,
-        dtype,
-        saved_share,
-    )
-    # What a resumed run has to take over, and what forecasts compare.
-    facts["saved_share"] = saved_share
-    facts |= choices.as_event(config.model, config.training)
-    facts["machine"] = machine.describe()
-    facts["forecast"] = _forecast(run, facts["device_bytes"])
-
-    event = "resume" if state.step else "start"
-    metrics.record_event(
-        run_dir,
-        event,
-        step=state.step,
-        steps=run.plan.num_steps,
-        **facts,
-    )

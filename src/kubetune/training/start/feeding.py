@@ -6,17 +6,39 @@ from functools import partial
 
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
-from kubetune.data.prepared.prefix_rules import LEAST_SHARE
+from kubetune.data.prepared.prefix_rules import LEAST_SHARE, may_share_prefixes
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.models import fsdp, prefix_sharing
 from kubetune.models.learner import Learner
+from kubetune.models.loading import check_positions
 from kubetune.plan.plan import Plan
+from kubetune.scoring.judge import Judge
 from kubetune.training.flops import flops_of
+from kubetune.training.rollouts.feed import RolloutFeed
+from kubetune.training.rollouts.start import make_rollout_feed
+from kubetune.training.start.rank_start import RankStart
 
 # The first steps, whose rows are compared.
 STEPS = 4
+
+
+def make_batches(
+    start: RankStart, learner: Learner, judge: Judge | None
+) -> tuple[Feed | RolloutFeed, Plan]:
+    """Return the batches of a run: rows of its data, or answers that the model draws to their prompts; and its plan.
+
+    All ranks call it. `judge`: of its evaluations.
+    """
+    config = start.config
+    if config.task == "grpo":
+        # Answers go on behind their prompts.
+        check_positions(learner.lm, start.data.longest + config.grpo.max_completion_length)
+        return make_rollout_feed(start, learner, judge), start.plan
+    may_share = may_share_prefixes(config.task, config.data, config.preference)
+    seed = config.training.seed
+    return make_feed(start.plan, seed, start.data, start.world, learner, may_share=may_share)
 
 
 def make_feed(

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from kubetune.base import collector
+
+if TYPE_CHECKING:
+    from kubetune.tasks.task import Task
 
 
 def import_libraries() -> None:
@@ -12,7 +17,16 @@ def import_libraries() -> None:
         import transformers.generation.utils
         import transformers.modeling_utils  # noqa: F401
 
-        from kubetune.data.findings import kept_data  # noqa: F401
-        from kubetune.data.prepared import identity, prepare  # noqa: F401
-        from kubetune.plan import actuals  # noqa: F401
-        from kubetune.training import judgement, train  # noqa: F401
+        from kubetune.training import rank  # noqa: F401
+
+
+def import_task(name: str, *, trains_adapter: bool) -> Task:
+    """Return a task by `Config.task_name`, with all that it needs imported."""
+    import_libraries()
+    from kubetune.tasks import task_of
+
+    with collector.paused():
+        task = task_of(name)
+        if trains_adapter:
+            import peft  # noqa: F401
+    return task

@@ -8,7 +8,7 @@ checkpoint that a kill leaves behind lies where the next start clears it away.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from kubetune.models import fsdp
 from kubetune.rundir import heartbeat, metrics
 from kubetune.scoring import judge
 from kubetune.training import evaluation
+from kubetune.training.judgement import require_metric
 from kubetune.training.run_log import peak_memory_bytes
 from kubetune.training.start import warm_up
 from kubetune.training.start.memory_budget import SHARE_AFTER_WRONG_FORECAST, MemoryBudget
@@ -32,14 +33,6 @@ if TYPE_CHECKING:
     from kubetune.batching.feed import Work
     from kubetune.rundir.checkpoints import State
     from kubetune.training.run import Run
-
-
-def require_metric(name: str, values: Collection[str]) -> None:
-    """Raise ConfigError unless the task has the metric that chooses the best checkpoint."""
-    if name not in values:
-        raise errors.ConfigError(
-            f"training.metric_for_best_model is {name}; this task gives {', '.join(values)}"
-        )
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -67,7 +60,7 @@ def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Ite
         ) from error
 
 
-def rehearse(run: Run, state: State) -> None:
+def rehearse(run: Run, state: State, budget_of: Callable[[], MemoryBudget]) -> None:
     """Try what the run will do, and log how much memory it took. All ranks call it.
 
     Raise OutOfMemory if it does not fit, with the changes that would make it fit.
@@ -81,7 +74,7 @@ def rehearse(run: Run, state: State) -> None:
 
     # Log the forecast first: if the kernel kills this process, that is the last line.
     device = run.world.device
-    budget = MemoryBudget(run.config, run.plan, device, run.data.longest)
+    budget = budget_of()
     work = warm_up.largest(run)
     batch = work.batches[0]
     num_rows = len(batch.cu_seqlens) - 1
@@ -179,8 +172,8 @@ def _evaluate(run: Run, trials: _Trials) -> None:
             judge.rehearse(run.judge, run.learner, run.world)
 
     # A run must not train for hours to find that its best checkpoint cannot be chosen.
-    names = {*values, *run.config.evaluation.names}
-    require_metric(run.config.training.metric_for_best_model, names)
+    names = {*values, *run.evaluation.names}
+    require_metric(run.training.metric_for_best_model, names)
 
 
 @dataclass

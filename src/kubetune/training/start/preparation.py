@@ -1,4 +1,4 @@
-"""Prepare the data of a run while the rank imports its libraries, and measure them for the plan.
+"""Prepare the data of a run while the rank imports its libraries.
 
 Imports no torch, because it runs while torch is being imported.
 """
@@ -12,12 +12,11 @@ from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from kubetune import errors
 from kubetune.base import logs, processes, reminders
 from kubetune.config.schema import Config
-from kubetune.plan.plan import Plan
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.prepare import Prepared
@@ -103,13 +102,6 @@ def _unless_killed(future: Future[Result]) -> Result:
         ) from error
 
 
-def log_to_run(level: str, run_dir: Path, rank: int) -> None:
-    """Write log lines to the run directory from now on."""
-    from kubetune.base import progress_bar
-
-    logs.configure(level, run_dir, rank, progress=progress_bar.is_wanted(rank))
-
-
 def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     """Prepare the data in the other process. Return their folder, and the config that they were prepared for."""
     from kubetune.data.findings.checked import prepare_run
@@ -124,38 +116,3 @@ def _prepare_folder(config: Config, run_dir: Path) -> tuple[Path, Config]:
     # Pinned first: tokenizer and weights must be of the same commit.
     config = config.model_copy(update={"model": pinned(config.model, run_dir)})
     return prepare_run(config).path, config
-
-
-def width_of(data: Prepared) -> int | None:
-    """Return the hidden size of the model from its config.json, None if that has none."""
-    from kubetune.data.text.tokenizer_files import read_json
-    from kubetune.plan.memory import Shape
-    from kubetune.plan.model_shapes import Weights
-
-    # Weights are not needed to know the shapes.
-    facts = read_json(data.tokenizer.files.get("config.json"))
-    shape = Shape.of(Weights({}, facts, stated=False).text_config)
-    if shape is None or not isinstance(shape.hidden, int):
-        return None
-    return shape.hidden
-
-
-def sizes(data: Prepared) -> dict[str, Any]:
-    """Return the sizes of the prepared data that the plan needs."""
-    from kubetune.batching.feed import evaluated, rows_per_epoch, tokens_per_epoch
-
-    eval_rows = 0
-    if data.eval is not None:
-        eval_rows = len(evaluated(data.eval))
-    return {
-        "rows": rows_per_epoch(data.train),
-        "eval_rows": eval_rows,
-        "tokens": tokens_per_epoch(data.train),
-    }
-
-
-def planned_tokens(plan: Plan, data: Prepared) -> int:
-    """Return about how many tokens all planned steps have."""
-    # Sources have weights, so an epoch has other rows than the files; their mean length is about the same.
-    mean_tokens = float(data.train.lengths.mean())
-    return round(mean_tokens * (plan.rows or 0) * plan.num_epochs)

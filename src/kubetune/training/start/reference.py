@@ -39,7 +39,7 @@ from kubetune.data.order import Ids
 from kubetune.data.prepared import identity
 from kubetune.distributed import process_group
 from kubetune.models import fsdp
-from kubetune.models.loading import choose_dtype, load_pretrained
+from kubetune.models.loading import load_pretrained
 from kubetune.models.padding_free import implementation
 from kubetune.rundir import heartbeat, metrics
 from kubetune.tasks import causal_lm, preference, vision_language
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from kubetune.models.learner import Learner
     from kubetune.models.spec import ModelSpec
     from kubetune.plan.plan import Plan
+    from kubetune.training.start.rank_start import RankStart
 
     # Split -> log-probabilities of the two answers of each row, [rows, 2]; NaN for those still unknown.
     Tables = dict[str, NDArray[np.float64]]
@@ -79,22 +80,13 @@ class Answer(NamedTuple):
     values: NDArray[np.float64]  # [rows, 2] log-probabilities of both answers
 
 
-def attach(
-    learner: Learner,
-    dtype: str,
-    plan: Plan,
-    data: Prepared,
-    world: World,
-    run_dir: Path,
-    base: identity.Check | None,
-    *,
-    share_prefixes: bool,
-) -> None:
+def attach(start: RankStart, learner: Learner, dtype: torch.dtype, *, share_prefixes: bool) -> None:
     """Set `reference` of the rows of a run. All ranks call it, with the model as it is before training.
 
-    `dtype`: model.dtype. `base`: on rank 0. `share_prefixes`: compute prefixes that rows share once. Raise ModelError
-    if a log-probability is not finite.
+    `share_prefixes`: compute prefixes that rows share once. Raise ModelError if a log-probability is not finite.
     """
+    data = start.data
+    world = start.world
     splits = {"train": data.train}
     if data.eval is not None:
         splits["eval"] = data.eval
@@ -102,9 +94,8 @@ def attach(
     # All ranks agree on the name of the file, and on whether it has to be computed: nodes need not share a disk.
     key = None
     if world.is_main:
-        assert base is not None, "rank 0 has it"
-        chosen_dtype = choose_dtype(dtype, world.device)
-        key = _fingerprint(learner, chosen_dtype, data, base, share_prefixes)
+        assert start.base is not None, "rank 0 has it"
+        key = _fingerprint(learner, dtype, data, start.base, share_prefixes)
     key = process_group.broadcast(key, world)
 
     # Beside the prepared rows, which many runs share.
@@ -115,7 +106,7 @@ def attach(
     is_missing = process_group.agree(tables is None, world)
     # If one rank lacks them, all compute: the model may be sharded.
     if is_missing or tables is None:
-        tables = scores(learner, splits, plan, world, parts, share_prefixes=share_prefixes)
+        tables = scores(learner, splits, start.plan, world, parts, share_prefixes=share_prefixes)
         # One rank of each node writes: nodes may share a disk or not.
         if world.local_rank == 0:
             _write(path, tables)
@@ -135,7 +126,7 @@ def attach(
         "log-probabilities of %s rows under the model before training: %s", f"{num_rows:,}", source
     )
     metrics.record_event(
-        run_dir, "reference", rows=num_rows, reused=not is_missing, seconds=seconds
+        start.run_dir, "reference", rows=num_rows, reused=not is_missing, seconds=seconds
     )
 
 

@@ -1,0 +1,76 @@
+"""Say and record, on rank 0, what a run is going to do."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from kubetune.base import files, logs
+from kubetune.data.findings.kept_data import record
+from kubetune.plan.cost import price_line, time_line
+from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
+from kubetune.rundir import machine, metrics
+from kubetune.rundir.checkpoints import State
+from kubetune.scoring import kept_questions
+from kubetune.training import flops
+from kubetune.training.run import Run
+from kubetune.training.start import choices
+from kubetune.training.start.facts import gpu_name
+from kubetune.training.start.planning import planned_tokens
+from kubetune.training.start.rank_start import RankStart
+
+
+def record_plan(start: RankStart) -> None:
+    """Write the plan of a run, the statistics of its data, and the questions that are kept."""
+    config = start.config
+    run_dir = start.run_dir
+    data = start.data
+    files.write_atomic(run_dir / metrics.PLAN, start.plan.to_json(), within=run_dir)
+    record(run_dir, data)
+    num_questions = config.logging.before_after
+    if config.classifies:
+        num_questions = 0  # a classifier answers no questions
+    kept_questions.keep(run_dir, data.spec, data.eval, num_questions)
+
+
+def record_start(start: RankStart, run: Run, state: State) -> None:
+    """Record the event of this start, with the facts that speeds depend on."""
+    # Speeds of two starts can only be compared if these are the same.
+    config = start.config
+    saved_share = run.plan.saved_share
+    facts = flops.describe(
+        run.learner,
+        config.compute.peak_tflops,
+        run.data.train,
+        run.world.device,
+        run.dtype,
+        saved_share,
+    )
+    # What a resumed run has to take over, and what forecasts compare.
+    facts["saved_share"] = saved_share
+    facts |= choices.as_event(config.model, config.training)
+    facts["machine"] = machine.describe()
+    facts["forecast"] = _forecast(start, run, facts["device_bytes"])
+
+    event = "resume" if state.step else "start"
+    metrics.record_event(
+        start.run_dir,
+        event,
+        step=state.step,
+        steps=run.plan.num_steps,
+        **facts,
+    )
+
+
+def _forecast(start: RankStart, run: Run, device_bytes: int) -> dict[str, Any]:
+    """Log what the run will take, as far as that is known, and return what the report compares it with."""
+    config = start.config
+    data = DataTotals(planned_tokens(run.plan, run.data), run.data.longest)
+    device = DeviceFacts(gpu_name(run.world), device_bytes)
+    costs = costs_of(config, run.plan, data, device, os.environ)
+    if costs.bill is not None and costs.bill.hours is not None:
+        logs.STEP.info("forecast for the steps: %s", time_line(costs.bill))
+        price = price_line(costs.bill, config.compute.price_per_gpu_hour)
+        if price:
+            logs.STEP.info("forecast of the price: %s", price)
+    return costs.kept()
