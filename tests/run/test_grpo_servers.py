@@ -19,7 +19,7 @@ from kubetune.config.schema import Config, GrpoConfig
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training import worker
 from kubetune.training.rollouts import records
-from kubetune.training.rollouts.drawing import Slot
+from kubetune.training.rollouts.model_answers import Slot
 from kubetune.training.rollouts.servers import adapters, requests
 from kubetune.training.rollouts.servers.adapters import Adapter
 from kubetune.training.rollouts.servers.client import Server, ServerTrouble

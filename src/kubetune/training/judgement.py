@@ -24,8 +24,8 @@ from kubetune.scoring.judge import (
     remarks_on_answers,
 )
 from kubetune.training.evaluation import evaluate
-from kubetune.training.rollouts.feed import RolloutFeed
 from kubetune.training.rollouts.held_out import have_answers
+from kubetune.training.rollouts.rollout_feed import RolloutFeed
 
 if TYPE_CHECKING:
     from kubetune.config.schema import SourceConfig

@@ -17,7 +17,7 @@ from kubetune.scoring.judge import Judge
 from kubetune.tasks.task import Task
 from kubetune.training.movement import Movement
 from kubetune.training.optimizer.adamw import FlatAdamW
-from kubetune.training.rollouts.feed import RolloutFeed
+from kubetune.training.rollouts.rollout_feed import RolloutFeed
 from kubetune.training.saving.checkpointer import Checkpointer
 from kubetune.training.stop import StopRequest
 

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import logs
+from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.rundir import heartbeat
 from kubetune.scoring.judge import Rewarded, any_known
+from kubetune.training.rollouts.rewarded_prompts import RewardedPrompt, rewarded_prompts
 
 if TYPE_CHECKING:
     from kubetune.config.schema import RewardConfig
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from kubetune.distributed.process_group import World
     from kubetune.scoring.judge import Judge, Reply
     from kubetune.scoring.rewards.pool import RewardPool
-    from kubetune.training.rollouts.questions import RewardedPrompt
+    from kubetune.training.start.rank_start import RankStart
 
 
 def have_answers(rows: Rows) -> bool:
@@ -145,3 +147,14 @@ class _Turn:
     rewarded: dict[int, Rewarded] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)  # by a reward's name: why it could not
     failure: errors.KubetuneError | None = None
+
+
+def held_out_of(start: RankStart, judge: Judge, pool: RewardPool) -> HeldOutRewards:
+    """Return the rewards of the prompts that evaluations ask."""
+    config = start.config
+    rows = start.data.eval
+    assert rows is not None
+    asked = [question.row for question in judge.asked]
+    prompts = rewarded_prompts(DataSpec.of(config).splits["eval"], rows, asked, config.rewards)
+    tokenizer = start.data.tokenizer
+    return HeldOutRewards(pool, config.rewards, prompts, tokenizer, start.plan.num_steps)

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import torch
 
+from kubetune.base import logs
 from kubetune.batching.batch import collate
 from kubetune.batching.drawn_answers import answer_sequence
 from kubetune.errors import ModelError, first_line
 from kubetune.models import fsdp
 from kubetune.models.padding_free import FOREIGN_ERRORS, own_attention
 from kubetune.scoring.counted_draws import uniforms
+from kubetune.scoring.generation import acting_settings
 from kubetune.tasks.grpo.task import log_probabilities, settings_of
+from kubetune.training.rollouts.rewarded_prompts import prompt_ids
 from kubetune.training.rollouts.sampler import draw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from kubetune.data.prepared.rows import Rows
+    from kubetune.distributed.process_group import World
     from kubetune.models.learner import Learner
 
 # Tokens that are drawn for each answer.
@@ -84,3 +89,21 @@ def _difference(learner: Learner, prompts: Sequence[list[int]], pad_id: int) -> 
     batch = collate(sequences).to(next(learner.lm.parameters()).device)
     of_training = log_probabilities(learner, batch).cpu()
     return float((of_training - torch.tensor(sampled)).abs().max())
+
+
+def two_prompts(rows: Rows, padding_free: bool) -> list[list[int]]:
+    """Return the shortest and the longest prompt; only one for a model whose state would run over padding."""
+    chosen = [int(rows.lengths.argmin())]
+    if padding_free:
+        chosen.append(int(rows.lengths.argmax()))
+    return [prompt_ids(rows, row) for row in chosen]
+
+
+def name_unused_settings(lm: Any, world: World) -> None:
+    """Log what of the model's generation_config acts on answers of evaluations, and not on those that are learnt from."""
+    settings = [f"{key} {value}" for key, value in acting_settings(lm).items()]
+    if settings and world.is_main:
+        logs.DATA.info(
+            "answers are drawn by the model's own probabilities, without %s of its generation_config; evaluations use it",
+            ", ".join(settings),
+        )

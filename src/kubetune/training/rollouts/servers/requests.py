@@ -18,7 +18,7 @@ from kubetune.training.rollouts.servers.completions import answers_in, request_f
 
 if TYPE_CHECKING:
     from kubetune.config.schema import GrpoConfig
-    from kubetune.training.rollouts.drawing import Slot
+    from kubetune.training.rollouts.model_answers import Slot
     from kubetune.training.rollouts.servers.adapters import Adapter
 
 # Prompts that a rank has asked for at a time. A server makes batches of what it has been asked for.

@@ -28,7 +28,8 @@ from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
 from kubetune.models import fsdp
 from kubetune.rundir import checkpoints, heartbeat
-from kubetune.training.rollouts.drawing import Drawer, Slot, Turn
+from kubetune.training.rollouts.drawer import Drawer, Turn
+from kubetune.training.rollouts.model_answers import Slot
 from kubetune.training.rollouts.records import Group, RolloutFile
 from kubetune.training.rollouts.sampler import DrawnTokens
 from kubetune.training.rollouts.servers.adapters import Adapter, AdapterFiles
@@ -77,8 +78,8 @@ class ServedDrawer(Drawer):
 
         # Answers come to the ranks at different times, so of a sharded model each needs all weights meanwhile.
         weights: AbstractContextManager[None] = nullcontext()
-        if self._asks_model and missing:
-            weights = fsdp.whole(self.learner.lm)
+        if self.model.asks_model and missing:
+            weights = fsdp.whole(self.model.learner.lm)
         try:
             with weights:
                 came = self._collected(step, requests, len(missing), file)
@@ -91,7 +92,7 @@ class ServedDrawer(Drawer):
         groups |= came
         on_main(partial(self._drop, step), self.world)
         answered = [groups[slot.number] for slot in slots]
-        self._explain_errors(step, answered, file)
+        self.rewarding.explain_errors(step, answered, partial(on_main, file.remove, self.world))
         return answered
 
     def close(self) -> None:
@@ -126,7 +127,7 @@ class ServedDrawer(Drawer):
     def _ask_ahead(self, step: int, *, is_late: bool) -> bool:
         """Ask for the window after the one beginning at `step`, if its answers lag; False if a stop was asked for."""
         following = step + self.settings.window
-        if not self.lag or following >= self.max_steps:
+        if not self.lag or following >= self.rewarding.max_steps:
             return True
         file = RolloutFile(self.run_dir, following, self.made_by)
         present = on_main(file.groups, self.world)
@@ -207,12 +208,12 @@ class ServedDrawer(Drawer):
 
     def _group(self, step: int, slot: Slot, answers: Sequence[DrawnTokens]) -> Group:
         """Return the answers to a prompt, rewarded, with the log-probabilities that training asks for before."""
-        model = self.learner.model
-        model.eval()
+        module = self.model.learner.model
+        module.eval()
         try:
-            earlier = self._earlier(slot, answers)
+            earlier = self.model.earlier(slot, answers)
         finally:
-            model.train()
+            module.train()
         return self._rewarded(step, slot, answers, earlier)
 
     def _warn_of_gaps(self, answers: Sequence[DrawnTokens]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,8 @@ from kubetune.scoring.questions import records_of
 from kubetune.scoring.rewards.request import Request
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import SourceConfig
+    from kubetune.batching.feed import Feed
+    from kubetune.config.schema import GrpoConfig, SourceConfig
     from kubetune.data.prepared.rows import Rows
 
 
@@ -101,3 +103,24 @@ def _prompt_of(
         else:
             references.append(right_answer(record, reward.column))
     return RewardedPrompt(prompt, record, references)
+
+
+def rows_of_run(prompts: Feed, num_steps: int, settings: GrpoConfig, number: int) -> list[int]:
+    """Return the rows that any step of a run asks, in order. `number`: of all rows."""
+    # 10 steps whose prompts serve twice each take 5 steps of the data, and the last window is drawn whole.
+    data_steps = math.ceil(num_steps / settings.num_iterations)
+    data_steps += settings.steps_per_generation
+    rows: set[int] = set()
+    for data_step in range(data_steps):
+        rows.update(prompts.samples(data_step).tolist())
+        if len(rows) == number:
+            break
+    return sorted(rows)
+
+
+def prompt_ids(rows: Rows, row: int) -> list[int]:
+    """Return the ids of a row of the data up to its first trained token."""
+    ids, is_trained = rows.row(row)
+    length = int(is_trained.argmax())
+    prompt: list[int] = ids[:length].tolist()
+    return prompt

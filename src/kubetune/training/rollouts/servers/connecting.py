@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.data.text.tokenizer_files import read_json
-from kubetune.training.rollouts.drawing import Drawer
+from kubetune.training.rollouts.drawer import Drawer
 from kubetune.training.rollouts.servers.adapters import AdapterFiles
 from kubetune.training.rollouts.servers.client import Server
-from kubetune.training.rollouts.servers.drawing import ServedDrawer
 from kubetune.training.rollouts.servers.requests import Asking
+from kubetune.training.rollouts.servers.served_drawer import ServedDrawer
 
 if TYPE_CHECKING:
     from kubetune.config.schema.grpo import ServersConfig
@@ -29,8 +29,9 @@ SAMPLERS = "KUBETUNE_SAMPLERS"
 
 def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
     """Return a drawer that asks servers instead of the model. Raise ConfigError for adapters that they cannot load."""
-    learner = drawer.learner
-    _require_known_to_servers(learner, drawer.tokenizer)
+    model = drawer.model
+    learner = model.learner
+    _require_known_to_servers(learner, model.tokenizer)
     urls = servers.urls or tuple(os.environ.get(SAMPLERS, "").split())
     if not urls:
         raise errors.ConfigError(
@@ -43,10 +44,10 @@ def served_by(drawer: Drawer, servers: ServersConfig) -> ServedDrawer:
     run = hashlib.sha256(owner.encode()).hexdigest()
     asking = Asking(
         servers=addresses,
-        settings=drawer.settings,
-        eos_ids=drawer.tokenizer.eos_ids,
+        settings=model.settings,
+        eos_ids=model.tokenizer.eos_ids,
         vocabulary=learner.lm.get_input_embeddings().num_embeddings,
-        seed=drawer.seed,
+        seed=model.seed,
         rank=drawer.world.rank,
         seconds=servers.timeout_seconds,
     )

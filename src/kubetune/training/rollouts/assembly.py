@@ -1,0 +1,76 @@
+"""Put together what `task: grpo` draws and learns from, at the start of a run."""
+
+from __future__ import annotations
+
+from kubetune.base import logs
+from kubetune.batching.feed import Feed
+from kubetune.distributed import process_group
+from kubetune.models import prefix_sharing
+from kubetune.models.learner import Learner
+from kubetune.models.spec import ModelSpec
+from kubetune.scoring.judge import Judge
+from kubetune.training.rollouts.answer_windows import AnswerWindows
+from kubetune.training.rollouts.drawer import Drawer
+from kubetune.training.rollouts.held_out import held_out_of
+from kubetune.training.rollouts.model_answers import ModelAnswers, reference_of
+from kubetune.training.rollouts.rewards_of_run import open_rewarding
+from kubetune.training.rollouts.rollout_digest import digest_of
+from kubetune.training.rollouts.rollout_feed import RolloutFeed
+from kubetune.training.rollouts.self_check import (
+    name_unused_settings,
+    require_sampling,
+    two_prompts,
+)
+from kubetune.training.rollouts.servers.connecting import served_by
+from kubetune.training.rollouts.servers.served_drawer import ServedDrawer
+from kubetune.training.start.rank_start import RankStart
+
+
+def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -> RolloutFeed:
+    """Return the batches of a run that learns by reward. All ranks call it. `judge`: of its evaluations.
+
+    Raise ConfigError for a reward that cannot be loaded, DataError for data that rewards or evaluations find nothing in.
+    """
+    config = start.config
+    data = start.data
+    world = start.world
+    name_unused_settings(learner.lm, world)
+    padding_free = learner.route.padding_free
+    if config.grpo.servers is None:
+        require_sampling(learner, two_prompts(data.train, padding_free), data.tokenizer.pad_id)
+    seed = config.training.seed
+    prompts = Feed(data.train, start.plan, seed, world, padding_free=padding_free)
+    rewarding = open_rewarding(start, prompts)
+    learner.undo.callback(rewarding.pool.close)
+
+    # What draws: this model, or servers with its adapter.
+    reference = reference_of(ModelSpec.of(config), world, learner)
+    model = ModelAnswers(learner, reference, data.tokenizer, config.grpo, seed, world.device)
+    made_by = digest_of(start, rewarding.pool)
+    drawer = Drawer(start.run_dir, made_by, model, rewarding, world, lambda: start.stop.requested)
+    if config.grpo.servers is not None:
+        drawer = served_by(drawer, config.grpo.servers)
+
+    windows = AnswerWindows(prompts, data.train, drawer, config.rewards)
+    feed = RolloutFeed(
+        windows, start.plan, world, learner, share_prefixes=_may_share(start, learner)
+    )
+    if judge is not None:
+        feed.held_out = held_out_of(start, judge, rewarding.pool)
+    if isinstance(drawer, ServedDrawer):
+        drawer.slots_of = windows.slots
+        learner.undo.callback(drawer.close)
+    return feed
+
+
+def _may_share(start: RankStart, learner: Learner) -> bool:
+    """True if answers to the same prompt share it in a batch. All ranks share or none."""
+    data = start.config.data
+    if not data.packing or data.share_prefixes is False:
+        return False
+    for reason in process_group.gather(prefix_sharing.why_not(learner), start.world):
+        if reason:
+            logs.DATA.info("prompts are computed for each of their answers: %s", reason)
+            return False
+    logs.DATA.info("prompts are computed once for all of their answers")
+    return True
