@@ -33,7 +33,7 @@ from kubetune.rundir.metrics import EVALUATION, PREDICTIONS, now
 from kubetune.scoring.judge import Judge, answer, judge_of, remarks_on_answers
 from kubetune.scoring.own_functions import Function
 from kubetune.training.evaluation import collect, evaluate, measured
-from kubetune.training.start import reference
+from kubetune.training.reference import of_base
 
 # Called with what is done, of how many rows, and the number of rows done.
 Progress = Callable[[str, int, int], None]
@@ -199,7 +199,7 @@ def _evaluate(
     world = World(device=device)
     plan = make_plan(config, world_size=1)
     if config.needs_reference:
-        reference.ask_base(spec, learner, rows, plan, world)
+        of_base.ask_base(spec, learner, rows, plan, world)
     count = partial(progress, "evaluating rows", len(rows))
     parts = collect(task, learner, rows, plan, world, count=count)
     assert parts is not None

@@ -10,11 +10,11 @@ from kubetune.models.loading import choose_dtype
 from kubetune.training.judgement import open_judge, require_metric
 from kubetune.training.movement import Movement
 from kubetune.training.optimizer.adamw import FlatAdamW
+from kubetune.training.reference.attached import attach
 from kubetune.training.run import Run
 from kubetune.training.saving.checkpoint_copies import writes_in_background
 from kubetune.training.saving.checkpoint_writers import writer_of
 from kubetune.training.saving.checkpointer import Checkpointer
-from kubetune.training.start import reference
 from kubetune.training.start.facts import log_model, log_padding
 from kubetune.training.start.feeding import make_batches
 from kubetune.training.start.model_parts import build_model, with_optimizer
@@ -40,7 +40,7 @@ def build(start: RankStart) -> Run:
     start = replace(start, plan=plan)
     if config.needs_reference:
         # By the model before training, so before a checkpoint is loaded into it.
-        reference.attach(start, learner, dtype, share_prefixes=feed.share_prefixes)
+        attach(start, learner, dtype, share_prefixes=feed.share_prefixes)
 
     learner, optimizer = with_optimizer(learner, config.training)
     log_model(learner, optimizer)

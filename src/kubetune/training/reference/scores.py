@@ -1,0 +1,164 @@
+"""Compute log-probabilities of all answers under the model with its adapter off, on all ranks.
+
+The work is cut into units, which are rows that are run together. They follow from the rows and the plan, not from the
+ranks, so a later start on any number of ranks does exactly the units that no part has. Two ranks, parts of 4 units:
+
+    part 0    rank 0: units 0 2    rank 1: units 1 3    all ranks gather, one rank of each node writes its file
+    part 1    rank 0: units 4 6    rank 1: unit  5      rank 1 runs an empty unit if the model is sharded
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from kubetune import errors
+from kubetune.base import logs
+from kubetune.batching.feed import batch_of, groups
+from kubetune.batching.image_batches import picture_reader
+from kubetune.data.order import Ids
+from kubetune.data.prepared.rows import Rows
+from kubetune.distributed import process_group
+from kubetune.distributed.process_group import World
+from kubetune.models import fsdp
+from kubetune.models.learner import Learner
+from kubetune.plan.plan import Plan
+from kubetune.rundir import heartbeat
+from kubetune.tasks import preference
+from kubetune.training.reference.tables import Tables, UnitLogps, take_up, write_part
+
+# Number of parts in which the work is written; a kill loses at most one of them.
+PARTS: Final = 128
+
+
+class Unit(NamedTuple):
+    """Rows that are run together."""
+
+    split: str
+    ids: Ids  # [rows]
+
+
+def scores(
+    learner: Learner,
+    splits: Mapping[str, Rows],
+    plan: Plan,
+    world: World,
+    parts: Path | None = None,
+    *,
+    share_prefixes: bool = False,
+) -> Tables:
+    """Return the tables of the model with its adapter off, for the rows of some splits.
+
+    `parts`: the folder in which finished work is kept. Raise ModelError if a log-probability is not finite.
+    """
+    # What earlier starts have done.
+    tables = {}
+    for split, rows in splits.items():
+        tables[split] = np.full((len(rows), 2), np.nan)
+    if parts is not None:
+        for part in sorted(parts.glob("*.npz")):
+            take_up(part, tables)
+
+    units = []
+    for split, rows in splits.items():
+        everything = np.arange(len(rows))
+        for ids in groups(rows, plan, everything, padding_free=learner.route.padding_free):
+            units.append(Unit(split, ids))
+
+    missing = _missing(units, tables, world)
+    if len(missing) < len(units) and world.is_main:
+        percent = 100 * (len(units) - len(missing)) // len(units)
+        logs.MODEL.info("%d %% of the reference's part was done before", percent)
+
+    # All ranks have equally many units of a part, except of the last one.
+    units_of_rank = max(1, math.ceil(len(missing) / (PARTS * world.size)))
+    size = units_of_rank * world.size
+
+    learner.model.eval()
+    try:
+        for start in range(0, len(missing), size):
+            logps = _logps(
+                learner,
+                splits,
+                missing[start : start + size],
+                world,
+                share_prefixes,
+            )
+            for of_unit in logps:
+                _require_finite(of_unit)
+                tables[of_unit.split][of_unit.ids] = of_unit.values
+            if parts is not None and world.local_rank == 0:
+                write_part(parts, logps)
+    finally:
+        fsdp.close(learner.lm)
+        learner.model.train()
+
+    return tables
+
+
+def _missing(units: Sequence[Unit], tables: Tables, world: World) -> list[Unit]:
+    """Return the units that are missing on at least one rank: nodes need not share a disk."""
+    has_unit = []
+    for unit in units:
+        values = tables[unit.split][unit.ids]
+        has_unit.append(not np.isnan(values).any())
+
+    # Done is what every node has.
+    of_ranks = process_group.gather(np.array(has_unit, bool), world)
+    everywhere = np.logical_and.reduce(of_ranks)
+    missing = []
+    for unit, is_done in zip(units, everywhere, strict=True):
+        if not is_done:
+            missing.append(unit)
+    return missing
+
+
+def _logps(
+    learner: Learner,
+    splits: Mapping[str, Rows],
+    units: Sequence[Unit],
+    world: World,
+    share_prefixes: bool,
+) -> list[UnitLogps]:
+    """Run some units, which are dealt to the ranks in turn. Return the results of all, the same on all ranks."""
+    mine = list(units[world.rank :: world.size])
+    if fsdp.is_sharded(learner.model):
+        # All ranks take part in each forward, so a rank without a unit runs one of no rows.
+        most = math.ceil(len(units) / world.size)
+        empty = Unit(next(iter(splits)), np.empty(0, np.int64))
+        mine += [empty] * (most - len(mine))
+
+    readers = {split: picture_reader(rows) for split, rows in splits.items()}
+    logps = []
+    for unit in mine:
+        heartbeat.beat("reference")
+        batch = batch_of(
+            splits[unit.split],
+            unit.ids,
+            readers[unit.split],
+            share_prefixes=share_prefixes,
+        )
+        values = preference.log_probabilities(learner, batch.to(world.device))
+        logps.append(UnitLogps(unit.split, unit.ids, values))
+
+    of_all = []
+    for of_rank in process_group.gather(logps, world):
+        of_all.extend(of_rank)
+    return of_all
+
+
+def _require_finite(of_unit: UnitLogps) -> None:
+    """Raise ModelError, naming the first row, if a log-probability is not finite."""
+    is_finite = np.isfinite(of_unit.values).all(1)
+    if is_finite.all():
+        return
+    first = int(np.argmin(is_finite))
+    raise errors.ModelError(
+        f"the model says {of_unit.values[first].tolist()} of the answers of {of_unit.split} row "
+        f"{int(of_unit.ids[first]):,}, before any training; expected log-probabilities. Its weights may be damaged, or "
+        "model.dtype too narrow"
+    )

@@ -1,0 +1,85 @@
+"""Tables of log-probabilities on disk. Every run on the same data and the same base finds them beside the prepared data.
+
+DATA.reference-3c4d.npz       train [rows, 2], eval [rows, 2]; written when all is done
+DATA.reference-3c4d.parts/    until then: one file for each part that is done
+    5e6f.npz                        train.ids [2, 0, 5], train [3, 2]: the results of rows 2, 0 and 5
+"""
+
+from __future__ import annotations
+
+import io
+import uuid
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kubetune.base import files
+from kubetune.data.order import Ids
+from kubetune.data.prepared.rows import Rows
+
+# Split -> log-probabilities of the two answers of each row, [rows, 2]; NaN for those still unknown.
+Tables = dict[str, NDArray[np.float64]]
+
+
+class UnitLogps(NamedTuple):
+    """The result of a unit, rows that are run together."""
+
+    split: str
+    ids: Ids  # [rows]
+    values: NDArray[np.float64]  # [rows, 2] log-probabilities of both answers
+
+
+def read_tables(path: Path, splits: Mapping[str, Rows]) -> Tables | None:
+    """Return the tables in a file, None if one is missing or incomplete."""
+    tables = _load(path)
+    # Other shapes are those of other data, or of a file that is cut off.
+    shapes = {split: table.shape for split, table in tables.items()}
+    expected = {split: (len(rows), 2) for split, rows in splits.items()}
+    if shapes != expected:
+        return None
+    return tables
+
+
+def take_up(part: Path, tables: Tables) -> None:
+    """Copy the rows of a part into the tables."""
+    arrays = _load(part)
+    for split, table in tables.items():
+        # A part may hold rows of one split alone.
+        if split in arrays:
+            table[arrays[f"{split}.ids"]] = arrays[split]
+
+
+def write_part(parts: Path, units: Sequence[UnitLogps]) -> None:
+    """Write the file of a part, in the form that the top of this module shows."""
+    # Units of no rows were only there to keep ranks together.
+    by_split: dict[str, list[UnitLogps]] = {}
+    for unit in units:
+        if len(unit.ids):
+            by_split.setdefault(unit.split, []).append(unit)
+
+    arrays: dict[str, NDArray[Any]] = {}
+    for split, of_split in by_split.items():
+        arrays[f"{split}.ids"] = np.concatenate([unit.ids for unit in of_split])
+        arrays[split] = np.concatenate([unit.values for unit in of_split])
+    write_tables(parts / f"{uuid.uuid4().hex}.npz", arrays)
+
+
+def write_tables(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write a file, whole or not at all."""
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    files.write_atomic(path, content.getvalue())
+
+
+def _load(path: Path) -> Tables:
+    """Return the arrays of a file; none if it does not exist or is damaged."""
+    try:
+        # Without pickle, so a file cannot run code.
+        with np.load(path) as arrays:
+            return dict(arrays)
+    except (OSError, ValueError, zipfile.BadZipFile, EOFError):
+        return {}
