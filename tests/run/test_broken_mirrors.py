@@ -17,7 +17,8 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.rundir import checkpoints
 from kubetune.rundir.mirror import copier, store
-from kubetune.rundir.mirror.sync import FETCHING, Mirror
+from kubetune.rundir.mirror.fetching import FETCHING
+from kubetune.rundir.mirror.sync import Mirror
 from tests import s3, toy
 from tests.broken_store import DRIP, WAYS, serving
 from tests.ranks import started, wait_all
@@ -118,10 +119,10 @@ def test_a_store_that_fails_while_a_checkpoint_is_sent_never_seems_to_hold_it(
             ask("follow", run_dir, address, server.url)
         assert server.has_broken
     mirror = Mirror(run_dir, address)
-    assert set(mirror.remote_files()) >= {"metrics.jsonl", "logs/rank-0.log"}
-    assert mirror.remote_steps() == []
+    assert set(mirror.stored.files()) >= {"metrics.jsonl", "logs/rank-0.log"}
+    assert mirror.stored.steps() == []
     ask("follow", run_dir, address, bucket.url)
-    assert mirror.remote_steps() == [3]
+    assert mirror.stored.steps() == [3]
 
 
 @pytest.mark.parametrize("way", [*ways("reset"), pytest.param(DRIP, marks=pytest.mark.slow)])

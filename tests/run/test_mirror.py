@@ -69,10 +69,10 @@ def test_a_checkpoint_without_its_manifest_is_not_there(
 ) -> None:
     copy = Mirror(run_dir, "s3://runs/partial")
     copy.send()
-    assert copy.remote_steps() == [3, 6, 7]
-    copy._fs.rm_file("runs/partial/checkpoints/step-000007/manifest.json")
-    copy._fs.pipe_file("runs/partial/checkpoints/step-000006/state.json", b"{}")
-    assert copy.remote_steps() == [3, 6]
+    assert copy.stored.steps() == [3, 6, 7]
+    copy.stored.store.rm_file("runs/partial/checkpoints/step-000007/manifest.json")
+    copy.stored.store.pipe_file("runs/partial/checkpoints/step-000006/state.json", b"{}")
+    assert copy.stored.steps() == [3, 6]
     fetched = Mirror(tmp_path / "back", "s3://runs/partial").fetch()
     assert fetched == 3, "7 is not whole, and 6 is damaged"
     assert checkpoints.steps(tmp_path / "back") == [3]
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_sent_again_is_not_whole_until_all_of_it_arrived(
                 shutil.copy(path, folder)
 
     checkpoints.commit(mine, replace(state, seconds=state.seconds + 1), write)
-    put = copy._put
+    put = copy.sender._put
 
     def lose(path: Path, name: str) -> int:
         if path.name == checkpoints.STATE:
@@ -103,11 +103,11 @@ def test_a_checkpoint_that_is_sent_again_is_not_whole_until_all_of_it_arrived(
             raise OSError("connection lost")
         return put(path, name)
 
-    monkeypatch.setattr(copy, "_put", lose)
+    monkeypatch.setattr(copy.sender, "_put", lose)
     with pytest.raises(OSError, match="connection lost"):
         copy.send()
-    assert copy.remote_steps() == [3, 6]
-    monkeypatch.setattr(copy, "_put", put)
+    assert copy.stored.steps() == [3, 6]
+    monkeypatch.setattr(copy.sender, "_put", put)
     copy.send()
     assert Mirror(tmp_path / "back", "s3://runs/again").fetch() == 7
 
@@ -121,10 +121,10 @@ def test_pruned_steps_go_and_the_newest_there_stays(
     copy.send()
     shutil.rmtree(checkpoints.folder_of(mine, 3))
     copy.send()
-    assert copy.remote_steps() == [6, 7]
+    assert copy.stored.steps() == [6, 7]
     shutil.rmtree(checkpoints.folder_of(mine, 7))
     copy.send()
-    assert copy.remote_steps() == [6, 7]
+    assert copy.stored.steps() == [6, 7]
 
 
 def test_steps_that_stayed_behind_in_a_move_go_when_they_are_too_many(
@@ -138,11 +138,11 @@ def test_steps_that_stayed_behind_in_a_move_go_when_they_are_too_many(
     came = checkpoints.steps(mine)
     assert len(came) < 3, "only the newest and the best one come"
     copy.send()
-    assert copy.remote_steps() == [3, 6, 7], "as many as are kept"
+    assert copy.stored.steps() == [3, 6, 7], "as many as are kept"
     for step in (8, 9):
         shutil.copytree(checkpoints.folder_of(run_dir, 7), checkpoints.folder_of(mine, step))
     copy.send()
-    assert copy.remote_steps() == sorted({*came, 8, 9})
+    assert copy.stored.steps() == sorted({*came, 8, 9})
 
 
 def test_a_run_goes_on_from_the_store_on_an_empty_machine(
@@ -155,14 +155,14 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     second.mkdir()
     ended = train(first, run_file(first, inputs, address, num_train_epochs=1), "signal 9:step:6")
     assert ended.returncode not in (0, errors.USER), ended.stderr
-    assert Mirror(first / "outputs/runs/moved", address).remote_steps() == [3]
+    assert Mirror(first / "outputs/runs/moved", address).stored.steps() == [3]
     ended = train(second, run_file(second, inputs, address, num_train_epochs=1))
     assert ended.returncode == 0, ended.stderr
     assert "step 3 and the run so far came from s3://runs/moved" in ended.stderr + ended.stdout
     assert toy.digests(second / "outputs/runs/moved") == toy.digests(run_dir), (
         "bit by bit the uninterrupted run"
     )
-    assert Mirror(second, address).remote_steps() == [3, 6, 7]
+    assert Mirror(second, address).stored.steps() == [3, 6, 7]
     log = (second / "outputs/runs/moved/logs/rank-0.log").read_text()
     assert log.count("step 4/7") == 2, "what the first machine logged came along"
     ended = train(first, run_file(first, inputs, address, num_train_epochs=1, learning_rate=1e-3))
@@ -232,7 +232,7 @@ def test_two_nodes_go_on_from_the_store_on_an_empty_disk(
     assert [node.returncode for node in nodes] == [0, 0], outputs
     assert f"step 3 and the run so far came from {address}" in outputs[0]
     assert [line["step"] for line in metrics.read_metrics(disk) if "loss" in line] == [*range(1, 8)]
-    assert Mirror(disk, address).remote_steps() == [3, 6, 7]
+    assert Mirror(disk, address).stored.steps() == [3, 6, 7]
 
 
 def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
@@ -258,7 +258,7 @@ def test_a_store_that_is_away_stops_nothing_and_gets_the_rest_later(
     finally:
         stop.set()
         follower.join()
-        steps = copy.remote_steps()
+        steps = copy.stored.steps()
         gone.stop()
     assert steps == [3, 6, 7]
 
@@ -280,7 +280,7 @@ def test_another_run_is_refused_and_changes_nothing(
 ) -> None:
     address = "s3://runs/owned"
     assert main(["sync", str(run_dir), address]) == 0
-    before = Mirror(run_dir, address).remote_files()
+    before = Mirror(run_dir, address).stored.files()
     other = tmp_path / "other"
     shutil.copytree(run_dir, other, symlinks=True, ignore=shutil.ignore_patterns(lease.LOCAL))
     for words in ([str(other), address], [address, str(other)]):
@@ -299,7 +299,7 @@ def test_another_run_is_refused_and_changes_nothing(
     assert not (tmp_path / "new/outputs/runs/owned/checkpoints").exists(), (
         "nothing of it is fetched"
     )
-    assert Mirror(run_dir, address).remote_files() == before
+    assert Mirror(run_dir, address).stored.files() == before
     assert main(["sync", str(run_dir), address]) == 0
 
 
@@ -327,7 +327,7 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
     follower = threading.Thread(target=follow)
     follower.start()
     try:
-        wait_until(lambda: Mirror(here, address).remote_steps() == [3, 6, 7])
+        wait_until(lambda: Mirror(here, address).stored.steps() == [3, 6, 7])
         later = Mirror(second, address)
         assert later.fetch() == 7
         later.lease.take()
@@ -344,7 +344,7 @@ def test_of_two_starts_of_a_run_the_later_one_keeps_up_the_copy(
     later.send()
     assert main(["sync", str(here), address]) == errors.USER
     assert f"which has gone further than {here}; fetch it" in capsys.readouterr().err
-    assert later.remote_steps()[-1] == 8
+    assert later.stored.steps()[-1] == 8
     assert main(["sync", str(second), address]) == 0
 
 
@@ -400,7 +400,7 @@ def test_a_claim_with_nothing_beside_it_is_taken_over(
     second.send()
     with pytest.raises(errors.ConfigError, match=f"fetch that one .*: kubetune sync {address} DIR"):
         first.send()
-    assert second.remote_steps() == [3, 6, 7]
+    assert second.stored.steps() == [3, 6, 7]
 
 
 def test_a_fetch_that_was_cut_off_is_done_again(
@@ -410,7 +410,9 @@ def test_a_fetch_that_was_cut_off_is_done_again(
     copy = Mirror(tmp_path / "back", "s3://runs/cut")
     names = []
     monkeypatch.setattr(
-        copy, "_fetch_newest", lambda steps: names.append(toy_names(tmp_path / "back")) or 1 / 0
+        copy.fetcher,
+        "_fetch_newest",
+        lambda steps: names.append(toy_names(tmp_path / "back")) or 1 / 0,
     )
     with pytest.raises(ZeroDivisionError):
         copy.fetch()
@@ -470,4 +472,4 @@ def test_ctrl_c_while_the_store_is_frozen_ends_within_the_grace_time(
             store.thaw()
     assert "send it: kubetune sync" in stderr
     assert main(["sync", str(made)]) == 0
-    assert Mirror(made, "s3://runs/frozen").remote_steps() == checkpoints.steps(made)
+    assert Mirror(made, "s3://runs/frozen").stored.steps() == checkpoints.steps(made)

@@ -162,13 +162,13 @@ def test_what_is_sent_comes_back_the_same_and_steps_are_whole_or_not_there(
     shutil.copytree(run_dir, mine, symlinks=True)
     copy = Mirror(mine, address)
     copy.send()
-    assert copy.remote_steps() == [3, 6, 7]
+    assert copy.stored.steps() == [3, 6, 7]
     shutil.rmtree(checkpoints.folder_of(mine, 3))
     copy.send()
-    assert copy.remote_steps() == [6, 7]
-    assert not [name for name in copy.remote_files() if "step-000003" in name]
-    copy._fs.rm_file("runs/same/checkpoints/step-000007/manifest.json")
-    assert copy.remote_steps() == [6]
+    assert copy.stored.steps() == [6, 7]
+    assert not [name for name in copy.stored.files() if "step-000003" in name]
+    copy.stored.store.rm_file("runs/same/checkpoints/step-000007/manifest.json")
+    assert copy.stored.steps() == [6]
     assert Mirror(tmp_path / "again", address).fetch() == 6
 
 
@@ -178,12 +178,12 @@ def test_a_run_goes_on_from_the_store_on_an_empty_machine(
     address = f"{scheme}://runs/moved"
     ended = train(tmp_path / "first", inputs, address, "signal 9:step:6")
     assert ended.returncode not in (0, errors.USER), ended.stderr
-    assert Mirror(tmp_path / "first/outputs/runs/moved", address).remote_steps() == [3]
+    assert Mirror(tmp_path / "first/outputs/runs/moved", address).stored.steps() == [3]
     ended = train(tmp_path / "second", inputs, address)
     assert ended.returncode == 0, ended.stderr
     assert f"step 3 and the run so far came from {address}" in ended.stdout
     assert toy.digests(tmp_path / "second/outputs/runs/moved") == toy.digests(run_dir)
-    assert Mirror(tmp_path, address).remote_steps() == [3, 6, 7]
+    assert Mirror(tmp_path, address).stored.steps() == [3, 6, 7]
 
 
 def test_another_run_and_an_earlier_start_are_refused(

@@ -115,9 +115,9 @@ def _require_extras(config: Config) -> None:
 
         hooks.check(config.hooks)
     if config.mirror is not None:
-        from kubetune.rundir.mirror import sync
+        from kubetune.rundir.mirror import stored_run
 
-        sync.check_installed(config.mirror)
+        stored_run.check_installed(config.mirror)
 
 
 def _require_metrics(evaluation: EvaluationConfig) -> None:

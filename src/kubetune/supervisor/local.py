@@ -24,7 +24,7 @@ from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.plan.plan import Plan
 from kubetune.rundir import checkpoints, exit_status, metrics, starts, trackers
-from kubetune.rundir.mirror import copier, sync
+from kubetune.rundir.mirror import copier, stored_run
 from kubetune.rundir.starts import moved_numbers
 from kubetune.supervisor import supervise
 from kubetune.supervisor.observers import hooks
@@ -65,7 +65,7 @@ def launch_run(
 
     # On a new machine, the run directory may exist in the mirror alone.
     if config.mirror is not None:
-        sync.check_installed(config.mirror)
+        stored_run.check_installed(config.mirror)
         if place.node == 0:
             code = _restore(config, run_dir, plan, config.mirror, relay)
             if code < 0:  # ended by a signal

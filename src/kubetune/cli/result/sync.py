@@ -40,8 +40,8 @@ def run(args: argparse.Namespace) -> Answer:
     """Copy, and say how much there is."""
     # The present state, asked again: a copy of an earlier run may have more.
     mirror = _copied(args)
-    sizes = mirror.remote_files()
-    steps = mirror.remote_steps()
+    sizes = mirror.stored.files()
+    steps = mirror.stored.steps()
     total = sum(sizes.values())
 
     def show() -> None:
@@ -100,7 +100,7 @@ def _copied(args: argparse.Namespace) -> Mirror:
         def send() -> None:
             mirror.lease.recognise(claims=True)
             # Another start of the run may have gone on elsewhere.
-            if mirror.remote_steps()[-1:] > checkpoints.steps(run_dir)[-1:]:
+            if mirror.stored.steps()[-1:] > checkpoints.steps(run_dir)[-1:]:
                 raise errors.ConfigError(
                     f"{address} is kept up by a later start of this run, which has gone further than {run_dir}; fetch "
                     f"it: kubetune sync {address} DIR. Nothing was sent."

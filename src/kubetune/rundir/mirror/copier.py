@@ -6,7 +6,7 @@
         fetches the run and its newest checkpoints if the store knows more. The environment variable KUBETUNE_STARTING
         holds the config of the run that begins
 
-It is a separate process, so that training never waits for a network. sync.py says what is copied, and how.
+It is a separate process, so that training never waits for a network. sending.py and fetching.py say what is copied, and how.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from kubetune.base import logs, processes
 from kubetune.base.humanize import shell_word
 from kubetune.base.signals import Relay
 from kubetune.rundir import metrics
-from kubetune.rundir.mirror.sync import FETCHING, Mirror
+from kubetune.rundir.mirror.fetching import FETCHING
+from kubetune.rundir.mirror.sync import Mirror
 
 SECONDS_BETWEEN_LOOKS = 10.0
 LONGEST_WAIT_SECONDS = 60.0
@@ -197,7 +198,7 @@ def restore(mirror: Mirror, starting: dict[str, Any] | None = None) -> None:
 
     def attempt() -> int | None:
         if not has_run and starting is not None:
-            mirror.lease.require_config(starting, has_begun=bool(mirror.remote_steps()))
+            mirror.lease.require_config(starting, has_begun=bool(mirror.stored.steps()))
         step = mirror.fetch()
         mirror.lease.recognise(claims=True)
         return step

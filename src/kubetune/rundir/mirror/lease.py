@@ -20,9 +20,9 @@ from kubetune.base import files, logs
 from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.rundir import metrics
+from kubetune.rundir.mirror.stored_run import REMOTE, StoredRun
 from kubetune.rundir.starts import moved_numbers
 
-REMOTE = "mirror.json"
 LOCAL = ".mirror.json"
 # The claim that is being made, written before the store gets it.
 DRAFT = ".mirror-draft.json"
@@ -69,12 +69,10 @@ class Lease:
     #   its next `check`, before each time it sends, and stops. What it sent in between is harmless: checkpoints of the
     #   same run and the same steps, whole by their manifests.
 
-    def __init__(self, store: Any, root: str, address: str, run_dir: Path) -> None:
-        self._store = store
-        self._root = root
-        self._address = address
+    def __init__(self, stored: StoredRun, run_dir: Path) -> None:
+        self._stored = stored
+        self._address = stored.address
         self._run_dir = run_dir
-        self._place = f"{root}/{REMOTE}"
         self._writer = ""  # name of this start, once it has taken the copy
 
     def recognise(self, *, claims: bool) -> None:
@@ -106,7 +104,7 @@ class Lease:
 
     def _displace(self, remote: Owner, known: Owner | None, *, claims: bool) -> None:
         """Take over the claim of another run that has sent nothing. Raise ConfigError if it has sent something."""
-        sent = self._names_in_store()
+        sent = self._stored.files()
         # A start that held the copy and lost it does not take it back.
         if claims and not sent and not self._writer:
             _log.warning(
@@ -116,7 +114,7 @@ class Lease:
                 self._run_dir,
             )
             owner = known or self._draft()
-            self._store.pipe_file(self._place, owner.text().encode())
+            self._stored.write(REMOTE, owner.text())
             self._keep(owner)
             return
         remedy = f"or fetch that one into a folder of its own: kubetune sync {self._address} DIR"
@@ -127,15 +125,6 @@ class Lease:
             f"this one, {remedy}. Nothing was sent."
         )
 
-    def _names_in_store(self) -> set[str]:
-        """Return the names of the files beside the claim."""
-        try:
-            places = self._store.find(self._root)
-        except FileNotFoundError:
-            return set()
-        names = {place[len(self._root) + 1 :] for place in places}
-        return names - {REMOTE}
-
     def has_begun(self) -> bool:
         """True if a step was trained in the directory. Until then it may become any run of its config."""
         lines = self._run_dir / metrics.METRICS
@@ -144,8 +133,8 @@ class Lease:
 
     def require_config(self, starting: Mapping[str, Any], *, has_begun: bool) -> None:
         """Raise ConfigError if the store holds a run that has begun with another config than `starting`."""
-        text = self.read(RESOLVED)
-        if text is None or not (has_begun or self.read(metrics.METRICS)):
+        text = self._stored.read(RESOLVED)
+        if text is None or not (has_begun or self._stored.read(metrics.METRICS)):
             return
         old = resolved(load_resolved(json.loads(text), f"{self._address}/resolved.json"))
         changes = moved_numbers(dict(dotted_values(old)), dict(dotted_values(starting)))
@@ -166,7 +155,7 @@ class Lease:
         assert displaced is not None, "recognised"
         name = uuid.uuid4().hex
         owner = Owner(displaced.run, writer=name, host=socket.gethostname(), since=metrics.now())
-        self._store.pipe_file(self._place, owner.text().encode())
+        self._stored.write(REMOTE, owner.text())
         self._writer = name
 
     def check(self) -> None:
@@ -181,14 +170,16 @@ class Lease:
 
     def _create(self, owner: Owner) -> None:
         try:
-            self._store.pipe_file(self._place, owner.text().encode(), mode="create")
+            self._stored.store.pipe_file(
+                self._stored.place(REMOTE), owner.text().encode(), mode="create"
+            )
         except FileExistsError:
             # Either the answer to our own request was lost, and the library repeated it; or another run came first.
             if self._remote_owner() != owner:
                 self.recognise(claims=False)
                 return
         except NotImplementedError:  # this store cannot refuse to overwrite
-            self._store.pipe_file(self._place, owner.text().encode())
+            self._stored.write(REMOTE, owner.text())
         self._keep(owner)
 
     def _draft(self) -> Owner:
@@ -208,17 +199,10 @@ class Lease:
         return Owner.read(path.read_text("utf-8", "replace"), str(path))
 
     def _remote_owner(self) -> Owner | None:
-        text = self.read(REMOTE)
+        text = self._stored.read(REMOTE)
         if text is None:
             return None
         return Owner.read(text, f"{self._address}/{REMOTE}")
-
-    def read(self, name: str) -> str | None:
-        """Return the text of a file of the run in the store. None if there is none."""
-        try:
-            return str(self._store.cat_file(f"{self._root}/{name}").decode())
-        except FileNotFoundError:
-            return None
 
 
 def _begun(owner: Owner) -> str:
