@@ -10,7 +10,8 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
 from kubetune.models.adapters import shared_input
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW
 
 
 class Crossed(nn.Module):

@@ -23,7 +23,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from kubetune.config.schema import LoraConfig
 from kubetune.models.adapters.lora import add_lora
 from kubetune.training import worker
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.saving import checkpoint_copies, saved_model
 from kubetune.training.saving.checkpoint_copies import CheckpointCopies
 from kubetune.training.saving.checkpointer import Checkpointer

@@ -11,7 +11,8 @@ from kubetune.kernels import cross_entropy, pointwise
 from kubetune.kernels.cross_entropy import Head, LogitRule, linear_cross_entropy
 from kubetune.kernels.log_probabilities import linear_log_probabilities
 from kubetune.kernels.pointwise import Kernels
-from kubetune.training.optimizer.adamw import AdamSettings, Collected, FlatAdamW
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import Collected, FlatAdamW
 
 LABELS, HIDDEN, VOCABULARY, SCALE = 37, 16, 53, 0.25
 

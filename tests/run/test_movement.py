@@ -13,7 +13,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from kubetune.distributed.process_group import World
 from kubetune.training import worker
 from kubetune.training.movement import FIRST_STEPS, Movement
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW
 from kubetune.training.optimizer.adamw_sharded import ShardedAdamW
 from tests import toy
 from tests.ranks import started, wait_all
@@ -73,7 +74,7 @@ def with_slices_elsewhere(run_dir: str) -> int:
             parameter._local_tensor = value.view_as(parameter._local_tensor)  # type: ignore[attr-defined]
             self.master[span].copy_(value)
         self.master = self.master.clone()
-        self._mirrors = []
+        self.copies.clear()
 
     ShardedAdamW.__init__ = init  # type: ignore[method-assign]
     return worker.main([run_dir])

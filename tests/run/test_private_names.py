@@ -23,8 +23,9 @@ from kubetune.models import attention_hooks, compiled_layers, fsdp
 from kubetune.models.adapters import fp8
 from kubetune.models.mixtures import experts
 from kubetune.training import worker
-from kubetune.training.optimizer import adamw, adamw_sharded, rows
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.optimizer import adam_step, adamw_sharded, rows, weight_copies
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW
 from tests import toy
 from tests.ranks import started, wait_all
 
@@ -35,8 +36,8 @@ SHORT = {"max_steps": 4, "eval_steps": 4, "save_steps": 4, "learning_rate": 1e-3
 
 def worker_without_names(arguments: Sequence[str]) -> int:
     """Be a rank of a release of torch in which the names have other names."""
-    adamw.FUSED_STEP = None
-    adamw.COPY_ALL = None
+    adam_step.FUSED_STEP = None
+    weight_copies.COPY_ALL = None
     adamw_sharded.STATE = GONE
     blockwise.SOFTMAX_BACKWARD = None
     return worker.main(arguments)
@@ -79,7 +80,7 @@ def test_the_plain_step_is_the_fused_one(decay: float) -> None:
         for optimizer in optimizers:
             optimizer.gradient.copy_(gradient)
         buffers = plain._buffers(slice(0, 20))
-        adamw.plain_step(buffers, step, 1e-2, settings, decay)
+        adam_step.plain_step(buffers, step, 1e-2, settings, decay)
         fused.update(1e-2)
         for name in ("master", "exp_avg", "exp_avg_sq"):
             torch.testing.assert_close(getattr(plain, name), getattr(fused, name))

@@ -35,7 +35,8 @@ from kubetune.supervisor.local import check_run_dir
 from kubetune.tasks import causal_lm
 from kubetune.training.evaluation import evaluate
 from kubetune.training.flops import flops_of
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW, decays
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW, decays
 from kubetune.training.run_log import RunLog
 from kubetune.training.start.feeding import make_feed
 from tests import toy

@@ -49,7 +49,8 @@ from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import make_plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.tasks import causal_lm
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW
 from tests.ranks import run_ranks
 
 LLAMA = {"num_key_value_heads": 8, "vocab_size": 128_256, "tie_word_embeddings": False}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -73,9 +73,9 @@ class Movement:
             return
 
         numbers = sorted(self._unseen)
-        has_gradient = self._optimizer.has_gradient(numbers)
+        has_gradient = _have_gradient(self._optimizer, numbers)
         yield
-        has_learnt = self._optimizer.has_learnt(numbers)
+        has_learnt = _have_learnt(self._optimizer, numbers)
         for number, *seen in zip(numbers, has_gradient, has_learnt, strict=True):
             if all(seen):
                 self._unseen.discard(number)
@@ -214,3 +214,33 @@ def _tables(model: Any, names: list[str]) -> set[int]:
         if isinstance(module, nn.Embedding):
             of_tables.update(f"{path}.{name}" for name, _ in module.named_parameters())
     return {number for number, name in enumerate(names) if name in of_tables}
+
+
+def _have_gradient(optimizer: FlatAdamW, numbers: Sequence[int]) -> list[bool]:
+    """Return, for these of `parts`, whether a number of this rank has a gradient in the step that is under way."""
+    flags = []
+    for number in numbers:
+        parameter, span = optimizer.parts[number]
+        collected = optimizer.collected.get(parameter)
+        gradient = optimizer.gradient[span]
+        if collected is not None and collected.occurring is not None:
+            gradient = collected.occurring.gradient()
+        flags.append(gradient.any())
+    return _values(flags)
+
+
+def _have_learnt(optimizer: FlatAdamW, numbers: Sequence[int]) -> list[bool]:
+    """Return, for these of `parts`, whether updates have taken up a gradient of a number of this rank."""
+    state = optimizer.state()
+    flags = []
+    for number in numbers:
+        _, span = optimizer.parts[number]
+        flags.append(optimizer.moments_of(state, span).any())
+    return _values(flags)
+
+
+def _values(flags: Sequence[Tensor]) -> list[bool]:
+    """Return the values of flags, by one copy from the device."""
+    if not flags:
+        return []
+    return [bool(value) for value in torch.stack(list(flags)).tolist()]

@@ -10,16 +10,14 @@ one fused update. In this example a weight w `[2, 2]`, a bias b `[2]`, and a nor
     exp_avg_sq   . . . . | . . | . .        as soon as autograd has it
                  0       4 = _decayed
 
-Embedding tables of which few rows occur (rows.py) are stretches of the buffers that are left out; `_around` yields the
-rest.
+Embedding tables of which few rows occur (rows.py) are stretches of the buffers that are left out; `rows.around` yields
+the rest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -27,27 +25,14 @@ from torch import Tensor, nn
 from kubetune.base import logs
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.training.optimizer.rows import Collected, OccurringRows
+from kubetune.training.optimizer import adam_step
+from kubetune.training.optimizer.adam_step import AdamSettings, move
+from kubetune.training.optimizer.rows import Collected, OccurringRows, around, occurring
 from kubetune.training.optimizer.shards import OptimizerShard
-
-# torch's fused kernel, without torch.optim.AdamW, whose import of torch._dynamo takes a second of a start. None if this
-# version of torch has it no more: then `plain_step` does the same, in more passes over the buffers.
-FUSED_STEP: Any = getattr(torch, "_fused_adamw_", None)
-# One call for all: thousands of small copies take longer. None if this version of torch has it no more.
-COPY_ALL: Any = getattr(torch, "_foreach_copy_", None)
+from kubetune.training.optimizer.weight_copies import WeightCopies
 
 # Numbers whose squares are added up in fp32: few enough that their norm is right to a part in ten million.
 STRETCH = 2**12
-
-
-@dataclass(frozen=True)
-class AdamSettings:
-    """AdamW's constants, with the names of the config."""
-
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
 
 
 def decays(name: str, parameter: Tensor) -> bool:
@@ -66,32 +51,6 @@ def sum_of_squares(vector: Tensor) -> float:
     norms = torch.linalg.vector_norm(stretches, dim=1)
     rest = torch.linalg.vector_norm(vector[whole:])
     return float(norms.double().square().sum() + rest.double().square())
-
-
-def _values(flags: Sequence[Tensor]) -> list[bool]:
-    """Return the values of flags, by one copy from the device."""
-    if not flags:
-        return []
-    return [bool(value) for value in torch.stack(list(flags)).tolist()]
-
-
-def plain_step(
-    buffers: Sequence[Tensor],
-    step: float,
-    learning_rate: float,
-    settings: AdamSettings,
-    decay: float,
-) -> None:
-    """Make the AdamW step number `step`, counted from 1, on master, gradient, exp_avg and exp_avg_sq."""
-    master, gradient, exp_avg, exp_avg_sq = buffers
-    master.mul_(1 - learning_rate * decay)
-    exp_avg.lerp_(gradient, 1 - settings.beta1)
-    exp_avg_sq.mul_(settings.beta2).addcmul_(gradient, gradient, value=1 - settings.beta2)
-
-    # Both moments began at zero. Without these corrections the first steps would be too short.
-    size = learning_rate / (1 - settings.beta1**step)
-    scale = math.sqrt(1 - settings.beta2**step)
-    master.addcdiv_(exp_avg, exp_avg_sq.sqrt().div_(scale).add_(settings.epsilon), value=-size)
 
 
 class FlatAdamW:
@@ -119,7 +78,7 @@ class FlatAdamW:
                 named.append((name, parameter))
         if not named:
             raise ValueError("no trainable parameters")
-        if FUSED_STEP is None:
+        if adam_step.FUSED_STEP is None:
             logs.MODEL.info(
                 "torch %s has no fused AdamW by the name that is known here: updates take longer",
                 torch.__version__,
@@ -140,7 +99,7 @@ class FlatAdamW:
         self.exp_avg = torch.zeros(size, device=device)
         self.exp_avg_sq = torch.zeros(size, device=device)
         self.step_count = torch.zeros((), device=device)  # a tensor, as the fused kernel needs it
-        self._mirrors: list[tuple[Tensor, Tensor]] = []  # (copy, what it must equal)
+        self.copies = WeightCopies()
         self.collected = {}
         self.parts = []
         self._decayed = 0  # numbers that weight decay applies to
@@ -179,7 +138,7 @@ class FlatAdamW:
                 p.grad = None
 
         parameter.register_post_accumulate_grad_hook(collect)
-        self._mirrors.append((parameter, value))
+        self.copies.add(parameter, value)
 
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
         """Let only the rows that occur be updated, if a parameter is an embedding table that this suits."""
@@ -211,8 +170,8 @@ class FlatAdamW:
     def gradient_norm(self) -> float:
         """Return the norm of this rank's part of the gradient."""
         # Rows that occurred count with their own buffers, whose values are newer.
-        parts = [self.gradient[span] for span in self._around()]
-        parts += [rows.gradient() for rows in self._occurring()]
+        parts = [self.gradient[span] for span in around(self.tables, len(self.gradient))]
+        parts += [rows.gradient() for rows in self.tables]
         return math.sqrt(sum(sum_of_squares(part) for part in parts))
 
     def scale_gradient(
@@ -227,144 +186,62 @@ class FlatAdamW:
             factor *= largest / norm
         if factor == 1.0:
             return
-        for span in self._around():
+        for span in around(self.tables, len(self.gradient)):
             self.gradient[span].mul_(factor)
-        for rows in self._occurring():
+        for rows in self.tables:
             rows.buffers()[1].mul_(factor)
 
     def update(self, learning_rate: float) -> None:
         """Make one AdamW step from `gradient`, then set that to zero."""
         self.step_count += 1
-        for span in self._around():
+        for span in around(self.tables, len(self.gradient)):
             # A stretch may have a part that decays and one that does not.
             middle = min(max(span.start, self._decayed), span.stop)
             decayed = self._buffers(slice(span.start, middle))
             others = self._buffers(slice(middle, span.stop))
-            self._move(decayed, learning_rate, self.settings.weight_decay)
-            self._move(others, learning_rate, 0.0)
+            decay = self.settings.weight_decay
+            move(decayed, self.step_count, learning_rate, self.settings, decay)
+            move(others, self.step_count, learning_rate, self.settings, 0.0)
 
-        for rows in self._occurring():
-            self._move(rows.buffers(), learning_rate, 0.0)
+        for rows in self.tables:
+            move(rows.buffers(), self.step_count, learning_rate, self.settings, 0.0)
 
         self.clear_gradient()
-        self._refresh()
+        self.copies.refresh(self.tables)
 
     def _buffers(self, span: slice) -> list[Tensor]:
         """Return a stretch of each of the four buffers."""
         buffers = (self.master, self.gradient, self.exp_avg, self.exp_avg_sq)
         return [buffer[span] for buffer in buffers]
 
-    def _move(
-        self,
-        buffers: Sequence[Tensor],
-        learning_rate: float,
-        decay: float,
-    ) -> None:
-        """Make the step on parts of the four buffers."""
-        master, gradient, exp_avg, exp_avg_sq = buffers
-        if not len(master):
-            return
-        if FUSED_STEP is None:
-            plain_step(buffers, float(self.step_count), learning_rate, self.settings, decay)
-        else:
-            FUSED_STEP(
-                [master],
-                [gradient],
-                [exp_avg],
-                [exp_avg_sq],
-                [],
-                [self.step_count],
-                lr=learning_rate,
-                beta1=self.settings.beta1,
-                beta2=self.settings.beta2,
-                weight_decay=decay,
-                eps=self.settings.epsilon,
-                amsgrad=False,
-                maximize=False,
-            )
-
-    def has_gradient(self, numbers: Sequence[int]) -> list[bool]:
-        """Return, for these of `parts`, whether a number of this rank has a gradient in the step that is under way."""
-        flags = []
-        for number in numbers:
-            parameter, span = self.parts[number]
-            collected = self.collected.get(parameter)
-            gradient = self.gradient[span]
-            if collected is not None and collected.occurring is not None:
-                gradient = collected.occurring.gradient()
-            flags.append(gradient.any())
-        return _values(flags)
-
-    def has_learnt(self, numbers: Sequence[int]) -> list[bool]:
-        """Return, for these of `parts`, whether updates have taken up a gradient of a number of this rank."""
-        state = self.state()
-        flags = []
-        for number in numbers:
-            _, span = self.parts[number]
-            flags.append(self._moments_of(state, span).any())
-        return _values(flags)
-
-    def _moments_of(self, state: dict[str, Tensor], span: slice) -> Tensor:
+    def moments_of(self, state: dict[str, Tensor], span: slice) -> Tensor:
         """Return, for each number of a stretch, whether it has moments."""
         return state["exp_avg"][span].bool() | state["exp_avg_sq"][span].bool()
 
+    @property
+    def tables(self) -> list[OccurringRows]:
+        """The embedding tables that are updated row by row, since only some of their rows occur."""
+        return occurring(self.collected.values())
+
     def clear_gradient(self) -> None:
         """Set the gradient to zero."""
-        for span in self._around():
+        for span in around(self.tables, len(self.gradient)):
             self.gradient[span].zero_()
-        for rows in self._occurring():
+        for rows in self.tables:
             rows.clear_gradient()
         for collected in self.collected.values():
             collected.is_zero = True
 
-    def _occurring(self) -> list[OccurringRows]:
-        """Return the embedding tables that are updated row by row, since only some of their rows occur."""
-        tables = []
-        for collected in self.collected.values():
-            rows = collected.occurring
-            if rows is not None and not rows.is_empty:
-                tables.append(rows)
-        return tables
-
-    def _around(self) -> Iterator[slice]:
-        """Yield the stretches of the buffers before, between and behind those tables."""
-        start = 0
-        for rows in self._occurring():
-            yield slice(start, rows.span.start)
-            start = rows.span.stop
-        yield slice(start, len(self.gradient))
-
     def mirror(self, copies: Iterable[tuple[nn.Parameter, Tensor]]) -> None:
         """Keep copies of trained parameters, of any dtype, equal to them from now on."""
         for parameter, copy in copies:
-            self._mirrors.append((copy, process_group.local(parameter)))
-        self._refresh()
-
-    def _refresh(self) -> None:
-        """Copy new weights to the parameters and copies that are no views of `master`."""
-        # Of tables only the rows that occurred, everything else in one call.
-        tables = self._occurring()
-        for rows in tables:
-            rows.refresh()
-        refreshed = {id(rows.weight) for rows in tables}
-
-        copies = []
-        values = []
-        for copy, value in self._mirrors:
-            if id(copy) not in refreshed:
-                copies.append(process_group.local(copy))
-                values.append(value)
-
-        if COPY_ALL is not None and copies:
-            COPY_ALL(copies, values)
-            return
-        for copy, value in zip(copies, values, strict=True):
-            copy.copy_(value)
+            self.copies.add(copy, process_group.local(parameter))
+        self.copies.refresh(self.tables)
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that a checkpoint needs to continue bit for bit."""
         # A checkpoint has whole buffers, so that it does not depend on which rows occurred.
-        for rows in self._occurring():
+        for rows in self.tables:
             rows.write_back()
         return {
             "master": self.master,
@@ -389,8 +266,8 @@ class FlatAdamW:
         for parameter, collected in self.collected.items():
             if collected.occurring is not None:
                 tables[parameter] = collected.occurring.read_again()
-                collected.occurring = None  # so that `_refresh` copies the whole table
+                collected.occurring = None  # so that `refresh` copies the whole table
 
-        self._refresh()
+        self.copies.refresh(self.tables)
         for parameter, rows in tables.items():
             self.collected[parameter].occurring = rows

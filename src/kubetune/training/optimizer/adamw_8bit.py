@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from kubetune.models.quantization import require_bitsandbytes
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW
 
 BLOCK = 256  # numbers that share a scale
 
@@ -67,7 +68,8 @@ class FlatAdamW8bit(FlatAdamW):
     def _watch(self, parameter: nn.Parameter, span: slice) -> None:
         """Do nothing: numbers that share a scale are updated together, so rows cannot be updated alone."""
 
-    def _moments_of(self, state: dict[str, Tensor], span: slice) -> Tensor:
+    def moments_of(self, state: dict[str, Tensor], span: slice) -> Tensor:
+        """Return, for each number of a stretch, whether it has moments."""
         return state["exp_avg"][span] != self._zero
 
     def update(self, learning_rate: float) -> None:
@@ -90,7 +92,7 @@ class FlatAdamW8bit(FlatAdamW):
             0.0,
         )
         self.clear_gradient()
-        self._refresh()
+        self.copies.refresh(self.tables)
 
     def _move_span(
         self,

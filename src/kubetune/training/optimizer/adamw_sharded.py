@@ -15,7 +15,8 @@ from kubetune.base import logs
 from kubetune.config.schema import TrainingConfig
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW, sum_of_squares
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW, sum_of_squares
 from kubetune.training.optimizer.adamw_8bit import FlatAdamW8bit
 from kubetune.training.optimizer.shards import OptimizerShard
 
@@ -65,10 +66,10 @@ class ShardedAdamW(FlatAdamW):
 
         # Slices that were not moved have to be refreshed. So has one that is shorter than other ranks', which FSDP pads
         # in other memory.
-        self._mirrors = []
+        self.copies.clear()
         for parameter, value in self._slices:
             if process_group.local(parameter).data_ptr() != value.data_ptr():
-                self._mirrors.append((parameter, value))
+                self.copies.add(parameter, value)
 
     def _adopt(
         self,

@@ -13,6 +13,7 @@ row 4 occurred first and then row 1:
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -182,3 +183,22 @@ class Collected:
             self.occurring.write_back()
             self.occurring = None
         return self.gradient
+
+
+def occurring(sums: Iterable[Collected]) -> list[OccurringRows]:
+    """Return the tables that are updated row by row, of which a row has occurred."""
+    tables = []
+    for collected in sums:
+        rows = collected.occurring
+        if rows is not None and not rows.is_empty:
+            tables.append(rows)
+    return tables
+
+
+def around(tables: Iterable[OccurringRows], size: int) -> Iterator[slice]:
+    """Yield the stretches of the optimizer's buffers, `size` numbers, before, between and behind tables."""
+    start = 0
+    for rows in tables:
+        yield slice(start, rows.span.start)
+        start = rows.span.stop
+    yield slice(start, size)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from kubetune import errors
 from kubetune.base import logs
-from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.rundir import heartbeat
@@ -155,6 +154,6 @@ def held_out_of(start: RankStart, judge: Judge, pool: RewardPool) -> HeldOutRewa
     rows = start.data.eval
     assert rows is not None
     asked = [question.row for question in judge.asked]
-    prompts = rewarded_prompts(DataSpec.of(config).splits["eval"], rows, asked, config.rewards)
+    prompts = rewarded_prompts(start.data.spec.splits["eval"], rows, asked, config.rewards)
     tokenizer = start.data.tokenizer
     return HeldOutRewards(pool, config.rewards, prompts, tokenizer, start.plan.num_steps)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.batching.feed import Feed
-from kubetune.data.spec import DataSpec
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import raise_first
 from kubetune.scoring.rewards import isolation
@@ -29,7 +28,7 @@ def open_rewarding(start: RankStart, prompts: Feed) -> Rewarding:
     rows = start.data.train
     max_steps = start.plan.num_steps
     asked = rows_of_run(prompts, max_steps, config.grpo, len(rows))
-    by_row = rewarded_prompts(DataSpec.of(config).splits["train"], rows, asked, config.rewards)
+    by_row = rewarded_prompts(start.data.spec.splits["train"], rows, asked, config.rewards)
     names = [reward.title for reward in config.rewards]
     return Rewarding(_open_pool(start), names, by_row, start.data.tokenizer, max_steps)
 

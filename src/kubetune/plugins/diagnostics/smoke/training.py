@@ -15,7 +15,8 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.plugins.diagnostics.smoke.settings import Settings
 from kubetune.training import step_digest
-from kubetune.training.optimizer.adamw import AdamSettings, FlatAdamW
+from kubetune.training.optimizer.adam_step import AdamSettings
+from kubetune.training.optimizer.adamw import FlatAdamW
 
 _HIDDEN = 64
 
