@@ -18,8 +18,8 @@ from kubetune.distributed.process_group import World
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
 from kubetune.training import worker
-from kubetune.training.start import preflight
 from kubetune.training.start.memory_budget import MemoryBudget
+from kubetune.training.start.memory_trials import explaining_shortage
 from tests import toy
 from tests.ranks import started, wait_all
 
@@ -136,7 +136,7 @@ def test_memory_that_ran_out_is_no_bug_of_ours(inputs: Path) -> None:
     message = r"rank 0 ran out of memory \(.*can't allocate memory.*\); there are 450 MiB .*What was saved is good"
     with (
         pytest.raises(errors.EnvironmentFault, match=message),
-        preflight.explaining_shortage(budget_of, rank=0),
+        explaining_shortage(budget_of, rank=0),
     ):
         torch.empty(10**15, dtype=torch.uint8)
 

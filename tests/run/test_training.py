@@ -30,14 +30,13 @@ from kubetune.models.adapters.lora import add_lora
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
-from kubetune.rundir.checkpoints import State
 from kubetune.supervisor.local import check_run_dir
 from kubetune.tasks import causal_lm
+from kubetune.training.epoch_log import EpochLog
 from kubetune.training.evaluation import evaluate
 from kubetune.training.flops import flops_of
 from kubetune.training.optimizer.adam_step import AdamSettings
 from kubetune.training.optimizer.adamw import FlatAdamW, decays
-from kubetune.training.run_log import RunLog
 from kubetune.training.start.feeding import make_feed
 from tests import toy
 from tests.architectures import randomize_lora, reference_gradients
@@ -411,12 +410,11 @@ def test_an_epoch_whose_losses_are_lost_in_part_says_so(
         for step in (7, 8, 10, 12, 13, 14)
     ]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    run_log = RunLog(config.training, plan, tmp_path, World(), State(step=13))
-    run_log.remember(tmp_path, 13)
+    epochs = EpochLog(plan.steps_per_epoch, config.training.metric_for_best_model)
+    epochs.remember(tmp_path, 13)
     with caplog.at_level("INFO", logger="kubetune"):
-        run_log._end_epoch(State(step=14))
-        run_log._write_epoch()
-    message = "epoch 2 done: mean loss 10.7500 of 4 of its 7 steps, as metrics.jsonl lacks the others, step 14"
+        epochs.step(14, lines[-1], is_evaluated=False)
+    message = "epoch 2 done: mean loss 11.4000 of 5 of its 7 steps, as metrics.jsonl lacks the others, step 14"
     assert message in caplog.text
 
 

@@ -28,7 +28,7 @@ from kubetune.rundir.totals import (
     read_totals,
     runaway_line,
 )
-from kubetune.training.run_log import peak_memory_bytes
+from kubetune.training.peak_memory import peak_memory_bytes
 from kubetune.training.start.rank_start import RankStart
 
 

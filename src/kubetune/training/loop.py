@@ -19,7 +19,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 
@@ -213,6 +212,8 @@ def _require_sound(
         micro_losses.append((batch.samples, micro_loss))
 
     # Where a number is not finite, the message names the rows that it came from.
-    origin = partial(finite.origin, run.data, run.sources)
+    def origin(samples: Sequence[int]) -> str:
+        return finite.origin(run.data, run.sources, samples)
+
     finite.require_finite(loss, norm, state.step, micro_losses, run.world, origin)
     return finite.steps_above_threshold(loss, state, run.training)

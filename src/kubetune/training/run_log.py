@@ -6,40 +6,23 @@ The loop calls `step` and `evaluation` and nothing else; how they are shown is d
 from __future__ import annotations
 
 import math
-import resource
-import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kubetune.base import logs
-from kubetune.base.progress_bar import Progress, is_wanted
+from kubetune.base.progress_bar import Progress
 from kubetune.batching.batch import Batch
 from kubetune.batching.feed import Work
-from kubetune.config.metric_names import TELLING, main_metric
+from kubetune.config.metric_names import TELLING
 from kubetune.config.schema import LoggingConfig, TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
-from kubetune.rundir import heartbeat, machine, metrics, trackers
+from kubetune.rundir import metrics, trackers
 from kubetune.rundir.checkpoints import State
-from kubetune.rundir.totals import read_totals, runaway, runaway_line
-from kubetune.training.start.rank_start import RankStart
-
-
-def peak_memory_bytes(device: torch.device) -> int:
-    """Return the highest memory so far: allocated on the GPU, or resident in RAM."""
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
-    # It never falls, so it covers what happened between two steps too.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    if sys.platform == "darwin":
-        return peak
-    return peak * 1024  # Linux counts in KiB
+from kubetune.training.epoch_log import EpochLog
+from kubetune.training.peak_memory import peak_memory_bytes
 
 
 class RunLog:
@@ -55,21 +38,13 @@ class RunLog:
     ) -> None:
         """`training`: how often a step gets a line in the log, and the metric that chooses the best checkpoint."""
         self._logging_steps = training.logging_steps
-        self._best_by = training.metric_for_best_model
         self._plan = plan
         self._run_dir = run_dir
         self._world = world
-        self._numbers: metrics.MetricsLog | None = None
-        self._tracker: trackers.Tracker | None = None
-        self._bar: Progress | None = None
-        # (loss, labels) of the steps of the epoch that is under way, and the measures that tell how it goes.
-        self._epoch_losses: list[tuple[float, int]] = []
-        self._epoch_measures: dict[str, list[float]] = {}
-        # The last evaluation of that epoch: its step, and its main metrics in words.
-        self._epoch_evaluation = (0, "")
-        # The line of an epoch that is done, and waits for the evaluation of its last step.
-        self._epoch_line = ""
-        self._epoch_step = 0
+        self.numbers: metrics.MetricsLog | None = None
+        self.tracker: trackers.Tracker | None = None
+        self.bar: Progress | None = None
+        self.epochs = EpochLog(plan.steps_per_epoch, training.metric_for_best_model)
         self.last_step = state.step
 
     def epoch(self, step: int) -> float:
@@ -90,7 +65,7 @@ class RunLog:
         `measured`: its loss, and what else the task measures, NaN for what this step has not. `norm`: the gradient's,
         before clipping. `ranks`: seconds that each rank computed, before it waited for the others.
         """
-        if self._numbers is None:
+        if self.numbers is None:
             return
         values = self._values(state, work, measured, norm)
         timing = self._timing(work, seconds, ranks)
@@ -98,14 +73,14 @@ class RunLog:
         self.last_step = state.step
 
         # To the files, of which one is the same in a resumed run, and one is of this machine.
-        self._numbers.write(state.step, values)
-        self._numbers.write_timing(state.step, timing)
+        self.numbers.write(state.step, values)
+        self.numbers.write_timing(state.step, timing)
 
         loss = measured["loss"]
         rate = values["learning_rate"]
         # To the screen, a tracker, and from time to time the log.
-        if self._bar is not None:
-            self._bar.update(
+        if self.bar is not None:
+            self.bar.update(
                 state.step,
                 loss=loss,
                 measures={name: values[name] for name in TELLING if name in values},
@@ -113,20 +88,16 @@ class RunLog:
                 tokens_per_second=speed,
             )
 
-        if self._tracker is not None:
-            self._tracker.log(state.step, {**values, "tokens_per_second": speed})
+        if self.tracker is not None:
+            self.tracker.log(state.step, {**values, "tokens_per_second": speed})
         if state.step % self._logging_steps == 0 or state.step == self._plan.num_steps:
             logs.TRAIN.info(
                 "step %d/%d epoch %.2f loss %.4f%s lr %.3g grad_norm %.3f tokens/s %.0f",
                 state.step, self._plan.num_steps, values["epoch"], loss, _besides_loss(measured), rate, norm, speed,
             )  # fmt: skip
 
-        self._epoch_losses.append((loss, work.labels))
-        self._note_measures(values)
-        if state.step % self._plan.steps_per_epoch == 0:
-            self._end_epoch(state)
-            if not self._plan.eval_rows or not self._plan.is_eval_step(state.step):
-                self._write_epoch()
+        is_evaluated = bool(self._plan.eval_rows) and self._plan.is_eval_step(state.step)
+        self.epochs.step(state.step, values, is_evaluated=is_evaluated)
 
     def _values(
         self,
@@ -173,75 +144,6 @@ class RunLog:
             timing["computed_tokens"] = work.computed
         return timing
 
-    def _note_measures(self, values: Mapping[str, Any]) -> None:
-        """Keep what tells how the epoch goes."""
-        for name in TELLING:
-            if metrics.is_number(values.get(name)):
-                self._epoch_measures.setdefault(name, []).append(values[name])
-
-    def _end_epoch(self, state: State) -> None:
-        """Note the mean loss of an epoch, over its labels, and the means of what tells how it went, over its steps."""
-        losses = []
-        all_labels = 0
-        for loss, labels in self._epoch_losses:
-            # Steps differ in their labels, and each label counts once.
-            losses.append(loss * labels)
-            all_labels += labels
-
-        mean = math.fsum(losses) / max(all_labels, 1)
-
-        # A disk may have lost lines that earlier starts wrote.
-        num_logged = len(self._epoch_losses)
-        steps_per_epoch = self._plan.steps_per_epoch
-        lost = ""
-        if num_logged < steps_per_epoch:
-            lost = f" of {num_logged} of its {steps_per_epoch} steps, as metrics.jsonl lacks the others"
-        means = ""
-        for name, values in self._epoch_measures.items():
-            means += f", {name} {math.fsum(values) / len(values):.3g}"
-        self._epoch_losses.clear()
-        self._epoch_measures.clear()
-        number = round(self.epoch(state.step))
-        self._epoch_line = (
-            f"epoch {number} done: mean loss {mean:.4f}{means}{lost}, step {state.step}"
-        )
-        self._epoch_step = state.step
-
-    def _write_epoch(self) -> None:
-        """Log the line of an epoch that is done, with what its last evaluation says of it, if it had any."""
-        if not self._epoch_line:
-            return
-        step, evaluated = self._epoch_evaluation
-        if evaluated:
-            where = "" if step == self._epoch_step else f" at step {step}"
-            evaluated = f"; {evaluated}{where}"
-        logs.EPOCH.info("%s%s", self._epoch_line, evaluated)
-        self._epoch_line = ""
-        self._epoch_evaluation = (0, "")
-
-    def _note_evaluation(self, step: int, values: Mapping[str, Any]) -> None:
-        """Keep what an evaluation says of the epoch: the metric that its task is about, and F1 of classes."""
-        texts = []
-        # Accuracy says little where one class is rare.
-        names = dict.fromkeys((main_metric(values, self._best_by) or "", "eval_f1_macro"))
-        for name in names:
-            if name in values:
-                texts.append(f"{name} {values[name]:.4f}")
-        if texts:
-            self._epoch_evaluation = (step, ", ".join(texts))
-
-    def remember(self, run_dir: Path, step: int) -> None:
-        """Read the numbers of earlier starts in the epoch that is under way after `step` steps."""
-        # Steps 7 and 8 of epochs of 3 steps are in the third epoch, which began after step 6.
-        begun = step - step % self._plan.steps_per_epoch
-        for line in metrics.stream_lines(run_dir / metrics.METRICS):
-            if not begun < line["step"] <= step:
-                continue
-            self._note_evaluation(line["step"], line)
-            if "loss" in line:
-                self._epoch_losses.append((line["loss"], line["trained_tokens"]))
-                self._note_measures(line)
-
     def evaluation(
         self,
         step: int,
@@ -250,7 +152,7 @@ class RunLog:
         seconds: float,
     ) -> None:
         """Report an evaluation of the weights after `step` steps. `best`: it is the best so far."""
-        if self._numbers is None:
+        if self.numbers is None:
             return
         metrics.record_event(
             self._run_dir,
@@ -260,26 +162,23 @@ class RunLog:
             seconds=seconds,
             metrics=values,
         )
-        self._numbers.write(step, {"epoch": self.epoch(step), **values})
-        if self._tracker is not None:
-            self._tracker.log(step, values)
+        self.numbers.write(step, {"epoch": self.epoch(step), **values})
+        if self.tracker is not None:
+            self.tracker.log(step, values)
 
         remark = " (best so far)" if best else ""
         whole, *parts = evaluation_lines(values)
         logs.EVAL.info("step %d %s%s", step, whole, remark)
         for part in parts:
             logs.EVAL.info("step %d %s", step, part)
-        if step % self._plan.steps_per_epoch or self._epoch_line:
-            # A resumed run may evaluate the last step of an epoch whose line an earlier start wrote.
-            self._note_evaluation(step, values)
-        self._write_epoch()
+        self.epochs.evaluation(step, values)
 
     def sync(self) -> None:
         """Make the numbers durable, before a checkpoint that must not be ahead of them."""
-        if self._numbers is not None:
-            self._numbers.sync()
+        if self.numbers is not None:
+            self.numbers.sync()
             # Of an evaluation that was stopped.
-            self._write_epoch()
+            self.epochs.write()
 
 
 def evaluation_lines(values: Mapping[str, float]) -> list[str]:
@@ -317,58 +216,6 @@ def _besides_loss(measured: Mapping[str, float]) -> str:
         if name in measured and not math.isnan(measured[name]):
             text += f" {name} {measured[name]:.3g}"
     return text
-
-
-@contextmanager
-def open_run_log(start: RankStart, state: State) -> Iterator[RunLog]:
-    """Yield the log of one start of a run, which continues from `state`."""
-    config = start.config
-    plan = start.plan
-    run_dir = start.run_dir
-    world = start.world
-    # Other ranks get one too, so that the loop need not ask which rank it is on.
-    run_log = RunLog(
-        config.training,
-        plan,
-        run_dir,
-        world,
-        state,
-    )
-    if not world.is_main:
-        yield run_log
-        return
-    with ExitStack() as alone, ExitStack() as stack:
-        run_log._numbers = stack.enter_context(
-            metrics.MetricsLog(run_dir, state.step, state.evaluated_step)
-        )
-        run_log.remember(run_dir, state.step)
-
-        # Each is closed at the end, in the opposite order, also after an error.
-        tracker = trackers.open_tracker(
-            config,
-            run_dir,
-            state.step,
-            write_page=partial(_write_page, run_dir),
-        )
-        run_log._tracker = stack.enter_context(tracker)
-        stack.enter_context(machine.recorded(run_dir, lambda: run_log.last_step, tracker.note_load))
-        run_log._bar = stack.enter_context(
-            Progress(plan.num_steps, state.step, is_wanted(world.rank))
-        )
-        # Closed first: what trackers have still to send needs no other rank.
-        stack.callback(alone.enter_context, heartbeat.busy_alone())
-        yield run_log
-
-        # Only after a run that came to its end.
-        losses = runaway(read_totals(run_dir))
-        if losses is not None:
-            run_log._tracker.tell("loss_runaway", runaway_line(losses))
-
-
-def _write_page(run_dir: Path, file: Path) -> None:
-    from kubetune.reporting import write_report  # at the end, not before the first step
-
-    write_report([run_dir], file)
 
 
 def log_batch(

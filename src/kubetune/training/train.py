@@ -9,12 +9,13 @@ from kubetune.distributed import process_group
 from kubetune.models.adapters import fp8
 from kubetune.rundir.checkpoints import State, load_state, tidy
 from kubetune.training.final_report import report
-from kubetune.training.judgement import measure_base
 from kubetune.training.loop import loop
-from kubetune.training.run_log import open_run_log
 from kubetune.training.saving.resuming import newest, restore
 from kubetune.training.start import preflight, warm_up
+from kubetune.training.start.base_measures import measure_base
 from kubetune.training.start.memory_budget import MemoryBudget
+from kubetune.training.start.memory_trials import explaining_shortage
+from kubetune.training.start.opened_log import open_run_log
 from kubetune.training.start.outlook import record_start
 from kubetune.training.start.parts import build
 from kubetune.training.start.rank_start import RankStart
@@ -30,7 +31,7 @@ def train(start: RankStart) -> tuple[State, str]:
     world = start.world
     # Losses of peers and shortages of memory may come up anywhere: a sharded model talks with other ranks in each layer.
     budget_of = partial(MemoryBudget, config, start.plan, world.device)
-    with process_group.noticing_losses(), preflight.explaining_shortage(budget_of, world.rank):
+    with process_group.noticing_losses(), explaining_shortage(budget_of, world.rank):
         run = build(start)
         state = restore(run)
         if world.is_main:

@@ -53,6 +53,17 @@ def sum_of_squares(vector: Tensor) -> float:
     return float(norms.double().square().sum() + rest.double().square())
 
 
+def _trained(
+    named_parameters: Iterable[tuple[str, nn.Parameter]],
+) -> list[tuple[str, nn.Parameter]]:
+    """Return the trained parameters. Those that decay come first, so that each of the two kinds is one stretch."""
+    named = [(name, parameter) for name, parameter in named_parameters if parameter.requires_grad]
+    if not named:
+        raise ValueError("no trainable parameters")
+    named.sort(key=lambda pair: not decays(*pair))
+    return named
+
+
 class FlatAdamW:
     """AdamW (arXiv 1711.05101) over flat buffers."""
 
@@ -68,24 +79,15 @@ class FlatAdamW:
     parts: list[tuple[nn.Parameter, slice]]
 
     def __init__(
-        self,
-        named_parameters: Iterable[tuple[str, nn.Parameter]],
-        settings: AdamSettings,
+        self, named_parameters: Iterable[tuple[str, nn.Parameter]], settings: AdamSettings
     ) -> None:
-        named = []
-        for name, parameter in named_parameters:
-            if parameter.requires_grad:
-                named.append((name, parameter))
-        if not named:
-            raise ValueError("no trainable parameters")
         if adam_step.FUSED_STEP is None:
             logs.MODEL.info(
                 "torch %s has no fused AdamW by the name that is known here: updates take longer",
                 torch.__version__,
             )
 
-        # Those that decay come first, so that each of the two kinds is one stretch.
-        named.sort(key=lambda pair: not decays(*pair))
+        named = _trained(named_parameters)
         self.settings = settings
         self.layout = {name: tuple(parameter.shape) for name, parameter in named}
 
@@ -116,12 +118,7 @@ class FlatAdamW:
             if decays(name, parameter):
                 self._decayed = start
 
-    def _adopt(
-        self,
-        parameter: nn.Parameter,
-        value: Tensor,
-        gradient: Tensor,
-    ) -> None:
+    def _adopt(self, parameter: nn.Parameter, value: Tensor, gradient: Tensor) -> None:
         """Put a parameter and its gradient into the buffers: as views if it is fp32, else as copies."""
         value.copy_(parameter.data)
         collected = Collected(gradient)
@@ -174,12 +171,7 @@ class FlatAdamW:
         parts += [rows.gradient() for rows in self.tables]
         return math.sqrt(sum(sum_of_squares(part) for part in parts))
 
-    def scale_gradient(
-        self,
-        factor: float,
-        norm: float,
-        largest: float,
-    ) -> None:
+    def scale_gradient(self, factor: float, norm: float, largest: float) -> None:
         """Multiply the gradient by `factor`, after which its norm is `norm`, and clip it to `largest` (0: no limit)."""
         # Clipping and fp16's scale are one factor, so that the gradient is read once.
         if 0 < largest < norm:

@@ -7,57 +7,28 @@ checkpoint that a kill leaves behind lies where the next start clears it away.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 
-from kubetune import errors
 from kubetune.base import logs
 from kubetune.base.humanize import counted, size
 from kubetune.distributed import process_group
-from kubetune.models import fsdp
 from kubetune.rundir import heartbeat, metrics
 from kubetune.scoring import judge
 from kubetune.training import evaluation
 from kubetune.training.judgement import require_metric
-from kubetune.training.run_log import peak_memory_bytes
+from kubetune.training.peak_memory import peak_memory_bytes
 from kubetune.training.start import warm_up
-from kubetune.training.start.memory_budget import SHARE_AFTER_WRONG_FORECAST, MemoryBudget
+from kubetune.training.start.memory_budget import MemoryBudget
+from kubetune.training.start.memory_trials import Trials
 
 if TYPE_CHECKING:
     from kubetune.batching.batch import Batch
     from kubetune.batching.feed import Work
     from kubetune.rundir.checkpoints import State
     from kubetune.training.run import Run
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True if memory ran out: on a GPU, or on a CPU when the kernel refuses more."""
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    # PyTorch has no class for it on a CPU.
-    return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
-
-
-@contextmanager
-def explaining_shortage(budget_of: Callable[[], MemoryBudget], rank: int) -> Iterator[None]:
-    """Turn the error when memory runs out within the block into one that says what would help."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        # Made only now: a run that fits never asks for it.
-        budget = budget_of()
-        raise errors.OutOfMemory(
-            f"rank {rank} ran out of memory ({errors.first_line(error)}); there are {size(budget.device_bytes)} "
-            f"({budget.owner}); {budget.advice(SHARE_AFTER_WRONG_FORECAST)}. What was saved is good: after such a "
-            "change the same command goes on. training.preflight tries the longest batch before step 1"
-        ) from error
 
 
 def rehearse(run: Run, state: State, budget_of: Callable[[], MemoryBudget]) -> None:
@@ -84,7 +55,7 @@ def rehearse(run: Run, state: State, budget_of: Callable[[], MemoryBudget]) -> N
         content, budget.outlook(),
     )  # fmt: skip
 
-    trials = _Trials(run, budget)
+    trials = Trials(run.learner, run.world, budget)
     with trials.trial("batch", f"the longest batch ({content})"):
         _learn(run, state, batch, work)
     # Buffers for messages between ranks are allocated when they are first used.
@@ -112,7 +83,7 @@ def rehearse(run: Run, state: State, budget_of: Callable[[], MemoryBudget]) -> N
 
 def _report(
     run: Run,
-    trials: _Trials,
+    trials: Trials,
     batch: Batch,
     peak: int,
     reserved: int | None,
@@ -154,7 +125,7 @@ def _learn(
         warm_up.learn(run, state, batch, work)
 
 
-def _evaluate(run: Run, trials: _Trials) -> None:
+def _evaluate(run: Run, trials: Trials) -> None:
     """Evaluate one batch, answer the longest questions, and require the metric that chooses the best checkpoint."""
     assert run.data.eval is not None
     with trials.trial("evaluation", "the longest batch of an evaluation"):
@@ -174,35 +145,3 @@ def _evaluate(run: Run, trials: _Trials) -> None:
     # A run must not train for hours to find that its best checkpoint cannot be chosen.
     names = {*values, *run.evaluation.names}
     require_metric(run.training.metric_for_best_model, names)
-
-
-@dataclass
-class _Trials:
-    """Times what is tried, and raises errors that say what does not fit."""
-
-    run: Run
-    budget: MemoryBudget
-    seconds: dict[str, float] = field(default_factory=dict)  # name -> how long it took
-
-    @contextmanager
-    def trial(self, name: str, what: str) -> Iterator[None]:
-        """Time the block. If memory runs out on any rank, raise OutOfMemory on all."""
-        began = time.perf_counter()
-        # Rank 0 alone could not know whether another rank had too little.
-        shortage = ""
-        try:
-            yield
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            shortage = errors.first_line(error)
-
-        # Outside of the handler, whose traceback would keep the tensors alive. Ranks of a sharded model run out of memory
-        # within a collective, where the others cannot be asked any more.
-        shortages = [shortage]
-        if not fsdp.is_sharded(self.run.learner.model):
-            shortages = process_group.gather(shortage, self.run.world)
-        for text in shortages:
-            if text:
-                raise self.budget.fault(what, f"ran out of memory ({text})")
-        self.seconds[name] = time.perf_counter() - began
