@@ -308,7 +308,8 @@ def test_kubeflow_gets_progress_with_the_token_as_it_is_now(
 ) -> None:
     monkeypatch.setattr(kubeflow, "SECONDS_BETWEEN", 0.05)
     run_dir = tmp_path / "run"
-    run = observer_process.Observed(run_dir, make_run(run_dir), 0, 0)
+    make_run(run_dir)
+    run = observer_process.Observed.read(run_dir, 0, 0)
     thread = threading.Thread(target=kubeflow.observe, args=(run,))
     thread.start()
     while len(kubeflow_server.got) < 2:  # the first is refused, so it comes again
@@ -342,7 +343,8 @@ def test_a_status_server_that_hangs_in_the_handshake_is_given_up(
     monkeypatch.setattr(kubeflow, "_SECONDS_OF_REQUEST", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv(kubeflow.URL, f"https://127.0.0.1:{silent.getsockname()[1]}/status")
-        run = observer_process.Observed(tmp_path / "run", make_run(tmp_path / "run"), 0, 0)
+        make_run(tmp_path / "run")
+        run = observer_process.Observed.read(tmp_path / "run", 0, 0)
         run.ended.set()
         kubeflow.observe(run)
         (tmp_path / "token").unlink()
@@ -459,7 +461,8 @@ def test_a_real_prometheus_scrapes_a_run_and_promtool_takes_its_rules(tmp_path: 
     rules.write_text(json.dumps({"groups": [{"name": "kubetune", "rules": alert_rules("bot")}]}))
     subprocess.run([tool, "check", "rules", rules], check=True)
     run_dir = tmp_path / "run"
-    run = observer_process.Observed(run_dir, make_run(run_dir, tracking={"prometheus": True}), 0, 0)
+    make_run(run_dir, tracking={"prometheus": True})
+    run = observer_process.Observed.read(run_dir, 0, 0)
     write_events(run_dir)
     with _Server() as free, _Server() as chosen:
         port = free.server_port

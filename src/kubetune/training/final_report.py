@@ -10,7 +10,6 @@ from typing import Any
 
 from kubetune.base import logs
 from kubetune.base.humanize import counted
-from kubetune.config.schema import Config
 from kubetune.distributed import process_group
 from kubetune.plan import actuals
 from kubetune.plan.model_shapes import read_weights
@@ -70,6 +69,9 @@ def _write_report(start: RankStart, state: State, peak: int) -> str:
         world_size=plan.world_size,
         price_per_gpu_hour=config.compute.price_per_gpu_hour,
     )
+    learnt_nothing = None
+    if config.task == "grpo":
+        learnt_nothing = nothing_learnt(totals, config.grpo.num_generations)
     copy_to = None
     if copy:
         copy_to = Path(copy)
@@ -83,7 +85,7 @@ def _write_report(start: RankStart, state: State, peak: int) -> str:
         best_step=state.best_step,
         preflight=_newest_preflight(events),
         actuals=compared,
-        nothing_learnt=_nothing_learnt(config, totals),
+        nothing_learnt=learnt_nothing,
     )
     if numbers["throughput"] is not None:
         # Forecasts of later runs on this machine go by what this one measured.
@@ -127,13 +129,6 @@ def _log_result(
         numbers["seconds"],
     )
     return _remark(numbers)
-
-
-def _nothing_learnt(config: Config, totals: Totals) -> dict[str, Any] | None:
-    """Return the facts of a run by reward from which nothing was learnt; None for any other run."""
-    if config.task != "grpo":
-        return None
-    return nothing_learnt(totals, config.grpo.num_generations)
 
 
 def _remark(numbers: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from kubetune.config.schema import Config
 from kubetune.data.prepared.identity import Check
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
+from kubetune.models.spec import ModelSpec
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.supervisor.rank_environment import RANKS
@@ -37,7 +38,19 @@ def train_rank(
     """
     heartbeat.beat("starting")
     config, plan = plan_run(config, run_dir, data, world)
-    start = RankStart(config, plan, run_dir, data, task, world, stop, base)
+    start = RankStart(
+        config,
+        ModelSpec.of(config),
+        config.training,
+        config.rewards,
+        plan,
+        run_dir,
+        data,
+        task,
+        world,
+        stop,
+        base,
+    )
     if world.is_main:
         record_plan(start)
     if RANKS in os.environ:

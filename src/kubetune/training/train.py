@@ -38,11 +38,11 @@ def train(start: RankStart) -> tuple[State, str]:
             record_start(start, run, state)
 
         # Trials, which change no weight.
-        if config.training.fp8:
+        if start.training.fp8:
             model = run.learner.model
             first_loss = partial(warm_up.loss_ahead, run, state)
             fp8.adopt(model, run.learner.kernels, world.device, first_loss)
-        if config.training.preflight:
+        if start.training.preflight:
             longest = start.data.longest
             budget_of = partial(MemoryBudget, config, run.plan, world.device, longest)
             preflight.rehearse(run, state, budget_of)
@@ -64,7 +64,7 @@ def end_alone(start: RankStart) -> tuple[State, str]:
 
     Return as `train` does. Raise LostPeer if the checkpoint turns out to be damaged: then all have to train again.
     """
-    training = start.config.training
+    training = start.training
     folder = newest(start.run_dir, start.base)
     state = State()
     if folder is not None:

@@ -72,12 +72,12 @@ def check(config: HooksConfig) -> None:
 
 def observe(run: Observed) -> None:
     """Call the command for the events of a run."""
-    config = run.config.hooks
+    config = run.hooks
     assert config.on_event is not None
     command = shlex.split(config.on_event)
     variables = {
         "KUBETUNE_RUN_DIR": str(run.run_dir.absolute()),
-        "KUBETUNE_RUN": run.config.name or run.run_dir.name,
+        "KUBETUNE_RUN": run.name,
     }
     # For the summary at the end.
     ran = 0

@@ -29,7 +29,7 @@ from kubetune.base import files, logs, processes
 from kubetune.base.signals import Relay
 from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
-from kubetune.config.schema import Config
+from kubetune.config.schema.tracking import HooksConfig, PrometheusConfig
 
 # How long observers may take to report the end of a run. A node that is shut down gives less time.
 _SECONDS_AT_THE_END = 20.0
@@ -50,7 +50,11 @@ class Observed:
     """What an observer knows about the run, on one node."""
 
     run_dir: Path
-    config: Config
+    name: str  # of the run
+    task: str
+    model: str  # hub id or folder
+    hooks: HooksConfig
+    prometheus: PrometheusConfig | None
     node: int
     # Where in events.jsonl this start begins, in bytes.
     offset: int
@@ -58,6 +62,15 @@ class Observed:
     ended: threading.Event = field(default_factory=threading.Event)
     # When everything must be reported, on the monotonic clock.
     deadline: float = float("inf")
+
+    @classmethod
+    def read(cls, run_dir: Path, node: int, offset: int) -> Observed:
+        """Read it from a run directory."""
+        config = read_config(run_dir)
+        name = config.name or run_dir.name
+        model = config.model.path
+        prometheus = config.tracking.prometheus
+        return cls(run_dir, name, config.task, model, config.hooks, prometheus, node, offset)
 
 
 def wanted(settings: Mapping[str, Any], environ: Mapping[str, str], node: int) -> list[str]:
@@ -112,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     logs.scrub_tracebacks()
     run_dir = Path(argv[0])
     node = int(argv[1])
-    run = Observed(run_dir, read_config(run_dir), node, offset=int(argv[2]))
+    run = Observed.read(run_dir, node, offset=int(argv[2]))
     settings = files.read_object(run_dir / RESOLVED)
 
     # One thread each: a server that does not answer must not keep the others waiting.

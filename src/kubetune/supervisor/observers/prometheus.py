@@ -71,8 +71,7 @@ def observe(run: Observed) -> None:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
     families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
-    name_of_run = run.config.name or run.run_dir.name
-    labels = {"run": name_of_run, "node": str(run.node)}
+    labels = {"run": run.name, "node": str(run.node)}
     state = State(run.run_dir, run.node)
 
     # Asked at each request, so that nothing has to be updated in between.
@@ -87,7 +86,7 @@ def observe(run: Observed) -> None:
     # Without numbers about this process itself.
     registry = CollectorRegistry(auto_describe=False)
     registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
-    config = run.config.tracking.prometheus
+    config = run.prometheus
     assert config is not None
 
     # Prometheus reaches a pod from outside of it. On a laptop nobody else needs the numbers.

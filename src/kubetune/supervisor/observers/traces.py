@@ -108,12 +108,11 @@ class Trace:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         # What every span and record says about where it comes from.
-        name = run.config.name or run.run_dir.name
         attributes = {
             "service.name": "kubetune",  # unless OTEL_SERVICE_NAME is set
-            "kubetune.run": name,
-            "kubetune.task": run.config.task,
-            "kubetune.model": scrub(run.config.model.path),
+            "kubetune.run": run.name,
+            "kubetune.task": run.task,
+            "kubetune.model": scrub(run.model),
         }
         resource = Resource.create(attributes)
 

@@ -7,7 +7,6 @@ from kubetune.batching.feed import Feed
 from kubetune.distributed import process_group
 from kubetune.models import prefix_sharing
 from kubetune.models.learner import Learner
-from kubetune.models.spec import ModelSpec
 from kubetune.scoring.judge import Judge
 from kubetune.training.rollouts.answer_windows import AnswerWindows
 from kubetune.training.rollouts.drawer import Drawer
@@ -31,27 +30,27 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
 
     Raise ConfigError for a reward that cannot be loaded, DataError for data that rewards or evaluations find nothing in.
     """
-    config = start.config
+    settings = start.model.grpo
     data = start.data
     world = start.world
     name_unused_settings(learner.lm, world)
     padding_free = learner.route.padding_free
-    if config.grpo.servers is None:
+    if settings.servers is None:
         require_sampling(learner, two_prompts(data.train, padding_free), data.tokenizer.pad_id)
-    seed = config.training.seed
+    seed = start.training.seed
     prompts = Feed(data.train, start.plan, seed, world, padding_free=padding_free)
     rewarding = open_rewarding(start, prompts)
     learner.undo.callback(rewarding.pool.close)
 
     # What draws: this model, or servers with its adapter.
-    reference = reference_of(ModelSpec.of(config), world, learner)
-    model = ModelAnswers(learner, reference, data.tokenizer, config.grpo, seed, world.device)
+    reference = reference_of(start.model, world, learner)
+    model = ModelAnswers(learner, reference, data.tokenizer, settings, seed, world.device)
     made_by = digest_of(start, rewarding.pool)
     drawer = Drawer(start.run_dir, made_by, model, rewarding, world, lambda: start.stop.requested)
-    if config.grpo.servers is not None:
-        drawer = served_by(drawer, config.grpo.servers)
+    if settings.servers is not None:
+        drawer = served_by(drawer, settings.servers)
 
-    windows = AnswerWindows(prompts, data.train, drawer, config.rewards)
+    windows = AnswerWindows(prompts, data.train, drawer, start.rewards)
     feed = RolloutFeed(
         windows, start.plan, world, learner, share_prefixes=_may_share(start, learner)
     )
@@ -65,7 +64,7 @@ def make_rollout_feed(start: RankStart, learner: Learner, judge: Judge | None) -
 
 def _may_share(start: RankStart, learner: Learner) -> bool:
     """True if answers to the same prompt share it in a batch. All ranks share or none."""
-    data = start.config.data
+    data = start.data.spec.data
     if not data.packing or data.share_prefixes is False:
         return False
     for reason in process_group.gather(prefix_sharing.why_not(learner), start.world):

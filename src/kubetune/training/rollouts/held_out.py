@@ -150,10 +150,10 @@ class _Turn:
 
 def held_out_of(start: RankStart, judge: Judge, pool: RewardPool) -> HeldOutRewards:
     """Return the rewards of the prompts that evaluations ask."""
-    config = start.config
+    rewards = start.rewards
     rows = start.data.eval
     assert rows is not None
     asked = [question.row for question in judge.asked]
-    prompts = rewarded_prompts(start.data.spec.splits["eval"], rows, asked, config.rewards)
+    prompts = rewarded_prompts(start.data.spec.splits["eval"], rows, asked, rewards)
     tokenizer = start.data.tokenizer
-    return HeldOutRewards(pool, config.rewards, prompts, tokenizer, start.plan.num_steps)
+    return HeldOutRewards(pool, rewards, prompts, tokenizer, start.plan.num_steps)

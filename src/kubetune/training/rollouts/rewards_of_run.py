@@ -24,23 +24,24 @@ def open_rewarding(start: RankStart, prompts: Feed) -> Rewarding:
 
     Raise ConfigError for a reward that cannot be loaded, DataError for data that rewards find nothing in.
     """
-    config = start.config
+    rewards = start.rewards
     rows = start.data.train
     max_steps = start.plan.num_steps
-    asked = rows_of_run(prompts, max_steps, config.grpo, len(rows))
-    by_row = rewarded_prompts(start.data.spec.splits["train"], rows, asked, config.rewards)
-    names = [reward.title for reward in config.rewards]
+    asked = rows_of_run(prompts, max_steps, start.model.grpo, len(rows))
+    by_row = rewarded_prompts(start.data.spec.splits["train"], rows, asked, rewards)
+    names = [reward.title for reward in rewards]
     return Rewarding(_open_pool(start), names, by_row, start.data.tokenizer, max_steps)
 
 
 def _open_pool(start: RankStart) -> RewardPool:
     """Return this rank's rewards. Raise on all ranks what keeps one of them from having them."""
-    config = start.config
+    spec = start.model
+    rewards = start.rewards
     pool = None
     failure = None
     judges: dict[int, ModelJudge] = {}
     try:
-        for number, reward in enumerate(config.rewards):
+        for number, reward in enumerate(rewards):
             if reward.is_model:
                 # Its code imports what trains reward models.
                 from kubetune.scoring.rewards.models import load_judge
@@ -49,10 +50,10 @@ def _open_pool(start: RankStart) -> RewardPool:
                     reward,
                     start.data.tokenizer,
                     start.world.device,
-                    config.data.max_length + config.grpo.max_completion_length,
-                    local_files_only=config.model.local_files_only,
+                    start.data.spec.data.max_length + spec.grpo.max_completion_length,
+                    local_files_only=spec.model.local_files_only,
                 )
-        pool = RewardPool(config.rewards, config.grpo, judges)
+        pool = RewardPool(rewards, spec.grpo, judges)
     except errors.KubetuneError as error:
         failure = error
 
@@ -65,7 +66,7 @@ def _open_pool(start: RankStart) -> RewardPool:
         raise
     assert pool is not None, "without one this rank has a failure"
     # What the kernel of this machine does not keep reward functions from.
-    if pool.refused and any(reward.is_code for reward in config.rewards):
+    if pool.refused and any(reward.is_code for reward in rewards):
         logs.DATA.warning(
             "the kernel of this machine refuses reward functions %s; grpo.require_reward_isolation ends a run here",
             isolation.consequences(pool.refused),

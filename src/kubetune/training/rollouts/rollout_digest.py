@@ -27,23 +27,23 @@ DECIDING = {
 
 def digest_of(start: RankStart, pool: RewardPool) -> str:
     """Return the digest of what decides the answers and their rewards, besides the weights."""
-    config = start.config
+    settings = start.model.grpo
     code = []
-    for reward in config.rewards:
+    for reward in start.rewards:
         if reward.file:
             code.append(files.sha256_file(Path(reward.file).expanduser()))
     facts: dict[str, Any] = {
-        "settings": config.grpo.model_dump(include=DECIDING),
-        "has_reference": config.grpo.beta > 0,
-        "rewards": [reward.model_dump(exclude={"weight"}) for reward in config.rewards],
+        "settings": settings.model_dump(include=DECIDING),
+        "has_reference": settings.beta > 0,
+        "rewards": [reward.model_dump(exclude={"weight"}) for reward in start.rewards],
         "code": code,
         "models": [judge.digest for judge in pool.models.values()],
-        "seed": config.training.seed,
+        "seed": start.training.seed,
         "batch": start.plan.global_batch_size,
         "data": start.data.fingerprint,
         "ends": list(start.data.tokenizer.eos_ids),
     }
-    if config.grpo.servers is not None:
+    if settings.servers is not None:
         # Which servers does not matter, but whose weights the answers are of.
-        facts["lag"] = config.grpo.servers.lag
+        facts["lag"] = settings.servers.lag
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -31,13 +31,13 @@ def make_batches(
 
     All ranks call it. `judge`: of its evaluations.
     """
-    config = start.config
-    if config.task == "grpo":
+    spec = start.data.spec
+    if spec.task == "grpo":
         # Answers go on behind their prompts.
-        check_positions(learner.lm, start.data.longest + config.grpo.max_completion_length)
+        check_positions(learner.lm, start.data.longest + start.model.grpo.max_completion_length)
         return make_rollout_feed(start, learner, judge), start.plan
-    may_share = may_share_prefixes(config.task, config.data, config.preference)
-    seed = config.training.seed
+    may_share = may_share_prefixes(spec.task, spec.data, spec.preference)
+    seed = start.training.seed
     return make_feed(start.plan, seed, start.data, start.world, learner, may_share=may_share)
 
 

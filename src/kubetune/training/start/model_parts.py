@@ -12,7 +12,6 @@ from kubetune.models.acceleration import Workload
 from kubetune.models.adapters import shared_input
 from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions, check_rows
-from kubetune.models.spec import ModelSpec
 from kubetune.plan.rank_work import RankWork
 from kubetune.rundir import heartbeat
 from kubetune.training.optimizer.adamw import FlatAdamW
@@ -22,18 +21,18 @@ from kubetune.training.start.rank_start import RankStart
 
 def build_model(start: RankStart) -> Learner:
     """Load the model, made ready to train. Raise ConfigError, before its weights are read, for rows that do not fit."""
-    config = start.config
+    model = start.model.model
     data = start.data
-    check_rows(getattr(transformers, start.task.auto_class), config.model, data)
+    check_rows(getattr(transformers, start.task.auto_class), model, data)
 
     heartbeat.beat("loading")
-    logs.STEP.info("loading model %s", config.model.path)
+    logs.STEP.info("loading model %s", model.path)
     # About as many as the whole run has: whether compiling pays depends on them.
     mean_tokens = data.train.lengths.mean()
     num_tokens = int(mean_tokens * start.plan.global_batch_size * start.plan.num_steps)
-    work = RankWork.of(config, start.plan, data.longest)
+    work = RankWork.of(start.config, start.plan, data.longest)
     workload = Workload(num_tokens, data.labels, work)
-    learner = start.task.build(ModelSpec.of(config), config.training, start.world, workload)
+    learner = start.task.build(start.model, start.training, start.world, workload)
     check_positions(learner.lm, data.longest)
     return learner
 

@@ -18,13 +18,12 @@ from kubetune.training.start.rank_start import RankStart
 @contextmanager
 def open_run_log(start: RankStart, state: State) -> Iterator[RunLog]:
     """Yield the log of one start of a run, which continues from `state`."""
-    config = start.config
     plan = start.plan
     run_dir = start.run_dir
     world = start.world
     # Other ranks get one too, so that the loop need not ask which rank it is on.
     run_log = RunLog(
-        config.training,
+        start.training,
         plan,
         run_dir,
         world,
@@ -41,7 +40,7 @@ def open_run_log(start: RankStart, state: State) -> Iterator[RunLog]:
 
         # Each is closed at the end, in the opposite order, also after an error.
         tracker = trackers.open_tracker(
-            config,
+            start.config,
             run_dir,
             state.step,
             write_page=partial(_write_page, run_dir),

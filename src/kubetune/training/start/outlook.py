@@ -48,7 +48,7 @@ def record_start(start: RankStart, run: Run, state: State) -> None:
     )
     # What a resumed run has to take over, and what forecasts compare.
     facts["saved_share"] = saved_share
-    facts |= choices.as_event(config.model, config.training)
+    facts |= choices.as_event(start.model.model, start.training)
     facts["machine"] = machine.describe()
     facts["forecast"] = _forecast(start, run, facts["device_bytes"])
 

@@ -31,25 +31,25 @@ def build(start: RankStart) -> Run:
         # A classifier's metrics follow from its labels.
         metrics = config.metrics if data.labels is None else data.labels.metrics
         names = [*metrics, *config.evaluation.names]
-        require_metric(config.training.metric_for_best_model, names)
+        require_metric(start.training.metric_for_best_model, names)
     judge = open_judge(config.evaluation, data.spec.splits.get("eval", ()), data, world)
 
     learner = build_model(start)
-    dtype = choose_dtype(config.model.dtype, world.device)
+    dtype = choose_dtype(start.model.model.dtype, world.device)
     feed, plan = make_batches(start, learner, judge)
     start = replace(start, plan=plan)
     if config.needs_reference:
         # By the model before training, so before a checkpoint is loaded into it.
         attach(start, learner, dtype, share_prefixes=feed.share_prefixes)
 
-    learner, optimizer = with_optimizer(learner, config.training)
+    learner, optimizer = with_optimizer(learner, start.training)
     log_model(learner, optimizer)
     log_padding(data.tokenizer, world)
     return Run(
-        config.training,
+        start.training,
         config.evaluation,
         config.logging,
-        config.data.train,
+        data.spec.data.train,
         dtype,
         plan,
         world,
@@ -67,8 +67,8 @@ def build(start: RankStart) -> Run:
 
 def _checkpointer(start: RankStart, learner: Learner, optimizer: FlatAdamW) -> Checkpointer:
     """Return what saves the run. Raise EnvironmentFault if the disk has no room for its checkpoints."""
-    config = start.config
-    training = config.training
+    spec = start.model
+    training = start.training
     world = start.world
     background = writes_in_background(training.async_save, optimizer, world.device.type)
     # Slices differ in size, and all ranks must save in the same way.
@@ -89,9 +89,9 @@ def _checkpointer(start: RankStart, learner: Learner, optimizer: FlatAdamW) -> C
         optimizer,
         writer,
         training.save_total_limit,
-        labelled=config.classifies,
+        labelled=start.config.classifies,
         background=background,
         # An adapter's checkpoint holds no code: that of the base is loaded with the base.
-        brings_code=config.model.trust_remote_code and config.lora is None,
+        brings_code=spec.model.trust_remote_code and spec.lora is None,
         base=start.base,
     )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kubetune.config.schema import Config
+from kubetune.config.schema import Config, RewardConfig, TrainingConfig
 from kubetune.data.prepared.identity import Check
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
+from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import Plan
 from kubetune.tasks.task import Task
 from kubetune.training.stop import StopRequest
@@ -18,7 +20,10 @@ from kubetune.training.stop import StopRequest
 class RankStart:
     """One rank at the start of a run. The parts that the loop works with are built from it."""
 
-    config: Config  # with `auto` decided
+    config: Config  # with `auto` decided, for what computes with all of it; others read the sections below
+    model: ModelSpec
+    training: TrainingConfig
+    rewards: Sequence[RewardConfig]
     plan: Plan
     run_dir: Path
     data: Prepared
