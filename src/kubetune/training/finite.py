@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kubetune import errors
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from kubetune.config.schema import TrainingConfig
-    from kubetune.config.schema.data import SourceConfig
     from kubetune.data.prepared.prepare import Prepared
     from kubetune.distributed.process_group import World
     from kubetune.rundir.checkpoints import State
@@ -28,11 +27,11 @@ def require_finite(
     step: int,
     micro_losses: Sequence[tuple[tuple[int, ...], Tensor]],
     world: World,
-    origin: Callable[[Sequence[int]], str],
+    data: Prepared,
 ) -> None:
     """Raise Diverged, on every rank and before weights move, unless loss and gradient are finite.
 
-    `micro_losses`: (samples, loss) of this rank's micro-batches. `origin`: names the records that samples were made of.
+    `micro_losses`: (samples, loss) of this rank's micro-batches.
     """
     # Both are sums over all ranks, so all ranks decide alike.
     if math.isfinite(loss) and math.isfinite(gradient_norm):
@@ -49,7 +48,7 @@ def require_finite(
         if samples:
             # A batch may have thousands of rows; some are enough to look at.
             some = samples[:MOST_ROWS_NAMED]
-            places.append(f"rank {rank}: prepared rows {some}, which are {origin(some)}")
+            places.append(f"rank {rank}: prepared rows {some}, which are {_origin(data, some)}")
 
     # A gradient may overflow though every loss is finite.
     if places:
@@ -97,11 +96,7 @@ def steps_above_threshold(
     return count
 
 
-def origin(
-    data: Prepared,
-    sources: Sequence[SourceConfig],
-    samples: Sequence[int],
-) -> str:
+def _origin(data: Prepared, samples: Sequence[int]) -> str:
     """Name the records of rows as their owner knows them: `train.jsonl records 3, 17`, counted from 1."""
     records: dict[int, list[int]] = {}
     for sample in samples:
@@ -109,6 +104,7 @@ def origin(
         number = int(data.train.record[sample]) + 1
         records.setdefault(source, []).append(number)
 
+    sources = data.spec.data.train
     texts = []
     for source, numbers in sorted(records.items()):
         listed = ", ".join(str(number) for number in sorted(numbers))

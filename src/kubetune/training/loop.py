@@ -211,9 +211,5 @@ def _require_sound(
     for batch, micro_loss in zip(work.batches, losses, strict=True):
         micro_losses.append((batch.samples, micro_loss))
 
-    # Where a number is not finite, the message names the rows that it came from.
-    def origin(samples: Sequence[int]) -> str:
-        return finite.origin(run.data, run.sources, samples)
-
-    finite.require_finite(loss, norm, state.step, micro_losses, run.world, origin)
+    finite.require_finite(loss, norm, state.step, micro_losses, run.world, run.data)
     return finite.steps_above_threshold(loss, state, run.training)

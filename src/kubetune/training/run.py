@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from kubetune.batching.feed import Feed
-from kubetune.config.schema import EvaluationConfig, LoggingConfig, SourceConfig, TrainingConfig
+from kubetune.config.schema import EvaluationConfig, LoggingConfig, TrainingConfig
 from kubetune.data.prepared.prepare import Prepared
 from kubetune.distributed.process_group import World
 from kubetune.models.learner import Learner
@@ -29,7 +28,6 @@ class Run:
     training: TrainingConfig
     evaluation: EvaluationConfig
     logging: LoggingConfig
-    sources: Sequence[SourceConfig]  # of the training data
     dtype: torch.dtype  # of frozen weights and of the arithmetic
     plan: Plan
     world: World

@@ -49,7 +49,6 @@ def build(start: RankStart) -> Run:
         start.training,
         config.evaluation,
         config.logging,
-        data.spec.data.train,
         dtype,
         plan,
         world,
