@@ -167,7 +167,7 @@ def prepare_run(case: Case, model: Path, data: Path, settings: dict[str, Any]) -
     from kubetune.config.load import load_config
     from kubetune.data.prepared.prepare import prepare
     from kubetune.plan.plan import make_plan
-    from kubetune.supervisor.local import create_run_dir
+    from kubetune.supervisor.run_folder import create_run_dir
 
     run_dir = WORK / "run"
     shutil.rmtree(run_dir, ignore_errors=True)

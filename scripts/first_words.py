@@ -23,7 +23,7 @@ import kubetune
 from kubetune.base.yaml_reader import read_file
 from kubetune.config.load import load_config
 from kubetune.rundir import checkpoints, exit_status
-from kubetune.supervisor.local import create_run_dir
+from kubetune.supervisor.run_folder import create_run_dir
 
 MODEL = Path(kubetune.__file__).parent / "cli" / "local" / "embedded" / "model"
 GOAL_SECONDS = 2.0

@@ -19,7 +19,7 @@ from kubetune.base import processes
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import metrics
-from kubetune.supervisor.local import create_run_dir
+from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.training import worker
 from tests.architectures import save_model
 from tests.ranks import SECONDS, started, wait_all, wait_until

@@ -25,8 +25,8 @@ from kubetune.config.load import load_resolved
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.status import progress
-from kubetune.supervisor.local import check_run_dir, create_run_dir
 from kubetune.supervisor.place import read_place
+from kubetune.supervisor.run_folder import check_run_dir, create_run_dir
 from kubetune.training import worker
 from tests import toy
 from tests.ranks import started, wait_all, wait_until

@@ -17,7 +17,7 @@ from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.data.text.turns.limited_template import LimitedTemplate
 from kubetune.rundir import starts
-from kubetune.supervisor.local import create_run_dir
+from kubetune.supervisor.run_folder import create_run_dir
 from tests.architectures import save_model
 from tests.tiny import CHATML
 

@@ -22,7 +22,7 @@ from kubetune import cli, errors
 from kubetune.base import processes
 from kubetune.config.load import load_resolved
 from kubetune.rundir import exit_status, metrics
-from kubetune.supervisor.local import check_run_dir
+from kubetune.supervisor.run_folder import check_run_dir
 from tests import toy
 from tests.bombs import plant_modules
 from tests.ranks import wait_until

@@ -30,7 +30,7 @@ from kubetune.models.adapters.lora import add_lora
 from kubetune.models.spec import ModelSpec
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import checkpoints, metrics
-from kubetune.supervisor.local import check_run_dir
+from kubetune.supervisor.run_folder import check_run_dir
 from kubetune.tasks import causal_lm
 from kubetune.training.epoch_log import EpochLog
 from kubetune.training.evaluation import evaluate

@@ -27,7 +27,7 @@ from kubetune.config.load import load_config
 from kubetune.config.schema import Config
 from kubetune.plan.plan import Plan
 from kubetune.supervisor.command_line import parse
-from kubetune.supervisor.local import create_run_dir
+from kubetune.supervisor.run_folder import create_run_dir
 
 
 def ended(*words: str) -> int:

@@ -26,7 +26,7 @@ from kubetune.config import consent
 from kubetune.config.consent import CODE
 from kubetune.config.load import load_config, resolved
 from kubetune.errors import USER
-from kubetune.supervisor.local import create_run_dir
+from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.ui import jobs
 from kubetune.ui.form import at_hand
 from kubetune.ui.form.fields import form

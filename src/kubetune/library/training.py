@@ -34,7 +34,7 @@ from kubetune.library.plans import plan_here
 from kubetune.library.run_handle import Run
 from kubetune.rundir import exit_status
 from kubetune.rundir.exit_status import ExitStatus
-from kubetune.supervisor.local import check_run_dir
+from kubetune.supervisor.run_folder import check_run_dir
 
 CHILD = "kubetune.library.child"
 _POLL_SECONDS = 0.2  # how often new events are looked for while nothing is printed

@@ -27,7 +27,7 @@ from kubetune.plan.actuals import held_seconds
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.exit_status import ExitStatus
 from kubetune.rundir.status import progress
-from kubetune.supervisor.local import check_run_dir
+from kubetune.supervisor.run_folder import check_run_dir
 
 _WAIT_SECONDS = 2.0
 

@@ -22,7 +22,7 @@ from kubetune.config.schema.tracking import TrackingConfig
 from kubetune.models import weight_files
 from kubetune.plan.plan import Plan
 from kubetune.rundir import exit_status, metrics
-from kubetune.supervisor.local import create_run_dir
+from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.training import step_digest
 from kubetune.training.start import cpu_dtype
 

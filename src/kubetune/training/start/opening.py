@@ -34,7 +34,7 @@ def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
 
     # By hand, under torchrun: rank 0 makes it.
     from kubetune.supervisor.command_line import add_run_arguments, config_from_args, parse
-    from kubetune.supervisor.local import create_run_dir, dated
+    from kubetune.supervisor.run_folder import create_run_dir, dated
 
     logs.configure("INFO", rank=rank)  # for warnings about the config
     parser = argparse.ArgumentParser(prog="kubetune.worker", description="One rank of a run.")

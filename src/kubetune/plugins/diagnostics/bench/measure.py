@@ -21,7 +21,7 @@ from kubetune.plan.plan import make_plan
 from kubetune.plugins.diagnostics.bench import inputs
 from kubetune.plugins.diagnostics.bench.cases import SHAPES, Case
 from kubetune.rundir import exit_status, metrics
-from kubetune.supervisor.local import create_run_dir
+from kubetune.supervisor.run_folder import create_run_dir
 
 STEPS = 8  # of a case
 WARM = 3  # the first steps, which do not count: they set up caches, and compile
