@@ -25,6 +25,7 @@ from kubetune.base.logs import scrub
 from kubetune.errors import FINAL, OK
 from kubetune.extras import require
 from kubetune.rundir import events, metrics
+from kubetune.supervisor.observers.otlp import ids, providers
 
 if TYPE_CHECKING:
     from kubetune.supervisor.observers.observer_process import Observed
@@ -99,13 +100,6 @@ class Trace:
 
     def __init__(self, run: Observed) -> None:
         from opentelemetry import trace
-        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk._logs import LoggerProvider
-        from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
         # What every span and record says about where it comes from.
         attributes = {
@@ -114,21 +108,14 @@ class Trace:
             "kubetune.task": run.task,
             "kubetune.model": scrub(run.model),
         }
-        resource = Resource.create(attributes)
 
         # Ids of the trace and of the span of the whole run, the same for all starts.
         number = hashlib.sha256(str(run.run_dir.absolute()).encode()).digest()
         trace_id = int.from_bytes(number[:16])
         run_id = int.from_bytes(number[16:24])
-        generator = _ids(trace_id, run_id)
+        generator = ids(trace_id, run_id)
 
-        self._spans = TracerProvider(resource=resource, id_generator=generator)
-        self._records = LoggerProvider(resource=resource)
-        # Spans and records are sent in batches by a thread of each, so an event costs no request.
-        span_sender = BatchSpanProcessor(OTLPSpanExporter())
-        record_sender = BatchLogRecordProcessor(OTLPLogExporter())
-        self._spans.add_span_processor(span_sender)
-        self._records.add_log_record_processor(record_sender)
+        self._spans, self._records = providers(attributes, generator)
         self._tracer = self._spans.get_tracer("kubetune")
         self._logger = self._records.get_logger("kubetune")
 
@@ -241,24 +228,6 @@ class Trace:
 
 def _nanoseconds(time: str) -> int:
     return int(datetime.fromisoformat(time).timestamp() * _NANO)
-
-
-def _ids(trace_id: int, span_id: int) -> Any:
-    """Return a generator of span ids: random ones, but `span_id` for the run's own span. All are in one trace."""
-    from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
-
-    class Ids(RandomIdGenerator):
-        is_of_run = False
-
-        def generate_trace_id(self) -> int:
-            return trace_id
-
-        def generate_span_id(self) -> int:
-            if self.is_of_run:
-                return span_id
-            return int(super().generate_span_id())
-
-    return Ids()
 
 
 def _attribute(value: Any) -> Any:
