@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from kubetune.rundir import mlflow_tracker, tracker_queue
-from kubetune.rundir.trackers import open_tracker
+from kubetune.rundir.tracking import mlflow_tracker, tracker_queue
+from kubetune.rundir.tracking.trackers import open_tracker
 from tests.broken_store import WAYS, serving
 from tests.ranks import started, wait_all
 from tests.toy import tracked_run
@@ -130,7 +130,7 @@ def test_a_server_of_wandb_that_is_silent_slows_no_step_and_is_given_up_at_the_e
     healthy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("wandb")
-    from kubetune.rundir import wandb_tracker
+    from kubetune.rundir.tracking import wandb_tracker
 
     for module in (wandb_tracker, tracker_queue):
         for limit in ("SECONDS_TO_SEND_THE_REST", "SECONDS_FOR_FILES"):

@@ -26,10 +26,10 @@ from kubetune import errors, extras
 from kubetune.config.load import resolved
 from kubetune.config.metric_names import PREFERENCE_MEASURES
 from kubetune.config.schema.tracking import MlflowConfig, WandbConfig
-from kubetune.rundir import tracker_queue, wandb_tracker
-from kubetune.rundir.mlflow_tracker import MlflowSink, find_store
-from kubetune.rundir.tracker_queue import TrackedRun
-from kubetune.rundir.trackers import Tracker, open_tracker
+from kubetune.rundir.tracking import tracker_queue, wandb_tracker
+from kubetune.rundir.tracking.mlflow_tracker import MlflowSink, find_store
+from kubetune.rundir.tracking.tracker_queue import TrackedRun
+from kubetune.rundir.tracking.trackers import Tracker, open_tracker
 from tests import toy
 from tests.preferences import write_pairs
 from tests.toy import tracked_run
@@ -545,8 +545,8 @@ def test_trackio_holds_one_run_over_two_starts(tmp_path: Path) -> None:
 import sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r})
 from pathlib import Path
 from tests.toy import tracked_run
-from kubetune.rundir.tracker_queue import TrackedRun
-from kubetune.rundir.trackers import open_tracker
+from kubetune.rundir.tracking.tracker_queue import TrackedRun
+from kubetune.rundir.tracking.trackers import open_tracker
 at = Path({str(tmp_path)!r})
 wanted = tracked_run(at, trackio={{"project": "bots", "dir": str(at / "trackio")}})
 for step in (1, 2):

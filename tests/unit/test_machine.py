@@ -13,7 +13,7 @@ import pytest
 
 from kubetune.base import cpu, processes
 from kubetune.rundir import machine, metrics
-from kubetune.rundir.mlflow_tracker import machine_load
+from kubetune.rundir.tracking.mlflow_tracker import machine_load
 
 
 def test_a_checkout_with_changes_is_dirty(tmp_path: Path) -> None:

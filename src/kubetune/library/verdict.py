@@ -107,7 +107,7 @@ def _require_extras(config: Config) -> None:
         require("evaluation.benchmarks", "lm_eval", after=_WRITTEN)
     # Most runs have none of these, whose code takes its time to import.
     if config.tracking != TrackingConfig():
-        from kubetune.rundir import trackers
+        from kubetune.rundir.tracking import trackers
 
         trackers.check_installed(config.tracking)
     if config.hooks.on_event is not None:

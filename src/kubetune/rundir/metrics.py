@@ -2,7 +2,7 @@
 
 metrics.jsonl holds only what a repeat of the run reproduces bit for bit; what depends on a clock or a machine is in
 timings.jsonl. Each line is handed to the kernel at once, so that a killed process loses none. Not for what is computed
-from the numbers (totals.py, throughput.py, report.py), nor for TensorBoard or MLflow (trackers.py).
+from the numbers (totals.py, throughput.py, report.py), nor for TensorBoard or MLflow (tracking).
 """
 
 from __future__ import annotations

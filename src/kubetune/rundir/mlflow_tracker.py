@@ -9,24 +9,17 @@ from __future__ import annotations
 import json
 import logging
 import os
-import platform
-import re
 import tempfile
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune import errors
-from kubetune.base.files import write_atomic
 from kubetune.base.logs import family_logger, scrub
-from kubetune.config.load import dotted_values
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics, shapes
-from kubetune.rundir.machine import git_commit
-from kubetune.rundir.tracker_queue import (
+from kubetune.rundir.tracking.mlflow_run import MlflowRun
+from kubetune.rundir.tracking.tracker_queue import (
     SECONDS_FOR_FILES,
     SECONDS_TO_SEND_THE_REST,
     Numbers,
@@ -36,16 +29,10 @@ from kubetune.rundir.tracker_queue import (
 )
 
 _log = family_logger("TRACKING")
-# Limits of MLflow's API: characters of a setting and of a data set's digest, entries of a call.
-_LONGEST_PARAM = 500
-_PARAMS_PER_CALL = 100
+# Limits of MLflow's API: entries of a call, characters of a data set's digest.
 _NUMBERS_PER_CALL = 1000
 _LONGEST_DIGEST = 36
 _FILES: Final = (metrics.CONFIG, RESOLVED, metrics.PLAN, metrics.REPORT, metrics.DATA)
-# The tag by which a start finds the run that an earlier one made, and was killed before it knew the id.
-_CLAIM: Final = "kubetune.claim"
-_CLAIM_FORM: Final = re.compile("[0-9a-f]{32}")
-_LIBRARIES: Final = ("torch", "transformers", "peft", "kubetune")
 
 
 WritePage = Callable[[Path], object]
@@ -84,10 +71,8 @@ class MlflowSink(Sink):
 
     def begin(self) -> None:
         """Begin a run, or continue that of an earlier start."""
-        run_id = self._continue(self._uri)
-        if not run_id:
-            run_id = self._begin(self._artifacts, self._uri)
-        self._run_id = run_id
+        run = MlflowRun(self._client, self._uri, self._settings, self._run)
+        self._run_id = run.open(self._artifacts)
 
         # A store of files has no page of its own. A server's address is enough.
         advice = ""
@@ -200,78 +185,6 @@ class MlflowSink(Sink):
         model = self._client.create_model_version(name, source, self._run_id)
         _log.info("MLflow has the model as %s, version %s", name, model.version)
 
-    def _continue(self, uri: str) -> str | None:
-        """Set the MLflow run of an earlier start to running, and return its id. None if there is none to continue."""
-        known = self._noted()
-        # With another server in the config, or a damaged file, a new run begins.
-        if known.get("uri") != uri or not isinstance(known.get("run_id"), str):
-            return None
-        run_id: str = known["run_id"]
-        self._client.update_run(run_id, status="RUNNING")
-        return run_id
-
-    def _begin(self, artifacts: str | None, uri: str) -> str:
-        """Make a run with settings and tags, note it in tracking.json, and return its id."""
-        from mlflow.entities import Param, RunTag
-
-        # Runs of one experiment are compared with each other. It is made with the first of them.
-        name = self._settings.experiment
-        experiment = self._client.get_experiment_by_name(name)
-        if experiment is not None:
-            experiment_id = experiment.experiment_id
-        else:
-            experiment_id = self._client.create_experiment(name, artifact_location=artifacts)
-        run_id = self._claimed(experiment_id, uri)
-
-        # MLflow limits the length of a setting and the number of them in a call.
-        params = []
-        for key, value in dotted_values(self._run.settings):
-            if value is not None:
-                text = value
-                if not isinstance(value, str):
-                    text = json.dumps(value)
-                params.append(Param(key, scrub(text)[:_LONGEST_PARAM]))
-        for first in range(0, len(params), _PARAMS_PER_CALL):
-            batch = params[first : first + _PARAMS_PER_CALL]
-            self._client.log_batch(run_id, params=batch)
-
-        # The user's tags win over ours.
-        texts = {**dict(_tags(self._run)), **self._settings.tags}
-        tags = [RunTag(key, scrub(text)) for key, text in texts.items()]
-        self._client.log_batch(run_id, tags=tags)
-
-        # The next start finds the run by its id.
-        self._note({"uri": uri, "run_id": run_id})
-        return run_id
-
-    def _claimed(self, experiment_id: str, uri: str) -> str:
-        """Return the id of a run with a tag that was noted here before: of a new one, or of a start killed meanwhile."""
-        known = self._noted()
-        claim = known.get("claim")
-        if known.get("uri") == uri and isinstance(claim, str) and _CLAIM_FORM.fullmatch(claim):
-            wanted = f"tags.`{_CLAIM}` = '{claim}'"
-            for run in self._client.search_runs([experiment_id], wanted, max_results=1):
-                return str(run.info.run_id)
-        claim = uuid.uuid4().hex
-        self._note({"uri": uri, "claim": claim})
-        tags = {_CLAIM: claim}
-        created = self._client.create_run(experiment_id, run_name=self._run.name, tags=tags)
-        return str(created.info.run_id)
-
-    def _note(self, known: dict[str, str]) -> None:
-        text = json.dumps(known) + "\n"
-        write_atomic(self._run_dir / metrics.TRACKING, text, within=self._run_dir)
-
-    def _noted(self) -> dict[str, Any]:
-        """Return what tracking.json holds. Empty if it is missing or damaged."""
-        try:
-            return shapes.read(self._run_dir / metrics.TRACKING)
-        except FileNotFoundError:
-            pass
-        except errors.EnvironmentFault as error:
-            _log.warning("%s; a new run begins in MLflow", error)
-        return {}
-
 
 def _tolerant(what: str, send: Callable[[], None]) -> Callable[[], None]:
     """Return `send`, changed to warn if it fails: a run must not end as failed because MLflow refuses a file."""
@@ -293,29 +206,6 @@ def _metrics(numbers: Numbers) -> list[Any]:
     for name, value in numbers.values.items():
         entities.append(Metric(name, value, milliseconds, numbers.step))
     return entities
-
-
-def _tags(run: TrackedRun) -> Iterator[tuple[str, str]]:
-    """Yield tags that tell runs apart beside their settings, under MLflow's own names where it has them."""
-    yield "mlflow.source.name", "kubetune train"
-    yield "mlflow.source.type", "LOCAL"
-
-    commit = git_commit()
-    if commit:
-        yield "mlflow.source.git.commit", commit
-
-    yield "kubetune.run_dir", str(run.run_dir.absolute())
-    yield "kubetune.host", platform.node()
-    yield "kubetune.task", run.task
-    yield "kubetune.method", run.method
-    yield "kubetune.model", run.model
-
-    # A loss that differs between two runs of one config is often a library's.
-    for name in _LIBRARIES:
-        try:
-            yield f"kubetune.version.{name}", version(name)
-        except PackageNotFoundError:
-            continue
 
 
 def machine_load(load: Mapping[str, Any]) -> dict[str, float]:

@@ -20,9 +20,9 @@ from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import method_label
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MODULES, TrackingConfig
-from kubetune.rundir import wandb_tracker
-from kubetune.rundir.mlflow_tracker import MlflowSink, WritePage
-from kubetune.rundir.tracker_queue import (
+from kubetune.rundir.tracking import wandb_tracker
+from kubetune.rundir.tracking.mlflow_tracker import MlflowSink, WritePage
+from kubetune.rundir.tracking.tracker_queue import (
     SECONDS_TO_SEND_THE_REST,
     Lack,
     Numbers,
@@ -32,7 +32,7 @@ from kubetune.rundir.tracker_queue import (
     curve,
     reason_of,
 )
-from kubetune.rundir.trackio_tracker import TrackioSink
+from kubetune.rundir.tracking.trackio_tracker import TrackioSink
 
 _log = family_logger("TRACKING")
 _NO_CURVES = ("epoch", "samples")  # numbers that follow from the step

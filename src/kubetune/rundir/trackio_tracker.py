@@ -12,7 +12,7 @@ from typing import Any
 from kubetune.base.logs import family_logger, scrub
 from kubetune.config.load import dotted_values
 from kubetune.config.schema.tracking import TrackioConfig
-from kubetune.rundir.tracker_queue import (
+from kubetune.rundir.tracking.tracker_queue import (
     SECONDS_FOR_FILES,
     SECONDS_TO_SEND_THE_REST,
     Numbers,

@@ -15,8 +15,9 @@ from kubetune.config.load import resolved
 from kubetune.config.naming import RESOLVED
 from kubetune.config.schema import Config
 from kubetune.plan.plan import Plan
-from kubetune.rundir import checkpoints, exit_status, trackers
+from kubetune.rundir import checkpoints, exit_status
 from kubetune.rundir.mirror import copier, stored_run
+from kubetune.rundir.tracking import trackers
 from kubetune.supervisor import supervise
 from kubetune.supervisor.observers import hooks
 from kubetune.supervisor.place import find_place, hold

@@ -19,8 +19,9 @@ from kubetune.config.metric_names import TELLING
 from kubetune.config.schema import LoggingConfig, TrainingConfig
 from kubetune.distributed.process_group import World
 from kubetune.plan.plan import Plan, learning_rate_at
-from kubetune.rundir import metrics, trackers
+from kubetune.rundir import metrics
 from kubetune.rundir.checkpoints import State
+from kubetune.rundir.tracking import trackers
 from kubetune.training.epoch_log import EpochLog
 from kubetune.training.peak_memory import peak_memory_bytes
 

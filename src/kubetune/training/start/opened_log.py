@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 
 from kubetune.base.progress_bar import Progress, is_wanted
-from kubetune.rundir import heartbeat, machine, metrics, trackers
+from kubetune.rundir import heartbeat, machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.totals import read_totals, runaway, runaway_line
+from kubetune.rundir.tracking import trackers
 from kubetune.training.run_log import RunLog
 from kubetune.training.start.rank_start import RankStart
 
