@@ -29,7 +29,7 @@ from kubetune.rundir import metrics
 from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.scoring.rewards.request import Judgement, Request
 from kubetune.training import worker
-from kubetune.training.rollouts import records
+from kubetune.training.rollouts import rollout_records
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 from tests.run.test_grpo import config_of
@@ -177,8 +177,8 @@ def has_loaded(run_dir: Path) -> bool:
 def end_of(run_dir: Path) -> dict[str, Any]:
     """Return all that a repeat of a run must reproduce bit for bit, the lines of its answers by step and prompt."""
     answers: dict[str, Any] = {}
-    for step in records.steps_of(run_dir):
-        for text in records.file_of(run_dir, step).read_text().splitlines():
+    for step in rollout_records.steps_of(run_dir):
+        for text in rollout_records.file_of(run_dir, step).read_text().splitlines():
             # A kill may leave half a line, which readers step over.
             with contextlib.suppress(ValueError):
                 line = json.loads(text)

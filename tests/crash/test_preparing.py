@@ -18,7 +18,7 @@ from kubetune.data.findings import prepare_worker
 from kubetune.rundir import exit_status
 from kubetune.supervisor.supervise import supervise
 from kubetune.training import worker
-from kubetune.training.start import preparation
+from kubetune.training.start import data_preparation
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 
@@ -131,21 +131,21 @@ def test_a_rank_whose_data_are_long_in_coming_says_so(
     monkeypatch.setattr(reminders, "PATIENT_SECONDS", 0.01)
     config = worker.open_run([str(run_dir)], 0)[0]
     caplog.set_level(logging.INFO)
-    with preparation.Preparation(config, run_dir) as prepared:
+    with data_preparation.Preparation(config, run_dir) as prepared:
         assert prepared.result()[0].train
     assert any("the data have been in preparation for " in message for message in caplog.messages)
 
 
 def stopped_as_it_forks(run_dir: str) -> int:
     """Be a rank that is asked to stop in the moment in which it has forked the process that prepares."""
-    submit = preparation.ProcessPoolExecutor.submit
+    submit = data_preparation.ProcessPoolExecutor.submit
 
     def submit_and_stop(self: Any, *args: Any) -> Any:
         future = submit(self, *args)
         os.kill(os.getpid(), signal.SIGTERM)
         return future
 
-    preparation.ProcessPoolExecutor.submit = submit_and_stop  # type: ignore[method-assign]
+    data_preparation.ProcessPoolExecutor.submit = submit_and_stop  # type: ignore[method-assign]
     return worker.main([run_dir])
 
 

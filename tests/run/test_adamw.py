@@ -23,7 +23,7 @@ from kubetune.training.optimizer.adamw import (
     sum_of_squares,
 )
 from kubetune.training.optimizer.adamw_sharded import ShardedAdamW
-from kubetune.training.optimizer.rows import LEAST, Collected
+from kubetune.training.optimizer.occurring_rows import LEAST, Collected
 from tests.ranks import run_ranks
 
 WORDS, WIDTH, LABELS = 40, 24, 3

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 from kubetune.config.schema import Config
 from kubetune.result.publishing.exporting import export_run
 from kubetune.rundir import checkpoints, metrics
-from kubetune.training.rollouts import records
+from kubetune.training.rollouts import rollout_records
 from tests import toy
 from tests.architectures import save_model
 from tests.ranks import free_port, wait_until
@@ -215,7 +215,7 @@ def test_vllm_draws_the_answers_of_a_run(inputs: Path, tmp_path: Path) -> None:
             else:
                 assert differences[0] < 1e-4
                 assert differences[2] > 1e-4
-            groups = records.read_groups(run_dir, 2)
+            groups = rollout_records.read_groups(run_dir, 2)
             assert len(groups) == 4
             assert all(len(group.answers) == 4 for group in groups)
             assert names_on(url) == [], "the run leaves no adapter behind"

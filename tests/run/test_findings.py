@@ -25,7 +25,7 @@ from kubetune.distributed.process_group import World
 from kubetune.plan.plan import make_plan
 from kubetune.reporting import write_report
 from kubetune.rundir import metrics
-from kubetune.training.start.facts import log_start
+from kubetune.training.start.start_log import log_start
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
 from tests import toy

@@ -28,8 +28,8 @@ from kubetune.tasks import causal_lm
 from kubetune.tasks.grpo import objective
 from kubetune.tasks.grpo import task as grpo
 from kubetune.training import worker
-from kubetune.training.rollouts import answer_rows, records
-from kubetune.training.rollouts.records import Answer
+from kubetune.training.rollouts import answer_rows, rollout_records
+from kubetune.training.rollouts.rollout_records import RewardedAnswer
 from kubetune.training.rollouts.sampler import draw, restricted
 from kubetune.training.rollouts.self_check import require_sampling
 from tests import toy
@@ -229,7 +229,7 @@ def rows_of(settings: GrpoConfig, seed: int = 0) -> list[answer_rows.AnswerRow]:
         for _ in range(3):
             length = int(generator.integers(1, 9))
             logps = (-6.2 + 0.3 * generator.standard_normal((3, length))).tolist()
-            answer = Answer(
+            answer = RewardedAnswer(
                 ids=generator.integers(5, 500, length).tolist(),
                 text="",
                 sampled=logps[0],
@@ -341,14 +341,14 @@ def test_a_run_learns_what_is_rewarded(
         )
     timings = [json.loads(line) for line in (run_dir / "timings.jsonl").read_text().splitlines()]
     assert all(line["generate_seconds"] > 0 and line["reward_seconds"] > 0 for line in timings)
-    assert records.steps_of(run_dir) == list(range(25))
-    (first, *_) = records.read_groups(run_dir, 0)
+    assert rollout_records.steps_of(run_dir) == list(range(25))
+    (first, *_) = rollout_records.read_groups(run_dir, 0)
     assert len(first.answers) == 8
 
     capfd.readouterr()
     assert cli.main(["rollouts", str(run_dir), "--step", "24", "--json"]) == errors.OK
     shown = json.loads(capfd.readouterr().out)
-    last = records.read_groups(run_dir, 24)
+    last = rollout_records.read_groups(run_dir, 24)
     assert [group["row"] for group in shown] == [group.row for group in last]
     for group in shown:
         assert len(group["answers"]) == 8
@@ -444,13 +444,13 @@ def test_groups_that_are_whole_are_not_drawn_again(inputs: Path, tmp_path: Path)
     run_dir = toy.make_run(tmp_path / "run", config_of(inputs))
     # Two groups of two prompts go together; the process dies while the third of four is rewarded.
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:reward:9"}) == [KILLED]
-    path = records.file_of(run_dir, 0)
+    path = rollout_records.file_of(run_dir, 0)
     lines = path.read_text().splitlines()
     assert len(lines) == 2
     marked = [line.replace('[{"text": "', '[{"text": "kept ', 1) for line in lines]
     path.write_text("\n".join(marked) + "\n" + '{"made_by": "torn')
     assert toy.train(run_dir) == [0]
-    groups = records.read_groups(run_dir, 0)
+    groups = rollout_records.read_groups(run_dir, 0)
     assert [group.slot for group in groups] == [0, 1, 2, 3]
     assert sum(group.answers[0].text.startswith("kept ") for group in groups) == 2
 
@@ -463,7 +463,7 @@ def test_any_number_of_ranks_draws_the_same_answers(
     config = config_of(inputs, {"max_steps": 2, "eval_steps": 2})
     of_one = toy.finished(tmp_path / "1", config, 1)
     others = toy.finished(tmp_path / "others", config, ranks)
-    assert records.read_groups(of_one, 0) == records.read_groups(others, 0)
+    assert rollout_records.read_groups(of_one, 0) == rollout_records.read_groups(others, 0)
     toy.require_like(of_one, others)
 
 
@@ -472,7 +472,7 @@ def test_a_stop_while_answers_are_drawn_loses_and_repeats_nothing(
 ) -> None:
     run_dir = toy.make_run(tmp_path / "run", config_of(inputs))
     with started(worker.main, 1, [str(run_dir)]) as [process]:
-        wait_until(lambda: records.file_of(run_dir, 2).exists())
+        wait_until(lambda: rollout_records.file_of(run_dir, 2).exists())
         assert process.pid is not None
         os.kill(process.pid, signal.SIGTERM)
         assert wait_all([process]) == [errors.PREEMPTED]
@@ -487,7 +487,7 @@ def test_answers_of_gone_weights_must_be_in_the_file(inputs: Path, tmp_path: Pat
     run_dir = toy.make_run(tmp_path / "run", config)
     assert toy.train(run_dir, 1, {"KUBETUNE_FAULT": "signal 9:step:4"}) == [KILLED]
     assert checkpoints.newest_step(run_dir) == 3  # of the window of steps 0 to 3
-    records.file_of(run_dir, 0).unlink()
+    rollout_records.file_of(run_dir, 0).unlink()
     assert toy.train(run_dir) == [errors.ENVIRONMENT]
     assert "the weights that drew them are gone" in toy.log_of(run_dir)
 
@@ -543,7 +543,7 @@ def test_an_error_of_one_rank_ends_all_ranks_with_its_reason(inputs: Path, tmp_p
     for rank in range(2):
         assert "ValueError: no such answer" in toy.log_of(run_dir, rank)
     # What the other rank drew meanwhile is kept.
-    assert records.read_groups(run_dir, 0)
+    assert rollout_records.read_groups(run_dir, 0)
 
 
 def test_answers_that_teach_nothing_still_balance_the_experts(inputs: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from kubetune import errors
 from kubetune.config.schema import Config, RewardConfig
 from kubetune.rundir import metrics
-from kubetune.training.rollouts import records
+from kubetune.training.rollouts import rollout_records
 from tests import toy
 from tests.run.test_grpo import config_of
 
@@ -54,7 +54,7 @@ def test_slices_draw_and_learn_as_one_rank_does(
     config = sharded(inputs, full=full, settings=settings)
     of_one_rank = toy.finished(tmp_path / "1", config)
     others = toy.finished(tmp_path / "others", config, ranks)
-    assert records.read_groups(of_one_rank, 0) == records.read_groups(others, 0)
+    assert rollout_records.read_groups(of_one_rank, 0) == rollout_records.read_groups(others, 0)
     for ours, theirs in zip(numbers_of(others), numbers_of(of_one_rank), strict=True):
         assert ours == pytest.approx(theirs, abs=1e-6, rel=1e-6)
         assert ours["sampling_difference"] <= 1e-6 or settings

@@ -19,7 +19,7 @@ from kubetune.library.plan_forecast import forecast_run
 from kubetune.plan.model_shapes import read_weights
 from kubetune.scoring.rewards.models import load_judge
 from kubetune.scoring.rewards.request import Request
-from kubetune.training.rollouts import records
+from kubetune.training.rollouts import rollout_records
 from tests import toy
 from tests.architectures import save_model
 from tests.preferences import write_pairs
@@ -157,12 +157,12 @@ def config_of(inputs: Path, reward_run: Path, steps: int) -> Config:
 def test_models_reward_alike_on_any_ranks(inputs: Path, reward_run: Path, tmp_path: Path) -> None:
     config = config_of(inputs, reward_run, 1)
     of_one_rank = toy.finished(tmp_path / "1", config)
-    groups = records.read_groups(of_one_rank, 0)
+    groups = rollout_records.read_groups(of_one_rank, 0)
     for answer in groups[0].answers:
         assert set(answer.rewards) == {"reward_model", "teacher"}
         assert None not in answer.rewards.values()
     two = toy.finished(tmp_path / "2", config, 2)
-    assert groups == records.read_groups(two, 0)
+    assert groups == rollout_records.read_groups(two, 0)
     toy.require_like(of_one_rank, two)
 
 

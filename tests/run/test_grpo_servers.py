@@ -18,12 +18,12 @@ from kubetune import errors
 from kubetune.config.schema import Config, GrpoConfig
 from kubetune.rundir import checkpoints, metrics
 from kubetune.training import worker
-from kubetune.training.rollouts import records
+from kubetune.training.rollouts import rollout_records
 from kubetune.training.rollouts.model_answers import Slot
 from kubetune.training.rollouts.servers import adapters, requests
 from kubetune.training.rollouts.servers.adapters import Adapter
-from kubetune.training.rollouts.servers.client import Server, ServerTrouble
 from kubetune.training.rollouts.servers.completions import answers_in
+from kubetune.training.rollouts.servers.vllm_client import Server, ServerTrouble
 from tests import toy
 from tests.ranks import started, wait_all, wait_until
 from tests.run.test_grpo import KILLED, config_of
@@ -92,7 +92,9 @@ def test_servers_draw_what_the_model_would_by_its_newest_weights(
     timings = (whole("lag-0") / "timings.jsonl").read_text().splitlines()
     assert all(json.loads(line)["sync_seconds"] > 0 for line in timings)
     answers = [
-        answer for group in records.read_groups(whole("lag-0"), 5) for answer in group.answers
+        answer
+        for group in rollout_records.read_groups(whole("lag-0"), 5)
+        for answer in group.answers
     ]
     assert len(answers) == 16
     assert len({tuple(answer.ids) for answer in answers}) > 12
@@ -136,7 +138,7 @@ def test_each_answer_has_a_seed_of_its_own(
             firsts.add(call["seed"])
             seeds.update(range(call["seed"], call["seed"] + 4))
     assert len(seeds) == 4 * len(firsts)
-    groups = [group for step in range(6) for group in records.read_groups(run_dir, step)]
+    groups = [group for step in range(6) for group in rollout_records.read_groups(run_dir, step)]
     assert len(firsts) >= len(groups)
 
 
@@ -146,8 +148,8 @@ def test_any_number_of_ranks_asks_for_the_same_answers(
 ) -> None:
     config = served_config(inputs, servers, **WAYS[way])
     two = toy.finished(tmp_path / "2", config, 2)
-    of_one = records.read_groups(whole(way), 0)
-    assert of_one == records.read_groups(two, 0)
+    of_one = rollout_records.read_groups(whole(way), 0)
+    assert of_one == rollout_records.read_groups(two, 0)
     toy.require_like(whole(way), two)
 
 
@@ -160,7 +162,7 @@ def test_slices_learn_from_servers_as_copies_do(
     sharded = config.training.model_copy(update={"parallelism": "fsdp"})
     copies = toy.finished(tmp_path / "ddp", config, 2)
     slices = toy.finished(tmp_path / "fsdp", config.model_copy(update={"training": sharded}), 2)
-    assert records.read_groups(copies, 0) == records.read_groups(slices, 0)
+    assert rollout_records.read_groups(copies, 0) == rollout_records.read_groups(slices, 0)
     toy.require_like(copies, slices)
 
 
@@ -206,7 +208,7 @@ def test_a_stop_while_servers_draw_saves_and_goes_on(
 ) -> None:
     run_dir = toy.make_run(tmp_path / "run", served_config(inputs, servers))
     with started(hurried, 1, str(run_dir)) as [process]:
-        wait_until(lambda: records.file_of(run_dir, 2).exists())
+        wait_until(lambda: rollout_records.file_of(run_dir, 2).exists())
         for server in servers:
             server.set_fault("hang")
         time.sleep(1)
@@ -231,7 +233,7 @@ def test_a_server_that_is_killed_and_comes_again_is_asked_again(
     run_dir = toy.make_run(tmp_path / "run", config)
     with started(worker.main, 1, [str(run_dir)]) as [process]:
         for step in (1, 3):
-            wait_until(lambda step=step: records.file_of(run_dir, step).exists())
+            wait_until(lambda step=step: rollout_records.file_of(run_dir, step).exists())
             servers[1].kill()
             time.sleep(1)
             servers[1].start()
@@ -301,7 +303,7 @@ def test_a_fault_that_stays_ends_the_run_by_name(
         servers[1].restart()
     assert toy.train(run_dir) == [0], toy.log_of(run_dir)
     for step in range(2):
-        groups = records.read_groups(run_dir, step)
+        groups = rollout_records.read_groups(run_dir, step)
         assert [group.slot for group in groups] == list(range(len(groups)))
 
 

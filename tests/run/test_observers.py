@@ -123,7 +123,7 @@ def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
     make_run(tmp_path)
     write_events(tmp_path)
     known = progress(tmp_path)
-    plain = prometheus.State(tmp_path, 0).read()
+    plain = prometheus.NodeNumbers(tmp_path, 0).read()
     written_events = metrics.read_events(tmp_path)
     lines = [json.dumps(event | {"mood": "good"}) for event in written_events]
     lines.insert(
@@ -137,7 +137,7 @@ def test_events_of_a_later_version_are_stepped_over(tmp_path: Path) -> None:
         VALID.validate(event)
     assert [event["event"] for event in metrics.read_events(tmp_path)].count("tea") == 1
     assert progress(tmp_path) == known
-    again = prometheus.State(tmp_path, 0).read()
+    again = prometheus.NodeNumbers(tmp_path, 0).read()
     assert {**again, "checkpoint_age_seconds": 0} == {**plain, "checkpoint_age_seconds": 0}
 
 
@@ -434,16 +434,16 @@ def test_a_collector_gets_the_run_its_starts_and_what_they_did_as_spans(
 def test_prometheus_reads_the_run_as_it_is(tmp_path: Path) -> None:
     make_run(tmp_path)
     write_events(tmp_path)
-    values = prometheus.State(tmp_path, 0).read()
+    values = prometheus.NodeNumbers(tmp_path, 0).read()
     assert values.keys() <= prometheus.METRICS.keys()
     assert (values["step"], values["loss"], values["tokens_per_second"]) == (2, 1.0, 20.0)
     assert values["mfu_ratio"] == pytest.approx(0.02)
     assert values["slowest_rank_ratio"] == pytest.approx(2.0)
     assert (values["step_seconds"], values["restarts"]) == (1.0, 0)
     assert values["lost_seconds"] == max(0.0, values["held_seconds"] - 1.0)
-    assert prometheus.State(tmp_path, 1).read() == {}
+    assert prometheus.NodeNumbers(tmp_path, 1).read() == {}
     (tmp_path / "plan.json").write_text('{"world_size": 1')
-    assert values.keys() - prometheus.State(tmp_path, 0).read().keys() == {"mfu_ratio"}, (
+    assert values.keys() - prometheus.NodeNumbers(tmp_path, 0).read().keys() == {"mfu_ratio"}, (
         "a damaged plan takes no more"
     )
 

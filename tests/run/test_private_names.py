@@ -23,7 +23,7 @@ from kubetune.models import attention_hooks, compiled_layers, fsdp
 from kubetune.models.adapters import fp8
 from kubetune.models.mixtures import experts
 from kubetune.training import worker
-from kubetune.training.optimizer import adam_step, adamw_sharded, rows, weight_copies
+from kubetune.training.optimizer import adam_step, adamw_sharded, occurring_rows, weight_copies
 from kubetune.training.optimizer.adam_step import AdamSettings
 from kubetune.training.optimizer.adamw import FlatAdamW
 from tests import toy
@@ -95,7 +95,7 @@ def test_rows_of_a_sparse_gradient_add_up_to_the_same() -> None:
     )
 
     def summed(gradient: Any) -> list[float]:
-        places, values = rows._rows_of(gradient)
+        places, values = occurring_rows._rows_of(gradient)
         total: list[float] = torch.zeros(4, 1).index_add_(0, places, values)[:, 0].tolist()
         return total
 

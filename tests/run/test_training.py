@@ -34,7 +34,7 @@ from kubetune.supervisor.run_folder import check_run_dir
 from kubetune.tasks import causal_lm
 from kubetune.training.epoch_log import EpochLog
 from kubetune.training.evaluation import evaluate
-from kubetune.training.flops import flops_of
+from kubetune.training.learner_flops import flops_of
 from kubetune.training.optimizer.adam_step import AdamSettings
 from kubetune.training.optimizer.adamw import FlatAdamW, decays
 from kubetune.training.start.feeding import make_feed

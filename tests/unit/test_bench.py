@@ -22,7 +22,7 @@ from kubetune.plan.plan import make_plan
 from kubetune.plugins.diagnostics.bench import cases, inputs, measure, verdict
 from kubetune.rundir import metrics
 from kubetune.rundir.machine import slug
-from kubetune.training.start import choices
+from kubetune.training.start import auto_settings
 from tests.tiny import pretend_weights
 
 FAST = 10**15
@@ -137,8 +137,8 @@ def test_runs_take_what_was_measured_and_keep_it(
     def decided(
         tokens: float = FAST, run: str = "new", config: Config = config
     ) -> dict[str, object]:
-        config = choices.decide(config, plan, cache / run, world, tokens)
-        return choices.as_event(config.model, config.training)
+        config = auto_settings.decide(config, plan, cache / run, world, tokens)
+        return auto_settings.as_event(config.model, config.training)
 
     assert decided() == {"attention": "auto", "compile": "auto"}
     assert "because it" not in caplog.text

@@ -109,7 +109,7 @@ def test_a_run_file_that_is_a_pipe_is_kept_as_it_was_read(
         create_run_dir(config, run_dir, plan, facts["source"])
         return errors.ENVIRONMENT
 
-    monkeypatch.setattr("kubetune.supervisor.local.launch_run", make_folder)
+    monkeypatch.setattr("kubetune.supervisor.launch.launch_run", make_folder)
     reading, writing = os.pipe()
     with open(writing, "w") as pipe:
         pipe.write(text)

@@ -19,7 +19,7 @@ from kubetune.plan.plan import Plan, make_plan
 from kubetune.plan.rank_work import RankWork
 from kubetune.training.rollouts import sampler
 from kubetune.training.rollouts.measures import measures_of
-from kubetune.training.rollouts.records import Answer, Group
+from kubetune.training.rollouts.rollout_records import Group, RewardedAnswer
 from tests.unit.test_forecast import QWEN3_8B, WEIGHTS
 
 
@@ -188,7 +188,7 @@ def test_a_prompt_is_solved_by_one_answer_that_the_first_reward_calls_right() ->
         answers = []
         for mark in marks:
             judged = {"numeric": mark, "json_valid": 1.0}
-            answers.append(Answer([1], "4", [0.0], 0.0, is_cut=False, rewards=judged))
+            answers.append(RewardedAnswer([1], "4", [0.0], 0.0, is_cut=False, rewards=judged))
         return Group(0, 0, [1], "2 + 2", answers, errors={}, logged={})
 
     groups = [group(0.0, 1.0), group(0.5, 0.0), group(None, None), group(None, 1.0)]

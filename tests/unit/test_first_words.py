@@ -22,7 +22,7 @@ from kubetune.errors import KubetuneError
 from kubetune.library.plans import plan_here
 
 def prepare(words):
-    from kubetune.training.start.preparation import _prepare_folder
+    from kubetune.training.start.data_preparation import _prepare_folder
     config, _ = plan_here(load_config(Path(words[1]), overrides=words[2:]))
     try:
         _prepare_folder(config, Path(str(config.output)))

@@ -17,7 +17,7 @@ from kubetune.plan.gpu_specs import stated_tflops
 from kubetune.plan.linears import Trainable
 from kubetune.plan.model_shapes import Weights, shapes_of
 from kubetune.rundir.throughput import throughput, throughput_line
-from kubetune.training import flops as measured_flops
+from kubetune.training import learner_flops as measured_flops
 from tests.architectures import MIXTURE, PROMISED, build_model
 
 LENGTH = 24

@@ -15,7 +15,7 @@ from kubetune.reporting import rollouts as of_page
 from kubetune.reporting import write_report
 from kubetune.reporting.rendering import turns
 from kubetune.reporting.rollouts import SECTION, WHOLE_PROMPT, shown_rollouts
-from kubetune.rundir import rollouts
+from kubetune.rundir import rollout_files
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
 
@@ -36,7 +36,7 @@ def group(row: int, marks: list[float | None], text: str = "answer") -> dict[str
 
 
 def write_step(run_dir: Path, step: int, *lines: dict[str, Any]) -> Path:
-    path = rollouts.file_of(run_dir, step)
+    path = rollout_files.file_of(run_dir, step)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -93,9 +93,11 @@ def test_the_prompt_answered_most_often_comes_first_with_its_best_and_worst_answ
 def test_what_is_damaged_or_too_much_is_counted(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rollouts.file_of(run_dir, 0).write_text('{"row": 3, "text": "half\n{"row": 3, "answers": 1}\n')
-    rollouts.file_of(run_dir, 1).unlink()
-    rollouts.file_of(run_dir, 1).symlink_to("/etc/passwd")
+    rollout_files.file_of(run_dir, 0).write_text(
+        '{"row": 3, "text": "half\n{"row": 3, "answers": 1}\n'
+    )
+    rollout_files.file_of(run_dir, 1).unlink()
+    rollout_files.file_of(run_dir, 1).symlink_to("/etc/passwd")
     shown = shown_rollouts(run_dir, REWARDS, WHOLE_PROMPT, 3)
     assert (shown.damaged, [step.step for step in shown.prompts[0].steps]) == (
         2,
@@ -139,7 +141,7 @@ def test_a_page_shows_all_answers_to_a_prompt(run_dir: Path) -> None:
         wrong = client.get("/rollouts?dir=poet&row=x")
         assert wrong.status_code == 400
         assert "expected the number of a row" in html.unescape(wrong.text)
-        (run_dir / rollouts.FOLDER).rename(run_dir / "away")
+        (run_dir / rollout_files.FOLDER).rename(run_dir / "away")
         assert "drew no answers yet" in client.get("/rollouts?dir=poet").text
 
 

@@ -18,7 +18,7 @@ from kubetune.library.listing import facts
 from kubetune.reporting.page import page_of, write_report
 from kubetune.reporting.reading import read_run
 from kubetune.reporting.rendering import render
-from kubetune.rundir import checkpoints, metrics, rollouts
+from kubetune.rundir import checkpoints, metrics, rollout_files
 from kubetune.rundir.checkpoints import State
 from kubetune.rundir.status import read_status
 from kubetune.scoring import verdict
@@ -203,14 +203,14 @@ def test_no_value_of_another_type_ends_what_goes_on_from_a_run(run_dir: Path) ->
 def test_no_value_of_another_type_ends_a_page_of_answers(tmp_path: Path) -> None:
     answer = {"text": "a", "rewards": {"r": 1.0}, "tokens": [1]}
     line = {"made_by": "9f", "slot": 0, "row": 17, "text": "q", "prompt": [1], "answers": [answer]}
-    file = rollouts.file_of(tmp_path, 1)
+    file = rollout_files.file_of(tmp_path, 1)
     file.parent.mkdir()
     read = 0
     for variant in foreign(line):
         content = json.dumps(variant) + "\n"
         file.write_text(content)
-        found = rollouts.read_line(tmp_path, 1, (0, len(content)))
+        found = rollout_files.read_line(tmp_path, 1, (0, len(content)))
         for shown in found["answers"] if found else ():
-            rollouts.weighted_sum(shown["rewards"], [("r", 0.5)])
+            rollout_files.weighted_sum(shown["rewards"], [("r", 0.5)])
             read += 1
     assert read

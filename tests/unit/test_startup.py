@@ -207,7 +207,7 @@ def test_a_rank_forks_the_process_for_its_data_before_it_imports_large_libraries
     script = """
 import sys, threading
 from kubetune.training import worker
-from kubetune.training.start import preparation
+from kubetune.training.start import data_preparation
 
 assert threading.active_count() == 1
 large = {"numpy", "tokenizers", "torch", "transformers", "peft"}

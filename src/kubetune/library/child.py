@@ -19,7 +19,7 @@ from kubetune.base import files, logs, processes
 from kubetune.base.signals import Relay
 from kubetune.config.load import load_resolved
 from kubetune.plan.plan import Plan
-from kubetune.supervisor.local import launch_run
+from kubetune.supervisor.launch import launch_run
 
 
 def main(argv: Sequence[str]) -> int:

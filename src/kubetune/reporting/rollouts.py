@@ -15,7 +15,7 @@ from kubetune.base.files import IrregularFileError
 from kubetune.base.humanize import visible
 from kubetune.config.schema.rewards import RewardConfig
 from kubetune.reporting.series import spread
-from kubetune.rundir import rollouts
+from kubetune.rundir import rollout_files
 
 # Of one page. Files of a run may have gigabytes: of more than these bytes the first and the last ones are read.
 MOST_BYTES = 64 << 20
@@ -83,13 +83,13 @@ def shown_rollouts(
     run_dir: Path, rewards: Sequence[RewardConfig], limits: Limits, row: int | None = None
 ) -> ShownRollouts:
     """Return the prompts that were answered most often, or the one of `row`, with their answers over time."""
-    all_steps = rollouts.steps_of(run_dir)
+    all_steps = rollout_files.steps_of(run_dir)
     steps = _readable_steps(run_dir, all_steps)
     damaged = 0
     places: dict[int, dict[int, tuple[int, int]]] = {}  # by row, then by step
     for step in steps:
         try:
-            of_step = rollouts.places_of_rows(run_dir, step)
+            of_step = rollout_files.places_of_rows(run_dir, step)
         except (OSError, IrregularFileError):
             damaged += 1
             continue
@@ -119,7 +119,7 @@ def _readable_steps(run_dir: Path, steps: Sequence[int]) -> list[int]:
         place = number // 2
         step = steps[-1 - place] if number % 2 else steps[place]
         try:
-            left -= rollouts.file_of(run_dir, step).stat().st_size
+            left -= rollout_files.file_of(run_dir, step).stat().st_size
         except OSError:
             continue
         if left < 0 and taken:
@@ -141,7 +141,7 @@ def _prompt(
     damaged = 0
     for step in spread(sorted(places), limits.steps):
         try:
-            line = rollouts.read_line(run_dir, step, places[step])
+            line = rollout_files.read_line(run_dir, step, places[step])
         except (OSError, IrregularFileError):
             line = None
         if line is None:
@@ -167,7 +167,7 @@ def _step(
         answers.append(
             ShownAnswer(
                 text=visible(text[: limits.characters]),
-                reward=rollouts.weighted_sum(answer["rewards"], weights),
+                reward=rollout_files.weighted_sum(answer["rewards"], weights),
                 rewards=answer["rewards"],
                 is_cut=bool(answer.get("is_cut")),
                 is_shortened=len(text) > limits.characters,

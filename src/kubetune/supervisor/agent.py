@@ -91,7 +91,7 @@ def _launch(args: argparse.Namespace, relay: Relay) -> int:
     from kubetune.base.yaml_reader import read_file
     from kubetune.config.load import load_config
     from kubetune.plan.plan import make_plan
-    from kubetune.supervisor.local import launch_run
+    from kubetune.supervisor.launch import launch_run
 
     # The directory that the command names wins over the file's `output`.
     file = read_file(args.config)

@@ -19,9 +19,9 @@ from kubetune.config.schema import Config
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
 from kubetune.training import rank_end
+from kubetune.training.start.data_preparation import Preparation
 from kubetune.training.start.libraries import import_task
 from kubetune.training.start.opening import hold, open_run
-from kubetune.training.start.preparation import Preparation
 from kubetune.training.stop import StopRequest
 
 

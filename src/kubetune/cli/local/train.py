@@ -71,7 +71,7 @@ def _train(args: argparse.Namespace) -> tuple[int, Path]:
         from kubetune.library.plan_text import describe
         from kubetune.library.plans import plan_here
         from kubetune.rundir.exit_status import DONE, read_exit_status
-        from kubetune.supervisor.local import launch_run
+        from kubetune.supervisor.launch import launch_run
 
         # The file is read once: its text, with its comments, is kept in the run directory.
         show_notes()

@@ -10,11 +10,11 @@ from kubetune.base.humanize import counted, visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.config.load import read_config
 from kubetune.errors import ConfigError
-from kubetune.rundir.rollouts import weighted_sum
+from kubetune.rundir.rollout_files import weighted_sum
 
 if TYPE_CHECKING:
     from kubetune.config.schema import Config
-    from kubetune.training.rollouts.records import Group
+    from kubetune.training.rollouts.rollout_records import Group
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @prints_json
 def run(args: argparse.Namespace) -> Answer:
     """Read the answers. Raise ConfigError for a run, a step or a row that has none."""
-    from kubetune.training.rollouts import records
+    from kubetune.training.rollouts import rollout_records
 
     config = read_config(args.run_dir)
-    steps = records.steps_of(args.run_dir)
+    steps = rollout_records.steps_of(args.run_dir)
     if not steps:
         raise ConfigError(
             f"{args.run_dir} holds no answers; expected a run with `task: grpo`, this one has `task: {config.task}`"
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> Answer:
         wanted = steps
     facts = []
     for step in wanted:
-        for group in records.read_groups(args.run_dir, step):
+        for group in rollout_records.read_groups(args.run_dir, step):
             if args.row is None or group.row == args.row:
                 facts.append(_facts(step, group, config))
     if not facts:

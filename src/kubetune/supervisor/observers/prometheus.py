@@ -72,7 +72,7 @@ def observe(run: Observed) -> None:
 
     families = {"gauge": GaugeMetricFamily, "counter": CounterMetricFamily}
     labels = {"run": run.name, "node": str(run.node)}
-    state = State(run.run_dir, run.node)
+    state = NodeNumbers(run.run_dir, run.node)
 
     # Asked at each request, so that nothing has to be updated in between.
     class Collector:
@@ -110,7 +110,7 @@ def observe(run: Observed) -> None:
     server.server_close()
 
 
-class State:
+class NodeNumbers:
     """Reads a node's numbers: name in METRICS -> value, without those that are not known yet."""
 
     def __init__(self, run_dir: Path, node: int) -> None:

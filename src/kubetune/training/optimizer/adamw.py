@@ -10,7 +10,7 @@ one fused update. In this example a weight w `[2, 2]`, a bias b `[2]`, and a nor
     exp_avg_sq   . . . . | . . | . .        as soon as autograd has it
                  0       4 = _decayed
 
-Embedding tables of which few rows occur (rows.py) are stretches of the buffers that are left out; `rows.around` yields
+Embedding tables of which few rows occur (occurring_rows.py) are stretches of the buffers that are left out; `around` yields
 the rest.
 """
 
@@ -27,7 +27,7 @@ from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.training.optimizer import adam_step
 from kubetune.training.optimizer.adam_step import AdamSettings, move
-from kubetune.training.optimizer.rows import Collected, OccurringRows, around, occurring
+from kubetune.training.optimizer.occurring_rows import Collected, OccurringRows, around, occurring
 from kubetune.training.optimizer.shards import OptimizerShard
 from kubetune.training.optimizer.weight_copies import WeightCopies
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kubetune.distributed import process_group
-from kubetune.training.optimizer.rows import OccurringRows
+from kubetune.training.optimizer.occurring_rows import OccurringRows
 
 # One call for all: thousands of small copies take longer. None if this version of torch has it no more.
 COPY_ALL: Any = getattr(torch, "_foreach_copy_", None)

@@ -19,8 +19,8 @@ from kubetune.distributed import process_group
 from kubetune.models.learner import Learner
 from kubetune.models.padding_free import implementation
 from kubetune.rundir import metrics
+from kubetune.training.reference.logp_tables import read_tables, write_tables
 from kubetune.training.reference.scores import scores
-from kubetune.training.reference.tables import read_tables, write_tables
 from kubetune.training.start.rank_start import RankStart
 
 # Raise it when the same rows would give other numbers, or when the form of the files changes.

@@ -29,7 +29,7 @@ from kubetune.models.learner import Learner
 from kubetune.plan.plan import Plan
 from kubetune.rundir import heartbeat
 from kubetune.tasks import preference
-from kubetune.training.reference.tables import Tables, UnitLogps, take_up, write_part
+from kubetune.training.reference.logp_tables import Tables, UnitLogps, take_up, write_part
 
 # Number of parts in which the work is written; a kill loses at most one of them.
 PARTS: Final = 128

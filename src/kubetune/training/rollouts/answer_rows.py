@@ -15,7 +15,7 @@ from kubetune.batching.prefix_sharing import collate_shared
 
 if TYPE_CHECKING:
     from kubetune.data.prepared.rows import TrainedIds
-    from kubetune.training.rollouts.records import Answer
+    from kubetune.training.rollouts.rollout_records import RewardedAnswer
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class AnswerRow:
 
     sample: int  # row of the training data
     prompt: list[int]
-    answer: Answer
+    answer: RewardedAnswer
     advantage: float
 
     def __len__(self) -> int:

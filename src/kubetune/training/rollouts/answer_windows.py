@@ -6,7 +6,7 @@ A set of answers serves `window` optimizer steps. With `steps_per_generation: 2`
     data step         0  1  0  1 | 2  3  2  3        the prompts are those of so many steps of the data: each serves twice
 
 So what a step learns from follows from the step, the seed and the weights, and a run that goes on needs no other state
-than the file of the answers (records.py).
+than the file of the answers (rollout_records.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kubetune.tasks.grpo.advantages import advantages, has_no_variance
 from kubetune.training.rollouts.drawer import Drawer
 from kubetune.training.rollouts.measures import measures_of, weighted_rewards
 from kubetune.training.rollouts.model_answers import Slot
-from kubetune.training.rollouts.records import Group
 from kubetune.training.rollouts.rewarded_prompts import prompt_ids
+from kubetune.training.rollouts.rollout_records import Group
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ from kubetune.distributed.process_group import World
 from kubetune.models import fsdp
 from kubetune.rundir import heartbeat
 from kubetune.training.rollouts.model_answers import EarlierLogps, ModelAnswers, Slot
-from kubetune.training.rollouts.records import Group, RolloutFile
 from kubetune.training.rollouts.rewarding import Rewarding
+from kubetune.training.rollouts.rollout_records import Group, RolloutFile
 from kubetune.training.rollouts.sampler import DrawnTokens
 
 

@@ -18,7 +18,7 @@ from kubetune.tasks.grpo.advantages import deviation, has_no_variance, summed_re
 
 if TYPE_CHECKING:
     from kubetune.config.schema import RewardConfig
-    from kubetune.training.rollouts.records import Group
+    from kubetune.training.rollouts.rollout_records import Group
 
 
 def reward_table(groups: Sequence[Group], rewards: Sequence[RewardConfig]) -> torch.Tensor:

@@ -13,8 +13,8 @@ from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.scoring.rewards.pool import RewardPool
 from kubetune.scoring.rewards.request import Judgement
 from kubetune.training.rollouts.model_answers import EarlierLogps, Slot
-from kubetune.training.rollouts.records import Answer, Group
 from kubetune.training.rollouts.rewarded_prompts import RewardedPrompt
+from kubetune.training.rollouts.rollout_records import Group, RewardedAnswer
 from kubetune.training.rollouts.sampler import DrawnTokens
 
 
@@ -44,7 +44,7 @@ class Rewarding:
             for name, judgement in zip(self.names, judgements, strict=True):
                 rewards[name] = judgement.rewards[number]
             answers.append(
-                Answer(
+                RewardedAnswer(
                     ids=answer.ids,
                     text=texts[number],
                     sampled=answer.logps,

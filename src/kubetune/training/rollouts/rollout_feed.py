@@ -20,8 +20,8 @@ from kubetune.tasks.grpo.objective import divisor
 from kubetune.training.rollouts.answer_rows import AnswerRow, batch_of
 from kubetune.training.rollouts.answer_windows import AnswerWindows, RatedGroup
 from kubetune.training.rollouts.held_out import HeldOutRewards
-from kubetune.training.rollouts.records import Answer
 from kubetune.training.rollouts.rewarded_prompts import prompt_ids
+from kubetune.training.rollouts.rollout_records import RewardedAnswer
 
 
 class RolloutFeed:
@@ -147,7 +147,7 @@ class RolloutFeed:
 
         # The values do not matter, but there must be as many as in training: they take memory too.
         zeros = [0.0] * length
-        answer = Answer(
+        answer = RewardedAnswer(
             ids=[int(prompt[-1])] * length,
             text="",
             sampled=zeros,

@@ -15,7 +15,7 @@ from kubetune.models.learner import Learner
 from kubetune.models.loading import check_positions
 from kubetune.plan.plan import Plan
 from kubetune.scoring.judge import Judge
-from kubetune.training.flops import flops_of
+from kubetune.training.learner_flops import flops_of
 from kubetune.training.rollouts.assembly import make_rollout_feed
 from kubetune.training.rollouts.rollout_feed import RolloutFeed
 from kubetune.training.start.rank_start import RankStart

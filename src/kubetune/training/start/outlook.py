@@ -12,12 +12,12 @@ from kubetune.plan.costs import DataTotals, DeviceFacts, costs_of
 from kubetune.rundir import machine, metrics
 from kubetune.rundir.checkpoints import State
 from kubetune.scoring import kept_questions
-from kubetune.training import flops
+from kubetune.training import learner_flops
 from kubetune.training.run import Run
-from kubetune.training.start import choices
-from kubetune.training.start.facts import gpu_name
+from kubetune.training.start import auto_settings
 from kubetune.training.start.planning import planned_tokens
 from kubetune.training.start.rank_start import RankStart
+from kubetune.training.start.start_log import gpu_name
 
 
 def record_plan(start: RankStart) -> None:
@@ -38,7 +38,7 @@ def record_start(start: RankStart, run: Run, state: State) -> None:
     # Speeds of two starts can only be compared if these are the same.
     config = start.config
     saved_share = run.plan.saved_share
-    facts = flops.describe(
+    facts = learner_flops.describe(
         run.learner,
         config.compute.peak_tflops,
         run.data.train,
@@ -48,7 +48,7 @@ def record_start(start: RankStart, run: Run, state: State) -> None:
     )
     # What a resumed run has to take over, and what forecasts compare.
     facts["saved_share"] = saved_share
-    facts |= choices.as_event(start.model.model, start.training)
+    facts |= auto_settings.as_event(start.model.model, start.training)
     facts["machine"] = machine.describe()
     facts["forecast"] = _forecast(start, run, facts["device_bytes"])
 

@@ -15,8 +15,8 @@ from kubetune.plan.memory import Shape
 from kubetune.plan.model_shapes import Weights
 from kubetune.plan.plan import Plan, make_plan
 from kubetune.supervisor.rank_environment import RANKS
-from kubetune.training.start import choices
-from kubetune.training.start.facts import log_start
+from kubetune.training.start import auto_settings
+from kubetune.training.start.start_log import log_start
 
 
 def plan_run(config: Config, run_dir: Path, data: Prepared, world: World) -> tuple[Config, Plan]:
@@ -28,7 +28,7 @@ def plan_run(config: Config, run_dir: Path, data: Prepared, world: World) -> tup
     # All ranks compute the same plan from the same sizes, so nothing is sent.
     plan = make_plan(config, **_sizes(data), world_size=ranks, device=device)
     num_tokens = planned_tokens(plan, data)
-    config = choices.decide(config, plan, run_dir, world, num_tokens, _width_of(data))
+    config = auto_settings.decide(config, plan, run_dir, world, num_tokens, _width_of(data))
     log_start(plan, world, data, config.task)
     return config, plan
 

@@ -25,7 +25,7 @@ from torch import Tensor
 from kubetune import errors
 from kubetune.base import files, logs, whole_folder
 from kubetune.rundir import heartbeat
-from kubetune.training.rollouts.servers.client import Refused, Server, ServerTrouble
+from kubetune.training.rollouts.servers.vllm_client import Refused, Server, ServerTrouble
 from kubetune.training.saving import saved_model
 from kubetune.training.saving.full_disk import explained_full_disk
 

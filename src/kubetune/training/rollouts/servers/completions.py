@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.data.order import mixed_seed
 from kubetune.training.rollouts.sampler import DrawnTokens
-from kubetune.training.rollouts.servers.client import ServerTrouble
+from kubetune.training.rollouts.servers.vllm_client import ServerTrouble
 
 if TYPE_CHECKING:
     from kubetune.config.schema import GrpoConfig

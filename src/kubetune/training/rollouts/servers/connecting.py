@@ -12,9 +12,9 @@ from kubetune.base import logs
 from kubetune.data.text.tokenizer_files import read_json
 from kubetune.training.rollouts.drawer import Drawer
 from kubetune.training.rollouts.servers.adapters import AdapterFiles
-from kubetune.training.rollouts.servers.client import Server
 from kubetune.training.rollouts.servers.requests import Asking
 from kubetune.training.rollouts.servers.served_drawer import ServedDrawer
+from kubetune.training.rollouts.servers.vllm_client import Server
 
 if TYPE_CHECKING:
     from kubetune.config.schema.grpo import ServersConfig

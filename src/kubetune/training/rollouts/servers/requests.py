@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 from kubetune import errors
 from kubetune.base import logs
 from kubetune.training.rollouts.sampler import DrawnTokens
-from kubetune.training.rollouts.servers.client import Refused, Server, ServerTrouble, Unknown
 from kubetune.training.rollouts.servers.completions import answers_in, request_for, seed_of
+from kubetune.training.rollouts.servers.vllm_client import Refused, Server, ServerTrouble, Unknown
 
 if TYPE_CHECKING:
     from kubetune.config.schema import GrpoConfig

@@ -30,7 +30,7 @@ from kubetune.models import fsdp
 from kubetune.rundir import checkpoints, heartbeat
 from kubetune.training.rollouts.drawer import Drawer, Turn
 from kubetune.training.rollouts.model_answers import Slot
-from kubetune.training.rollouts.records import Group, RolloutFile
+from kubetune.training.rollouts.rollout_records import Group, RolloutFile
 from kubetune.training.rollouts.sampler import DrawnTokens
 from kubetune.training.rollouts.servers.adapters import Adapter, AdapterFiles
 from kubetune.training.rollouts.servers.requests import Asking, Requests

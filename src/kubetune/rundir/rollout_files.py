@@ -1,6 +1,6 @@
 """Files of the answers that a run by reward drew, `rollouts/step-000120.jsonl`, as a light verb reads them.
 
-A line is a prompt with its answers: training/rollouts/records writes and reads all of it. A file may have megabytes,
+A line is a prompt with its answers: training/rollouts/rollout_records writes and reads all of it. A file may have megabytes,
 and a run has one for each drawing, so this looks at the beginning of each line to find those of a prompt:
 
     {"made_by": "9f…", "slot": 0, "row": 17, "text": …, "prompt": […], "answers": […], …}

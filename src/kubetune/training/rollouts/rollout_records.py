@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 
 from kubetune.base import files, jsonl
-from kubetune.rundir.rollouts import file_of as file_of
-from kubetune.rundir.rollouts import steps_of as steps_of
+from kubetune.rundir.rollout_files import file_of as file_of
+from kubetune.rundir.rollout_files import steps_of as steps_of
 
 
 @dataclass(frozen=True)
-class Answer:
+class RewardedAnswer:
     """One answer to a prompt, with all that training needs to know of it."""
 
     ids: list[int]
@@ -45,7 +45,7 @@ class Group:
     row: int  # of the training data
     prompt: list[int]
     text: str  # of the prompt
-    answers: list[Answer]
+    answers: list[RewardedAnswer]
     errors: dict[str, str]  # by the name of a reward: why it could not judge
     logged: dict[str, float]  # by name: the mean of what functions logged (TRL's `log_metric`)
 
@@ -145,7 +145,7 @@ def _group_of(line: jsonl.Line) -> Group:
         if "reference" in answer:
             reference = _unpacked(answer["reference"])
         answers.append(
-            Answer(
+            RewardedAnswer(
                 ids=answer["ids"],
                 text=answer["text"],
                 sampled=_unpacked(answer["sampled"]),
