@@ -12,6 +12,8 @@ from typing import Any, Final, Literal, NamedTuple
 
 from kubetune.base.humanize import counted, shell_word
 
+# A record as its file has it.
+RecordValue = Mapping[str, Any]
 Meaning = Literal["subject", "thought", "text", "class", "other"]
 
 # Names of what somebody asks, and of the answers.
@@ -123,7 +125,7 @@ def joined_texts(value: Any) -> Any:
     return value
 
 
-def key_of(names: Sequence[str], value: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+def key_of(names: Sequence[str], value: RecordValue, columns: Mapping[str, str]) -> str:
     """Return the column that stands for the first of these names; empty if the record has none that holds something."""
     for name in names:
         column = columns.get(name, name)
@@ -136,7 +138,7 @@ def _is_empty(value: Any) -> bool:
     return value in (None, "", [], {}) or (isinstance(value, str) and value.isspace())
 
 
-def with_subject(name: str, value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, str]:
+def with_subject(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the `columns` by which a text of a record becomes part of its prompt; none if no columns can do that."""
     question = key_of(PROMPTS, value, columns)
     text = joined_texts(value.get(name))
@@ -158,7 +160,7 @@ def with_subject(name: str, value: Mapping[str, Any], columns: Mapping[str, str]
     return {key: column for key, column in chosen.items() if key != column}
 
 
-def _as_answer(name: str, value: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, str]:
+def _as_answer(name: str, value: RecordValue, columns: Mapping[str, str]) -> dict[str, str]:
     """Return the `columns` by which a text is learned as the answer to the plain text beside it; none without that."""
     others = (*PROMPTS, *ANSWERS, *TALKS, "chosen", "label", "labels")
     if columns or not isinstance(value.get("text"), str) or key_of(others, value, {}):
@@ -168,7 +170,7 @@ def _as_answer(name: str, value: Mapping[str, Any], columns: Mapping[str, str]) 
     return {"prompt": "text", "completion": name}
 
 
-def fitting(value: Mapping[str, Any]) -> dict[str, str]:
+def fitting(value: RecordValue) -> dict[str, str]:
     """Return the columns of a record that may be its prompt and its completion, by their names and texts; none in doubt."""
     texts = []
     for name, text in value.items():
@@ -214,9 +216,7 @@ def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][\w-]*", name, re.ASCII) else f'"{name}"'
 
 
-def left_subject(
-    value: Mapping[str, Any], columns: Mapping[str, str], *, needs_answer: bool
-) -> str:
+def left_subject(value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool) -> str:
     """Return the column with a text that a question is about, and that would be left out; empty if `columns` decide."""
     # Whoever names a question or an answer has seen the other columns.
     is_decided = not columns.keys().isdisjoint((*PROMPTS, *ANSWERS, *TALKS, "chosen", "rejected"))
@@ -233,9 +233,7 @@ def left_subject(
     return ""
 
 
-def require_subjects(
-    value: Mapping[str, Any], columns: Mapping[str, str], *, needs_answer: bool
-) -> None:
+def require_subjects(value: RecordValue, columns: Mapping[str, str], *, needs_answer: bool) -> None:
     """Raise ValueError for a text that a question is about, and that would be left out."""
     name = left_subject(value, columns, needs_answer=needs_answer)
     if not name:
@@ -355,7 +353,7 @@ class Columns(dict[str, ColumnFacts]):
     def note(
         self,
         name: str,
-        value: Mapping[str, Any],
+        value: RecordValue,
         columns: Mapping[str, str],
         texts: Sequence[str],
     ) -> None:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from kubetune.base.humanize import counted, place, unused_keys
 from kubetune.config.schema import DataConfig, ModelConfig, SourceConfig
@@ -17,6 +17,7 @@ from kubetune.data.columns import left_out
 from kubetune.data.findings.finding import Finding, Severity
 from kubetune.data.prepared.tally import MOST_PLACES, require_rows
 from kubetune.data.reading.sources import evaluated_rows, locate
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.errors import DataError
@@ -39,7 +40,7 @@ class SplitCounts:
     split: Split
     name: str  # what the split is called in sentences
     sources: Sequence[SourceConfig]
-    stats: Mapping[str, Any]  # `splits.summarise` and `RowWatch.facts` together
+    stats: JsonObject  # `splits.summarise` and `RowWatch.facts` together
 
     def rows(self, number: int, unit: str = "row") -> str:
         """Return `3 of 20 rows of train`."""
@@ -84,7 +85,7 @@ class SplitCounts:
 
 def find(
     spec: DataSpec,
-    stats: Mapping[Split, Mapping[str, Any]],
+    stats: Mapping[Split, JsonObject],
     tokenizer: Tokenizer | None = None,
     *,
     names: Mapping[str, str] = MappingProxyType({}),
@@ -115,7 +116,7 @@ def find(
 
 def _unknown_ids(
     model: ModelConfig,
-    stats: Mapping[Split, Mapping[str, Any]],
+    stats: Mapping[Split, JsonObject],
     tokenizer: Tokenizer | None,
 ) -> Iterator[Finding]:
     """Find ids that the model has no embedding for, in all splits together."""
@@ -152,7 +153,7 @@ def _unknown_ids(
 def _positions(
     task: str,
     model_path: str,
-    stats: Mapping[Split, Mapping[str, Any]],
+    stats: Mapping[Split, JsonObject],
 ) -> Iterator[Finding]:
     """Find rows that are longer than what the model knows positions for."""
     positions = positions_of(task, model_path, os.environ)

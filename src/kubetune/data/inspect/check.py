@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from kubetune.config.schema import Config, RecordKind, SourceConfig
 from kubetune.data.columns import Columns
@@ -34,6 +34,7 @@ from kubetune.data.reading.messages import OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import SHOWN, Problems
 from kubetune.data.reading.sources import read_source
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
@@ -55,7 +56,7 @@ class Report:
 
     findings: tuple[Finding, ...] = ()
     problems: Problems = field(default_factory=Problems)
-    stats: dict[Split, dict[str, Any]] = field(default_factory=dict)  # those of prepared data
+    stats: dict[Split, JsonObject] = field(default_factory=dict)  # those of prepared data
     lengths: dict[Split, Counter[int]] = field(default_factory=dict)  # rows by token count
     labels: Labels | None = None  # of a classifier
     profiles: dict[Split, Profile] = field(default_factory=dict)  # for a page alone
@@ -105,7 +106,7 @@ class Report:
             empty = Profile(result.profile.limits)
             self.profiles.setdefault(result.split, empty).add(result.profile)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the report as JSON-able data."""
         splits = {}
         for split, stats in self.stats.items():

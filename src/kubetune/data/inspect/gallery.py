@@ -10,12 +10,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 from kubetune.config.schema import SourceConfig
 from kubetune.data.prepared.pipeline import BatchResult
 from kubetune.data.prepared.row_watch import labels_of
 from kubetune.data.reading.images import thumbnail
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer
@@ -99,7 +100,7 @@ class Gallery:
         self,
         tokenizer: Tokenizer,
         sources: Mapping[Split, Sequence[SourceConfig]],
-    ) -> list[dict[str, Any]]:
+    ) -> list[JsonObject]:
         """Return the picked rows as pages show them (`shown`), each with `why`."""
         paths: dict[tuple[str, int], str] = {}
         for split, of_split in sources.items():
@@ -159,7 +160,7 @@ def shown(
     row: Picked,
     tokenizer: Tokenizer,
     path: str,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a row as pages show it. `path`: of its source.
 
     `record` counts from 1; `pieces` are texts with what they are; `images` are small copies as addresses of data.
@@ -198,7 +199,7 @@ def _pieces(
     tokenizer: Tokenizer,
     *,
     rejected: bool,
-) -> tuple[list[dict[str, Any]], int]:
+) -> tuple[list[JsonObject], int]:
     """Return one sequence of a row in pieces that are alike, and how many of its tokens these are."""
     special = tokenizer.special_ids
     tokens = _first_tokens(row.ids[part], row.trained[part], special)

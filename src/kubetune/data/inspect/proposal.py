@@ -26,6 +26,7 @@ from kubetune.data.columns import (
     TALKS,
     Columns,
     LeftOut,
+    RecordValue,
     is_prose,
     left_out,
     left_subject,
@@ -239,7 +240,7 @@ class _Seen:
         return seen
 
     @property
-    def first(self) -> Mapping[str, Any]:
+    def first(self) -> RecordValue:
         return self.records[0].value
 
     def may_be_class(self, name: str) -> bool:
@@ -334,7 +335,7 @@ def _kind_of(seen: _Seen, columns: Mapping[str, str]) -> RecordKind:
     return "text"
 
 
-def _lacks_answer(value: Mapping[str, Any]) -> bool:
+def _lacks_answer(value: RecordValue) -> bool:
     """True for a conversation that does not end with an answer, and for a prompt with at most a right answer."""
     for key in TALKS:
         turns = value.get(key)

@@ -30,6 +30,7 @@ from kubetune.data.reading.images import UnusableImage, image_file, verifier
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import class_names
 from kubetune.data.reading.splits import read_taken
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.labels import is_vector
 from kubetune.data.text.tokenizer import cache_folder
 
@@ -52,7 +53,7 @@ def survey(
     data: DataConfig,
     kind: RecordKind,
     seed: int,
-) -> list[dict[str, Any]]:
+) -> list[JsonObject]:
     """Return what each source of training holds, for the page. `seed`: of the run, which chooses by `path#N`."""
     surveys = []
     for source in data.train:
@@ -122,7 +123,7 @@ class _Survey:
         self.unreadable = problems.total
         self.records = self.refused + self.kinds.total() + self.unreadable
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         """Return the survey for the page."""
         roles = []
         for role, count in self.roles.most_common():
@@ -234,7 +235,7 @@ def _classes(label: Label, names: Mapping[Any, str]) -> Iterator[str]:
         yield names.get(name, str(name))
 
 
-def _sizes(sizes: Sequence[tuple[int, int]]) -> dict[str, Any] | None:
+def _sizes(sizes: Sequence[tuple[int, int]]) -> JsonObject | None:
     """Return the smallest, middle and largest by pixels, and the sizes seen most."""
     if not sizes:
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import replace
-from typing import Any
 
 from kubetune.data.prepared.pipeline import BatchResult, RecordBatch, encode_batches, make_batches
 from kubetune.data.prepared.row_maker import RowMaker
@@ -17,6 +16,7 @@ from kubetune.data.prepared.tally import Tally, summarise
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
 from kubetune.data.reading.splits import fates_of
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.find_labels import find_labels
@@ -107,9 +107,9 @@ class DataPass:
                 tally.unreadable += unreadable.total
                 tally.blank_lines += unreadable.blank_lines
 
-    def stats(self) -> dict[Split, dict[str, Any]]:
+    def stats(self) -> dict[Split, JsonObject]:
         """Return what became of the records of each split, and what was seen of its rows."""
-        stats: dict[Split, dict[str, Any]] = {}
+        stats: dict[Split, JsonObject] = {}
         for split, tallies in self._tallies.items():
             stats[split] = summarise(self.sources[split], tallies) | self._watch.facts(split)
         return stats

@@ -8,10 +8,11 @@ import os
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kubetune.config.schema import SourceConfig
 from kubetune.data.reading.sources import input_digests, locate, not_read
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.find_labels import label_facts
 from kubetune.data.text.tokenizer import Tokenizer
@@ -23,7 +24,7 @@ FORMAT: Final = 8
 MANIFEST: Final = "manifest.json"
 
 
-def kept_stats(folder: Path, spec: DataSpec) -> dict[Split, dict[str, Any]]:
+def kept_stats(folder: Path, spec: DataSpec) -> dict[Split, JsonObject]:
     """Return the counts that a folder of prepared rows keeps, by split."""
     stats = {}
     for split, sources in spec.splits.items():
@@ -33,10 +34,10 @@ def kept_stats(folder: Path, spec: DataSpec) -> dict[Split, dict[str, Any]]:
 
 def with_files_not_read(
     sources: Mapping[Split, Sequence[SourceConfig]],
-    stats: Mapping[Split, dict[str, Any]],
+    stats: Mapping[Split, JsonObject],
     *,
     images: bool,
-) -> dict[Split, dict[str, Any]]:
+) -> dict[Split, JsonObject]:
     """Return the counts with those of files in folders of data that are not read, as they lie there now."""
     with_files = dict(stats)
     for split, of_split in sources.items():
@@ -47,12 +48,12 @@ def with_files_not_read(
     return with_files
 
 
-def _stats(folder: Path, sources: Sequence[SourceConfig]) -> dict[str, Any]:
+def _stats(folder: Path, sources: Sequence[SourceConfig]) -> JsonObject:
     """Return counts of a split's records by what became of them, with the sources' paths in this run's config.
 
     The same files may have had other paths when the rows were prepared: only their content is in the fingerprint.
     """
-    stats: dict[str, Any] = json.loads((folder / "stats.json").read_text())
+    stats: JsonObject = json.loads((folder / "stats.json").read_text())
     for counts, source in zip(stats["sources"], sources, strict=True):
         counts["path"] = source.path
     return stats
@@ -80,7 +81,7 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
     source_facts = {}
     for split, of_split in splits.items():
         source_facts[split] = [_source_facts(source) for source in of_split]
-    facts: dict[str, Any] = {
+    facts: JsonObject = {
         "format": FORMAT,
         "task": spec.task,
         "tokenizer": tokenizer.fingerprint,
@@ -107,6 +108,6 @@ def fingerprint(spec: DataSpec, tokenizer: Tokenizer) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _source_facts(source: SourceConfig) -> dict[str, Any]:
+def _source_facts(source: SourceConfig) -> JsonObject:
     facts = source.model_dump(include={"format", "columns", "subset", "split", "range"})
     return facts | {"sample": locate(source).sample, "inputs": input_digests(source)}

@@ -17,6 +17,7 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import size
 from kubetune.data.order import shuffled
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.vision.image_processor import content_of
 from kubetune.rundir import shapes
 
@@ -206,9 +207,9 @@ def require_vocabulary(path: Path, ids: Iterable[Iterable[int]], vocabulary: int
         raise damaged(path, f"ids: {largest} is beyond the {vocabulary:,} of the tokenizer")
 
 
-def _texts(metadata: Mapping[str, str]) -> dict[str, Any]:
+def _texts(metadata: Mapping[str, str]) -> JsonObject:
     """Return the texts beside the rows of a file. Raise ValueError where they are not what a run keeps."""
-    texts: dict[str, Any] = {}
+    texts: JsonObject = {}
     if "origin" in metadata:
         texts["origin"] = metadata["origin"]
     try:

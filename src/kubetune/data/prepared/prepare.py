@@ -12,7 +12,7 @@ from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from kubetune.base import fault_injection, logs, reminders, whole_folder
 from kubetune.base.files import explained_writes, lock, write_atomic
@@ -26,6 +26,7 @@ from kubetune.data.prepared.row_writer import RowWriter
 from kubetune.data.prepared.rows import Rows
 from kubetune.data.prepared.tally import require_all_rows
 from kubetune.data.reading.sources import names_of, require_sources
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.labels import Labels
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
@@ -51,7 +52,7 @@ class Prepared:
     train: Rows
     eval: Rows | None
     # What became of the records of each split.
-    stats: dict[Split, dict[str, Any]]
+    stats: dict[Split, JsonObject]
     # A classifier's; None for language models.
     labels: Labels | None = None
     # Rows whose loss is only watched.
@@ -157,7 +158,7 @@ def _remember_checksums(folder: Path, cache: Path) -> None:
         remember(folder / name, facts["sha256"], cache)
 
 
-def manifest_text(key: str, sums: dict[str, Any]) -> str:
+def manifest_text(key: str, sums: JsonObject) -> str:
     """Return the manifest of a folder. `sums`: file -> size and SHA-256."""
     return json.dumps({"format": FORMAT, "fingerprint": key, "files": sums}, indent=1)
 

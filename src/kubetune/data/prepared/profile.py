@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.encode import Encoded
 
 # Values of data.max_length that are compared, besides the one that is set.
@@ -70,7 +71,7 @@ class Profile:
         self.lost.update(other.lost)
         self.image_tokens.update(other.image_tokens)
 
-    def costs(self, lengths: Counter[int], chosen: int) -> list[dict[str, Any]]:
+    def costs(self, lengths: Counter[int], chosen: int) -> list[JsonObject]:
         """Return what each limit worth showing loses: which share of the rows, of the tokens in them, of the labels.
 
         `lengths`: tokens of a row -> rows. `chosen`: the limit that is set, which is always shown.
@@ -106,7 +107,7 @@ class Profile:
             shown.add(not_cutting[0])
         return sorted(shown)
 
-    def to_json(self, lengths: Counter[int], chosen: int) -> dict[str, Any]:
+    def to_json(self, lengths: Counter[int], chosen: int) -> JsonObject:
         """Return the profile for the page."""
         from kubetune.data.length_bars import bars
 

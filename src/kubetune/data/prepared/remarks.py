@@ -17,6 +17,7 @@ from kubetune.data.reading.examples import (
     parts_of,
 )
 from kubetune.data.reading.messages import IMAGE_TAG
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.encode import Encoded
 from kubetune.data.text.turns.marks import REASONING_FIELDS
 
@@ -57,13 +58,13 @@ def flaws_of(example: Example, template: str) -> list[str]:
     return list(dict.fromkeys(flaws))
 
 
-def _thinks_twice(message: dict[str, Any]) -> bool:
+def _thinks_twice(message: JsonObject) -> bool:
     """True if an answer has thoughts in a field, and its content begins with thoughts between tags."""
     has_thoughts = any(message.get(key) for key in REASONING_FIELDS)
     return has_thoughts and message["content"].lstrip().startswith(("<think>", "<thinking>"))
 
 
-def _is_wrapped(message: dict[str, Any], template: str) -> bool:
+def _is_wrapped(message: JsonObject, template: str) -> bool:
     """True if the result of a tool begins with a tag that the template writes itself."""
     if message["role"] != "tool":
         return False
@@ -90,7 +91,7 @@ def written_texts(example: Example) -> Iterator[str]:
                     yield second
 
 
-def _texts_of_message(message: dict[str, Any], *, has_images: bool) -> Iterator[str]:
+def _texts_of_message(message: JsonObject, *, has_images: bool) -> Iterator[str]:
     content = message["content"]
     if has_images:
         content = content.replace(IMAGE_TAG, "")  # tags stand for images, they are no text

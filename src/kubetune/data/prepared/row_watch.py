@@ -19,6 +19,7 @@ from kubetune.data.prepared.pipeline import BatchResult
 from kubetune.data.prepared.row_writer import Chunk
 from kubetune.data.prepared.tally import MOST_PLACES
 from kubetune.data.reading.sources import count_rows, locate
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
 from kubetune.data.text.labels import Labels
 from kubetune.plan.base_model import embeddings_of
@@ -42,7 +43,7 @@ class _Seen:
     largest_id: int = -1
     unknown: int = 0  # rows with ids that the model has no embedding for
 
-    def repeats(self) -> dict[str, Any]:
+    def repeats(self) -> JsonObject:
         """Return how many rows repeat an earlier one, and how many pairs an earlier one with its answers exchanged.
 
         rows      a b a c a
@@ -138,13 +139,13 @@ class RowWatch:
         for names in labels_of(self._labels, chunk):
             seen.classes.update(names)
 
-    def facts(self, split: Split) -> dict[str, Any]:
+    def facts(self, split: Split) -> JsonObject:
         """Return what was seen of a split, as JSON, to be kept beside the counts of its records.
 
         Places are pairs of a source's index and a record's.
         """
         seen = self._seen[split]
-        facts: dict[str, Any] = {
+        facts: JsonObject = {
             "longest_kept": seen.longest,
             "largest_id": seen.largest_id,
             "unknown_ids": {"known": self._known_ids, "rows": seen.unknown},
@@ -162,7 +163,7 @@ class RowWatch:
             return {}
         return {name: seen.classes[name] for name in self._labels.names}
 
-    def _in_train(self, split: Split) -> dict[str, Any]:
+    def _in_train(self, split: Split) -> JsonObject:
         """Return the number of rows of a split that are in train too, and of those that are the same records."""
         seen = self._seen[split]
         train = self._seen["train"]

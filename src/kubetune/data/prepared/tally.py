@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Final
 
 from kubetune.base.humanize import counted
 from kubetune.config.schema import DataConfig, SourceConfig
 from kubetune.data.columns import Columns
 from kubetune.data.reading.sources import no_records
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.spec import Split
 from kubetune.errors import DataError
 
@@ -141,7 +142,7 @@ class Tally:
         self.longest = longest
 
 
-def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict[str, Any]:
+def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> JsonObject:
     """Return the contents of stats.json: what became of the records, in all and by source."""
     total = Tally()
     by_source = []
@@ -161,7 +162,7 @@ def summarise(sources: Sequence[SourceConfig], tallies: Sequence[Tally]) -> dict
 def require_rows(
     data: DataConfig,
     split: Split,
-    stats: dict[str, Any],
+    stats: JsonObject,
 ) -> None:
     """Raise DataError when a split has no rows, or more of its records are left out than the config allows."""
     if not stats["records"]:
@@ -182,7 +183,7 @@ def require_rows(
     )
 
 
-def require_all_rows(data: DataConfig, stats: Mapping[Split, dict[str, Any]]) -> None:
+def require_all_rows(data: DataConfig, stats: Mapping[Split, JsonObject]) -> None:
     """Raise DataError as `require_rows` does, for all splits at once."""
     problems = []
     for split, of_split in stats.items():
@@ -201,7 +202,7 @@ def _sources_of(data: DataConfig, split: Split) -> Sequence[SourceConfig]:
     return () if split == "forget" else data.train
 
 
-def _causes(limit: int, stats: dict[str, Any]) -> tuple[list[str], list[str]]:
+def _causes(limit: int, stats: JsonObject) -> tuple[list[str], list[str]]:
     """Return why records are left out, and what can be done, the gentlest first."""
     causes = []
     # Each cause puts its remedy before these.

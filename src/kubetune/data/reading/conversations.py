@@ -18,6 +18,7 @@ from kubetune.data.reading.messages import (
     read_tools,
     with_joined_calls,
 )
+from kubetune.data.reading.strict_json import JsonObject
 
 
 class Beginning:
@@ -64,7 +65,7 @@ class Beginning:
 
         return Pair(prompt, completion)
 
-    def _conversation(self, answer: list[Any] | dict[str, Any] | str, key: str) -> Chat:
+    def _conversation(self, answer: list[Any] | JsonObject | str, key: str) -> Chat:
         if isinstance(answer, str):
             answer = {"role": "assistant", "content": answer}
         if isinstance(answer, dict):
@@ -116,7 +117,7 @@ class Beside:
         return None if has_system else spoken("system", system)
 
     @cached_property
-    def _system(self) -> dict[str, Any]:
+    def _system(self) -> JsonObject:
         """The texts of the system by their keys. The same text may be written several times."""
         texts = {}
         for key in ("system", "system_prompt"):
@@ -144,7 +145,7 @@ class Beside:
         return self._in_column
 
     @cached_property
-    def _columns(self) -> dict[str, Any]:
+    def _columns(self) -> JsonObject:
         """The columns for images that are there."""
         columns = {}
         for key in ("images", "image"):
@@ -208,7 +209,7 @@ def _image(image: Any, where: str) -> str:
     return text_of(image.get("path"), f"{where}.path")
 
 
-def _place_tags(messages: list[dict[str, Any]], images: int) -> list[dict[str, Any]]:
+def _place_tags(messages: list[JsonObject], images: int) -> list[JsonObject]:
     """Return the messages with as many tags as images. Missing tags go before the first text of the user:
 
     two images and the question "Which is older?"    →    "<image>\n<image>\nWhich is older?"

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from kubetune.base.files import require_not_read, written_whole
 from kubetune.config.schema import RecordKind, SourceConfig
+from kubetune.data.columns import RecordValue
 from kubetune.data.reading.examples import (
     Chat,
     Example,
@@ -28,6 +29,7 @@ from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.splits import read_taken
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.errors import DataError
 
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))
@@ -68,7 +70,7 @@ def _converted(
     problems: Problems,
     counts: Counter[str],
     unused: Counter[str],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[JsonObject]:
     """Yield what is written for each record; count records and keys on the way."""
     file = None
     for record in _threads(read_taken(source, seed, problems), counts):
@@ -99,7 +101,7 @@ def _converted(
                 yield value
 
 
-def _kind_of(value: Mapping[str, Any], to: str) -> RecordKind:
+def _kind_of(value: RecordValue, to: str) -> RecordKind:
     """Return as what kind of record a value is read that is to take a shape."""
     # `graded` keeps the margin of a pair, if the record has one.
     if to == "preference":
@@ -126,7 +128,7 @@ def _with_placed_images(
     return with_images(example, placed)
 
 
-def _to_messages(example: Example) -> dict[str, Any] | None:
+def _to_messages(example: Example) -> JsonObject | None:
     match example:
         case Chat(messages, tools):
             # Nothing would be learned from it.
@@ -149,9 +151,9 @@ def _labelled_text(example: Labelled) -> str:
     return f"{example.text}\n{example.second}"
 
 
-def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
+def _beside(tools: Sequence[Any], images: Sequence[str]) -> JsonObject:
     """Return the keys that are beside the messages of a record, where it has any tools or images."""
-    keys: dict[str, Any] = {}
+    keys: JsonObject = {}
     if tools:
         keys["tools"] = list(tools)
     if images:
@@ -159,7 +161,7 @@ def _beside(tools: Sequence[Any], images: Sequence[str]) -> dict[str, Any]:
     return keys
 
 
-def _marked(chat: Chat) -> list[dict[str, Any]]:
+def _marked(chat: Chat) -> list[JsonObject]:
     """Return the messages; an answer that is not trained has `train: false`."""
     messages = []
     for i, message in enumerate(chat.messages):
@@ -174,7 +176,7 @@ def _messages(question: str, answer: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _to_pair(example: Example) -> dict[str, Any] | None:
+def _to_pair(example: Example) -> JsonObject | None:
     match example:
         case Pair(prompt, completion):
             return {"prompt": prompt, "completion": completion}
@@ -186,7 +188,7 @@ def _to_pair(example: Example) -> dict[str, Any] | None:
             raise ValueError("is a plain text, which has no prompt; convert it with --to text")
 
 
-def _pair_of_chat(chat: Chat) -> dict[str, Any] | None:
+def _pair_of_chat(chat: Chat) -> JsonObject | None:
     """Return the last answer of a conversation with what precedes it; None where it has no answer."""
     answers = [i for i, message in enumerate(chat.messages) if message["role"] == "assistant"]
     if not answers:
@@ -211,7 +213,7 @@ def _pair_of_chat(chat: Chat) -> dict[str, Any] | None:
     return {"prompt": before, "completion": [answer], **beside}
 
 
-def _to_text(example: Example) -> dict[str, Any] | None:
+def _to_text(example: Example) -> JsonObject | None:
     match example:
         case Text(text) | Labelled(text, None, _):
             return {"text": text}
@@ -230,7 +232,7 @@ def _parts(example: Example, to: str) -> tuple[Example, ...]:
     return (example,)
 
 
-def _to_preference(example: Example) -> dict[str, Any]:
+def _to_preference(example: Example) -> JsonObject:
     if not isinstance(example, Preference):
         raise ValueError("has no two answers to compare")
     # Both answers have the same prompt, and the same tools and images.
@@ -242,7 +244,7 @@ def _to_preference(example: Example) -> dict[str, Any]:
     return value
 
 
-def _to_judged(example: Example) -> dict[str, Any]:
+def _to_judged(example: Example) -> JsonObject:
     if not isinstance(example, Judged):
         raise ValueError("has no answer with a `label`")
     prompt, completion, beside = _halves(example.answer)
@@ -254,7 +256,7 @@ def _to_judged(example: Example) -> dict[str, Any]:
     }
 
 
-def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
+def _halves(answer: Chat | Pair) -> tuple[Any, Any, JsonObject]:
     """Return the prompt and the answer, as texts or messages, and what is beside them."""
     # Plain texts have no tools and no images beside them.
     if isinstance(answer, Pair):
@@ -266,7 +268,7 @@ def _halves(answer: Chat | Pair) -> tuple[Any, Any, dict[str, Any]]:
 
 
 # The shapes that records can be written in.
-SHAPERS: Final[dict[str, Callable[[Example], dict[str, Any] | None]]] = {
+SHAPERS: Final[dict[str, Callable[[Example], JsonObject | None]]] = {
     "messages": _to_messages,
     "prompt_completion": _to_pair,
     "text": _to_text,
@@ -287,7 +289,7 @@ def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record
         d           c          prompter   null              └ d
     """
     roots: list[Record] = []
-    replies: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)  # by the parent's id
+    replies: defaultdict[str, list[RecordValue]] = defaultdict(list)  # by the parent's id
     for record in records:
         counts["read"] += 1
         if not record.value.keys() >= _TREE_KEYS:
@@ -306,17 +308,17 @@ def _threads(records: Iterator[Record], counts: Counter[str]) -> Iterator[Record
 
 
 def _best_thread(
-    root: Mapping[str, Any], replies: Mapping[str, list[Mapping[str, Any]]]
-) -> Iterator[Mapping[str, Any]]:
+    root: RecordValue, replies: Mapping[str, list[RecordValue]]
+) -> Iterator[RecordValue]:
     """Yield the root, the reply to it that people ranked best, the best reply to that, and so on."""
     # Only the best reply is followed: what answers a worse one is left out with it.
-    node: Mapping[str, Any] | None = root
+    node: RecordValue | None = root
     while node is not None:
         yield node
         node = min(replies.get(node["message_id"], []), key=_rank, default=None)
 
 
-def _rank(reply: Mapping[str, Any]) -> float:
+def _rank(reply: RecordValue) -> float:
     """Return the rank that people gave a reply, 0 for the best; the last for one that nobody ranked."""
     rank = reply.get("rank")
     return math.inf if rank is None else rank

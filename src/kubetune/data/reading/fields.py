@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kubetune.base.humanize import visible
+from kubetune.data.columns import RecordValue
 from kubetune.data.reading.strict_json import Flawed, parse
 
 # Values of keys that say nothing.
@@ -32,7 +33,7 @@ class Fields(Mapping[str, Any]):
     """
 
     def __init__(
-        self, value: Mapping[str, Any], columns: Mapping[str, str] = MappingProxyType({})
+        self, value: RecordValue, columns: Mapping[str, str] = MappingProxyType({})
     ) -> None:
         """`columns`: the names that the file has for keys of the record that were renamed."""
         self._value = value
@@ -97,7 +98,7 @@ class Fields(Mapping[str, Any]):
         return tuple(sorted(self._noted | unread))
 
 
-def required(value: Mapping[str, Any], key: str) -> Any:
+def required(value: RecordValue, key: str) -> Any:
     """Return the value of a key. Raise ValueError where there is none."""
     if value.get(key) is None:
         state = "null" if key in value else "missing"
@@ -105,7 +106,7 @@ def required(value: Mapping[str, Any], key: str) -> Any:
     return value[key]
 
 
-def listed(value: Mapping[str, Any], key: str) -> list[Any]:
+def listed(value: RecordValue, key: str) -> list[Any]:
     """Return the messages under a key, which tables hold as JSON. Raise ValueError where there are none."""
     items = required(value, key)
     if isinstance(items, str):
@@ -156,7 +157,7 @@ def parsed(text: str, where: str) -> Any:
         raise ValueError(f"{where} is {show(text)}, which is not JSON: {error}") from None
 
 
-def keys(value: Mapping[str, Any]) -> str:
+def keys(value: RecordValue) -> str:
     """Return the keys of a record, for messages."""
     if not value:
         return "has no keys"

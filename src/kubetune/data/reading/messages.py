@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.data.reading.fields import Fields, first_of, parsed, quoted, show, text_of
+from kubetune.data.reading.strict_json import JsonObject
 
 IMAGE_TAG: Final = "<image>"
 
@@ -74,7 +75,7 @@ _TEXT_KEYS: Final = ("text", "value", "content", "reasoning", "thinking")
 class Turn(NamedTuple):
     """A message in the form that chat templates read."""
 
-    message: dict[str, Any]
+    message: JsonObject
     trained: bool | None  # what the data say of it; None where they say nothing
     where: str  # its place in the record, for messages to people: `messages[2]`
 
@@ -139,7 +140,7 @@ def _calls_in(content: Any, where: str) -> list[Any]:
 
 
 def _require_one_spelling(
-    message: dict[str, Any],
+    message: JsonObject,
     role: str,
     where: str,
     *,
@@ -207,7 +208,7 @@ def read_history(history: Any) -> list[dict[str, str]]:
 
 
 def _role_of(
-    message: dict[str, Any],
+    message: JsonObject,
     where: str,
     record: Fields,
 ) -> str:
@@ -231,12 +232,12 @@ def _role_of(
     raise ValueError(f"{where}.role {state}; expected system, user, assistant or tool{advice}")
 
 
-def _without_nulls(value: dict[str, Any]) -> dict[str, Any]:
+def _without_nulls(value: JsonObject) -> JsonObject:
     return {key: item for key, item in value.items() if item is not None}
 
 
 def _turn(
-    message: dict[str, Any],
+    message: JsonObject,
     where: str,
     record: Fields,
     content_key: str,
@@ -281,7 +282,7 @@ def _turn(
     return Turn(message, trained, where)
 
 
-def _require_one_thought(message: dict[str, Any], where: str) -> None:
+def _require_one_thought(message: JsonObject, where: str) -> None:
     """Raise ValueError for reasoning that is no text, or that is under two keys and differs."""
     keys = [key for key in REASONING if key in message]
     # A tool may write the same thought under two names.
@@ -291,7 +292,7 @@ def _require_one_thought(message: dict[str, Any], where: str) -> None:
 
 
 def _take_switches(
-    message: dict[str, Any],
+    message: JsonObject,
     role: str,
     where: str,
     record: Fields,
@@ -341,10 +342,10 @@ def _take_switches(
 
 
 def _joined(
-    message: dict[str, Any],
+    message: JsonObject,
     where: str,
     record: Fields,
-) -> dict[str, Any]:
+) -> JsonObject:
     """Return a message whose content is a list of parts with one text as its content.
 
     Reasoning and tool calls among the parts go to their own fields, images to those of the record:
@@ -399,7 +400,7 @@ def _joined(
     return joined
 
 
-def _take_image(part: dict[str, Any], record: Fields) -> None:
+def _take_image(part: JsonObject, record: Fields) -> None:
     """Put the image that a part holds to those of the record. A part without any stands for the next of `images`."""
     key = first_of(_PATH_KEYS, part)
     if key is None:
@@ -413,7 +414,7 @@ def _take_image(part: dict[str, Any], record: Fields) -> None:
     record.images.append(image)
 
 
-def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
+def _call(call: Any, where: str, record: Fields) -> JsonObject:
     """Return a tool call with its arguments as an object. OpenAI's API writes them as JSON text.
 
     A function alone, without the call around it, gets one:
@@ -442,7 +443,7 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
     # The keys keep the order of the data, in which templates that print a whole call print them.
     function = {key: function[key] for key in function if key in ("name", "arguments")}
     function["arguments"] = arguments
-    read: dict[str, Any] = {}
+    read: JsonObject = {}
     if call.get("type") is None:
         read["type"] = "function"
     for key in call:
@@ -452,7 +453,7 @@ def _call(call: Any, where: str, record: Fields) -> dict[str, Any]:
     return read
 
 
-def _arguments(function: dict[str, Any], where: str) -> dict[str, Any]:
+def _arguments(function: JsonObject, where: str) -> JsonObject:
     """Return the arguments of a call as an object; an empty one where it has none."""
     arguments = function.get("arguments")
     if arguments is None:
@@ -540,7 +541,7 @@ def read_tools(record: Fields) -> tuple[Any, ...]:
     return tuple(schemas)
 
 
-def _tool(tool: Any, key: str, where: str) -> dict[str, Any]:
+def _tool(tool: Any, key: str, where: str) -> JsonObject:
     if isinstance(tool, str):
         tool = parsed(tool, where)
     if not isinstance(tool, dict):
@@ -558,7 +559,7 @@ def _tool(tool: Any, key: str, where: str) -> dict[str, Any]:
     return tool
 
 
-def _with_parameters(function: dict[str, Any], where: str) -> dict[str, Any]:
+def _with_parameters(function: JsonObject, where: str) -> JsonObject:
     """Return the schema of a function with its parameters read, where they are JSON text."""
     if not isinstance(function.get("parameters"), str):
         return function

@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from kubetune.config.schema import RecordKind
-from kubetune.data.columns import COMPLETIONS, PROMPTS, TALKS, joined_texts
+from kubetune.data.columns import COMPLETIONS, PROMPTS, TALKS, RecordValue, joined_texts
 from kubetune.data.reading.conversations import Beginning
 from kubetune.data.reading.examples import Chat, Judged, Pair, Preference
 from kubetune.data.reading.fields import NOTHING, Empty, Fields, keys, listed, quoted, show
 from kubetune.data.reading.messages import SPEAKERS, read_history
 from kubetune.data.reading.refusals import VERDICTS, require_readable
+from kubetune.data.reading.strict_json import JsonObject
 
 _CHOSEN: Final = ("chosen", "chosen_response", "chosen_messages", "preferred_output")
 _REJECTED: Final = ("rejected", "rejected_response", "rejected_messages", "non_preferred_output")
@@ -52,7 +53,7 @@ class _Compared(NamedTuple):
     rejected: Any
 
 
-def likely_kind(value: Mapping[str, Any]) -> RecordKind:
+def likely_kind(value: RecordValue) -> RecordKind:
     """Return the kind of a record whose task is not known: with answers to compare, one that is judged, or a text."""
     if any(value.get(key) for key in (*_CHOSEN, *_REJECTED)):
         return "pair"
@@ -64,7 +65,7 @@ def likely_kind(value: Mapping[str, Any]) -> RecordKind:
 
 
 def read_answers(
-    value: Mapping[str, Any],
+    value: RecordValue,
     shape: str,
     kind: RecordKind,
 ) -> tuple[Preference | Judged, tuple[str, ...]]:
@@ -107,7 +108,7 @@ def _margin(margin: Any) -> float | None:
 
 
 def _read(
-    rest: dict[str, Any],
+    rest: JsonObject,
     shape: str,
     prompt: Any,
     answers: Sequence[tuple[str, Any]],
@@ -151,8 +152,8 @@ def _read(
 
 
 def _named_answers(
-    rest: dict[str, Any],
-    value: Mapping[str, Any],
+    rest: JsonObject,
+    value: RecordValue,
 ) -> tuple[tuple[str, Any], tuple[str, Any]]:
     """Take out the chosen answer, None where it ends the conversation, and the rejected one, each with its name.
 
@@ -188,7 +189,7 @@ def _named_answers(
     return chosen or ("messages", None), rejected
 
 
-def _without_input_object(value: Mapping[str, Any]) -> dict[str, Any]:
+def _without_input_object(value: RecordValue) -> JsonObject:
     """Return a record whose prompt is beside its answers; OpenAI's format has it one level below, in `input`."""
     rest = dict(value)
     request = rest.get("input")
@@ -201,7 +202,7 @@ def _without_input_object(value: Mapping[str, Any]) -> dict[str, Any]:
     return rest
 
 
-def _judged(rest: dict[str, Any], value: Mapping[str, Any]) -> tuple[Any, str, Any]:
+def _judged(rest: JsonObject, value: RecordValue) -> tuple[Any, str, Any]:
     """Take out the prompt of an answer, what the record calls the answer, and the answer. `value`: the whole record."""
     if any(rest.get(key) for key in (*_CHOSEN, *_REJECTED)):
         raise ValueError(
@@ -229,7 +230,7 @@ def _judged(rest: dict[str, Any], value: Mapping[str, Any]) -> tuple[Any, str, A
 
 
 def _compared(
-    rest: dict[str, Any],
+    rest: JsonObject,
     chosen: Any,
     rejected: Any,
 ) -> _Compared:
@@ -288,7 +289,7 @@ def _stripped(answer: Any) -> Any:
     return answer.strip() if isinstance(answer, str) else answer
 
 
-def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
+def _take(rest: JsonObject, names: Sequence[str]) -> tuple[str, Any] | None:
     """Take out the one key of these that holds something. Raise ValueError where several do."""
     taken = []
     for name in names:
@@ -305,7 +306,7 @@ def _take(rest: dict[str, Any], names: Sequence[str]) -> tuple[str, Any] | None:
     return taken[0] if taken else None
 
 
-def _taken_talk(rest: dict[str, Any]) -> list[Any] | None:
+def _taken_talk(rest: JsonObject) -> list[Any] | None:
     """Take the conversation out; None where there is none."""
     taken = _take(rest, TALKS)
     if taken is None:
@@ -332,7 +333,7 @@ def _turns(talk: list[Any]) -> list[Any]:
     return turns
 
 
-def _question(rest: dict[str, Any]) -> Any:
+def _question(rest: JsonObject) -> Any:
     """Take out the prompt, in messages or as text. Alpaca's has two parts."""
     questions = {}
     for key in PROMPTS:
@@ -365,7 +366,7 @@ def _question(rest: dict[str, Any]) -> Any:
     return prompt
 
 
-def _asked(rest: dict[str, Any], question: str) -> list[dict[str, Any]]:
+def _asked(rest: JsonObject, question: str) -> list[JsonObject]:
     """Return a question as messages, behind those of `history`, which is taken out."""
     earlier = read_history(rest.pop("history", None))
     return [*earlier, {"role": "user", "content": question}]
@@ -483,7 +484,7 @@ def _dialogue(text: str, *, opens: bool = False) -> list[dict[str, str]]:
     return turns[:-1] if is_open else []
 
 
-def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
+def _take_repeated_prompts(rest: JsonObject, talk: Sequence[Any]) -> None:
     """Take out prompts that a conversation repeats, as UltraFeedback has them. Raise ValueError for another."""
     # OpenAI's messages have `content`, ShareGPT's `value`.
     contents = []
@@ -505,7 +506,7 @@ def _take_repeated_prompts(rest: dict[str, Any], talk: Sequence[Any]) -> None:
         del rest[key]
 
 
-def _require_one_context(rest: dict[str, Any]) -> None:
+def _require_one_context(rest: JsonObject) -> None:
     """Take out what ms-swift has a second time. Raise ValueError where it is another than the first."""
     for key in _OF_REJECTED:
         context = rest.pop(f"rejected_{key}", None)
@@ -515,7 +516,7 @@ def _require_one_context(rest: dict[str, Any]) -> None:
             )
 
 
-def _verdict(rest: dict[str, Any]) -> bool:
+def _verdict(rest: JsonObject) -> bool:
     """Take out the verdict on an answer, true for a good one. Raise ValueError for none, and for two that differ."""
     verdicts = set()
     for key in VERDICTS:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kubetune.data.columns import COMPLETIONS
+from kubetune.data.columns import COMPLETIONS, RecordValue
 from kubetune.data.reading.fields import parsed
 
 # Stands for the answer of a record that has none; a text of one character that nobody writes.
@@ -25,7 +25,7 @@ _TALKS: Final = ("messages", "conversations")
 _ASSISTANTS: Final = ("assistant", "gpt", "model")
 
 
-def right_answer(value: Mapping[str, Any], column: str | None = None) -> str | None:
+def right_answer(value: RecordValue, column: str | None = None) -> str | None:
     """Return the right answer of a record as a text, or None where it has none.
 
     `column` names where it is. Numbers are written as Python writes them. verl's records have it one level below.
@@ -46,7 +46,7 @@ def right_answer(value: Mapping[str, Any], column: str | None = None) -> str | N
     return None
 
 
-def with_answer(value: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_answer(value: RecordValue) -> RecordValue:
     """Return a record that has an answer, as the top of this file shows."""
     for key in _TALKS:
         turns = value.get(key)
@@ -61,10 +61,10 @@ def with_answer(value: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _with_last_turn(
-    value: Mapping[str, Any],
+    value: RecordValue,
     key: str,
     turns: Any,
-) -> Mapping[str, Any]:
+) -> RecordValue:
     """Return a conversation that ends with an answer."""
     # Tables hold lists as JSON.
     if isinstance(turns, str):

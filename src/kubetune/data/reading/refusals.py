@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from kubetune.data.columns import RecordValue
 from kubetune.data.reading.fields import Fields, quoted, show
 from kubetune.data.reading.messages import SWITCHES
 
@@ -49,7 +50,7 @@ DECIDING: Final = frozenset((*_TELLING, *SWITCHES))
 _UNREADABLE: Final = frozenset((*_MEDIA, "chat_template_kwargs"))
 
 
-def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) -> None:
+def require_no_preference(value: RecordValue, columns: Mapping[str, str]) -> None:
     """Raise ValueError for a record with an answer that is a bad one, unless `columns` say which to train on."""
     if value.keys().isdisjoint(_TELLING):
         return
@@ -78,7 +79,7 @@ def require_no_preference(value: Mapping[str, Any], columns: Mapping[str, str]) 
             )
 
 
-def _advice(value: Mapping[str, Any], answers: Sequence[str]) -> str:
+def _advice(value: RecordValue, answers: Sequence[str]) -> str:
     """Return how to train the good ones of these answers alone; empty where none is known to be good."""
     for answer in answers:
         if answer.startswith(("chosen", "positive")):
@@ -113,7 +114,7 @@ def _is_zero(switch: Any) -> bool:
     return switch in ("0", "0.0")
 
 
-def require_trained(record: Mapping[str, Any]) -> None:
+def require_trained(record: RecordValue) -> None:
     """Raise ValueError for a record that a switch beside its text forbids to train on; tables hold it as text."""
     for key, value in record.items():
         name = key.strip().lower()

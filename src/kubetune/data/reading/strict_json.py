@@ -10,6 +10,9 @@ from typing import Any, Final, NoReturn
 # Python reads no longer whole numbers (sys.set_int_max_str_digits).
 _MOST_DIGITS: Final = 4300
 
+# An object of JSON, as Python has it.
+JsonObject = dict[str, Any]
+
 
 class Flawed(ValueError):
     """JSON that can be read and must not be: a part of it would be lost, or is no JSON."""

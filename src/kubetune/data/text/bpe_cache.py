@@ -19,6 +19,7 @@ from typing import Any, Final
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.tokenizer_files import QWEN2_SPLIT
 
 # Words remembered at once: some hundred MB. When there are more, all are forgotten.
@@ -178,13 +179,13 @@ class _IdsOfWord(dict[str, list[int]]):
         return ids
 
 
-def _state(part: Any) -> dict[str, Any]:
+def _state(part: Any) -> JsonObject:
     """Return a part of a tokenizer as it is in tokenizer.json."""
-    state: dict[str, Any] = json.loads(part.__getstate__())
+    state: JsonObject = json.loads(part.__getstate__())
     return state
 
 
-def _pattern(pre_tokenizer: dict[str, Any]) -> str:
+def _pattern(pre_tokenizer: JsonObject) -> str:
     """Return the pattern whose matches are the words; empty if words are found in another way."""
     *splits, last = pre_tokenizer.get("pretokenizers", [pre_tokenizer])
     if last["type"] != "ByteLevel" or last["add_prefix_space"]:

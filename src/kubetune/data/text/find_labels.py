@@ -20,6 +20,7 @@ from kubetune.data.reading.formats import convert
 from kubetune.data.reading.labelled import label_key
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import class_names, read_source
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.labels import (
     UNLABELLED,
     Labels,
@@ -119,7 +120,7 @@ def names_of_numbers(source: SourceConfig, names: Sequence[str]) -> tuple[str, .
     return of_data
 
 
-def label_facts(classification: ClassificationConfig, model: ModelConfig) -> dict[str, Any]:
+def label_facts(classification: ClassificationConfig, model: ModelConfig) -> JsonObject:
     """Return everything but the data that decides how labels become numbers, for a fingerprint."""
     return {
         "rules": RULES,
@@ -128,7 +129,7 @@ def label_facts(classification: ClassificationConfig, model: ModelConfig) -> dic
     }
 
 
-def _labels_of_model(model: ModelConfig) -> dict[str, Any]:
+def _labels_of_model(model: ModelConfig) -> JsonObject:
     """Return what a model's config.json says about labels."""
     files = hub.find_files(model, model.path, ("config.json",))
     facts = read_json(files.get("config.json"))

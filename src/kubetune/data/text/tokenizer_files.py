@@ -22,6 +22,7 @@ from typing import Any, Final, NamedTuple
 import tokenizers
 
 from kubetune.base.files import read_inside, write_atomic
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.errors import EnvironmentFault, ModelError
 
 TOOL_TEMPLATE: Final = "additional_chat_templates/tool_use.jinja"
@@ -149,7 +150,7 @@ _OVERRULED: Final = (
 )
 
 
-def read_json(path: Path | None) -> dict[str, Any]:
+def read_json(path: Path | None) -> JsonObject:
     """Return the JSON object in a file of a model, {} for a missing file. Raise ModelError if the file is damaged."""
     if path is None:
         return {}
@@ -201,12 +202,12 @@ def special_tokens(
 def _named_tokens(files: Mapping[str, Path], config: Mapping[str, Any]) -> dict[str, str]:
     """Return the special tokens that the files name, and the defaults of a class in the table, as transformers does."""
     # transformers reads special_tokens_map.json only beside an older tokenizer_config.json.
-    legacy: dict[str, Any] = {}
+    legacy: JsonObject = {}
     if "added_tokens_decoder" not in config:
         legacy = read_json(files.get("special_tokens_map.json"))
 
     # Tokens with a role: a default, which the files may replace, also by null.
-    values: dict[str, Any] = dict(_default_tokens(files, config))
+    values: JsonObject = dict(_default_tokens(files, config))
     for source in (config, legacy):
         for name in NAMES:
             if name in source:

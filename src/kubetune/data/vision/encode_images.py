@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from kubetune.data.reading.examples import Chat, Example, Pair
 from kubetune.data.reading.images import ImageRef
 from kubetune.data.reading.messages import IMAGE_TAG
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.encode import Encoded, Encoder
 from kubetune.data.text.turns.marks import IMAGE_MARK
 from kubetune.data.text.turns.writer import IMAGE_TEXTS
@@ -124,7 +124,7 @@ class VisionEncoder:
             messages = self._with_laid_out_images(example)
         return replace(example, messages=tuple(messages), images=())
 
-    def _with_laid_out_images(self, chat: Chat) -> list[dict[str, Any]]:
+    def _with_laid_out_images(self, chat: Chat) -> list[JsonObject]:
         """Return the messages with a mark for each image, and what the template has to write for these marks."""
         # The template of such a model may lay images out itself, each according to its size.
         written = self._processor.whole.written
@@ -223,7 +223,7 @@ def _roles(chat: Chat) -> list[str]:
     return [message["role"] for message in chat.messages]
 
 
-def _with_placeholders(chat: Chat, placeholder: str) -> list[dict[str, Any]]:
+def _with_placeholders(chat: Chat, placeholder: str) -> list[JsonObject]:
     """Return the messages with the same few tokens for each image, one of which `_repeated` repeats."""
     messages = []
     for message in chat.messages:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.config.data_files import format_of
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.errors import DataError
 
 
-def without_nulls(row: dict[str, Any]) -> dict[str, Any]:
+def without_nulls(row: JsonObject) -> JsonObject:
     """Return a row of a table without the nulls in its objects.
 
     Columns of Arrow give all objects the same keys. So a call of f(a) beside one of g(b) is read as

@@ -17,7 +17,7 @@ from kubetune.data.reading.files.packed import opened, unpacking
 from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record, lines, not_utf8, require_length
-from kubetune.data.reading.strict_json import Flawed, parse, value_at
+from kubetune.data.reading.strict_json import Flawed, JsonObject, parse, value_at
 
 _BLANKS: Final = codecs.BOM_UTF8 + b" \t\r\n"
 
@@ -55,7 +55,7 @@ def read_jsonl(file: Path, problems: Problems) -> Iterator[Record]:
             is_first = False
 
 
-def _parse_line(line: bytes) -> dict[str, Any]:
+def _parse_line(line: bytes) -> JsonObject:
     require_length(line, "; expected one JSON object per line")
     # Known mistakes are named before a parser says something less clear.
     if line.startswith(codecs.BOM_UTF8):
@@ -85,7 +85,7 @@ def _json_mistake(error: json.JSONDecodeError) -> str:
     return "a control character in a string"
 
 
-def _require_object(value: Any) -> dict[str, Any]:
+def _require_object(value: Any) -> JsonObject:
     if isinstance(value, dict):
         return value
     # True and False are whole numbers to Python, but `type` tells them apart.

@@ -11,6 +11,7 @@ from kubetune.data.reading.files.columnar import damage_refused, named_twice, wi
 from kubetune.data.reading.files.reader import Reader
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.strict_json import JsonObject
 
 
 def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
@@ -29,7 +30,7 @@ def read_parquet(file: Path, problems: Problems) -> Iterator[Record]:
             yield Record(str(file), number, without_nulls(value))
 
 
-def _batches(file: Path, table: Any) -> Iterator[list[dict[str, Any]]]:
+def _batches(file: Path, table: Any) -> Iterator[list[JsonObject]]:
     """Yield the rows of a Parquet file, some at once. Raise DataError where the file is damaged."""
     batches = table.iter_batches(batch_size=1000)
     number = 1
@@ -49,7 +50,7 @@ def parquet_rows(file: Path) -> int:
     return int(_parquet(file).metadata.num_rows)
 
 
-def parquet_features(file: Path) -> dict[str, Any]:
+def parquet_features(file: Path) -> JsonObject:
     """Return the account that `datasets` gives of the columns of a Parquet file that it wrote; empty for others."""
     metadata = _parquet(file).schema_arrow.metadata or {}
     # `datasets` writes its account as JSON; other tools may use the same key for anything.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
+from kubetune.data.reading.strict_json import JsonObject
 
 
-def _no_features(_: Path) -> dict[str, Any]:
+def _no_features(_: Path) -> JsonObject:
     return {}
 
 
@@ -28,4 +28,4 @@ class Reader:
     # The number of records, bad ones included, without parsing; None: a file is read to count them.
     count: Callable[[Path], int] | None = None
     # The account of the columns that `datasets` writes into some files; empty for most.
-    features: Callable[[Path], dict[str, Any]] = _no_features
+    features: Callable[[Path], JsonObject] = _no_features

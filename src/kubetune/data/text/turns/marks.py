@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
+from kubetune.data.reading.strict_json import JsonObject
+
 Message = Mapping[str, Any]
 Kind = Literal["content", "reasoning", "call", "tool"]
 
@@ -50,7 +52,7 @@ class Mark(NamedTuple):
 class MarkedConversation:
     """A conversation with marks around its parts."""
 
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     tools: list[Any]
     parts: list[Part]
     unmarked: list[Part]  # texts that bear no marks
@@ -152,7 +154,7 @@ class _Marker:
         self.unmarked: list[Part] = []
         self._calls = calls
 
-    def message(self, number: int, message: Message) -> dict[str, Any]:
+    def message(self, number: int, message: Message) -> JsonObject:
         marked = dict(message)
         if not message.keys().isdisjoint(REASONING_FIELDS):
             self._mark_reasoning(marked, number)
@@ -167,7 +169,7 @@ class _Marker:
             marked["tool_calls"] = [self._call(call, number) for call in calls]
         return marked
 
-    def _mark_reasoning(self, message: dict[str, Any], number: int) -> None:
+    def _mark_reasoning(self, message: JsonObject, number: int) -> None:
         """Mark the reasoning of a message, which may be under several names."""
         texts: list[str] = []
         for key in REASONING_FIELDS:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import jinja2
 from jinja2.runtime import Context
 
+from kubetune.data.reading.strict_json import JsonObject
 from kubetune.data.text.turns.marks import IMAGE_MARK, REASONING_FIELDS, Message
 from kubetune.data.text.turns.refusals import Refusal, explained, words_of
 from kubetune.data.text.turns.sandbox import compile_template, to_json
@@ -177,7 +178,7 @@ class TemplateWriter:
         written, _ = images[0]
         return self._lays_out(written)
 
-    def _lay_out(self, message: Message, in_parts: bool) -> dict[str, Any]:
+    def _lay_out(self, message: Message, in_parts: bool) -> JsonObject:
         """Return a message as this template needs it: its content a text, or a list of texts and images."""
         plain = _plain(message)
         calls = plain.get("tool_calls")
@@ -189,7 +190,7 @@ class TemplateWriter:
             plain["content"] = _in_parts_of(content)
         return plain
 
-    def _lay_out_calls(self, message: dict[str, Any], calls: Sequence[Any]) -> None:
+    def _lay_out_calls(self, message: JsonObject, calls: Sequence[Any]) -> None:
         """Put tool calls, and the content beside them, into a message as this template needs them."""
         form = self._calls_form or _CallsForm()
         message["tool_calls"] = list(calls)
@@ -246,7 +247,7 @@ def _shows_answer(text: str) -> bool:
     return ANSWER in text and "'type'" not in text
 
 
-def _plain(message: Message) -> dict[str, Any]:
+def _plain(message: Message) -> JsonObject:
     """Return a message as templates expect it: no null values, reasoning under the names in use."""
     plain = {key: value for key, value in message.items() if value is not None}
     for key in REASONING_FIELDS:
@@ -259,7 +260,7 @@ def _plain(message: Message) -> dict[str, Any]:
     return plain
 
 
-def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text_arguments(call: Mapping[str, Any]) -> JsonObject:
     function = call["function"]
     return {**call, "function": {**function, "arguments": to_json(function["arguments"])}}
 
