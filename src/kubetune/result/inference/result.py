@@ -18,24 +18,27 @@ import torch
 import transformers
 
 from kubetune import errors
-from kubetune.base import logs, processes
 from kubetune.base.files import StrPath, require_plain
 from kubetune.config import consent
 from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS
-from kubetune.config.schema import Config, DataConfig, ModelConfig
-from kubetune.config.schema.model import BUILT_IN_TEMPLATE
+from kubetune.config.schema import Config
 from kubetune.data.prepared import data_facts, identity
 from kubetune.data.prepared.data_facts import DataFacts
 from kubetune.data.reading import hub
-from kubetune.data.reading.hub import is_local
 from kubetune.data.spec import DataSpec
 from kubetune.data.text.tokenizer import Tokenizer, cache_folder, load_tokenizer
 from kubetune.data.vision.image_processor import ImageProcessor, processor_of
 from kubetune.models import loading, quantization
 from kubetune.models.padding_free import unwrap
 from kubetune.models.spec import ModelSpec
-from kubetune.result.inference.requirements import is_here, not_here
+from kubetune.result.inference.base_here import (
+    config_here,
+    require_room,
+    with_own_cache,
+    with_pin,
+)
+from kubetune.result.inference.requirements import not_here
 from kubetune.rundir import checkpoints
 from kubetune.tasks import task_of
 from kubetune.tasks.task import Task
@@ -60,39 +63,9 @@ class Result:
 
         Raise ModelError if an adapter's base is not here.
         """
-        is_adapter = self.trained.lora is not None
-        settings = self.trained.model
-        if self.base_by_option is not None:
-            path = self.base_by_option
-            if is_local(path):
-                path = str(Path(path).expanduser().absolute())
-            # The same base by name is taken at the same commit, another one as it is now.
-            commit = _commit(self.run_dir, path)
-            settings = settings.model_copy(update={"path": path, "revision": commit})
-
-        # A model that was trained whole needs nothing but its checkpoint.
-        if not is_here(settings) and not is_adapter:
-            settings = settings.model_copy(update={"path": str(self.checkpoint), "revision": None})
-        if not is_here(settings):
-            raise not_here(self.run_dir, settings.path)
-
-        # Tokenizer and template likewise. Files from the hub then gets the commit of the training.
-        settings = _with_tokenizer(settings, self.checkpoint)
-        settings = identity.pinned(settings, self.run_dir)
-        if settings.trust_remote_code and is_adapter:
-            settings = _with_pin(settings)
-        config = self.trained.model_copy(update={"model": settings})
-
-        # Code of the base, or of the checkpoint, runs only if the user has allowed it.
-        if settings.trust_remote_code:
-            code = []
-            if not is_adapter:
-                code.append(consent.of_folder(self.checkpoint))
-            if is_adapter or not is_local(settings.path):
-                code += consent.effects_of(config, [consent.REMOTE_CODE])
-            consent.require(code, self.run_dir, self.trust_code)
-
-        return config
+        return config_here(
+            self.trained, self.run_dir, self.checkpoint, self.base_by_option, self.trust_code
+        )
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -144,14 +117,15 @@ class Result:
             return
         if not self._base:
             # It stays in memory, since whoever compares asks both by turns.
-            _require_room(model)
+            require_room(model, default_device())
             with self.checked(base=True):
                 spec = self.spec
                 if spec.model.trust_remote_code:
-                    spec = replace(spec, model=_with_pin(spec.model))
-                    pinned = self.config.model_copy(update={"model": spec.model})
+                    model_of_base = with_pin(spec.model)
+                    pinned = self.config.model_copy(update={"model": model_of_base})
                     code = consent.effects_of(pinned, [consent.REMOTE_CODE])
                     consent.require(code, self.run_dir, self.trust_code)
+                    spec = replace(spec, model=model_of_base)
                 base: Any = loading.load_pretrained(self.auto_class, spec, default_device())
 
             self._base.append(base.eval())
@@ -221,7 +195,7 @@ def open_result(
     config = read_config(run_dir)
     # A received run directory may hold links and pipes, which would lead out of it or never end.
     require_plain(run_dir, but=OF_TRACKERS)
-    data = _with_own_cache(config.data, run_dir)
+    data = with_own_cache(config.data, run_dir)
     # `auto` means what it meant in training, whatever this machine has.
     quantized_as = quantization.as_trained(run_dir, config.quantization, config.lora)
     dtype = cpu_dtype.as_trained(run_dir, config.model.dtype)
@@ -244,65 +218,3 @@ def open_result(
 def default_device() -> torch.device:
     """Return the GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-
-
-def _with_own_cache(data: DataConfig, run_dir: Path) -> DataConfig:
-    """Return the section with this user's cache, unless the run was started here, or is of this start, with another."""
-    # A received run could have rows written anywhere.
-    is_allowed = all(consent.is_allowed(cache) for cache in consent.of_cache(data))
-    if is_allowed or consent.is_started(run_dir):
-        return data
-    logs.DATA.info(
-        "data.cache of %s is %s, with which no run was started here; your own cache is used",
-        run_dir,
-        data.cache,
-    )
-    return data.model_copy(update={"cache": None})
-
-
-def _with_pin(model: ModelConfig) -> ModelConfig:
-    """Return the section with the digest of the model's code for a pin, if that lies in a folder of this machine."""
-    if not is_local(model.path):
-        return model
-    # A folder has no commit, so what the user has read is known by its digest.
-    pin = consent.folder_digest(Path(model.path).expanduser())
-    return model.model_copy(update={"revision": pin})
-
-
-def _require_room(model: Any) -> None:
-    """Raise EnvironmentFault if a second model of this size does not fit."""
-    # As many bytes as the one that is loaded takes: the two have the same shapes.
-    needed = 0
-    for parameter in model.parameters():
-        needed += parameter.numel() * parameter.element_size()
-    if default_device().type == "cuda":
-        free = torch.cuda.mem_get_info()[0]
-    else:
-        free = processes.free_memory_bytes()
-    if free < needed:
-        raise errors.EnvironmentFault(
-            f"the model before fine-tuning takes {needed / 1e9:.1f} GB beside the one that was trained whole, and "
-            f"{free / 1e9:.1f} GB are free; ask the trained one alone, or where there is more memory"
-        )
-
-
-def _commit(run_dir: Path, path: str) -> str | None:
-    """Return the commit of the hub that the run was trained on, if its base is asked for by the same name."""
-    known = identity.read(run_dir).get("model")
-    if known is None or known.path != path:
-        return None
-    return known.commit
-
-
-def _with_tokenizer(model: ModelConfig, folder: Path) -> ModelConfig:
-    """Return the section with the checkpoint's copy of tokenizer and template if those it names are not here."""
-    lacks_tokenizer = False
-    if model.tokenizer is not None and is_local(model.tokenizer):
-        lacks_tokenizer = not Path(model.tokenizer).expanduser().is_dir()
-
-    lacks_template = False
-    if model.chat_template not in (None, BUILT_IN_TEMPLATE):
-        lacks_template = not Path(model.chat_template).expanduser().is_file()
-    if not lacks_tokenizer and not lacks_template:
-        return model
-    return model.model_copy(update={"tokenizer": str(folder), "chat_template": None})
