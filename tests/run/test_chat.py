@@ -18,7 +18,8 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.cli import main
 from kubetune.cli.result.chat import Conversation, obey, tell_what_is_left_out
-from kubetune.cli.result.generate import PromptRow, answered, encode, read_questions
+from kubetune.cli.result.generate import answered, encode
+from kubetune.cli.result.generate_input import PromptRow, read_questions
 from kubetune.config.schema import Config, ModelConfig
 from kubetune.data.text.tokenizer import load_tokenizer
 from kubetune.models import loading

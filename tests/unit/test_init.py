@@ -22,7 +22,7 @@ from kubetune.cli.busy import busy
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.prepare.init import TASKS
 from kubetune.cli.program import program
-from kubetune.cli.result import generate
+from kubetune.cli.result import generate_input
 from kubetune.config.load import load_config
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.config.starting_values import starting_values
@@ -266,18 +266,18 @@ def test_a_terminal_is_asked_for_a_prompt_and_sees_that_work_is_done(
 ) -> None:
     args = argparse.Namespace(prompts=[], file=None)
     monkeypatch.setattr(sys, "stdin", on_a_terminal(io.StringIO("What is a pod?\nmore\n")))
-    assert generate._typed_lines(args) == [("prompt:1", "What is a pod?")]
+    assert generate_input._typed_lines(args) == [("prompt:1", "What is a pod?")]
     assert capsys.readouterr().err == "prompt> "
     monkeypatch.setattr(sys, "stdin", on_a_terminal(io.StringIO("")))
     with pytest.raises(errors.ConfigError, match="no prompt was given"):
-        generate._typed_lines(args)
+        generate_input._typed_lines(args)
 
     # A pipe is read as before, and a log shows no bar.
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     with pytest.raises(errors.ConfigError, match="standard input is empty"):
-        generate._typed_lines(args)
+        generate_input._typed_lines(args)
     monkeypatch.setattr(sys, "stdin", io.StringIO("a\nb\n"))
-    assert [line for _, line in generate._typed_lines(args)] == ["a", "b"]
+    assert [line for _, line in generate_input._typed_lines(args)] == ["a", "b"]
     capsys.readouterr()
     with busy("loading"):
         pass
