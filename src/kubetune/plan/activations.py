@@ -10,7 +10,7 @@ LoRA in bf16, batch 8 × 2,048 = 16,384 tokens, compiled kernels:
     each layer that runs again    gives back all of this but its input: 158,720 − 2·3,584 bytes a token = 2.3 GiB
 
 The counts follow "Reducing Activation Recomputation in Large Transformer Models" (arXiv 2205.05198), with fused
-attention, whose probabilities are never kept.
+attention, which never keeps probabilities.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ KEPT_OF_ACTIVATION = {
 
 @dataclass(frozen=True)
 class Activations:
-    """What autograd keeps until the backward."""
+    """The tensors that autograd keeps until the backward."""
 
     parts: Mapping[str, int]  # bytes by name
     recomputed_layers: int  # layers that run again in the backward
 
 
 def operations(parameters: int, tokens: float) -> float:
-    """Return the floating-point operations by which runs are compared where it is asked whether compiling pays."""
+    """Return the floating-point operations that decide whether compiling pays."""
     # Forward and the gradient of the inputs; frozen weights need no gradient.
     return 4.0 * parameters * tokens
 
@@ -63,9 +63,9 @@ def is_worth_compiling(
     device: str,
     least: float | None = None,
 ) -> bool:
-    """Decide `training.compile: auto` for so many parameters and tokens, where a compiler is installed.
+    """Decide `training.compile: auto` for so many parameters and tokens, if a compiler is installed.
 
-    `least`: operations from which it paid where that was measured on the machine.
+    `least`: operations from which it paid, if that was measured on the machine.
     """
     if least is None:
         least = WORTH_COMPILING[device]
@@ -100,7 +100,7 @@ def activations(
     tokens = work.batch_tokens
     if goes_alone(work, weights):
         tokens = work.row_tokens
-    # What all layers keep until the backward, as if none ran again.
+    # Bytes that all layers keep until the backward, as if none ran again.
     kept = _kept_bytes(work, weights, shape, tokens, compiled)
     attention = _attention_bytes(work, weights, shape, tokens)
     one_layer = (kept + attention) // shape.layers
@@ -151,7 +151,7 @@ def _kept_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int, com
     else:
         kept = tokens * shape.layers * _kept_by_plain_layer(work, weights, shape)
 
-    # Of a token in a layer, besides.
+    # Further bytes of a token in a layer.
     values = 0
     if any(FUSED_ATTENTION.search(name) for name in weights.shapes):
         # The values are a part of one product, which stays whole with queries and keys that nothing else needs.
@@ -162,9 +162,9 @@ def _kept_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int, com
 
 
 def _kept_by_plain_layer(work: RankWork, weights: Weights, shape: Shape) -> int:
-    """Return the bytes a token that a layer keeps whose norms and activation are torch's own kernels.
+    """Return the bytes a token that a layer keeps if its norms and activation are torch's own kernels.
 
-    They are: what goes into a norm, in fp32; where its weight is trained, what it made before that; what the two norms
+    They are: what goes into a norm, in fp32; if its weight is trained, what it made before that; what the two norms
     before attention and feed-forward give; queries, keys, values and what attention gives; the wide part.
     """
     element = work.element
@@ -199,7 +199,7 @@ def _kept_by_plain_layer(work: RankWork, weights: Weights, shape: Shape) -> int:
 def goes_alone(work: RankWork, weights: Weights) -> bool:
     """True if each sequence is a micro-batch: as asked for, or because images are no grids of patches.
 
-    Towers that see grids are those for videos as well, whose patches have a third side.
+    Towers that see grids are also for videos, so their patches have a third side.
     """
     tower = weights.config.get("vision_config")
     is_grid = isinstance(tower, Mapping) and "temporal_patch_size" in tower
@@ -215,7 +215,7 @@ def _is_masked(weights: Weights) -> bool:
 
 
 def _attention_bytes(work: RankWork, weights: Weights, shape: Shape, tokens: int) -> int:
-    """Return the bytes of masks, or of probabilities where attention is not a fused kernel."""
+    """Return the bytes of masks, or of probabilities if attention is not a fused kernel."""
     if not goes_alone(work, weights):
         return 0
     # A token looks at all of its sequence: 2 sequences of 4 tokens have 8 × 4 pairs.

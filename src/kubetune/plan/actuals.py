@@ -82,7 +82,7 @@ def remember(
 
     `waiting_share`: of its seconds, those in which steps waited for drawn answers.
 
-    A run that went on after a stop is not kept: it may have gone on on another machine.
+    A run that continued after a stop is not kept: it may have continued on another machine.
     """
     starts = [event for event in events if event["event"] in ("start", "resume")]
     if len(starts) != 1:
@@ -135,7 +135,7 @@ def held_seconds(events: Sequence[Mapping[str, Any]], until: str) -> float:
 
 
 def line(actuals: Mapping[str, Any]) -> str:
-    """Return the actuals, as `compare` returns them, as a line of the log, each beside its forecast if there is one."""
+    """Return the actuals, as `compare` returns them, as a line of the log, each next to its forecast if there is one."""
     hours = actuals["hours"]
     text = (
         f"time {_duration(hours['total_hours'])}, {_duration(hours['step_hours'])} of it in steps"

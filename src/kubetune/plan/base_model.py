@@ -1,7 +1,7 @@
 """The model that a run begins from: whether the task can train its kind, and how many positions it has.
 
 From config.json and the headers of the weights, in milliseconds, so that a plan says what training would say only
-after minutes of loading. What these do not tell is left to loading.
+after minutes of loading. Loading checks the rest.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def embeddings_of(model: ModelConfig, environ: Mapping[str, str]) -> Embeddings 
 
 
 def require_targets(lora: LoraConfig, weights: Weights) -> None:
-    """Raise ConfigError for named target modules that no weight belongs to, where the names of weights are certain.
+    """Raise ConfigError for named target modules that no weight belongs to, if the names of weights are certain.
 
     They are in files as they are in the model, but for experts and for bases that were quantised before.
     """
@@ -153,7 +153,7 @@ def require_targets(lora: LoraConfig, weights: Weights) -> None:
 
 
 def _require_whole_modules(lora: LoraConfig, weights: Weights) -> None:
-    """Raise ConfigError for modules to be trained whole whose last name no weight has."""
+    """Raise ConfigError for modules to be trained whole if no weight has their last name."""
     if not weights.stated or "quantization_config" in weights.config:
         return
     # Files and models may write what is before the last name differently. A head may be tied or new, in no file.
@@ -173,7 +173,7 @@ def _require_whole_modules(lora: LoraConfig, weights: Weights) -> None:
 
 
 def lacks_whole_modules(wanted: Iterable[str], modules: Iterable[str]) -> str | None:
-    """Return the problem of `lora.modules_to_save` that a model does not have, None where it has each.
+    """Return the problem of `lora.modules_to_save` that a model does not have, None if it has each.
 
     PEFT trains what it finds, and is silent about the others.
     """
@@ -197,7 +197,7 @@ def _no_such_module(key: str, lost: Sequence[str], last_parts: set[str]) -> str:
 
 
 def lacks_targets(targets: Sequence[str], modules: Iterable[str]) -> str | None:
-    """Return the problem of targets that match none of a model's modules, None where each matches one.
+    """Return the problem of targets that match no module of a model, None if each matches one.
 
     PEFT is content if one of a list does. The sentence names modules that can have an adapter.
     """

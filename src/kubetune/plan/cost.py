@@ -1,4 +1,4 @@
-"""Hours and money that a run takes, by speeds that were measured: those of earlier runs, or the one in the config."""
+"""Hours and money that a run takes, by measured speeds: of earlier runs, or the speed in the config."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ UNKNOWN_SPEED = "unknown: no run of such a shape has ended on this machine; give
 
 @dataclass(frozen=True)
 class Bill:
-    """Time and price of the steps of a run, None where unknown. `source` says where the speed comes from.
+    """Time and price of the steps of a run, None if unknown. `source` says where the speed comes from.
 
-    With speeds of earlier runs, low and high are those of the fastest and of the slowest of them, with some spare.
+    With speeds of earlier runs, low and high come from the fastest and the slowest of them, with some spare.
     """
 
     tokens: int
@@ -48,8 +48,8 @@ def bill(
 ) -> Bill | None:
     """Return hours and price of a run over `tokens` tokens, or None if the tokens are unknown.
 
-    The speed was measured: it is `compute.tokens_per_second`, else that of the `known` runs of this shape or of a
-    similar one. Without either, hours are unknown.
+    The speed was measured: it is `compute.tokens_per_second`, else the speed of the `known` runs of this shape or
+    of a similar one. Without either, hours are unknown.
 
     `work`: of rows as long as the config lets them be, since runs on other data are compared by it. `gpu`: the name
     of the device.
@@ -106,8 +106,8 @@ def evaluation_hours(
     `needs_base`: the model before training is measured too.
 
     `rate`: tokens per second of training. Answers are counted as long as they may be, each token like one that is
-    read, which generation with its small batches seldom reaches. Rows that must not be forgotten are counted as long as
-    those of training.
+    read, which generation with its small batches seldom reaches. Rows that must not be forgotten are counted as
+    long as training rows.
     """
     if not rate or not plan.eval_rows or not plan.rows or not plan.tokens_per_epoch:
         return None
@@ -136,7 +136,7 @@ def reference_hours(
     plan: Plan,
     rate: float | None,
 ) -> float | None:
-    """Return the hours to score every answer with the model before training; None where the loss needs no scores.
+    """Return the hours to score every answer with the model before training; None if the loss needs no scores.
 
     Answers are read, as in an evaluation. With each judged answer goes another one, to the same question.
     """
@@ -151,7 +151,7 @@ def reference_hours(
 
 
 def _reading_speed(lora: LoraConfig | None) -> int:
-    """Factor by which a token is read faster than trained on, by adapters or by all parameters."""
+    """How many times faster a token is read than trained on, with adapters or with all parameters."""
     return 2 if lora is not None else 3
 
 
@@ -172,7 +172,7 @@ def kind_of(
     if plan.device == "cuda" and gpu is None:
         return None
     parallelism = "fsdp" if work.is_sharded else "ddp"
-    # Everything by which two runs on one device differ in speed, besides sizes.
+    # Everything that makes two runs on one device differ in speed, besides sizes.
     method = f"{plan.method}, {work.quantization}, {parallelism}, recompute {work.recompute}, {work.task}"
     # On a CPU `auto` depends on the processor, so only the run knows its dtype.
     dtype: str | None = work.dtype

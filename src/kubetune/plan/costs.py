@@ -1,4 +1,4 @@
-"""What a run will take: one function of the config, the shape of the model and the facts of the data.
+"""The costs of a run: one function of the config, the shape of the model and the facts of the data.
 
 `kubetune plan` and the page call it with what the first rows let them estimate, a rank with what the prepared data
 have. The rank keeps the result in the event of its start, and the report compares that with what came.
@@ -150,7 +150,7 @@ def costs_of(
 def changes_that_fit(
     config: Config, plan: Plan, costs: Costs, longest: int | None
 ) -> Sequence[tuple[str, Forecast]]:
-    """Return changes of the config of which each alone makes the run fit, with the forecast after it.
+    """Return changes of the config, each of which is enough to make the run fit, with the forecast after it.
 
     There are none for a run that fits, or if nobody knows whether it does.
     """

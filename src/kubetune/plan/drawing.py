@@ -1,4 +1,4 @@
-"""What drawing the answers of a run by reward takes: how many are drawn, tokens, memory and hours.
+"""The costs of drawing the answers of a run by reward: how many are drawn, tokens, memory and hours.
 
 All numbers are upper bounds: they take each answer to be as long as it may be.
 
@@ -143,7 +143,7 @@ class Hours:
 
 
 def hours_by_part(total_hours: float | None, waiting_share: float | None) -> Hours | None:
-    """Return the hours by part; None where speed or share are not known.
+    """Return the hours by part; None if speed or share are not known.
 
     `waiting_share`: of the seconds of a step, those in which it waits for answers, as earlier runs had it.
     """
@@ -154,7 +154,7 @@ def hours_by_part(total_hours: float | None, waiting_share: float | None) -> Hou
 
 
 def facts(drawing: Drawing, cache: int | None, hours: Hours | None) -> dict[str, Any]:
-    """Return all of it as `kubetune plan --json` has it. `cache`: bytes of a process, None where servers draw."""
+    """Return all of it as `kubetune plan --json` has it. `cache`: bytes of a process, None if servers draw."""
     return {
         **asdict(drawing),
         "drawn_tokens": drawing.drawn_tokens,

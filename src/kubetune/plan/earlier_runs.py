@@ -30,7 +30,7 @@ SHORTEST_SHARE = 0.1
 ALIKE = math.sqrt(2)
 # Runs of similar shape: their FLOPs for a token differ at most by this factor.
 SIMILAR = 8.0
-# Factors by which the range of earlier runs is widened on both sides.
+# Factors that widen the range of earlier runs on both sides.
 SPARE_IF_SAME = 1.1
 SPARE_IF_SIMILAR = 1.5
 
@@ -175,7 +175,7 @@ def keep(speed: Speed) -> None:
     path = place()
     try:
         with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
-            # The whole file is written anew, so that it stays short and free of damage.
+            # The whole file is written again, so that it stays short and free of damage.
             kept = [*read()[-MOST_RUNS + 1 :], speed]
             files.write_atomic(path, "".join(json.dumps(asdict(run)) + "\n" for run in kept))
     except (KubetuneError, OSError) as error:

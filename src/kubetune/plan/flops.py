@@ -6,7 +6,7 @@ Per token, with N weights in frozen linear modules and P in trained ones:
 
 so a frozen weight costs 4 FLOPs a token and a trained one 6. (With 6 for all, LoRA would look half as fast again as it
 is.) Attention costs 12·heads·head_dim for each pair of tokens and layer; causal attention has L(L+1)/2 pairs in a
-sequence. The head is computed where there is a label. Of experts only those that a token visits count. Padding,
+sequence. The head is computed at tokens with a label. Only the experts that a token visits count. Padding,
 recomputed activations, norms and the optimizer do not count: a trainer may need more or less of them.
 """
 
@@ -65,7 +65,7 @@ def cost(
     layers: int,
     visited: float = 1.0,
 ) -> Cost:
-    """Return the cost of a model with these linear modules, and a head that is computed where there is a label.
+    """Return the cost of a model with these linear modules, and a head that is computed at tokens with a label.
 
     `attention`: heads × their size. `visited`: share of the experts that a token visits.
     """
@@ -105,7 +105,7 @@ def planned_cost(trainable: Trainable, weights: Weights, *, has_vocabulary: bool
         return None
     is_full = trainable.lora is None
     modules = [LinearCost(name, size, is_full) for name, size in _sizes(weights)]
-    # Adapters are trained modules of their own. Those of experts are visited as rarely as the experts.
+    # Adapters are trained modules of their own. Adapters of experts are visited as rarely as the experts.
     if not is_full:
         adapters = trained_by_part(trainable, weights)
         modules.append(LinearCost("adapters", adapters.total() - adapters["experts"], True))

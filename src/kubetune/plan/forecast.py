@@ -39,7 +39,7 @@ GIB = 2**30
 
 # An allowance: no GPU was available to measure it.
 CUDA_CONTEXT_BYTES = 600 * MIB
-# Of weights, state and activations: blocks that the allocator cannot use again. An allowance.
+# Share of weights, state and activations: blocks that the allocator cannot use again. An allowance.
 CUDA_LOST_SHARE = 0.06
 
 CPU_PROCESS_BYTES = 480 * MIB
@@ -51,7 +51,7 @@ CPU_FACTOR = 1.3
 NF4_BITS = 4.127  # of a parameter, with its share of the doubly quantised scales
 
 TOWER = re.compile(rf"(^|\.)({'|'.join(TOWERS)})\.")
-# Scores of words, in whose place a classifier has its own head.
+# Scores of words, which a classifier replaces by its own head.
 VOCABULARY_HEAD = re.compile(r"(^|\.)(lm_head|embed_out|cls\.predictions)\.")
 
 
@@ -62,7 +62,7 @@ class Forecast:
     parts: Mapping[str, int]  # bytes by name, in the order in which they are printed
     trained_parameters: int
     parameters: int
-    device_bytes: int | None  # memory of the device, None where that is not known
+    device_bytes: int | None  # memory of the device, None if unknown
     recomputed_layers: int = 0
 
     @property
@@ -74,14 +74,14 @@ class Forecast:
     def allocated_bytes(self) -> int:
         """The bytes that a run's measured peak counts.
 
-        On a GPU torch counts its own tensors alone: neither the context, nor what lies idle between them.
+        On a GPU torch counts only its own tensors: neither the context, nor what lies idle between them.
         """
         uncounted = self.parts.get("CUDA context", 0) + self.parts.get("allocator", 0)
         return self.peak_bytes - uncounted
 
     @property
     def fits(self) -> bool | None:
-        """True if it fits beside what the allocator loses; None where the device's memory is not known."""
+        """True if it fits together with what the allocator loses; None if the device's memory is not known."""
         if self.device_bytes is None:
             return None
         return self.peak_bytes - self.parts.get("allocator", 0) <= USABLE_SHARE * self.device_bytes
@@ -94,7 +94,7 @@ def forecast(
     *,
     compiled: bool | None = None,
 ) -> Forecast | None:
-    """Return the peak of one device, or None for models whose sizes their config.json does not name.
+    """Return the peak of one device, or None for models that do not name their sizes in config.json.
 
     `compiled`: True if pointwise kernels are compiled, None to go by what the plan says.
     """
@@ -103,7 +103,7 @@ def forecast(
         return None
     if work.classifies:
         weights = _without_vocabulary_head(weights)
-    # What a rank holds for the whole run.
+    # Bytes that a rank holds for the whole run.
     trained = adapter_parameters(work.trainable, weights)
     parts = _held_parts(work, weights, trained)
     borrowed: dict[str, int] = {}
@@ -111,10 +111,10 @@ def forecast(
         borrowed = _sharing_parts(work, weights, shape, device_bytes)
         parts |= borrowed
     if work.device == "cuda" and work.lora is None:
-        # Autograd makes it whole before the optimizer's buffer takes it; mostly that of embeddings or head.
+        # Autograd makes it whole before the optimizer's buffer takes it; mostly the gradient of embeddings or head.
         largest = max(math.prod(sizes) for sizes in weights.shapes.values())
         parts["gradient of the largest weight"] = work.element * largest
-    # What comes and goes within a step. Activations get the room that is left.
+    # Bytes that come and go within a step. Activations get the room that is left.
     logits = _logits_bytes(work, weights, device_bytes)
     room = None
     if device_bytes is not None:
@@ -177,8 +177,8 @@ def _held_parts(work: RankWork, weights: Weights, trained: int) -> dict[str, int
         state = "adapters, in fp32"
         of_rank = trained
     else:
-        # Weights in fp32 that are trained, and all sharded ones, are the optimizer's own copy. What is left is a
-        # vision tower that does not learn.
+        # Weights in fp32 that are trained, and all sharded ones, are the optimizer's own copy. The rest is a vision
+        # tower that does not learn.
         frozen = (weights.parameters - trained) * work.element
         held = frozen if work.element == 4 or shards > 1 else weight_bytes
         state = "trained weights, in fp32"
@@ -217,7 +217,7 @@ def _tower(weights: Weights) -> Weights:
 def _sharing_parts(
     work: RankWork, weights: Weights, shape: Shape, device_bytes: int | None
 ) -> dict[str, int]:
-    """Return what ranks hold beside their own slices: what they borrow, and what is on its way between them.
+    """Return what ranks hold in addition to their own slices: what they borrow, and what is on its way between them.
 
     Layers are gathered one by one, the next one ahead; embeddings, head and last norm form a group around them that
     stays gathered from the beginning of the forward to the end of the backward.
@@ -292,7 +292,7 @@ def remedies(
 
 
 def _smaller_drawing(settings: GrpoConfig) -> list[tuple[str, dict[str, Any]]]:
-    """Return the changes by which fewer answers are drawn at a time, down to those of one prompt."""
+    """Return the changes that draw fewer answers at a time, down to the answers to one prompt."""
     changes: list[tuple[str, dict[str, Any]]] = []
     rows = settings.generation_batch_size
     while rows > settings.num_generations:

@@ -36,7 +36,7 @@ STATED_TFLOPS: dict[str, float] = {
 
 def stated_tflops(device_name: str) -> float | None:
     """Return the data sheet's figure for a device, in TFLOP/s. None if it is not listed."""
-    # What follows -MIG names a slice of the GPU, and is not compared.
+    # The part after -MIG names a slice of the GPU, and is not compared.
     name = device_name.split("-MIG")[0]
     for part, peak in STATED_TFLOPS.items():
         if part in name:

@@ -1,6 +1,6 @@
 """Linear modules of a model, by the names of its weights: which there are, and which of them LoRA adapts.
 
-Experts may lie in files one by one; transformers stacks those of a layer when it loads them, and so does this file.
+Experts may lie in files one by one; transformers stacks the experts of a layer when it loads them, and so does this file.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ROUTER = re.compile(r"\.(gate|router)(\.|$)")
 # Linear modules an adapter of which nothing would reach: indexers choose keys without a gradient (DeepSeek-V3.2,
 # GLM-5), and of the other two only the weight is read (Mamba, Jamba; DeepSeek-V4).
 _UNREACHED = r"(.*\.)?(indexer\..*|(mamba|mixer)\.dt_proj|o_a_proj)"
-# Linear modules, by the model_type of the language model, whose weights transformers hands to a fused kernel on a
-# GPU, which never calls the modules: an adapter on them would learn on a CPU alone.
+# Linear modules, by the model_type of the language model, that transformers never calls on a GPU: it hands their
+# weights to a fused kernel there. An adapter on them would learn only on a CPU.
 _READ_BY_KERNELS = {
     **dict.fromkeys(("falcon_mamba", "mamba"), r"(.*\.)?mixer\.(out_proj|x_proj)"),
     **dict.fromkeys(
@@ -54,7 +54,7 @@ PARTS = (
 
 
 def shape_of(weights: Weights) -> Shape | None:
-    """Return the sizes of the decoder; None where they are not named, or differ from layer to layer."""
+    """Return the sizes of the decoder; None if they are not named, or differ from layer to layer."""
     try:
         shape = Shape.of(weights.text_config)
     except TypeError:
@@ -119,7 +119,7 @@ def stacks(weights: Weights) -> Iterator[Stack]:
         stack = f"{match['stack']}.{STACKED_AS.get(layer, layer)}"
         columns[stack] = shape[1]
         rows[stack] += shape[0]
-        # The gate and the up projection of an expert share a tensor, so an expert is counted by its gate alone.
+        # The gate and the up projection of an expert share a tensor, so an expert is counted by its gate only.
         if layer not in ("up_proj", "w3"):
             experts[stack] += 1
     for name, width in columns.items():
@@ -132,7 +132,7 @@ def is_expert(name: str) -> bool:
 
 
 def frozen_names(vision: VisionConfig, names: Iterable[str]) -> str | None:
-    """Return an expression for the full names, of modules or parameters, of what must not learn; None where all may."""
+    """Return an expression for the full names, of modules or parameters, of what must not learn; None if all may."""
     words = set()
     for name in names:
         words.update(name.split("."))
@@ -153,10 +153,10 @@ def frozen_names(vision: VisionConfig, names: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class Trainable:
-    """What of a model learns."""
+    """The parts of a model that learn."""
 
-    lora: LoraConfig | None  # adapters; None where all parameters learn
-    vision: VisionConfig | None  # what learns of a vision tower; None for a model of text alone
+    lora: LoraConfig | None  # adapters; None if all parameters learn
+    vision: VisionConfig | None  # what learns of a vision tower; None for a model of only text
 
     def frozen(self, names: Iterable[str]) -> re.Pattern[str]:
         """Return a pattern for the full names of what does not learn of the parts that see and hear."""
@@ -175,7 +175,7 @@ def part_of(name: str) -> str:
 
 
 def parts_line(trained: Counter[str], held: Counter[str]) -> str:
-    """Return `attention 0.8 M of 33 M, experts …`: parameters that learn beside all, by part."""
+    """Return `attention 0.8 M of 33 M, experts …`: learning parameters of all parameters, by part."""
     order = ("attention", "feed-forward", "experts", "router", "embeddings", "head", "others")
     texts = []
     for part in (*order, "vision tower", "projector", "hearing"):
@@ -185,12 +185,12 @@ def parts_line(trained: Counter[str], held: Counter[str]) -> str:
 
 
 def adapter_parameters(trainable: Trainable, weights: Weights) -> int:
-    """Return the parameters that LoRA adds, with those of modules that are trained in full beside it."""
+    """Return the parameters that LoRA adds, with the parameters of modules that are trained in full next to it."""
     return trained_by_part(trainable, weights).total()
 
 
 def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
-    """Count the parameters that a run trains of each part of the model; with LoRA those of its adapters."""
+    """Count the parameters that a run trains in each part of the model; with LoRA the parameters of its adapters."""
     counts: Counter[str] = Counter()
     lora = trainable.lora
     # Full training: every parameter that is not frozen.
@@ -200,7 +200,7 @@ def trained_by_part(trainable: Trainable, weights: Weights) -> Counter[str]:
             if trainable.vision is None or not frozen.fullmatch(name):
                 counts[part_of(name)] += math.prod(shape)
         return counts
-    # LoRA: first the modules that are trained in full beside the adapters.
+    # LoRA: first the modules that are trained in full next to the adapters.
     for name, shape in weights.shapes.items():
         if any(f".{module}." in f".{name}" for module in lora.modules_to_save):
             counts[part_of(name)] += math.prod(shape)
@@ -239,7 +239,7 @@ def adapted_linears(trainable: Trainable, weights: Weights) -> Iterator[Linear]:
 
 
 def adapted_stacks(lora: LoraConfig, weights: Weights) -> Iterator[Stack]:
-    """Yield the stacked experts that get adapters, by their names or those of the layers that they hold."""
+    """Yield the stacked experts that get adapters, by their names or the names of the layers that they hold."""
     names_in_files = {"down_proj": ("down_proj", "w2"), "gate_up_proj": ("gate_proj", "w1")}
     for stack in stacks(weights):
         # PEFT may be given the name of the stack, of all experts, or of the layer as it is in the files.
@@ -253,7 +253,7 @@ def adapted_stacks(lora: LoraConfig, weights: Weights) -> Iterator[Stack]:
 
 
 def unreached(kind: object) -> re.Pattern[str]:
-    """Return a regular expression, by `model_type`, for the names of modules whose adapters would learn nothing."""
+    """Return a regular expression, by `model_type`, for the names of modules for which adapters would learn nothing."""
     names = _UNREACHED
     if str(kind) in _READ_BY_KERNELS:
         names += f"|{_READ_BY_KERNELS[str(kind)]}"

@@ -1,6 +1,6 @@
-"""What `kubetune bench` measured to be fastest on a machine, for settings that are `auto`.
+"""Results of `kubetune bench`: the fastest settings on a machine, for those that are `auto`.
 
-A small file in the user's cache, beside the speeds of earlier runs, has an entry for each device. Nothing depends on it:
+A small file in the user's cache, next to the speeds of earlier runs, has an entry for each device. Nothing depends on it:
 if it is missing, damaged, or was written with another torch, runs decide without it.
 """
 

@@ -117,7 +117,7 @@ def read_weights(path: str, environ: Mapping[str, str]) -> Weights | None:
             file_bytes = sum(file.stat().st_size for file in files)
             return Weights(parameters, config, stated=True, file_bytes=file_bytes)
 
-        # Some files are missing, as in a cache where only config.json was fetched.
+        # Some files are missing, as in a cache with only config.json.
         derived = shapes_of(Weights({}, config, stated=False).text_config)
     except (
         OSError,
@@ -157,7 +157,7 @@ def _shape(sizes: Any, file: Path) -> tuple[int, ...]:
 def files_of(folder: Path) -> list[str]:
     """Return the names of the files that a model's weights are read from, and of their index.
 
-    Raise ModelError for an index that names anything but safetensors files beside it: a path may lead out of the folder,
+    Raise ModelError for an index that names anything but safetensors files next to it: a path may lead out of the folder,
     and another format may be a pickle, which can run code.
     """
     # All indices are checked, since config.json may name another one than the usual.
@@ -172,7 +172,7 @@ def files_of(folder: Path) -> list[str]:
 
 
 def _names_of(index: Path) -> list[str]:
-    """Return the files that an index names. Raise ModelError unless all are safetensors files beside it."""
+    """Return the files that an index names. Raise ModelError unless all are safetensors files next to it."""
     try:
         names = set(json.loads(read_inside(index))["weight_map"].values())
     except (OSError, ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:

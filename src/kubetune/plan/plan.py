@@ -46,10 +46,10 @@ class Plan(BaseModel):
     global_batch_tokens: int | None = None
     per_device_train_batch_size: int
     per_device_eval_batch_size: int
-    # Micro-batches of a step and rank. With packing, those of the mean step; full-length ones until lengths are read.
+    # Micro-batches of a step and rank. With packing, those in the mean step; of full length until lengths are read.
     accumulation: int
     micro_batch_tokens: int | None  # the most tokens of a micro-batch; None without packing
-    # Steps; 0 until the data are read, where they depend on them.
+    # Steps; 0 until the data are read, if they depend on them.
     steps_per_epoch: int
     num_steps: int
     num_epochs: float

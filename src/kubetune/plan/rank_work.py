@@ -1,4 +1,4 @@
-"""What one process of a run holds and computes: the facts of config and plan that its memory and speed depend on."""
+"""The work of one process of a run: the facts of config and plan that its memory and speed depend on."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class RankWork:
 
     @property
     def lora(self) -> LoraConfig | None:
-        """The adapters that learn, None where all parameters do."""
+        """The adapters that learn, None if all parameters do."""
         return self.trainable.lora
 
     @classmethod
     def of(cls, config: Config, plan: Plan, longest: int | None = None) -> RankWork:
         """Read the facts. `longest`: tokens of the longest sequence of the data, None while they are unread."""
-        # Lengths: those of the data if they are known, else the longest that the config allows.
+        # Lengths: of the data if they are known, else the longest that the config allows.
         training = config.training
         sequence = config.data.max_length
         sequences_of_a_row = config.longest_row // sequence
@@ -117,9 +117,9 @@ def quantization_of(setting: str, lora: LoraConfig | None, plan: Plan) -> str:
 
 
 def auto_quantization(lora: LoraConfig | None, device: str, processes: int) -> tuple[str, str]:
-    """Decide `quantization: auto` and say why: 8-bit on a single GPU, where memory is short, else none.
+    """Decide `quantization: auto` and say why: 8-bit on a single GPU if memory is short, else none.
 
-    A run decides the same, or none where its bitsandbytes does not work.
+    A run decides the same, or none if its bitsandbytes does not work.
     """
     if lora is None:
         return "none", "every parameter is trained and a quantised base could not be"
