@@ -52,7 +52,7 @@ class Measured:
 
     def facts(self) -> dict[str, Any]:
         """Return the line of verdict.json."""
-        # The test is beside the measures, not within them.
+        # The test is next to the measures, not within them.
         facts = dict(vars(self))
         del facts["paired"]
         return facts | self.paired._asdict()
@@ -67,7 +67,7 @@ def require_answers(run_dir: Path, step: int) -> None:
     """Raise ConfigError if the evaluation after `step` steps kept no answers."""
     if not answers_file(run_dir, step).is_file():
         raise errors.ConfigError(
-            f"{run_dir} keeps no answers of step {step}; they are kept where the run file has evaluation.generate"
+            f"{run_dir} keeps no answers of step {step}; they are kept if the run file has evaluation.generate"
         )
 
 
@@ -107,7 +107,7 @@ def _pairs(
 def compare_answers(before: Sequence[Answered], after: Sequence[Answered]) -> list[Measured]:
     """Compare every measure that both have, over the questions that both were asked.
 
-    Raise ConfigError where they share no question, or no measure.
+    Raise ConfigError if they share no question, or no measure.
     """
     pairs = _pairs(before, after)
     if not pairs:
@@ -175,7 +175,7 @@ def turned(
     name: str,
     most: int,
 ) -> dict[str, list[Any]]:
-    """Return the questions whose score a model gained and lost most by, at most `most` of each."""
+    """Return the questions with the largest gains and losses of a model, at most `most` of each."""
     changes = []
     for first, second in _pairs(before, after):
         facts = asdict(second) | {"before": first.answer}

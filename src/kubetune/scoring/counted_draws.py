@@ -1,6 +1,6 @@
 """Draw tokens by numbers that are counted, not by a generator's state: the same place gives the same number.
 
-So a rank that draws an answer anew, at whatever time and however many ranks there are, draws the same tokens, and no
+So a rank that draws an answer again, at whatever time and however many ranks there are, draws the same tokens, and no
 random state of the training is touched.
 """
 

@@ -45,13 +45,15 @@ def generate(
 ) -> list[list[int]]:
     """Return new ids for each prompt, without what follows the first end token.
 
-    Prompts of several lengths are padded on the left, so that all go on from their last token:
+    Prompts of several lengths are padded on the left, so that all continue from their last token:
 
         ids     pad pad  a   b          mask    0 0 1 1
                  c   d   e   f                  1 1 1 1
 
-    Models whose state runs over the padding must be given prompts of one length. `settings`: arguments of transformers'
-    `generate`. `images` of each prompt are read by `reader`; where they are no grids, a prompt with some goes alone.
+    Models with a state that runs over the padding must be given prompts of one length. `settings`: arguments of
+    transformers'
+    `generate`. `images` of each prompt are read by `reader`; if they are no grids, a prompt with some is a batch of
+    its own.
     """
     device = next(model.parameters()).device
     longest = max(len(prompt) for prompt in prompts)
@@ -61,7 +63,7 @@ def generate(
         ids[row, longest - len(prompt) :] = torch.tensor(prompt)
         mask[row, longest - len(prompt) :] = 1
 
-    # Models that see have other inputs beside the ids.
+    # Models that see have other inputs next to the ids.
     inputs: dict[str, Tensor] = {}
     if reader is not None and any(images):
         inputs = _image_inputs(prompts, images, reader, longest, device)
@@ -122,7 +124,7 @@ def acting_settings(model: Any) -> dict[str, Any]:
 
 def until_end(ids: list[int], ends: Sequence[int]) -> list[int]:
     """Return the ids before the first of `ends`."""
-    # A row that ends before others of its batch goes on with padding.
+    # A row that ends before others of its batch continues with padding.
     for place, token in enumerate(ids):
         if token in ends:
             return ids[:place]

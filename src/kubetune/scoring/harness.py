@@ -105,7 +105,7 @@ def run(
         values = {}
         scores = {}
         for name, value in of_task.items():
-            # Beside metrics are the task's name and other texts.
+            # Next to metrics are the task's name and other texts.
             if not isinstance(value, float):
                 continue
             values[name] = value
@@ -148,9 +148,9 @@ def compared(
     tuned: Mapping[str, Benchmark],
     tasks: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Return a line for each metric of the tasks, or of their parts where the tasks have no results themselves.
+    """Return a line for each metric of the tasks, or of their parts if the tasks have no results themselves.
 
-    Lines are as in the verdict on answers, but without intervals and test where the metric is no mean of rows.
+    Lines are as in the verdict on answers, but without intervals and test if the metric is no mean of rows.
     """
     names = [task for task in tuned if task in tasks] or list(tuned)
     lines = []
@@ -228,7 +228,7 @@ def log_likelihoods(
 ) -> list[tuple[float, bool]]:
     """Return the log-likelihood of each continuation after its context, and whether greedy decoding would choose it.
 
-    `pairs`: ids of both. What exceeds `max_length` is cut off on the left, as the harness does. Contexts that several
+    `pairs`: ids of both. Tokens beyond `max_length` are cut off on the left, as in the harness. Contexts that several
     pairs have, such as the question of a choice or the examples before it, are computed once for a packed batch.
     """
     rows = []
@@ -238,7 +238,7 @@ def log_likelihoods(
         is_label = np.arange(len(ids)) >= len(ids) - len(continuation)
         rows.append((ids, is_label))
 
-    # Rows of one token more than the model takes go alone, each in a batch of its own.
+    # Rows of one token more than the model takes go each in a batch of its own.
     fitting = []
     results: dict[int, tuple[float, bool]] = {}
     for number, (ids, is_label) in enumerate(rows):
@@ -247,7 +247,7 @@ def log_likelihoods(
         else:
             (results[number],) = _results(learner, _longest(ids, is_label))
 
-    # Proved on this model: some cannot go on from a beginning that they computed once.
+    # Proved on this model: some cannot continue a beginning that they computed once.
     shares_prefixes = not prefix_sharing.why_not(learner)
     lay_out = collate_shared if shares_prefixes else collate
     for numbers in _batches([ids for ids, _ in rows], fitting):

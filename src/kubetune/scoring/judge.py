@@ -58,10 +58,10 @@ class Reply(NamedTuple):
 
 @dataclass(frozen=True)
 class Rewarded:
-    """What the rewards of `task: grpo` say of an answer."""
+    """The rewards of `task: grpo` for an answer."""
 
-    total: float  # weighted sum; 0 where no reward could judge it, as in TRL
-    rewards: Mapping[str, float | None]  # by name; None where it could not judge
+    total: float  # weighted sum; 0 if no reward could judge it, as in TRL
+    rewards: Mapping[str, float | None]  # by name; None if it could not judge
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Judge:
     asked: Sequence[Question]
     reader: PictureReader | None = None  # of the images that questions have
 
-    # Rank 0 alone judges, so it alone has these.
+    # Only rank 0 judges, so only it has these.
     measures: Mapping[str, Measure] = field(default_factory=dict)  # the built-in ones, by name
     functions: Mapping[str, own_functions.Function] = field(default_factory=dict)  # the user's
     records: Mapping[int, dict[str, Any]] = field(default_factory=dict)  # by row, for `functions`
@@ -91,13 +91,13 @@ class Judge:
         """Return metrics of the answers by row, and a line for each row: `row`, `answer`, `scores`, `samples`.
 
         The first answer of a row is the greedy one; those that were drawn are behind it. `rewards`: of the greedy
-        answers, where rewards judged them.
+        answers, if rewards judged them.
         """
         lines: list[dict[str, Any]] = []
         texts: list[str] = []
         references: list[str] = []
         for question in self.asked:
-            # Where the time ran out, some were not asked.
+            # If the time ran out, some were not asked.
             if question.row not in answers:
                 continue
             answer, *samples = [reply.text.strip() for reply in answers[question.row]]
@@ -158,7 +158,7 @@ class Judge:
 
 
 def _means_of_rewards(rewarded: Sequence[Rewarded]) -> dict[str, float]:
-    """Return `eval_reward`, how far it spreads over the answers, and each reward by itself where there are several."""
+    """Return `eval_reward`, how far it spreads over the answers, and each reward by itself if there are several."""
     if not rewarded:
         return {}
     totals = [answer.total for answer in rewarded]
@@ -191,7 +191,7 @@ def judge_of(
     world: World,
     functions: Mapping[str, own_functions.Function] = MappingProxyType({}),
 ) -> Judge | None:
-    """Return the judge of the answers to these rows; None where nothing is asked.
+    """Return the judge of the answers to these rows; None if nothing is asked.
 
     `sources`: those that the rows were made of. `functions`: besides the config's.
 
@@ -229,7 +229,7 @@ def judge_of(
             remarks=remarks,
         )
 
-    # Rank 0 alone runs `load`. It returns nothing: functions cannot be sent to other ranks.
+    # Only rank 0 runs `load`. It returns nothing: functions cannot be sent to other ranks.
     on_main(load, world)
     return judge
 
@@ -241,7 +241,7 @@ def _remarks_on_references(
 ) -> list[str]:
     """Return a line for each measure that finds nothing to compare with in some references, after logging it.
 
-    Raise ConfigError where it finds nothing in any.
+    Raise ConfigError if it finds nothing in any.
     """
     remarks: list[str] = []
     texts = {question.row: tokenizer.decode(question.answer).strip() for question in asked}
@@ -304,7 +304,7 @@ def answer(
     """Return answers by row, the greedy one first, of all ranks on all ranks; None if a stop was asked for meanwhile.
 
     A model that attends to everything before it gets prompts of several lengths at a time, padded on the left; others
-    get equal ones together. Where the time runs out, rows are left unasked, which is logged. `count` is called with
+    get equal ones together. If the time runs out, rows are left unasked, which is logged. `count` is called with
     the number of rows that this rank has answered.
     """
     mine = _ask(
@@ -359,7 +359,7 @@ def _ask(
             for first in range(0, len(groups), world.size):
                 heartbeat.beat("evaluation")
 
-                # All ranks stop together, or those that go on would wait for the others for ever.
+                # All ranks stop together, or the others would wait for ever.
                 is_late = bool(first and most_seconds and time.monotonic() - began > most_seconds)
                 flags = [float(is_stopping()), float(is_late)]
                 stopping, late = process_group.sum_numbers(flags, world)
@@ -407,13 +407,15 @@ def _replies(
 
 
 def _numbers(judge: Judge, group: Sequence[Question], sample: int) -> list[NDArray[np.float64]]:
-    """Return the numbers by which one answer to each question of a group is drawn."""
+    """Return the numbers that draw one answer to each question of a group."""
     length = judge.wanted.max_new_tokens
     return [uniforms(length, "evaluation", question.row, sample) for question in group]
 
 
 def _groups(judge: Judge, learner: Learner) -> list[list[Question]]:
-    """Return the questions that go together, longest first; where images are no grids, those with some go alone."""
+    """Return the questions that go together, longest first; if images are no grids, a question with some is a group
+    of its own.
+    """
     reader = judge.reader
     images_go_alone = reader is not None and not reader.processor.is_grid
 

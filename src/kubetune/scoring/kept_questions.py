@@ -19,7 +19,7 @@ from kubetune.data.text.encode import trained_messages
 from kubetune.scoring.questions import drawn, records_of
 
 QUESTION_ROWS: Final = "question_rows.safetensors"
-# Of a prompt or a message that is shown.
+# Characters of a prompt or a message that are shown.
 MOST_CHARACTERS: Final = 4000
 
 
@@ -31,7 +31,7 @@ def keep(
 ) -> None:
     """Leave `number` rows of the evaluation data in the run directory, unless they are there.
 
-    Raise DataError where an image of them has changed, EnvironmentFault for a full disk or a damaged file.
+    Raise DataError if an image of them has changed, EnvironmentFault for a full disk or a damaged file.
     """
     if rows is None or not number:
         return
@@ -42,7 +42,9 @@ def keep(
 
 
 def choose(spec: DataSpec, rows: Rows, number: int) -> KeptRows:
-    """Return as many rows that have an answer, always the same ones, with their turns if they are conversations."""
+    """Return up to `number` rows that have an answer, always the same ones, with their turns if they are
+    conversations.
+    """
     indices = []
     kept = []
     for question in islice(drawn(rows), number):
@@ -101,7 +103,7 @@ def _question(chat: Chat, answer: int) -> dict[str, Any]:
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
-    # Contents that are no text (null beside tool calls) stay as they are.
+    # Contents that are no text (null next to tool calls) stay as they are.
     content = message.get("content")
     if isinstance(content, str) and len(content) > MOST_CHARACTERS:
         return {**message, "content": f"{content[:MOST_CHARACTERS]} …"}
@@ -109,7 +111,7 @@ def _shortened(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(tool: Any) -> str:
-    """Return a tool's name: of a function alone, or of one in the object that OpenAI's API has around it."""
+    """Return a tool's name: of a plain function, or of one in the object that OpenAI's API has around it."""
     if isinstance(tool, dict):
         tool = tool.get("function", tool)
     if isinstance(tool, dict):

@@ -1,6 +1,6 @@
 """Measures of an answer against a reference: a number for each row, and one for all of them.
 
-Each is a function of (answer, reference), 1.0 for right and 0.0 for wrong where it is not a share. None of them sees the
+Each is a function of (answer, reference), 1.0 for right and 0.0 for wrong if it is not a share. They never see the
 thoughts before an answer. BLEU and chrF are sacrebleu's, of all rows together (0 to 100), ROUGE-L is rouge-score's
 F-measure (0 to 1): their own packages compute them, and are asked for at the start.
 """
@@ -73,7 +73,7 @@ def regex(pattern: str) -> Measure:
 
     A reference that the pattern does not match is itself what the answer must match.
     """
-    # `#### (\d+)` compares the digits alone.
+    # `#### (\d+)` compares only the digits.
     compiled = re.compile(pattern)
     group = 1 if compiled.groups else 0
 
@@ -130,7 +130,7 @@ def _same(ours: Any, theirs: Any) -> bool:
 
     Answers may nest deeper than functions can call themselves, so this is a loop.
     """
-    # What is still to be compared; lists and objects put their items to it.
+    # Pairs that are still to be compared; lists and objects add their items.
     pairs = [(ours, theirs)]
     while pairs:
         ours, theirs = pairs.pop()

@@ -1,7 +1,7 @@
 """Measures of the user's own: functions of a Python file that the run file names, called for every answer.
 
-Code is taken from that one file and from nowhere else, but for functions that a caller in Python has at hand. What it
-raises, or returns that is no number, ends the evaluation with the row and the user's own traceback.
+Code is taken from that one file and from nowhere else, but for functions that a caller in Python has at hand. If it
+raises, or returns no number, the evaluation ends with the row and the user's own traceback.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def require_file(wanted: OwnMetricsConfig) -> Path:
 
 
 def load(wanted: OwnMetricsConfig) -> dict[str, Function]:
-    """Return the functions by name. Raise ConfigError where the file or a function is missing or cannot be run."""
+    """Return the functions by name. Raise ConfigError if the file or a function is missing or cannot be run."""
     path = require_file(wanted)
     module = _run(path)
     problems = []
@@ -94,7 +94,7 @@ def _functions_of(module: ModuleType) -> list[str]:
 
 
 def _run(path: Path) -> ModuleType:
-    """Return the file as a module, which may import what lies beside it."""
+    """Return the file as a module, which may import files next to it."""
     # A name that no module has, so that the file replaces none.
     spec = importlib.util.spec_from_file_location(f"kubetune metrics {path.stem}", path)
     assert spec is not None
@@ -113,7 +113,7 @@ def _run(path: Path) -> ModuleType:
 
 @contextmanager
 def _beside(path: Path) -> Iterator[None]:
-    """Let imports find what lies beside the file, also imports within its functions."""
+    """Let imports find files next to this one, also imports within its functions."""
     folder = str(path.parent.absolute())
     sys.path.insert(0, folder)
     try:

@@ -36,7 +36,7 @@ def drawn(rows: Rows) -> Iterator[Question]:
     """
     ids = np.arange(len(rows), dtype=np.int64)
 
-    # Of judged answers, targets are verdicts.
+    # For judged answers, targets are verdicts.
     verdicts = rows.targets
     if verdicts is not None and rows.splits is not None:
         verdicts = None  # margins of pairs
@@ -45,7 +45,7 @@ def drawn(rows: Rows) -> Iterator[Question]:
         if verdicts is not None and not verdicts[index].any():
             continue
 
-        # Of a pair, the first sequence is the chosen answer.
+        # In a pair, the first sequence is the chosen answer.
         row, trained = rows.sequences(index)[0]
         place = last_answer(trained.tobytes())
         if place is None:

@@ -19,7 +19,7 @@ _BLOCK = 2**20
 def interval(scores: Sequence[float]) -> tuple[float, float]:
     """Return the bounds of the mean of `scores` `[rows]` by the percentile bootstrap (Efron 1979), the same each time.
 
-    Where all are 0 or 1, Wilson's (1927), which is no point where all rows are right. NaN for no rows.
+    If all are 0 or 1, Wilson's (1927), which is no single point if all rows are right. NaN for no rows.
     """
     values = np.asarray(scores, np.float64)
     if not len(values):
@@ -51,7 +51,7 @@ def _wilson(right: int, rows: int) -> tuple[float, float]:
     scale = 1 + z * z / rows
     middle = (share + z * z / (2 * rows)) / scale
     half = z * math.sqrt(share * (1 - share) / rows + z * z / (4 * rows * rows)) / scale
-    # Rounding must not leave 7e-18 where none are right, nor a bound below 1 where all are.
+    # Rounding must not leave 7e-18 if no row is right, nor a bound below 1 if all are.
     low = middle - half if right else 0.0
     high = middle + half if right < rows else 1.0
     return low, high
@@ -74,10 +74,10 @@ def compare(
 ) -> Comparison:
     """Test, two-sided and paired, whether scores `[rows]` of the same rows differ.
 
-    McNemar's exact test (1947) where all are 0 or 1; else signs of the differences are flipped at random (Fisher 1935),
+    McNemar's exact test (1947) if all are 0 or 1; else signs of the differences are flipped at random (Fisher 1935),
     `FLIPS` times:
 
-        before  0.2 0.5 0.9    after  0.6 0.7 0.8    change  +0.4 +0.2 -0.1, whose sum is 0.5
+        before  0.2 0.5 0.9    after  0.6 0.7 0.8    change +0.4 +0.2 -0.1, sum 0.5
         flipped sums are ±0.4 ±0.2 ±0.1; the p-value is the share of them that are 0.5 or more away from 0
     """
     first = np.asarray(before, np.float64)

@@ -41,13 +41,13 @@ def conclude(
     run_dir: Path,
     step: int,
 ) -> None:
-    """Write the verdict on the checkpoint of a step. Raise GateFailed where that misses the gate.
+    """Write the verdict on the checkpoint of a step. Raise GateFailed if that misses the gate.
 
     Benchmarks are still to come: conditions on them do not hold yet, and fail nothing.
     """
     values = _values_of_step(run_dir, step)
 
-    # The base model's own metrics, where it was measured before the first step.
+    # The base model's own metrics, if it was measured before the first step.
     base: dict[str, float] = {}
     if (run_dir / metrics.BASE).exists():
         base = shapes.read(run_dir / metrics.BASE)["metrics"]
@@ -56,7 +56,7 @@ def conclude(
         "base": base,
         "best": {name: values.get(name) for name in base},
     }
-    # There is nothing to compare with where the base model was asked nothing.
+    # There is nothing to compare with if the base model was asked nothing.
     if wanted.generate is not None and answers_file(run_dir, 0).is_file():
         facts |= _facts_of_answers(run_dir, step, wanted.generate)
         for line in facts["answers"]:
@@ -91,7 +91,7 @@ def _changes_in_words(facts: Mapping[str, Any]) -> str:
 
 
 def _values_of_step(run_dir: Path, step: int) -> dict[str, Any]:
-    """Return the metrics of the evaluation after a step; none where there was none."""
+    """Return the metrics of the evaluation after a step; empty without an evaluation."""
     for line in metrics.read_metrics(run_dir):
         if line["step"] == step and metrics.is_evaluation(line):
             return line
@@ -118,16 +118,16 @@ def _facts_of_answers(run_dir: Path, step: int, generate: GenerateConfig) -> dic
 
 
 def functions_of(wanted: EvaluationConfig) -> dict[str, str]:
-    """Return the SHA-256 of the file with the user's functions, as `functions`; empty where a run has none."""
+    """Return the SHA-256 of the file with the user's functions, as `functions`; empty if a run has none."""
     if wanted.metrics is None:
         return {}
     return {"functions": files.sha256_file(Path(wanted.metrics.file).expanduser())}
 
 
 def warn_of_changed_functions(wanted: EvaluationConfig, run_dir: Path) -> None:
-    """Warn where the user's functions are other ones than those that measured the base model.
+    """Warn if the user's functions are not the same as when the base model was measured.
 
-    That is no error: functions that ended the run with what they raised are fixed before it goes on.
+    That is no error: functions that raised and so ended the run are fixed before it continues.
     """
     if wanted.metrics is None or not (run_dir / metrics.BASE).exists():
         return
@@ -148,7 +148,7 @@ def judge_benchmarks(
     step: int,
     lines: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Decide the conditions of the gate on benchmarks, whose `lines` are as `harness.compared` has them.
+    """Decide the conditions of the gate on benchmarks. `lines` are from `harness.compared`.
 
     Raise GateFailed.
     """
@@ -187,7 +187,7 @@ def _decide(
     checks: Sequence[Mapping[str, Any]],
     final: Sequence[Mapping[str, Any]],
 ) -> None:
-    """Write the verdict. Raise GateFailed where one of the `final` checks does not hold."""
+    """Write the verdict. Raise GateFailed if one of the `final` checks does not hold."""
     passed = all(check["holds"] for check in checks)
     gate = {"passed": passed, "checks": checks} if checks else None
     # Written before it fails, so that pages can say why.

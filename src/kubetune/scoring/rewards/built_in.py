@@ -27,9 +27,9 @@ _THOUGHT: Final = re.compile(r"^<think>(?!.*<think>)(.*?)</think>.*$", re.DOTALL
 
 
 def reward_of(reward: RewardConfig) -> Reward:
-    """Return a built-in reward, whose settings the config has checked.
+    """Return a built-in reward. The config has checked its settings.
 
-    Raise MissingExtra for a package that it needs, ConfigError for a schema that is none.
+    Raise MissingExtra for a package that it needs, ConfigError for an invalid schema.
     """
     return MAKERS[reward.title](reward)
 
@@ -66,7 +66,7 @@ def _of_tokens(
 
 
 def _compared(reward: RewardConfig) -> Reward:
-    """Return a metric as a reward: how an answer compares with the right one; None where the record has none."""
+    """Return a metric as a reward: how an answer compares with the right one; None if the record has none."""
     measure = _measure(reward.title, reward.settings)
 
     def of_request(request: Request, reference: str | None) -> list[float | None]:
@@ -159,7 +159,7 @@ def repetition(ids: Sequence[int], size: int, most: float) -> float:
     number = len(ids) - size + 1
     if number < 1:
         return 0.0
-    # Of 1 2 1 2 1 there are the pairs 12 21 12 21: 2 of 4 came before.
+    # 1 2 1 2 1 has the pairs 12 21 12 21: 2 of 4 came before.
     different = {tuple(ids[place : place + size]) for place in range(number)}
     share = 1 - len(different) / number
     if not share:

@@ -19,9 +19,9 @@ FORMS: Final = (
 
 
 def form_of(parameters: Iterable[str], place: str) -> str:
-    """Return the parameter that tells the form of a function. Raise ValueError for one of none of these forms."""
+    """Return the parameter that tells the form of a function. Raise ValueError for one in any other form."""
     names = list(parameters)
-    # Each name is of one form alone.
+    # Each name belongs to one form only.
     for name in ("completions", "solution_str", "queries"):
         if name in names:
             return name

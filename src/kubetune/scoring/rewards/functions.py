@@ -1,6 +1,6 @@
 """Reward functions of the user's own, in the three forms that tools have (forms.py).
 
-This runs in the reward process alone.
+This runs only in the reward process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Function = Callable[..., Any]
 
 
 def load(path: Path, name: str) -> Function:
-    """Return a function of a Python file, which may import what lies beside it. Raise ValueError where it has none."""
+    """Return a function of a Python file, which may import files next to it. Raise ValueError if it has none."""
     # A file is run once, though several of its functions may be rewards.
     module = sys.modules.get(f"kubetune rewards {path}")
     if module is None:
@@ -37,7 +37,7 @@ def load(path: Path, name: str) -> Function:
         spec.loader.exec_module(module)
 
     function: Any = getattr(module, name, None)
-    # ms-swift's rewards are classes, whose objects are called.
+    # ms-swift's rewards are classes: an object of them is called.
     if inspect.isclass(function):
         function = function()
     if not callable(function):
@@ -118,7 +118,7 @@ def _trl_arguments(request: Request, metrics: dict[str, list[float]]) -> dict[st
 
     columns = {}
     for key, item in request.record.items():
-        # What has the name of an argument is not handed over twice; TRL leaves these columns out too.
+        # A column with the name of an argument is not handed over twice; TRL leaves these columns out too.
         if key not in ("prompt", "completion", "completion_ids"):
             columns[key] = [item] * number
 
@@ -168,7 +168,7 @@ def _as_text(prompt: Any) -> str:
 
 
 def _number(value: Any) -> float | None:
-    """Return a reward as a number, None where a function could not judge."""
+    """Return a reward as a number, None if a function could not judge."""
     if isinstance(value, Mapping):
         value = value.get("score")
     if value is None:

@@ -1,6 +1,6 @@
 """Bounds of the reward process: what code that rewards answers cannot take, reach or leave behind.
 
-It has an empty environment, a temporary folder, no more memory and larger files than are allowed, and, where the
+It has an empty environment, a temporary folder, no more memory and larger files than are allowed, and, if the
 kernel lets an ordinary process have them:
 
     namespaces      no network, no other processes, host name, queues or shared memory, and no process that outlives it
@@ -40,7 +40,7 @@ LARGEST_FILE_BYTES: Final = 256 * 2**20
 MOST_OPEN_FILES: Final = 256
 # Processes that functions may have at a time.
 MOST_PROCESSES: Final = 128
-# Exit code of the reward process where they had more.
+# Exit code of the reward process if they had more.
 TOO_MANY_PROCESSES: Final = 117
 _LOOK_SECONDS: Final = 0.05
 _NICENESS: Final = 10
@@ -90,7 +90,7 @@ def limit(memory_bytes: int) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NPROC)
     if most == resource.RLIM_INFINITY or tasks < most:
         resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
-    # What watches goes first.
+    # The watching process goes first.
     os.nice(_NICENESS)
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_FSIZE, (LARGEST_FILE_BYTES, LARGEST_FILE_BYTES))
@@ -101,7 +101,7 @@ def limit(memory_bytes: int) -> None:
 def separate() -> bool:
     """Give this process a network without interfaces, and its children a list of processes of their own.
 
-    Return False where the kernel does not allow it. What is forked next is process 1 of the new list: when that ends,
+    Return False if the kernel does not allow it. The process forked next is process 1 of the new list: when that ends,
     the kernel kills all that it has started.
     """
     user = os.geteuid()
@@ -125,7 +125,7 @@ def separate() -> bool:
 def confine(folder: str, *, is_separate: bool) -> list[str]:
     """Bound what this process and its children may reach for good. Return the bounds that the kernel refuses.
 
-    `is_separate`: it is process 1 of a list of its own. The names are those of WITHOUT.
+    `is_separate`: it is process 1 of a list of its own. The names are the keys of WITHOUT.
     """
     refused = []
     if not is_separate:
@@ -133,7 +133,7 @@ def confine(folder: str, *, is_separate: bool) -> list[str]:
     elif not _restrict_files(folder):
         refused.append("mounts")
     libc = _libc()
-    # Of these three the first two need the third.
+    # The first two of these three need the third.
     if libc is None or libc.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
         return [*refused, "capabilities", "system calls", "Landlock"]
     if not _drop_capabilities(libc):
@@ -147,7 +147,7 @@ def confine(folder: str, *, is_separate: bool) -> list[str]:
 
 
 def _libc() -> Any:
-    """Return the C library, None on systems that have none of these calls."""
+    """Return the C library, None on systems without these calls."""
     try:
         libc = ctypes.CDLL(None, use_errno=True)
         _ = libc.unshare, libc.prctl, libc.mount, libc.capset
@@ -184,7 +184,7 @@ def _drop_capabilities(libc: Any) -> bool:
 
 
 def _confine_by_landlock(libc: Any, folder: str) -> bool:
-    """Let this process write below a folder, and nowhere else. Return False where that cannot be."""
+    """Let this process write below a folder, and nowhere else. Return False if that is impossible."""
     call = libc.syscall
     version = call(_CREATE_RULESET, None, 0, 1)
     if version < _FIRST_VERSION:
@@ -222,7 +222,7 @@ def _confine_by_landlock(libc: Any, folder: str) -> bool:
 
 
 def watch(child: int) -> int:
-    """Wait for process 1 of a list of processes, and kill it with its list where that grows too long.
+    """Wait for process 1 of a list of processes, and kill it with its list if that grows too long.
 
     Return the exit code to end with.
     """

@@ -7,7 +7,7 @@ r"""TRL's rewards of mathematics: an answer is right if math_verify reads it as 
     no formula    \boxed{0.5}                             None, as there is nothing to compare with
 
 They give TRL's numbers. math_verify takes at most 10 s to read a text and 5 s to compare two values. It counts them by
-SIGALRM, which Python has in a main thread alone, as that of the reward process.
+SIGALRM, which Python has only in a main thread, such as the reward process has.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Mathematics:
         self.name = reward.title
         self.settings: dict[str, Any] = reward.settings
         require(f"rewards: {self.name}", "math_verify")
-        # It brings sympy, whose import takes about a second: not in the time of the first group.
+        # It imports sympy, which takes about a second: not in the time of the first group.
         importlib.import_module("math_verify")
 
     def __call__(self, request: Request, solution: str | None) -> list[float | None]:
-        """Return the reward of each answer; None for all where the solution has no formula."""
+        """Return the reward of each answer; None for all if the solution has no formula."""
         if solution is None:
             return [None] * len(request.texts)
 
@@ -64,7 +64,7 @@ class Mathematics:
         return 0.0
 
     def _scaled(self, right: float | None, tokens: int) -> float | None:
-        """Return a reward that goes from that of the shortest answer to that of one with `max_len` tokens."""
+        """Return a reward between the reward of the shortest answer and that of an answer with `max_len` tokens."""
         if right is None:
             return None
         # Half of a cosine: with the defaults a right answer gets 1.0 at 0 tokens, 0.75 at half of max_len and 0.5 from

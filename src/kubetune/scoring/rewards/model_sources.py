@@ -1,6 +1,6 @@
-"""Where the model of a reward comes from: the best checkpoint of a run, a folder, or the hub.
+"""Sources of the model of a reward: the best checkpoint of a run, a folder, or the hub.
 
-Its weights have a digest, so that a run that goes on knows whether they are still the same.
+Its weights have a digest, so that a run that continues knows whether they are still the same.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ModelSource:
             )
 
     def checked(self, load: Callable[[], Learner]) -> Learner:
-        """Return what is loaded of a run. Raise ConfigError where its base is not the one that it was trained on."""
-        # What was trained whole has its checksums in the manifest.
+        """Return what is loaded of a run. Raise ConfigError if its base is not the one that it was trained on."""
+        # A model that was trained whole has its checksums in the manifest.
         if self.config is None or self.spec.lora is None:
             return load()
         config = self.config.model_copy(update={"model": self.spec.model})
@@ -61,7 +61,7 @@ class ModelSource:
 
 
 def source_of(reward: RewardConfig, *, local_files_only: bool) -> ModelSource:
-    """Return the model that a reward names. Raise ConfigError, ModelError or EnvironmentFault where it cannot be used."""
+    """Return the model that a reward names. Raise ConfigError, ModelError or EnvironmentFault if it cannot be used."""
     path = reward.reward_model or reward.teacher
     assert path is not None, "the config has checked that the reward is by a model"
     # A run directory, which has its config.

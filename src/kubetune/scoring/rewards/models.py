@@ -1,6 +1,6 @@
 """Rewards by a frozen model that the rank itself holds: a reward model's score, or what a teacher says of the tokens.
 
-Both judge all answers to one prompt at a time, in batches that follow from these answers alone. So an answer gets the
+Both judge all answers to one prompt at a time, in batches that depend only on these answers. So an answer gets the
 same reward on any rank and in any start. No gradient is kept.
 """
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 # Tokens that are run at a time.
 TOKENS_AT_ONCE: Final = 16_384
-# Tasks whose result says how likely a text is.
+# Tasks with a result that says how likely a text is.
 LANGUAGE_TASKS: Final = ("causal_lm", "grpo", "preference")
 
 
@@ -85,7 +85,7 @@ class RewardModelJudge:
     digest: str
 
     def judge(self, request: Request) -> Judgement:
-        """Return the score of each answer; None where the chat template refuses the conversation."""
+        """Return the score of each answer; None if the chat template refuses the conversation."""
         heartbeat.beat("reward")
         examples = [_example(request.prompt, text) for text in request.texts]
         rows: list[TrainedIds] = []
@@ -113,7 +113,7 @@ def _reward_model(source: ModelSource, device: torch.device) -> RewardModelJudge
     tokenizer = load_tokenizer(source.spec.model)
     adds_special_tokens = True
     limit = tokenizer.max_length
-    # One that others publish, or the result of a run, whose settings say how it was trained.
+    # A published model, or the result of a run with settings that say how it was trained.
     if source.config is None:
         learner = _classifier(source.spec, tokenizer, device)
     else:
@@ -173,7 +173,7 @@ class TeacherJudge:
         """Return the mean log-probability of each answer's tokens, of which each answer has at least one."""
         heartbeat.beat("reward")
         rows = [answer_sequence(request.prompt_ids, answer_ids) for answer_ids in request.ids]
-        # Of 2 answers with 2 and 3 tokens: logps -1 -3 | -2 -2 -5, means -2 and -3.
+        # For 2 answers with 2 and 3 tokens: logps -1 -3 | -2 -2 -5, means -2 and -3.
         means: list[float | None] = [None] * len(rows)
         for batch in _batches_of(rows, self.learner):
             logps = log_probabilities(self.learner, batch)
@@ -220,7 +220,7 @@ def _frozen(learner: Learner) -> Learner:
 
 
 def _batches_of(rows: Sequence[TrainedIds], learner: Learner) -> list[Batch]:
-    """Return rows as batches on the model's device; each alone where the model knows no packed batches.
+    """Return rows as batches on the model's device; one row a batch if the model knows no packed batches.
 
     The samples of a batch are the numbers of its rows.
     """

@@ -1,7 +1,7 @@
 """The files and folders that code which rewards answers sees: all read-only but its folder, few devices, its own /proc.
 
 Landlock (isolation.py) refuses writes, but knows neither modes, owners, times and attributes of files, nor what can only be
-read: other processes in /proc, terminals in /dev. These calls change the mount namespace of this process alone.
+read: other processes in /proc, terminals in /dev. These calls change only the mount namespace of this process.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHARED_MEMORY: Final = "/dev/shm"
 def restrict(folder: str, shared_memory_bytes: int) -> None:
     """Show this process a machine that it cannot change. `folder` and a /dev/shm of its own stay writable.
 
-    For process 1 of a new list of processes, in a mount namespace of its own. Raise OSError where the kernel refuses.
+    For process 1 of a new list of processes, in a mount namespace of its own. Raise OSError if the kernel refuses.
     """
     # No change reaches the machine.
     _mount(None, "/", None, _RECURSIVE | _PRIVATE)
@@ -71,7 +71,7 @@ def _replace_devices(shared_memory_bytes: int) -> None:
 
 
 def _replace_processes() -> None:
-    """Replace /proc by one that shows the processes of this list alone."""
+    """Replace /proc by one that shows only the processes of this list."""
     flags = _NOSUID | _NODEV | _NOEXEC
     try:
         _mount("proc", "/proc", "proc", flags)

@@ -1,7 +1,7 @@
 """The reward process as a rank sees it: asked with a deadline, killed with all its children, and begun again.
 
 A function that raises, hangs, runs out of memory or ends its process gives no reward for the group at hand; the run
-goes on, or ends, as `grpo.on_reward_error` says. What a worker may do is in isolation.py.
+continues, or ends, as `grpo.on_reward_error` says. isolation.py limits a worker.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Gone(Exception):
 
 
 class RewardPool:
-    """All rewards of a rank: those of its reward process, and models that the rank holds. Left by `close`."""
+    """All rewards of a rank: functions of its reward process, and models that the rank holds. Left by `close`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class RewardPool:
         settings: GrpoConfig,
         models: Mapping[int, ModelJudge] | None = None,
     ) -> None:
-        """Begin the process. Raise ConfigError where a file or function of the config cannot be loaded.
+        """Begin the process. Raise ConfigError if a file or function of the config cannot be loaded.
 
         `models`: by the number of the reward.
         """
@@ -195,7 +195,7 @@ class RewardPool:
         if size > _LARGEST_REPLY_BYTES:
             raise _Gone(f"{what}: the reward process wrote something that is no reply")
         content = self._read(size, deadline, seconds, what)
-        # What was printed before the reply is in its pipe by now.
+        # Text that was printed before the reply is in its pipe by now.
         if self._printed is not None:
             self._printed.finish()
         try:
@@ -249,7 +249,7 @@ class RewardPool:
 
 
 def _remove_folders_of_the_dead() -> None:
-    """Remove what reward functions of ranks that were killed have left, where it is this user's."""
+    """Remove what reward functions of ranks that were killed have left, if it is this user's."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         pid = folder.name.removeprefix(_FOLDER).partition("-")[0]
         if pid.isdecimal() and not processes.is_alive(int(pid)):
@@ -257,7 +257,7 @@ def _remove_folders_of_the_dead() -> None:
 
 
 def _judgement_of(reply: Any, number: int, error: str) -> Judgement:
-    """Return the judgement in a reply; without one none of the answers has a reward."""
+    """Return the judgement in a reply; without one no answer has a reward."""
     nothing: list[float | None] = [None] * number
     if reply is None:
         return Judgement(nothing, error)

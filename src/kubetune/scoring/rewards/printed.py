@@ -1,4 +1,4 @@
-"""What reward functions print, line by line into the log of the rank, where secrets are taken out."""
+"""Text that reward functions print, line by line into the log of the rank, without secrets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kubetune.base import logs
 
 _LOG: Final = logs.family_logger("REWARD")
 _PIECE_BYTES: Final = 64 * 1024
-# Of a group, and of a line. A function that prints in a loop must not fill the disk.
+# Limits of a group and of a line. A function that prints in a loop must not fill the disk.
 _MOST_LINES: Final = 1000
 _MOST_CHARACTERS: Final = 2000
 
@@ -43,8 +43,8 @@ class Printed:
         return True
 
     def finish(self) -> None:
-        """Log the rest of what was printed for a group, and count for the next group anew."""
-        # As much as the pipe can hold: a process that goes on printing is not waited for.
+        """Log the rest of what was printed for a group, and start to count for the next group."""
+        # As much as the pipe can hold: a process that continues to print is not waited for.
         for _ in range(16):
             if not self.read():
                 break

@@ -1,4 +1,4 @@
-"""What is asked of reward functions, and what they say: the two messages between a rank and its reward process."""
+"""The request to reward functions and their reply: the two messages between a rank and its reward process."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class Request:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What one reward function says of the answers of a request."""
+    """The judgement of one reward function on the answers of a request."""
 
     rewards: list[float | None]  # None: it could not judge the answer
-    error: str = ""  # why it could not, where it raised or hung
+    error: str = ""  # why it could not, if it raised or hung
     metrics: dict[str, float] = field(
         default_factory=dict
     )  # what it logged (TRL's `log_metric`), as means

@@ -1,7 +1,7 @@
 """System calls that code which rewards answers is refused: sockets, keys, other processes' memory, new namespaces.
 
-A read-only file system and Landlock before Linux 7 let a process connect to a socket on the disk, such as that of Docker or
-of an SSH agent. So it gets no sockets at all, but pairs of streams, which asyncio and multiprocessing need.
+A read-only file system and Landlock before Linux 7 let a process connect to a socket on the disk, such as Docker's
+or an SSH agent's. So it gets no sockets at all, but pairs of streams, which asyncio and multiprocessing need.
 """
 
 from __future__ import annotations
@@ -68,12 +68,12 @@ _NEW_NAMESPACES: Final = 0x7E02_0000
 _KIND: Final = 0xF
 _STREAM: Final = 1
 _PACKETS: Final = 5
-# The calls of a second interface of x86_64, whose numbers are its own.
+# The calls of a second interface of x86_64, with numbers of its own.
 _OTHER_INTERFACE: Final = 0x4000_0000
 
 
 def refuse() -> bool:
-    """Refuse the calls to this process and its children, for good. Return False where the kernel cannot.
+    """Refuse the calls to this process and its children, for good. Return False if the kernel cannot.
 
     Only after PR_SET_NO_NEW_PRIVS.
     """
@@ -104,7 +104,7 @@ def _program(machine: str) -> bytes:
     ]
     for numbers in _CALLS.values():
         program += [_instruction(_IF_EQUAL, numbers[column], if_false=1), refused]
-    # Its flags are in memory, where a filter cannot look. glibc then calls `clone`.
+    # Its flags are in memory, which a filter cannot read. glibc then calls `clone`.
     unknown = _instruction(_RETURN, _REFUSE | errno.ENOSYS)
     program += [_instruction(_IF_EQUAL, _CLONE3[column], if_false=1), unknown]
     program += [

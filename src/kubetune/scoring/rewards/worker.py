@@ -115,7 +115,7 @@ def _judged(
 
 def _trace(error: BaseException, path: str | None) -> str:
     """Return an error with the traceback from the user's file on, cut short."""
-    # Frames of ours would say nothing to whoever wrote the function.
+    # Frames of ours would say nothing to the author of the function.
     frames = traceback.extract_tb(error.__traceback__)
     frames_of_file = [frame for frame in frames if path is not None and frame.filename == path]
     lines = [*traceback.format_list(frames_of_file), *traceback.format_exception_only(error)]
