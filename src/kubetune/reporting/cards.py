@@ -41,7 +41,7 @@ def status(run: RunRecord) -> tuple[str, str]:
 def best_evaluation(run: RunRecord) -> dict[str, Any] | None:
     """Return the evaluation with the best value of `metric_for_best_model`, or None."""
     name = run.config.training.metric_for_best_model
-    # The value is None where it was not finite; such an evaluation is never the best.
+    # The value is None if it was not finite; such an evaluation is never the best.
     measured = [line for line in run.evaluations if isinstance(line.get(name), int | float)]
     if not measured:
         return None
@@ -122,7 +122,7 @@ def _best_metric(run: RunRecord) -> list[Card]:
 
 
 def _certainty(run: RunRecord, metric: str, step: int) -> str:
-    """Return ", p = 1e-28" where the verdict on the checkpoint of a step has tested this metric, else ""."""
+    """Return ", p = 1e-28" if the verdict on the checkpoint of a step has tested this metric, else ""."""
     if run.verdict.get("step") != step:
         return ""
     for line in run.verdict.get("answers") or ():
@@ -138,7 +138,7 @@ def _work(run: RunRecord) -> list[Card]:
     tokens = totals.tokens
     trained = totals.trained_tokens
     if run.report.get("steps") == last_step(run):
-        # The report also counts steps whose lines the disk has lost.
+        # The report also counts steps without lines, which the disk has lost.
         seconds = run.report.get("seconds") or 0
         tokens = run.report.get("tokens") or 0
         trained = run.report.get("trained_tokens") or 0
@@ -157,7 +157,7 @@ def _work(run: RunRecord) -> list[Card]:
 
 
 def _machine_use(run: RunRecord) -> list[Card]:
-    """Return the share of the GPUs' arithmetic that was used (MFU), where it is known, and memory."""
+    """Return the share of the GPUs' arithmetic that was used (MFU), if it is known, and memory."""
     shown = []
     throughput = run.report.get("throughput") or {}
     mfu = throughput.get("mfu")

@@ -24,8 +24,8 @@ class Line:
     kind: str = "line"  # line, raw, smooth (charts.js smooths it) or points
     band: bool = True  # draw the lowest and highest behind a mean
     dash: int = 0  # number of a dash pattern
-    run: int = 0  # index of the run among those of the page
-    mark: str = ""  # the letter of the run, drawn on the line where there are several runs
+    run: int = 0  # index of the run on the page
+    mark: str = ""  # the letter of the run, drawn on the line if there are several runs
 
 
 @dataclass(frozen=True)
@@ -37,14 +37,14 @@ class Chart:
     unit: str  # how values are written: fixed, short, exponent, bytes or percent
     lines: Sequence[Line]
     about: str = ""  # a sentence below the title
-    axis: str = ""  # what the values are; the title where it is empty
+    axis: str = ""  # what the values are; the title if it is empty
     markers: Sequence[dict[str, Any]] = field(default_factory=tuple)  # vertical lines, with text
 
     def to_json(self) -> dict[str, Any]:
         """Return the chart as charts.js draws it.
 
         A line with a band takes three columns: the mean, the highest and the lowest. `bands` holds the
-        column numbers of the two edges, where column 0 is the steps:
+        column numbers of the two edges, with the steps in column 0:
 
             lines   loss   loss, highest   loss, lowest   evaluation loss
             column  1      2               3              4

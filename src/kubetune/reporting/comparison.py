@@ -1,4 +1,4 @@
-"""What the page of several runs shows, as plain data for its template: results, and settings that differ."""
+"""Contents of the page of several runs, as plain data for its template: results, and settings that differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.run_charts import labels, letter
 from kubetune.reporting.run_page import MOST_ANSWERS, sentence
 
-# Colours of lines and runs in the style sheet. Further runs are told apart by their letters alone.
+# Colours of lines and runs in the style sheet. Further runs differ only by their letters.
 COLOURS = 12
 
 
@@ -36,7 +36,7 @@ def comparison_facts(runs: Sequence[RunRecord]) -> dict[str, Any]:
         for problem in cards.damage(run):
             damage.append((name, problem))
 
-    # Of different tasks no value is better than another.
+    # Between different tasks no value is better than another.
     other_tasks = _other_tasks(runs, names)
     best: dict[str, float] = {}
     if not other_tasks:
@@ -85,7 +85,7 @@ def _best(column: Sequence[cards.Card]) -> float | None:
 
 
 def _other_tasks(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
-    """Return a warning that the runs learn different things, "" where they do not."""
+    """Return a warning that the runs learn different things, "" if they do not."""
     by_task: dict[str, list[str]] = {}
     for name, run in zip(names, runs, strict=True):
         by_task.setdefault(run.config.task, []).append(name)

@@ -96,7 +96,7 @@ def _is_list_of_sources(value: Any) -> bool:
 def _joined_sections(runs: Sequence[Values]) -> list[Values]:
     """Join the keys of a section that some run does not have, so that the section gets one row.
 
-    Example: a run with `lora: null` beside one with `lora.r: 8` and `lora.alpha: 16`. The second
+    Example: a run with `lora: null` next to one with `lora.r: 8` and `lora.alpha: 16`. The second
     becomes `lora` = {r: 8, alpha: 16}.
     """
     # Sections that are off in some run and on in another.
@@ -113,7 +113,7 @@ def _joined_sections(runs: Sequence[Values]) -> list[Values]:
         for key, value in run.items():
             section, name = _split_key(key, sections)
             if section:
-                # The section is where its first key was.
+                # The section takes the place of its first key.
                 values.setdefault(section, {})[name] = value
             else:
                 values[key] = value
@@ -153,6 +153,6 @@ def _is_set(name: str, value: Any) -> bool:
     """True if a setting of a source or a section says something that the reader cannot assume."""
     if value is None or value is False or value in ({}, []):
         return False
-    # What a source has by default need not be read.
+    # Defaults of a source need not be read.
     field = SourceConfig.model_fields.get(name)
     return field is None or value != field.default

@@ -12,7 +12,7 @@ SeriesOfRuns = dict[int, Series]
 
 
 def evaluation_charts(runs: Runs) -> list[Chart]:
-    """Return the losses of sources in one chart, shares in one, and each other metric alone."""
+    """Return the losses of sources in one chart, shares in one, and each other metric in its own."""
     # By chart, and by the name that the page shows: `eval_exact_match` is "exact match".
     sources: dict[str, SeriesOfRuns] = {}
     scores: dict[str, SeriesOfRuns] = {}

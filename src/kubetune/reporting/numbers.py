@@ -31,7 +31,7 @@ Lines = list[dict[str, Any]]
 OF_STEPS = ("loss", "learning_rate", "grad_norm")
 OF_TIMINGS = ("tokens_per_second", "peak_memory_bytes", *SECONDS_OF_PARTS)
 
-# Before the name of a reward function, whose means are a curve each.
+# Before the name of a reward function: the means of each function are a curve.
 OF_REWARD = "reward/"
 
 # More reward functions than a chart can show; a line of a received run may have any keys.
@@ -180,7 +180,7 @@ class _Collected:
         if "expert_load_max" in steps[0]:
             keys += EXPERT_MEASURES
 
-        # Tokens add up from where the lines before ended, so the axis comes before the totals.
+        # Tokens add up from the end of the lines before, so the axis comes before the totals.
         self._axes["epoch"].extend(steps, "epoch")
         self._axes["tokens"].extend(steps, "tokens", self._totals.tokens)
         self._totals.add(steps)
@@ -258,9 +258,9 @@ _MILESTONES = 256
 
 
 class _Milestones:
-    """What a run had reached after some of its steps, evenly spread, and after the last one.
+    """The progress of a run after some of its steps, evenly spread, and after the last one.
 
-    A chart uses these where its axis is not the steps.
+    A chart uses these if its axis is not the steps.
     """
 
     def __init__(self, unit: float = 1) -> None:
@@ -284,7 +284,7 @@ class _Milestones:
                 return value
             return total + math.fsum([line.get(key) or 0 for line in lines[: index + 1]])
 
-        # The first line here whose number in the file is a multiple of the stride.
+        # The first line here with a number in the file that is a multiple of the stride.
         #     5 lines before, stride 4: numbers 5 6 7 8 → index 3
         first = -self._lines % self._stride
         for index in range(first, len(lines), self._stride):

@@ -80,7 +80,7 @@ def page_of(runs: Sequence[RunRecord]) -> tuple[str, dict[str, Any]]:
 
 def charts_of(runs: Runs) -> list[Chart]:
     """Return the charts of one run, or of several laid over each other."""
-    # Lines of several runs would say nothing of whose they are.
+    # Lines of several runs would not say to which run they belong.
     vertical_lines = []
     if len(runs) == 1:
         vertical_lines = markers(runs[0].incidents)
@@ -93,7 +93,7 @@ def charts_of(runs: Runs) -> list[Chart]:
     return charts
 
 
-# Charts that say how well a run learns, beginnings of their names: the first of these is beside the loss.
+# Charts that say how well a run learns, beginnings of their names: the first of these is next to the loss.
 _OF_LEARNING = ("scores", "score-", "accuracy", "rewards", "reward", "sources")
 
 
@@ -121,7 +121,7 @@ def _comparable(charts: list[Chart], runs: Runs) -> tuple[list[Chart], str]:
 
 
 def _headline_first(charts: list[Chart]) -> list[Chart]:
-    """Return the charts with the one that says most beside the loss in the second place."""
+    """Return the charts, with the most telling one after the loss in the second place."""
     for beginning in _OF_LEARNING:
         for index in range(1, len(charts)):
             if charts[index].name.startswith(beginning):
@@ -145,7 +145,7 @@ def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
         if incident.step is not None:
             by_step.setdefault(incident.step, []).append(incident)
 
-    # A run that failed and went on from the same step has one line, in the colour of an error.
+    # A run that failed and continued from the same step has one line, in the colour of an error.
     lines = []
     for step in sorted(by_step):
         texts = []
@@ -159,7 +159,7 @@ def markers(incidents: Iterable[Incident]) -> list[dict[str, Any]]:
 
 
 def _chart_facts(chart: Chart) -> dict[str, Any]:
-    """Return what the page shows around a chart, and in its place where no script runs."""
+    """Return what the page shows around a chart, and in its place if no script runs."""
     heading, table = chart.table()
     writers: dict[str, Writer] = {"bytes": size, "percent": share}
     write = writers.get(chart.unit, number)
@@ -182,7 +182,7 @@ def _summary(chart: Chart, write: Writer) -> str:
     """Return the chart in words, for readers who do not see it."""
     sentences = []
     for line in chart.lines:
-        # What a smoothed line was made from says nothing more.
+        # The values behind a smoothed line say nothing more.
         if line.kind != "raw":
             sentences.append(_line_summary(line, write))
     return "; ".join(filter(None, sentences)) + "."

@@ -33,7 +33,7 @@ Points = list[tuple[int, float]]  # step and value
 def draw(lines: Lines) -> str | None:
     """Return the losses in lines of metrics.jsonl as SVG; of a run by reward its rewards, as its loss says nothing.
 
-    Return None where there is nothing to draw: a single value makes no curve.
+    Return None if there is nothing to draw: a single value makes no curve.
     """
     key = "reward" if any("reward" in line for line in lines) else "loss"
     training = _points(lines, key)
@@ -98,7 +98,7 @@ def _points(lines: Lines, key: str) -> Points:
 
 @dataclass(frozen=True)
 class _Scale:
-    """Where values lie in the picture."""
+    """The places of values in the picture."""
 
     low: float  # the lowest value
     high: float
@@ -106,7 +106,7 @@ class _Scale:
     end: int
 
     def pixel(self, value: float) -> float:
-        """Return where a value lies."""
+        """Return the place of a value."""
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
 

@@ -78,7 +78,7 @@ class RunRecord:
     exit_status: ExitStatus | None
     base: Mapping[str, Any] = field(default_factory=dict)  # metrics of the model before training
     labels: Labels = NO_LABELS  # name, note and tags that a user gave it
-    ended: str | None = None  # when it ended, None where nothing recorded that
+    ended: str | None = None  # when it ended, None if nothing recorded that
     damage: Sequence[str] = ()  # what is lost or damaged, and so not shown
     load: Lines = field(default_factory=list)  # of the machine of rank 0
     experts: ExpertLoad | None = None
@@ -100,7 +100,9 @@ class RunRecord:
 
     @property
     def measurements(self) -> Lines:
-        """The evaluations, and before them, as one of step 0, that of the model before training where there was one."""
+        """The evaluations, and before them, as one of step 0, the evaluation of the model before training, if there
+        was one.
+        """
         if not self.base:
             return self.evaluations
         return [{"step": 0, "epoch": 0.0, **self.base}, *self.evaluations]
@@ -126,7 +128,7 @@ def read_run(
 
     A `reader` has read numbers of this run before, and continues for at most `seconds`.
 
-    Raise ConfigError if there is no run. What is damaged is left out, and named.
+    Raise ConfigError if there is no run. Damaged records are left out, and named.
     """
     config = read_config(run_dir)
     if reader is None:
@@ -225,7 +227,7 @@ class _Files:
         checkpoints = []
         for step in steps(self._run_dir):
             folder = folder_of(self._run_dir, step)
-            # Sizes alone: checksums of a large model take minutes.
+            # Only sizes: checksums of a large model take minutes.
             problem = verify(folder, thorough=False)
             if problem is None:
                 files = read_object(folder / MANIFEST)["files"].values()
@@ -247,13 +249,13 @@ def _metrics_in(base: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _without_repeated_steps(samples: Lines) -> Lines:
-    """Return samples of the machine's load without those of steps that a later start repeated.
+    """Return samples of the machine's load without samples of steps that a later start repeated.
 
     Steps 1 2 3 4, resumed from 2: 3 4 5 → 1 2 3 4 5
     """
     kept: Lines = []
     for sample in samples:
-        # What came after this step was done again.
+        # The work after this step was done again.
         while kept and kept[-1]["step"] > sample["step"]:
             kept.pop()
         kept.append(sample)

@@ -26,7 +26,7 @@ def percent(part: float) -> int:
     return max(least, min(100, round(100 * part)))
 
 
-# What chat templates call those who speak, and among them the model.
+# The names of speakers in chat templates, and the model's among them.
 _ROLES = ("system", "developer", "user", "assistant", "model", "tool")
 _MODELS = ("assistant", "model")
 
@@ -68,7 +68,7 @@ FILTERS = (
 
 @lru_cache(maxsize=1)
 def environment(*first: BaseLoader) -> Environment:
-    """Return the templates of this package. Those of the loaders in `first` are looked up before them."""
+    """Return the templates of this package. Templates of the loaders in `first` are looked up before them."""
     made = Environment(
         loader=ChoiceLoader([*first, PackageLoader("kubetune.reporting", "templates")]),
         autoescape=True,

@@ -17,7 +17,7 @@ from kubetune.config.schema.rewards import RewardConfig
 from kubetune.reporting.series import spread
 from kubetune.rundir import rollout_files
 
-# Of one page. Files of a run may have gigabytes: of more than these bytes the first and the last ones are read.
+# Limits of one page. Files of a run may have gigabytes: of more than these bytes the first and the last ones are read.
 MOST_BYTES = 64 << 20
 
 
@@ -70,7 +70,7 @@ class ShownPrompt:
 
 @dataclass(frozen=True)
 class ShownRollouts:
-    """What a page shows of the answers of a run."""
+    """The part of a run's answers that a page shows."""
 
     prompts: Sequence[ShownPrompt]
     files: int  # of the run
@@ -111,7 +111,7 @@ def shown_rollouts(
 
 
 def _readable_steps(run_dir: Path, steps: Sequence[int]) -> list[int]:
-    """Return the steps whose files are read: all, or if they are too large the first and the last ones."""
+    """Return the steps for which files are read: all, or if they are too large the first and the last ones."""
     #     steps 0 1 2 3 4 5  →  taken in the order 0 5 1 4 2 3, until the bytes are used up
     taken: list[int] = []
     left = MOST_BYTES
@@ -187,5 +187,5 @@ def _step(
 
 
 def _by_reward(answer: ShownAnswer) -> float:
-    """Return the reward, for sorting. What nobody could judge comes last."""
+    """Return the reward, for sorting. Answers without a judgement come last."""
     return float("-inf") if answer.reward is None else answer.reward

@@ -17,17 +17,17 @@ from kubetune.reporting.numbers import OF_REWARD, SKEW
 from kubetune.reporting.reading import POINTS, Lines, RunRecord
 from kubetune.reporting.series import Series, shorten
 
-# The runs of a page. Where there are several, they are laid over each other.
+# The runs of a page. Several are laid over each other.
 Runs = Sequence[RunRecord]
 
 
 def points_of(runs: int) -> int:
-    """Return how many points each curve has where so many runs are laid over each other."""
+    """Return how many points each curve has if so many runs are laid over each other."""
     return max(100, POINTS // max(1, runs))
 
 
 def column(lines: Lines, key: str, points: int) -> Series | None:
-    """Return one key of all lines where it is a number, or None where none has a value."""
+    """Return one key of all lines if it is a number, or None if no line has a value."""
     # An evaluation has no training loss, and a line of a step no evaluation loss. None: it was not finite.
     having = [line for line in lines if isinstance(line.get(key, ""), int | float | NoneType)]
     steps = [line["step"] for line in having]
@@ -44,7 +44,7 @@ def labels(runs: Runs) -> list[str]:
     if len(set(names)) == len(names):
         return names
     paths = [run.path.absolute() for run in runs]
-    # What all paths begin with tells nothing apart.
+    # The common beginning of all paths says nothing.
     common = os.path.commonpath({path.parent for path in paths})
     return [os.path.relpath(path, common) for path in paths]
 
@@ -58,7 +58,7 @@ def letter(number: int) -> str:
 def line_of(runs: Runs, run: int, name: str, series: Series, metric: int = 0, **look: Any) -> Line:
     """Return a line of one run. `run` is its index, `metric` the index of the line in its chart.
 
-    A lone run's lines differ by colour. Of several runs each has a colour and a letter, and its lines
+    A lone run's lines differ by colour. Each of several runs has a colour and a letter, and its lines
     differ by their dashes.
     """
     if len(runs) == 1:
@@ -79,7 +79,7 @@ class Curves:
     smoothed: bool = False
     unit: str = "fixed"
     axis: str = ""
-    label: str = ""  # of a lone line; the title where it is empty
+    label: str = ""  # of a lone line; the title if it is empty
 
 
 # In the order of the page. Smoothed ones are what a task learns, the others how the run goes.
@@ -149,14 +149,14 @@ CURVES = (
         "experts",
         "Load of the experts",
         ("expert_load_max", "expert_load_cv"),
-        "Of the fullest, as a multiple of the mean, in the worst layer; and standard deviation over mean.",
+        "Load of the fullest, as a multiple of the mean, in the worst layer; and standard deviation over mean.",
         smoothed=True,
     ),
     Curves(
         "aux",
         "Balance loss of the routers",
         ("router_aux_loss",),
-        "Number of experts a token visits, where all are equal.",
+        "Number of experts a token visits, if all are equal.",
         smoothed=True,
     ),
     Curves(
@@ -287,7 +287,7 @@ def _lines_of(runs: Runs, index: int, curves: Curves, number: int) -> list[Line]
     return lines
 
 
-# What one loss belongs to, by kind of record. Of all other kinds it is a token.
+# The unit of one loss, by kind of record. For all other kinds it is a token.
 _LOSS_PER = {
     "labelled": "a sample",
     "pair": "a pair",
@@ -310,7 +310,7 @@ def machine_charts(runs: Runs) -> list[Chart]:
     if len(runs) > 1:
         return []
     # Loads of several machines over each other would compare nothing.
-    about = "Of the whole machine of rank 0, other work on it included."
+    about = "For the whole machine of rank 0, other work on it included."
     charts = []
     busy = _machine_lines(runs[0], "CPU", "cpu_percent", "percent", scale=0.01)
     if busy:

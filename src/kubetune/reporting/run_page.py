@@ -1,4 +1,4 @@
-"""What the page of one run shows, as plain data for its template."""
+"""Contents of the page of one run, as plain data for its template."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kubetune.reporting.reading import OF_SOURCE, RunRecord, metric_keys
 from kubetune.reporting.rollouts import SECTION, shown_rollouts
 from kubetune.reporting.verdict import verdict
 
-# What a page shows at most, so that it can still be read.
+# Limits of a page, so that it can still be read.
 MOST_EVALUATIONS = 24  # rows of the table of evaluations
 MOST_ANSWERS = 12  # answers before and after training
 MOST_CLASSES = 40  # rows of a confusion matrix
@@ -115,7 +115,7 @@ def _evaluations(run: RunRecord) -> dict[str, Any] | None:
     shown = lines
     if len(lines) > MOST_EVALUATIONS:
         best = cards.best_evaluation(run)
-        # Of 60 evaluations every third is shown.
+        # With 60 evaluations, every third is shown.
         every = math.ceil(len(lines) / MOST_EVALUATIONS)
         shown = []
         for index, line in enumerate(lines):
@@ -220,7 +220,7 @@ def _preflight_row(preflight: Mapping[str, Any]) -> Row:
 
 
 def _hours_rows(hours: Mapping[str, Any]) -> list[Row]:
-    """Return the hours of steps, which are forecast, and those of the whole run, which are not."""
+    """Return the hours of steps, which are forecast, and of the whole run, which are not."""
     source = hours["source"]
     steps = duration(hours["step_hours"] * 3600)
     total = duration(hours["total_hours"] * 3600)
@@ -238,7 +238,7 @@ def _hours_rows(hours: Mapping[str, Any]) -> list[Row]:
 
 
 def _price_row(price: Mapping[str, Any]) -> Row:
-    """Return the price of the steps, and in the remark that of the whole run."""
+    """Return the price of the steps, and in the remark the price of the whole run."""
     rate = f"{price['per_device_hour']:g} a device and hour"
     about = f"for the steps, at {rate}; {price['total']:,.2f} in all"
     forecast = "–" if price["forecast"] is None else f"{price['forecast']:,.2f}"
@@ -286,7 +286,7 @@ def _machine(run: RunRecord) -> list[tuple[str, str]]:
         ("git commit", commit),
         ("started by", machine.get("command")),
     ]
-    # What a machine does not tell has no row.
+    # A value that a machine does not tell has no row.
     return [(label, str(value)) for label, value in rows if value]
 
 

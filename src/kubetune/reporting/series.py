@@ -25,7 +25,7 @@ class Series:
 
     steps: list[int]
     values: list[Number]  # as many as steps
-    low: list[Number] | None = None  # only where `values` are means of several values each
+    low: list[Number] | None = None  # only if `values` are means of several values each
     high: list[Number] | None = None
 
 
@@ -122,7 +122,7 @@ class _Bucket:
         return cls(steps[-1], len(steps), len(finite), total, low, high)
 
     def join(self, later: _Bucket) -> None:
-        """Add another bucket's values, which come after those of this one."""
+        """Add another bucket's values, which come after this one's."""
         self.step = later.step
         self.count += later.count
         self.finite += later.finite
@@ -132,7 +132,7 @@ class _Bucket:
 
 
 def merge(columns: Sequence[Column]) -> list[list[Number]]:
-    """Return the steps of all columns, and the values of each on these steps. None where it lacks a step.
+    """Return the steps of all columns, and the values of each on these steps. None if it lacks a step.
 
     columns   steps 1 2, values a b  ·  steps 2 3, values c d
     result    [1 2 3]  [a b –]  [– c d]

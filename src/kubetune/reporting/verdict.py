@@ -1,4 +1,4 @@
-"""What the page shows of verdict.json: the best checkpoint against the base model, and the gate."""
+"""The part of verdict.json that the page shows: the best checkpoint against the base model, and the gate."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
 
     `judged` holds verdict.json and `benchmarks` benchmarks.json. The result has
 
-        rows      metrics before and after, with intervals and tests where answers were compared
+        rows      metrics before and after, with intervals and tests if answers were compared
         turned    answers that became better and worse by `metric`, the first metric that has any
         lengths   lengths of answers, as bars
         gate      the conditions and whether each is met
@@ -23,7 +23,7 @@ def verdict(judged: Mapping[str, Any], benchmarks: Mapping[str, Any]) -> dict[st
     if not judged and not compared_benchmarks:
         return None
 
-    # Metrics of answers have an interval and a test beside their values, losses have none.
+    # Metrics of answers have an interval and a test next to their values, losses have none.
     compared_answers = {full_name(line["metric"]): line for line in judged.get("answers") or ()}
     best = judged.get("best") or {}
     rows = []

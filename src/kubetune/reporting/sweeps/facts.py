@@ -60,7 +60,7 @@ class TrialFacts:
 
     @property
     def result(self) -> float | None:
-        """The value that is drawn; None if there is none, or it is of a trial that failed."""
+        """The value that is drawn; None without one, or if it is of a trial that failed."""
         if self.value is None or self.state == "failed" or not math.isfinite(self.value):
             return None
         return self.value
@@ -72,7 +72,7 @@ class SweepFacts:
 
     name: str
     state: str  # one of those that a run has, or `damaged`
-    reason: str  # why nothing goes on, "" if it does or is done
+    reason: str  # why nothing continues, "" if it does or is done
     lead: str  # a sentence on what is searched, and how
     metric: str
     greater: bool  # True if more of the metric is better
@@ -81,17 +81,17 @@ class SweepFacts:
     cards: tuple[Card, ...]
     best: TrialFacts | None
     advice: str  # how sure one can be of the best trial
-    run_file: str  # path of the best trial's run file, "" if there is none yet
+    run_file: str  # path of the best trial's run file, "" before there is one
     importance: str  # how the importances were computed, or why there are none
 
     @property
     def labels(self) -> list[str]:
-        """Names of the settings, short where that leaves them different: `dropout` for `lora.dropout`."""
+        """Names of the settings, short if that leaves them different: `dropout` for `lora.dropout`."""
         lasts = [setting.key.rpartition(".")[2] for setting in self.settings]
         labels = []
         for setting, last in zip(self.settings, lasts, strict=True):
             label = setting.key
-            # `r` alone would say too little.
+            # Just `r` would say too little.
             if lasts.count(last) == 1 and len(last) > 3:
                 label = last
             labels.append(label)
@@ -108,7 +108,7 @@ class SweepFacts:
 
     @property
     def summary(self) -> str:
-        """What the figure draws, in words: nothing is left out without being counted."""
+        """A description of the figure, in words: nothing is left out without being counted."""
         if not self.trials:
             return "No trial has begun yet."
         states = Counter(trial.state for trial in self.trials)

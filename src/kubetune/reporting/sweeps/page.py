@@ -24,7 +24,7 @@ def write_sweep_report(sweep: SweepFacts, run_dirs: Sequence[Path], output: Path
     Raise ConfigError for a folder that is no run directory.
     """
     facts: dict[str, Any] = {"has_charts": False, "runs": []}
-    # A run alone has nothing to be compared with.
+    # A single run has nothing to be compared with.
     if len(run_dirs) > 1:
         points = points_of(len(run_dirs))
         _, facts = page_of([read_run(folder, points) for folder in run_dirs])

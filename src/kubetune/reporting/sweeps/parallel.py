@@ -57,7 +57,7 @@ class _Axis:
         return _BOTTOM - height * (_BOTTOM - _TOP)
 
     def draw(self, taken: float | None = None) -> str:
-        """Return the axis with its name above it and its values beside it; none near `taken`, in pixels."""
+        """Return the axis with its name above it and its values next to it; none near `taken`, in pixels."""
         x = f"{self.x:.1f}"
         parts = [
             f'<line x1="{x}" x2="{x}" y1="{_TOP}" y2="{_BOTTOM}"/>',
@@ -85,7 +85,7 @@ def draw(sweep: SweepFacts) -> Markup:
     results = axes[-1]
     width = results.x + _RIGHT
 
-    # What is drawn last is seen best: the best trial is on top, trials that stopped early below.
+    # The line that is drawn last is seen best: the best trial is on top, trials that stopped early below.
     drawn = []
     for trial in reversed(sweep.trials):
         drawn.append(_line(trial, axes, sweep))
@@ -123,7 +123,7 @@ def _label(x: float, y: float, text: str, look: str = "tick") -> str:
 def _axes(sweep: SweepFacts) -> list[_Axis]:
     """Return an axis for each setting, and one for the metric on the right."""
     count = len(sweep.settings)
-    # Of few settings the axes fill the page, of many the figure is wider and can be scrolled.
+    # With few settings the axes fill the page, with many the figure is wider and can be scrolled.
     distance = max(_STRIDE, (_WIDTH - _LEFT - _RIGHT) / max(1, count))
     axes = []
     for index, setting in enumerate(sweep.settings):
@@ -149,7 +149,7 @@ def _axes(sweep: SweepFacts) -> list[_Axis]:
 
 
 def _line(trial: TrialFacts, axes: Sequence[_Axis], sweep: SweepFacts) -> str:
-    """Return the line of a trial, with a gap where it has no value of a setting."""
+    """Return the line of a trial, with a gap if it has no value of a setting."""
     path = ""
     pen = "M"  # begins a line; L continues it
     for axis, text in zip(axes, trial.values, strict=False):

@@ -1,4 +1,4 @@
-"""Where values lie on an axis: numbers evenly or by their logarithm, choices one above the other."""
+"""Positions of values on an axis: numbers evenly or by their logarithm, choices one above the other."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Self
 
 from kubetune.base.humanize import number
 
-# Labels beside an axis. More would lie on top of each other.
+# Labels next to an axis. More would lie on top of each other.
 _MOST_LABELS = 12
 # A metric of which the largest value is so many times the smallest has a logarithmic axis.
 _WIDE = 10
@@ -17,7 +17,7 @@ _WIDE = 10
 
 @dataclass(frozen=True)
 class Tick:
-    """A value that is written beside an axis."""
+    """A value that is written next to an axis."""
 
     height: float  # 0 at the bottom of the axis, 1 at the top
     label: str
@@ -98,11 +98,11 @@ class NumberScale:
         first = math.ceil(math.log10(self.low) - 1e-9)
         last = math.floor(math.log10(self.high) + 1e-9)
         decades = [10.0**exponent for exponent in range(first, last + 1)]
-        # Of very many, each second or third is enough.
+        # With very many, each second or third is enough.
         if len(decades) >= 3:
             return decades[:: math.ceil(len(decades) / _MOST_LABELS)]
 
-        # A power of ten beside an end would lie on top of it.
+        # A power of ten near an end would lie on top of it.
         values = [self.low, self.high]
         for decade in decades:
             height = self.height(repr(decade)) or 0.0
@@ -118,7 +118,7 @@ class ChoiceScale:
     texts: tuple[str, ...]
 
     def height(self, text: str) -> float | None:
-        """Return how far up a choice lies, 0 to 1; None if it is none of them."""
+        """Return how far up a choice lies, 0 to 1; None for any other value."""
         if text not in self.texts:
             return None
         if len(self.texts) == 1:
