@@ -59,7 +59,7 @@ def _words(request: Request, name: str) -> list[str]:
 
 
 def _ask(words: Sequence[str]) -> tuple[Any, str]:
-    """Return the JSON that a command prints, or None and why there is none."""
+    """Return the JSON that a command prints, or None and the reason."""
     command = processes.module("kubetune", *words)
     try:
         done = subprocess.run(

@@ -166,7 +166,7 @@ def _require_allowed(run_dir: Path, words: Sequence[str]) -> None:
     """Raise ConfigError if the run would act outside its directory as nobody has allowed here.
 
     The page cannot ask as a terminal does, and a run directory below its folder may come from
-    somebody else. `words` are those of `kubetune train`: the verb, the run file, overrides.
+    somebody else. `words` are the arguments of `kubetune`: the verb, the run file, overrides.
     """
     config = load_config(Path(words[1]), overrides=words[2:], environ=os.environ)
     instead = f"go on in a terminal: {shlex.join(['kubetune', *words])}"

@@ -1,4 +1,4 @@
-"""Close connections whose requests never come.
+"""Close connections on which requests never come.
 
 uvicorn closes a connection that is idle after a request, but waits forever for a request that is begun
 and not finished. Without a token, anybody could use up the server's open files in this way.
@@ -48,7 +48,7 @@ class ImpatientProtocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _set_deadline(self) -> None:
-        """Start the clock anew."""
+        """Restart the clock."""
         self._drop_deadline()
         self._deadline = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 

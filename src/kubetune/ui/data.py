@@ -78,7 +78,7 @@ def data(request: Request) -> Response:
     first = ""
     if query.at:
         first = urlencode(filters)
-    # A page with a text ends after its 20th hit, so where the page before it began is unknown.
+    # A page with a text ends after its 20th hit, so the beginning of the page before it is unknown.
     if query.at and not query.text:
         before = urlencode({**filters, "at": max(0, query.at - PAGE)})
     facts |= {
@@ -95,7 +95,7 @@ def data(request: Request) -> Response:
 
 
 def _files(site: Site) -> list[str]:
-    """Return the names of the run files beside the runs."""
+    """Return the names of the run files next to the runs."""
     # Hidden files and links are left out: a link may lead to any file of this machine.
     names = []
     for path in site.folder.glob("[!.]*.yaml"):
@@ -116,7 +116,7 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
             prepared = read_object(path)
         return config, str(prepared.get("fingerprint", "")), target
 
-    # Of a run file, the rows are those that a run would prepare now.
+    # For a run file, the rows are those that a run would prepare now.
     config = load_config(target, environ=os.environ)
     require_sources(config.sources)
     cache = cache_folder(config.data.cache)
@@ -125,7 +125,7 @@ def _chosen(site: Site, run: str, file: str) -> tuple[Config, str, Path]:
 
 
 def _target(site: Site, run: str, file: str) -> Path:
-    """Return the run file of a run, or one beside the runs. Raise Missing."""
+    """Return the run file of a run, or one next to the runs. Raise Missing."""
     if run:
         return find_run(site, run) / metrics.CONFIG
     if file not in _files(site):
@@ -241,7 +241,7 @@ def bad_records(path: Path, at: int) -> tuple[int | None, list[tuple[str, str, s
 
 
 async def prepare(request: Request) -> Response:
-    """Begin `kubetune data prepare` for a run or a run file whose rows are not here."""
+    """Begin `kubetune data prepare` for a run or a run file without rows here."""
     return await _begin(request, "data", ["data", "prepare"])
 
 

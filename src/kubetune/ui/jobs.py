@@ -1,6 +1,6 @@
 """Commands that the page has started: processes that continue when the server ends.
 
-Each has a record and a log in a hidden folder beside the runs, so that a later server knows it.
+Each has a record and a log in a hidden folder next to the runs, so that a later server knows it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Jobs:
                 stdout=result if "--json" in words else log,
                 stderr=log,
                 env=environ,
-                start_new_session=True,  # so that Ctrl-C ends the server alone
+                start_new_session=True,  # so that Ctrl-C ends only the server
             )
 
         self._children[name] = child
@@ -145,7 +145,7 @@ class Jobs:
         return process
 
     def _read_record(self, name: str) -> dict[str, Any]:
-        """Return the record of a command, or {} if there is none that can be read."""
+        """Return the record of a command, or {} without a readable one."""
         try:
             return read_object(self._record(name))
         except (FileNotFoundError, EnvironmentFault):

@@ -71,7 +71,7 @@ def all_news(request: Request) -> Response:
     records = site_of(request).records
 
     def look() -> int:
-        # What the table of runs shows.
+        # The contents of the table of runs.
         state = []
         for run in records.listed():
             facts = ("dir", "name", "note", "tags", "archived", "state", "step", "loss")

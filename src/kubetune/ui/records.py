@@ -93,7 +93,7 @@ class Records:
                 self._facts[run_dir] = (now, run)
 
             if run["state"] in LIVE:
-                # Heartbeats alone decide between these, and they are not part of the signature.
+                # Only heartbeats decide between these, and they are not part of the signature.
                 state, why = state_of(None, ranks(run_dir), run["launched"])
                 run = {**run, "state": state, "why": why}
             runs.append(run)
@@ -107,7 +107,7 @@ class Records:
         ]
 
     def sweep_of(self, run_dir: Path) -> str | None:
-        """Return the name of the sweep whose trial a run is, or None if it is none's."""
+        """Return the name of the sweep that a run is a trial of, or None."""
         place = run_dir.parent.parent
         if run_dir.parent.name != TRIAL_RUNS or self.find(self.name_of(place), SWEEP) is None:
             return None
@@ -167,7 +167,7 @@ class Records:
 
         with kept.lock:
             now = signature(run_dir)
-            # Reading goes on where the last page stopped.
+            # Reading continues where the last page stopped.
             if kept.record is None or kept.signature != now or kept.record.numbers.unread:
                 kept.record = read_run(run_dir, points, kept.reader, seconds)
                 kept.signature = now

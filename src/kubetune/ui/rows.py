@@ -1,7 +1,7 @@
 """Find prepared rows by length, source, problem or words, and show them a page at a time.
 
 The rows stay in their files, which are mapped: only their lengths and the rows of one page are read. The
-search for words reads as many rows as fit into a moment; the next page goes on where that search ended.
+search for words reads as many rows as fit into a moment; the next page continues where that search ended.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 PAGE = 20  # rows
 
-# What a page offers, by its name in an address.
+# Choices of a page, by their names in an address.
 ORDERS = {
     "file": "as in the files",
     "longest": "longest first",
@@ -48,7 +48,7 @@ PROBLEMS = {
     "repeated": "in the data more than once",
 }
 _SEARCH_SECONDS = 0.12
-_SEARCH_BATCH = 256  # rows whose text is decoded at a time
+_SEARCH_BATCH = 256  # rows that are decoded to text at a time
 _HASH_BATCH = 1 << 12  # rows that are hashed at a time
 _FILTER_BATCH = 1 << 16  # rows that are filtered at a time
 
@@ -74,12 +74,12 @@ class RowPage:
     rows: list[dict[str, Any]]  # as the template draws them
     total: int  # rows that fit everything but the text
     of: int  # rows of the split
-    next: int | None  # where the next page begins, None after the last one
+    next: int | None  # the beginning of the next page, None after the last one
 
 
 @dataclass(frozen=True)
 class PreparedRows:
-    """The prepared rows of a config. Each look maps them anew, since pages that stay mapped count as memory."""
+    """The prepared rows of a config. Each look maps them again, since pages that stay mapped count as memory."""
 
     folder: Path
     spec: DataSpec
@@ -123,8 +123,8 @@ class PreparedRows:
         fitting: NDArray[np.uint32],
         query: Query,
     ) -> tuple[list[int], int]:
-        """Return the next rows that hold all words, and where to go on."""
-        # Without a hit in this time, the page is empty, and its link to the next one goes on from here.
+        """Return the next rows that hold all words, and where to continue."""
+        # Without a hit in this time, the page is empty, and its link to the next one continues from here.
         words = query.text.lower().split()
         until = time.monotonic() + _SEARCH_SECONDS
         page: list[int] = []
@@ -188,7 +188,7 @@ class PreparedRows:
         names = self.labels.names
         if self.labels.problem_type == "single_label_classification":
             return [names[int(target[0])]]
-        # Several labels: 1 where the row has one, else 0.
+        # Several labels: 1 if the row has one, else 0.
         return [name for name, value in zip(names, target, strict=True) if value > 0]
 
 
@@ -243,7 +243,7 @@ def _fitting(
             )
             # The bits of numbers that are not negative are in the order of the numbers.
             return share.view(np.uint32)
-        # Of unsigned numbers, the largest minus the length is smallest for the longest row.
+        # With unsigned numbers, the largest minus the length is smallest for the longest row.
         if query.order == "longest":
             np.subtract(np.uint32(0xFFFFFFFF), lengths, out=lengths)
         return lengths
@@ -255,7 +255,7 @@ def _put_in_order(
     indexes: NDArray[np.uint32],
     key: Callable[[NDArray[np.uint32]], NDArray[np.uint32]],
 ) -> NDArray[np.uint32]:
-    """Put rows in the order of their keys, and of equal keys in that of their indexes.
+    """Put rows in the order of their keys, and rows with equal keys in the order of their indexes.
 
     Key and index become one number, so that one array is sorted in place; argsort takes several of its size.
 
@@ -273,7 +273,7 @@ def _put_in_order(
 
 
 def _repeated(indexes: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
-    """Return the rows whose hash occurs more than once, equal rows side by side. `hashes`: of all rows.
+    """Return the rows with a hash that occurs more than once, equal rows side by side. `hashes`: of all rows.
 
     Example: the hashes 5 9 5 are sorted to 5 5 9. The second equals the first, so 5 is repeated, and
     rows 0 and 2 have it.
@@ -292,7 +292,7 @@ def _repeated(indexes: NDArray[np.uint32], hashes: NDArray[np.uint64]) -> NDArra
     for begin in range(0, len(indexes), _FILTER_BATCH):
         rows = indexes[begin : begin + _FILTER_BATCH]
         kept = rows[np.isin(hashes[rows], repeated)]
-        # What is written lies before what is still to be read.
+        # The written part lies before the part that is still to be read.
         indexes[count : count + len(kept)] = kept
         count += len(kept)
     indexes.resize(count, refcheck=False)
@@ -309,7 +309,7 @@ def _fitting_batch(
     query: Query,
     limit: int,
 ) -> NDArray[np.uint32]:
-    """Return the indexes of the rows of a batch that fit. Memory is taken for the batch alone."""
+    """Return the indexes of the rows of a batch that fit. Memory is taken only for the batch."""
     # n rows have n + 1 offsets.
     lengths = np.diff(rows.offsets[batch.start : batch.stop + 1])
     fits = lengths >= query.low
@@ -373,7 +373,7 @@ def _opened(
     settings: str,
     cache: Path,
 ) -> PreparedRows:
-    """Return rows whose folder is whole. `settings`: the config as JSON, which a cache can compare."""
+    """Return rows in a whole folder. `settings`: the config as JSON, which a cache can compare."""
     config = load_resolved(json.loads(settings))
     labels = None
     if (folder / LABELS).is_file():

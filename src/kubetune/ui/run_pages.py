@@ -98,7 +98,7 @@ def one_run(request: Request) -> Response:
     status = read_status(run_dir, _number(request.query_params.get("rank")))
     progress = status["progress"]
 
-    # Of a run that goes on, heartbeats say the state; of one that has ended, the record does.
+    # Heartbeats tell the state of a run that continues; the record tells the state of one that has ended.
     state, reason = state_of(
         progress["exit_status"], status["ranks"], progress["launched"], progress["waits_for"]
     )
@@ -107,7 +107,7 @@ def one_run(request: Request) -> Response:
         facts["state"] = state
         facts["reason"] = reason
 
-    # A run can be stopped where its processes are, and continued where nothing runs it.
+    # A run can be stopped on the machine of its processes, and continued where nothing runs it.
     stop_words = ""
     continue_words = ""
     is_running_here = bool(launchers(site, run_dir))

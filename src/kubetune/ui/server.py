@@ -101,7 +101,7 @@ def application(
         Route("/static/{name}", _static),
         Route(_HEALTH, lambda _: PlainTextResponse("ok\n")),
     ]
-    # What a user can fix is answered by `_refused`, a bug by `_unknown`.
+    # `_refused` answers errors that a user can fix, `_unknown` answers bugs.
     app = Starlette(
         routes=routes, exception_handlers={Exception: _unknown, HTTPException: _no_page}
     )

@@ -42,7 +42,7 @@ class Site:
     records: Records
     jobs: Jobs
     talkers: Talkers
-    namespace: str | None = None  # of a cluster whose runs are shown too
+    namespace: str | None = None  # of a cluster from which runs are shown too
 
     @classmethod
     def of(cls, folder: Path, namespace: str | None = None) -> Self:
@@ -51,7 +51,7 @@ class Site:
 
     @property
     def folder(self) -> Path:
-        """The folder whose runs are shown."""
+        """The folder of the runs that are shown."""
         return self.records.folder
 
 
@@ -143,7 +143,7 @@ async def act(
     body = await body_of(request)
     site = site_of(request)
 
-    # Problems are an answer, which the script shows beside the form, and no error page.
+    # Problems are an answer, which the script shows next to the form, and no error page.
     def work() -> Response:
         try:
             return answer({"problems": [], **action(site, body)})
@@ -159,7 +159,7 @@ async def body_of(request: Request) -> dict[str, Any]:
     if request.headers.get("content-type", "").partition(";")[0] != JSONResponse.media_type:
         raise ConfigError(f"content-type: expected {JSONResponse.media_type}")
 
-    # Whoever sends without end, or not to the end, is cut off.
+    # A client that sends without end, or never to the end, is cut off.
     content = b""
     try:
         async with asyncio.timeout(BODY_SECONDS):

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
         out.flush()
 
     run_dir, checkpoint = argv
-    # A bug is raised, for the terminal. What the user can fix goes to the page.
+    # A bug is raised, for the terminal. Errors that the user can fix go to the page.
     try:
         from kubetune.result.inference.answering import load_run
 
@@ -71,7 +71,7 @@ def _answer(
     """Send an answer piece by piece, then its end, with an error if there is one."""
     from kubetune.result.inference.answering import Sampling, stream_answer
 
-    # A model without a chat template goes on from the text that was typed last.
+    # A model without a chat template continues the text that was typed last.
     messages = question["messages"]
     prompt = messages if loaded.is_chat else messages[-1]["content"]
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""The page to chat with a run beside its base model, or with two runs.
+"""The page to chat with a run and its base model, or with two runs.
 
 It shows what `kubetune chat --compare` and `--beside` do.
 """
@@ -30,7 +30,7 @@ def chat(request: Request) -> Response:
     name = request.query_params.get("dir", "")
     beside = request.query_params.get("beside", "")
 
-    # The command line that does the same. Until a run is chosen, it says where its name goes.
+    # The command line that does the same. Until a run is chosen, it has a gap for the run's name.
     words = ["kubetune", "chat", "RUN"]
     chosen = ""
     if name:

@@ -1,4 +1,4 @@
-"""The models of the chat page: a process for each run, whose model answers with and without its adapter.
+"""The models of the chat page: a process for each run with a model that answers with and without its adapter.
 
 There are few at a time, and they end with the pages that use them. The server itself loads no model.
 """
@@ -136,7 +136,7 @@ class Talkers:
 
         The stream ends when the page is closed; its models end some seconds later.
         """
-        # A page that is loaded anew opens its stream before the old one ends, so models are counted by pages.
+        # A page that is loaded again opens its stream before the old one ends, so models are counted by pages.
         talkers = {run_dir: self.get(run_dir, run_dirs) for run_dir in run_dirs}
         for talker in talkers.values():
             talker.pages += 1

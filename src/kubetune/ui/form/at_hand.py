@@ -29,7 +29,7 @@ _MOST_SENT = 2000
 
 # Folders that hold a project's tools, not its data.
 _SKIPPED = ("node_modules", "site-packages", "__pycache__", "venv")
-# JSON files beside these are settings of a model or a program, not records.
+# JSON files next to these are settings of a model or a program, not records.
 _SETTINGS = ("config.json", "package.json")
 
 
@@ -130,7 +130,7 @@ def _in_folder(top: Path, limit: _TimeLimit) -> tuple[dict[str, str], dict[str, 
 
 
 def _walk(top: Path, limit: _TimeLimit) -> Iterator[tuple[Path, list[str]]]:
-    """Yield folders below a folder with the names of their plain files: not those of runs, not hidden ones."""
+    """Yield folders below a folder with the names of their plain files: no folders of runs, no hidden ones."""
     for place, folders, names in os.walk(top):
         # A home directory may hold a million files.
         if not limit.has_time():

@@ -26,10 +26,10 @@ LABELS = {
     "data.max_length": "Longest row, in tokens",
 }
 
-# Descriptions of these keys for the form, where nobody writes YAML.
+# Descriptions of these keys for the form, in which nobody writes YAML.
 ABOUT = {
     "task": "What the model is to learn.",
-    "lora": "LoRA trains a small adapter beside the model; full fine-tuning changes every weight and needs far more memory.",
+    "lora": "LoRA trains a small adapter next to the model; full fine-tuning changes every weight and needs more memory.",
     "model.path": "A name on the Hugging Face hub, a folder that holds a model, or an image in a registry (`oci://registry/name:tag`).",
     "data.train": "A file, a folder or a data set of the hub: JSON lines, JSON, CSV, TSV, Parquet or text.",
     "name": "Small letters, digits and dashes, at most 40.",
@@ -51,7 +51,7 @@ TASKS = {
     "vision_language": "Images and text",
 }
 
-# Hints in an empty field, where the default says too little.
+# Hints in an empty field, if the default says too little.
 HINTS = {
     "name": "support-bot",
     "model.path": "Qwen/Qwen3-0.6B, or a folder",

@@ -44,7 +44,7 @@ def _looked(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     seen: dict[str, Any] = {"columns": [], "rows": [], "about": "", "fixes": [], "filled": ""}
     if not isinstance(values, dict):
         return seen
-    # Without this list, every field is somebody's choice: those of a run that is repeated.
+    # Without this list, every field is somebody's choice, as in a run that is repeated.
     touched = body.get("touched")
     typed = dict(values)
     if isinstance(touched, list):

@@ -26,9 +26,9 @@ from kubetune.ui.form.fixes import for_problems
 from kubetune.ui.form.suited import free_name, suited_texts
 from kubetune.ui.site import Site, act, page, run_of, site_of
 
-# What somebody may do instead of what the page refuses.
+# Remedies for what the page refuses.
 _IN_A_TERMINAL = "write it into a run file, and start that in a terminal"
-_DEMO = "demo"  # folder beside the runs, as `kubetune demo` has it
+_DEMO = "demo"  # folder next to the runs, as `kubetune demo` has it
 
 
 def new_run(request: Request) -> Response:
@@ -67,7 +67,7 @@ def _texts_of(site: Site, config: Config) -> dict[str, str]:
     texts = {}
     for key, value in dotted_values(settings):
         texts[key] = _text(value)
-    # A section of defaults alone has no settings to be typed, so it is named.
+    # A section with only defaults has no settings to be typed, so it is named.
     if config.lora is not None:
         texts["lora"] = "true"
 
@@ -167,7 +167,7 @@ def _forecast(forecast: PlanForecast, typed: Mapping[str, str]) -> dict[str, Any
 
     bad: Sequence[str] = ()
     if forecast.lengths is not None:
-        # Where all rows were looked at, they are among the problems.
+        # If all rows were looked at, they are among the problems.
         bad = [line for line in forecast.lengths.bad if line.rstrip(".") not in texts["error"]]
     return {
         "summary": "" if forecast.problems else forecast.headline(),
@@ -192,7 +192,7 @@ def _lines_of(error: KubetuneError) -> list[str]:
     lines = []
     for line in str(error).splitlines():
         text = re.sub("^(override|command line): ", "", line)
-        # The count of a list that is shown whole, and a reminder that nobody needs beside a form.
+        # The count of a list that is shown whole, and a reminder that nobody needs next to a form.
         if re.fullmatch(r"[\d,]+ problems\. Nothing was written\.", text):
             continue
         if text.strip():
@@ -201,7 +201,7 @@ def _lines_of(error: KubetuneError) -> list[str]:
 
 
 def _for_form(text: str) -> str:
-    """Return a problem without what to write into a file, where a button does it."""
+    """Return a problem without what to write into a file, if a button does it."""
     return re.sub(r"; other names are given so: .*? proposes them", "", text)
 
 
@@ -252,7 +252,7 @@ def _require_allowed(config: Config, run_dir: Path | None) -> None:
     typed_code = [key for key in consent.CODE if key in typed]
     for code in consent.effects_of(config, typed_code):
         raise ConfigError(f"{code.key} has code run ({code.what}): {_IN_A_TERMINAL}")
-    # What was not typed comes from the repeated run.
+    # Other values come from the repeated run.
     if run_dir is not None:
         brought = [key for key in consent.EFFECTS if key not in typed]
         consent.require(consent.effects_of(config, brought), run_dir, instead=_IN_A_TERMINAL)
@@ -264,7 +264,7 @@ def _command(site: Site, name: str | None, verb: str) -> str:
 
 
 def _file(site: Site, name: str | None) -> Path:
-    """Return the run file of a new run, which is beside the runs."""
+    """Return the run file of a new run, which is next to the runs."""
     return site.folder / f"{name or 'run'}.yaml"
 
 
@@ -283,11 +283,11 @@ def _started(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(
                 "name: left out; a run that is begun here needs one, such as support-bot"
             )
-        # What the cluster would get from this machine.
+        # Files that the cluster would get from this machine.
         if verb == "submit":
             sent = sent_from_outside(config, Path.cwd())
             consent.require(sent, _file(site, name), instead=_IN_A_TERMINAL)
-        # What else keeps the run from training, the command finds, and the page shows its words.
+        # The command finds everything else that keeps the run from training, and the page shows its words.
         site.folder.mkdir(parents=True, exist_ok=True)
         if verb == "train":
             if config.kubernetes is not None:
@@ -339,7 +339,7 @@ async def demo(request: Request) -> Response:
 
 
 def _demo(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Start the demo beside the runs. Raise ConfigError if it is being run already."""
+    """Start the demo next to the runs. Raise ConfigError if it is being run already."""
     folder = site.folder / _DEMO
     words = ["demo", "--output", str(folder)]
     # The job has the name of the demo's run, so that the page finds that.

@@ -43,7 +43,7 @@ def suited_texts(
 
 
 def free_name(folder: Path, name: str) -> str:
-    """Return a name like this one that no run in a folder has: support-bot-2 for support-bot; "" if there is none."""
+    """Return a name like this one that no run in a folder has: support-bot-2 for support-bot; "" without one."""
     stem = name[:36].rstrip("-")
     for number in range(2, 1000):
         if not (folder / f"{stem}-{number}").exists():

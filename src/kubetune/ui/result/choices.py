@@ -65,7 +65,7 @@ def evaluations_of(run_dir: Path) -> list[Choice]:
 
 
 def forms_of(run_dir: Path, gguf_types: Sequence[Choice]) -> list[Choice]:
-    """Return the forms that the run's model can be exported in. `gguf_types`: those of `gguf_types_of`."""
+    """Return the forms that the run's model can be exported in. `gguf_types`: from `gguf_types_of`."""
     trained = TrainedModel.of(read_config(run_dir), run_dir)
     choices = pushed_forms_of(run_dir)
     for name, form in FORMS.items():

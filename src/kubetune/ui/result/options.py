@@ -93,7 +93,7 @@ def _evaluate(run_dir: Path, texts: dict[str, str]) -> list[str]:
     _require_offered(evaluations_of(run_dir), on, "on")
     words = []
     if on == "base":
-        # The page shows what the verb prints as JSON. No model is loaded, so there is none to name.
+        # The page shows what the verb prints as JSON. No model is loaded, so no name is needed.
         return ["--compare=base", "--json", *_taken(texts, "checkpoint")]
     if on == "data":
         if "data" not in texts:
@@ -139,7 +139,7 @@ def _export(run_dir: Path, texts: dict[str, str]) -> list[str]:
 
 
 def _name_of(run_dir: Path, form: str, gguf: str) -> str:
-    """Return the name by which the verb calls the folder of a form."""
+    """Return the verb's name for the folder of a form."""
     if form == PLAIN:
         return chosen(WantedExport(), read_config(run_dir).lora)
     if form == "gguf":

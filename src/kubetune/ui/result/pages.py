@@ -114,7 +114,7 @@ async def start(request: Request) -> Response:
 
 
 def _start(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
-    # What is chosen is checked first: that stays wrong whoever else is at work.
+    # The choices are checked first: they stay wrong whatever else is at work.
     run_dir, words = _words(site, body)
     blocked = _blocked(site, run_dir)
     if blocked:
@@ -135,6 +135,6 @@ def _cancel(site: Site, body: Mapping[str, Any]) -> dict[str, Any]:
     process = site.jobs.process(result_job(name))
     if process is None:
         raise ConfigError(f"nothing is being done with the result of {name}, or it has ended")
-    # To the verb alone: it ends what it has begun itself, and takes half-written folders away.
+    # Only to the verb: it ends what it has begun itself, and takes half-written folders away.
     process.send_signal(signal.SIGTERM)
     return {}
