@@ -8,7 +8,7 @@ once for all of them. The rows "s s b b" and "s s a" share the beginning s s:
     token                s s b b a      sequences: 0 = s s, 1 = b b, 2 = a; parents -1, 0, 0
 
     part 0   each sequence sees itself:            queries 0:2, 2:4, 4:5   keys 0:2, 2:4, 4:5   causal
-    part 1   what continues s s sees all of it:     queries 2:5             keys 0:2             not causal
+    part 1   what continues s s sees all of it:    queries 2:5             keys 0:2             not causal
 
 A kernel gives the output of each part with its log-sum-exp, the logarithm of the sum of e^score. By these the parts are
 weighted. If token a has the log-sum-exp 1.0 in part 0 and 2.0 in part 1, the sum of both is ln(e^1 + e^2) = 2.31:
