@@ -15,6 +15,7 @@ from typing import Final
 from kubetune.base import processes
 from kubetune.config.schema import LoraConfig, ModelConfig
 from kubetune.errors import ConfigError, KubetuneError
+from kubetune.plan.model_shapes import Weights
 
 # Longer than the imports and the modules of a large model take on a slow machine.
 _SECONDS: Final = 120.0
@@ -32,19 +33,25 @@ def _require_built_targets(lora: LoraConfig, model: ModelConfig, task: str) -> N
     add_lora(skeleton(auto_class, model), lora, task_type="CAUSAL_LM", seed=0)
 
 
-def require_targets_elsewhere(lora: LoraConfig, model: ModelConfig, task: str) -> None:
+def require_targets_elsewhere(
+    lora: LoraConfig, model: ModelConfig, task: str, weights: Weights
+) -> None:
     """Have another process build the model, and raise ConfigError for targets that it lacks.
 
     What that process cannot say, the run itself says before its first step.
     """
-    problem = _asked(lora.model_dump_json(), model.model_dump_json(), task)
+    model_config = json.dumps(weights.config, sort_keys=True)
+    problem = _asked(lora.model_dump_json(), model.model_dump_json(), task, model_config)
     if problem:
         raise ConfigError(problem)
 
 
 @lru_cache(maxsize=64)
-def _asked(lora: str, model: str, task: str) -> str:
-    """Return the problem that the other process names, empty for none. A form asks again with every letter."""
+def _asked(lora: str, model: str, task: str, model_config: str) -> str:
+    """Return the problem that the other process names, empty for none. A form asks again with every letter.
+
+    `model_config`: what config.json says. It is not sent, but another model in the same folder is asked about again.
+    """
     try:
         done = subprocess.run(
             processes.module(__name__),

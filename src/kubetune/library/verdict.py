@@ -273,7 +273,7 @@ def _require_targets_in_doubt(
     if lora is None or weights is None or model.trust_remote_code:
         return
     if may_lack_targets(lora, weights):
-        require_targets_elsewhere(lora, model, task)
+        require_targets_elsewhere(lora, model, task, weights)
 
 
 def _require_training(config: Config, environ: Mapping[str, str]) -> None:
