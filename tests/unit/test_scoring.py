@@ -11,7 +11,7 @@ import pytest
 from kubetune import errors, extras
 from kubetune.config.gate import Condition
 from kubetune.config.schema.evaluation import GenerateConfig, OwnMetricsConfig
-from kubetune.data.text.answers import without_thoughts
+from kubetune.data.text.answer_targets import without_thoughts
 from kubetune.scoring import metrics, own_functions, statistics
 from kubetune.scoring.verdict import is_met
 

@@ -1,4 +1,4 @@
-"""What a column of records is, by its name and its values: a text that answers are about, thoughts, a class, an id.
+"""The meaning of a column of records, by its name and its values: a text that answers are about, thoughts, a class, an id.
 
 Readers refuse by it, findings name what is not used by it, and `kubetune init` chooses by it. Nothing here knows shapes.
 """
@@ -272,7 +272,7 @@ def _leaves(value: Any) -> Iterator[str]:
 
 @dataclass
 class ColumnFacts:
-    """What was seen of the values of one column."""
+    """Counts of the values of one column."""
 
     records: int = 0  # that hold something in it
     words: int = 0
@@ -348,7 +348,7 @@ class ColumnFacts:
 
 
 class Columns(dict[str, ColumnFacts]):
-    """What was seen of columns that nothing reads."""
+    """Counts of the values of columns that nothing reads."""
 
     def note(
         self,

@@ -1,4 +1,4 @@
-"""What decides which rows a run's data become, as the one value that reading, checking and preparing work from."""
+"""The settings that decide which rows a run's data become: one value for reading, checking and preparing."""
 
 from __future__ import annotations
 

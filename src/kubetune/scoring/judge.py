@@ -23,7 +23,7 @@ from kubetune.base.humanize import counted
 from kubetune.batching.image_batches import PictureReader, picture_reader
 from kubetune.config.metric_names import full_name
 from kubetune.config.schema.evaluation import EvaluationConfig, GenerateConfig, pass_names
-from kubetune.data.text.answers import TARGETS, lacks_target
+from kubetune.data.text.answer_targets import TARGETS, lacks_target
 from kubetune.distributed import process_group
 from kubetune.distributed.main_rank import on_main
 from kubetune.models import fsdp

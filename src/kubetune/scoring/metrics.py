@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kubetune.config.schema.evaluation import GenerateConfig
-from kubetune.data.text.answers import (
+from kubetune.data.text.answer_targets import (
     INVALID,
     label_pattern,
     last_number,

@@ -15,7 +15,7 @@ from kubetune.data.prepared.rows import Rows
 from kubetune.data.reading.images import ImageRef
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
-from kubetune.data.text.answers import last_answer
+from kubetune.data.text.answer_targets import last_answer
 
 
 @dataclass(frozen=True)

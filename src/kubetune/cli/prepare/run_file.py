@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from kubetune.base.humanize import counted
-from kubetune.data.inspect.proposal import Choice, Proposal
+from kubetune.data.inspect.proposal import Proposal, ReasonedChoice
 from kubetune.data.inspect.proposed_values import VISION_MODEL, ModelFacts, proposed_values
 
 # Models to start from where the user names none, by task.
@@ -102,7 +102,7 @@ def _add_model(
     proposal: Proposal,
     model: str | None,
     facts: ModelFacts,
-    values: Mapping[str, Choice],
+    values: Mapping[str, ReasonedChoice],
 ) -> None:
     """Add the model, and a template where it has none and needs one."""
     if model is None:
@@ -123,7 +123,7 @@ def _add_model(
     lines.add(0, "model", model, known[facts.has_template])
 
 
-def _add_data(lines: _Lines, proposal: Proposal, values: Mapping[str, Choice]) -> None:
+def _add_data(lines: _Lines, proposal: Proposal, values: Mapping[str, ReasonedChoice]) -> None:
     """Add the data: where they are, what they are, and what is held out of them."""
     lines.add(0, "data")
     lines.add(1, "train")
@@ -145,7 +145,7 @@ def _add_data(lines: _Lines, proposal: Proposal, values: Mapping[str, Choice]) -
     lines.add(1, "max_length", *values["data.max_length"])
 
 
-def _add_evaluation(lines: _Lines, values: Mapping[str, Choice]) -> None:
+def _add_evaluation(lines: _Lines, values: Mapping[str, ReasonedChoice]) -> None:
     """Add what is measured before training and at each evaluation, where rows are held out and have answers."""
     if "evaluation.generate.metric" not in values:
         return
@@ -157,7 +157,7 @@ def _add_evaluation(lines: _Lines, values: Mapping[str, Choice]) -> None:
         lines.add(2, name, *values[f"evaluation.generate.{name}"])
 
 
-def _add_training(lines: _Lines, values: Mapping[str, Choice]) -> None:
+def _add_training(lines: _Lines, values: Mapping[str, ReasonedChoice]) -> None:
     """Add what is trained, and how."""
     lines.add(0, "lora")
     lines.add(1, "r", *values["lora.r"])

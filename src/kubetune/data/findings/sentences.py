@@ -40,7 +40,7 @@ class SplitCounts:
     split: Split
     name: str  # what the split is called in sentences
     sources: Sequence[SourceConfig]
-    stats: JsonObject  # `splits.summarise` and `RowWatch.facts` together
+    stats: JsonObject  # `tally.summarise` and `RowWatch.facts` together
 
     def rows(self, number: int, unit: str = "row") -> str:
         """Return `3 of 20 rows of train`."""
@@ -92,7 +92,7 @@ def find(
 ) -> tuple[Finding, ...]:
     """Return all findings about the data of a run: errors first, then warnings, then notes.
 
-    `stats`: of each split, `splits.summarise` and `RowWatch.facts` together. `tokenizer`: to show a token that the
+    `stats`: of each split, `tally.summarise` and `RowWatch.facts` together. `tokenizer`: to show a token that the
     model does not know. `names`: of splits that are called something else.
     """
     # What each finder looks at: the counts of one split, with its name for people.

@@ -94,7 +94,7 @@ class Report:
 
     @property
     def errors(self) -> tuple[str, ...]:
-        """What keeps training from beginning, as sentences, each once."""
+        """The reasons why training cannot begin, as sentences, each once."""
         lines = [finding.line for finding in self.named_findings if finding.severity == "error"]
         return tuple(dict.fromkeys(lines))
 
@@ -223,7 +223,7 @@ def _show(
 
 @dataclass
 class Shapes:
-    """What the records of a source hold, as far as it can be seen without a tokenizer."""
+    """Counts of a source's records that take no tokenizer."""
 
     problems: Problems
     kinds: Counter[str] = field(default_factory=Counter)  # records by what they are

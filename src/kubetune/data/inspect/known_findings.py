@@ -21,7 +21,7 @@ from kubetune.errors import DataError
 if TYPE_CHECKING:
     from kubetune.data.text.tokenizer import Tokenizer
 
-# Of small data. Of those with images each image has to be opened.
+# Limits of small data. Each image has to be opened, so fewer records with images are small.
 MOST_RECORDS: Final = 1_000
 MOST_PICTURED_RECORDS: Final = 50
 MOST_BYTES: Final = 4 << 20

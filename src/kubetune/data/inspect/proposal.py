@@ -53,7 +53,7 @@ from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.prompts import NO_ANSWER, right_answer
 from kubetune.data.reading.record import Record
 from kubetune.data.reading.sources import read_source
-from kubetune.data.text.answers import last_number
+from kubetune.data.text.answer_targets import last_number
 from kubetune.errors import DataError
 
 # So many records are looked at.
@@ -97,7 +97,7 @@ _MOST_ANSWER_TOKENS: Final = 256
 _ASKED: Final = 50
 
 
-class Choice(NamedTuple):
+class ReasonedChoice(NamedTuple):
     """A setting that was chosen, and the reason for it."""
 
     value: Any
@@ -109,18 +109,18 @@ class Proposal:
     """A run that data are for."""
 
     path: str
-    task: Choice
-    loss: Choice | None = None  # `preference.loss`, where it is not the default
-    reward: Choice | None = None  # `rewards`, of prompts
-    problem_type: Choice | None = (
+    task: ReasonedChoice
+    loss: ReasonedChoice | None = None  # `preference.loss`, where it is not the default
+    reward: ReasonedChoice | None = None  # `rewards`, of prompts
+    problem_type: ReasonedChoice | None = (
         None  # `classification.problem_type`, where labels are numbers to predict
     )
-    format: Choice | None = None  # None: it is recognised
-    columns: dict[str, Choice] = field(default_factory=dict)
+    format: ReasonedChoice | None = None  # None: it is recognised
+    columns: dict[str, ReasonedChoice] = field(default_factory=dict)
     rows: int | None = None
     plain_prompts: bool = False  # prompts and answers are plain texts
     conversations: bool = False  # the chat template of the model is needed
-    answers: Choice | None = None  # `evaluation.generate`, where answers can be compared
+    answers: ReasonedChoice | None = None  # `evaluation.generate`, where answers can be compared
     remarks: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)  # columns that nothing reads, in words
 
@@ -138,7 +138,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
         raise DataError(f"{source.path} holds no records. Nothing was written.")
 
     # From what records are to what their columns are called, and only then to reading them.
-    seen = _Seen.of(records)
+    seen = _SeenRecords.of(records)
     kind = _kind_of(seen, source.columns)
     if task is not None and not (task == "preference" and kind == "judged"):
         kind = _KINDS.get(task, "text")
@@ -148,14 +148,14 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
     thought = _thought_in(unused)
     if thought and not source.columns and kind == "text" and isinstance(examples[0], Chat):
         reason = f"`{thought}` is taken as the thoughts before the answer"
-        columns["reasoning_content"] = Choice(thought, reason)
+        columns["reasoning_content"] = ReasonedChoice(thought, reason)
         examples, unused = _read_all(records, source, kind, {**keys, "reasoning_content": thought})
 
     # The first record stands for all of what is no count.
     first = examples[0]
     choice = _task(kind, examples)
     if task is not None:
-        choice = Choice(task, "as given")
+        choice = ReasonedChoice(task, "as given")
     proposal = Proposal(source.path, choice, columns=columns, unused=_in_words(unused))
     proposal.rows = taken_by(source)
     proposal.plain_prompts = _is_plain(first)
@@ -173,7 +173,7 @@ def propose(source: SourceConfig, task: str | None = None) -> Proposal:
 def _settle(proposal: Proposal, kind: RecordKind, examples: Sequence[Example]) -> None:
     """Add what only records of one kind need: a loss, a reward, a kind of labels."""
     if kind == "judged":
-        proposal.loss = Choice("kto", "answers are judged one by one, not compared")
+        proposal.loss = ReasonedChoice("kto", "answers are judged one by one, not compared")
     if kind == "text":
         proposal.answers = _answers(examples)
     if kind == "prompt":
@@ -183,7 +183,7 @@ def _settle(proposal: Proposal, kind: RecordKind, examples: Sequence[Example]) -
         proposal.remarks.append(_classes_of(examples, proposal.problem_type))
 
 
-def _answers(examples: Sequence[Example]) -> Choice | None:
+def _answers(examples: Sequence[Example]) -> ReasonedChoice | None:
     """Return what an evaluation asks, and compares with the answers of the data; None for texts without questions.
 
     A few words are right or wrong; of longer answers the words that both have are counted, since hardly any answer is
@@ -211,12 +211,12 @@ def _answers(examples: Sequence[Example]) -> Choice | None:
     # waited for. 100 characters: 56.
     tokens = min(_MOST_ANSWER_TOKENS, max(32, 8 * -(-max(lengths) // 16)))
     generate = {"metric": metric, "max_new_tokens": tokens, "rows": _ASKED}
-    return Choice(generate, reason)
+    return ReasonedChoice(generate, reason)
 
 
 @dataclass
-class _Seen:
-    """What was seen of the records."""
+class _SeenRecords:
+    """Facts about the records that were read."""
 
     records: Sequence[Record]
     names: Mapping[str, str]  # keys that hold something, by their names as one compares them
@@ -224,7 +224,7 @@ class _Seen:
     facts: Columns  # what is in each column
 
     @classmethod
-    def of(cls, records: Sequence[Record]) -> _Seen:
+    def of(cls, records: Sequence[Record]) -> _SeenRecords:
         names = _names_in(records)
         facts = Columns()
         for record in records:
@@ -307,7 +307,7 @@ def _find(expected: str, names: Mapping[str, str]) -> str | None:
     return None
 
 
-def _kind_of(seen: _Seen, columns: Mapping[str, str]) -> RecordKind:
+def _kind_of(seen: _SeenRecords, columns: Mapping[str, str]) -> RecordKind:
     """Return the kind of the records."""
     by_name = seen.by_name
     # Two answers to compare, or answers that are judged.
@@ -351,14 +351,16 @@ def _lacks_answer(value: RecordValue) -> bool:
     return asks and right_answer(value) is not None
 
 
-def _columns_of(kind: RecordKind, seen: _Seen, source: SourceConfig) -> dict[str, Choice]:
+def _columns_of(
+    kind: RecordKind, seen: _SeenRecords, source: SourceConfig
+) -> dict[str, ReasonedChoice]:
     """Return our names of columns that have others. Raise DataError where no column is known."""
     by_name = seen.by_name
-    images: dict[str, Choice] = {}
+    images: dict[str, ReasonedChoice] = {}
     if by_name["image"]:
         images = _other_columns(("image",), by_name)
     if source.columns:
-        named = {key: Choice(name, "as given") for key, name in source.columns.items()}
+        named = {key: ReasonedChoice(name, "as given") for key, name in source.columns.items()}
         return {**images, **named} if kind == "text" else named
     subject = _with_subject(kind, seen)
     if subject:
@@ -385,7 +387,7 @@ def _columns_of(kind: RecordKind, seen: _Seen, source: SourceConfig) -> dict[str
     return images | _columns_by_name(seen, source.path)
 
 
-def _columns_by_name(seen: _Seen, path: str) -> dict[str, Choice]:
+def _columns_by_name(seen: _SeenRecords, path: str) -> dict[str, ReasonedChoice]:
     """Return our names of columns that only their names tell. Raise DataError where none is known, or two could be."""
     by_name = seen.by_name
     # Of images with a question, the label is the answer.
@@ -405,7 +407,7 @@ def _columns_by_name(seen: _Seen, path: str) -> dict[str, Choice]:
     raise DataError(_unknown(seen, path))
 
 
-def _texts_beside(seen: _Seen, name: str | None) -> list[str]:
+def _texts_beside(seen: _SeenRecords, name: str | None) -> list[str]:
     """Return the other columns with a text of several words in nearly each record."""
     number = len(seen.records)
     return [
@@ -415,7 +417,7 @@ def _texts_beside(seen: _Seen, name: str | None) -> list[str]:
     ]
 
 
-def _with_subject(kind: RecordKind, seen: _Seen) -> dict[str, Choice]:
+def _with_subject(kind: RecordKind, seen: _SeenRecords) -> dict[str, ReasonedChoice]:
     """Return the columns by which a text that the questions are about becomes part of the prompt; none without one."""
     if kind == "labelled":
         return {}
@@ -437,7 +439,10 @@ def _with_subject(kind: RecordKind, seen: _Seen) -> dict[str, Choice]:
                 "chosen": "the better answer",
                 "rejected": "the worse answer",
             }
-            return {key: Choice(name, f"`{name}` is {reasons[key]}") for key, name in use.items()}
+            return {
+                key: ReasonedChoice(name, f"`{name}` is {reasons[key]}")
+                for key, name in use.items()
+            }
     return {}
 
 
@@ -462,9 +467,11 @@ def _has_answer(record: Record, columns: Mapping[str, str]) -> bool:
     return True
 
 
-def _other_columns(expected: Sequence[str], by_name: Mapping[str, str | None]) -> dict[str, Choice]:
+def _other_columns(
+    expected: Sequence[str], by_name: Mapping[str, str | None]
+) -> dict[str, ReasonedChoice]:
     """Return the columns that have another name than the expected one, as `data.train.columns` has them."""
-    columns: dict[str, Choice] = {}
+    columns: dict[str, ReasonedChoice] = {}
     for key in expected:
         name = by_name[key]
         if name is None or name == key:
@@ -472,7 +479,7 @@ def _other_columns(expected: Sequence[str], by_name: Mapping[str, str | None]) -
         # The readers know this name by themselves.
         if key == "image" and name == "images":
             continue
-        columns[key] = Choice(name, f"`{name}` is taken as the {_MEANINGS[key]}")
+        columns[key] = ReasonedChoice(name, f"`{name}` is taken as the {_MEANINGS[key]}")
 
     return columns
 
@@ -539,24 +546,26 @@ def _in_words(unused: Sequence[LeftOut]) -> list[str]:
     return sentences
 
 
-def _task(kind: RecordKind, examples: Sequence[Example]) -> Choice:
+def _task(kind: RecordKind, examples: Sequence[Example]) -> ReasonedChoice:
     """Return the task, and why."""
     task = _TASKS.get(kind)
     if kind == "prompt":
-        return Choice("grpo", "prompts without answers to copy: answers are drawn and rewarded")
+        return ReasonedChoice(
+            "grpo", "prompts without answers to copy: answers are drawn and rewarded"
+        )
     if kind == "pair":
-        return Choice(task, "each row has a better and a worse answer")
+        return ReasonedChoice(task, "each row has a better and a worse answer")
     if kind == "judged":
-        return Choice(task, "each answer has a label that says whether it is good")
+        return ReasonedChoice(task, "each answer has a label that says whether it is good")
     if kind == "labelled":
-        return Choice(task, "each row has a text and a label: a classifier")
+        return ReasonedChoice(task, "each row has a text and a label: a classifier")
     if any(images_of(example) for example in examples):
-        return Choice("vision_language", "the rows have images")
+        return ReasonedChoice("vision_language", "the rows have images")
     if _is_chat(examples[0]):
-        return Choice("causal_lm", "conversations: the answers are learned")
+        return ReasonedChoice("causal_lm", "conversations: the answers are learned")
     if isinstance(examples[0], Pair):
-        return Choice("causal_lm", "prompts and answers: the answers are learned")
-    return Choice("causal_lm", "plain texts: every token is learned")
+        return ReasonedChoice("causal_lm", "prompts and answers: the answers are learned")
+    return ReasonedChoice("causal_lm", "plain texts: every token is learned")
 
 
 def _is_chat(example: Example) -> bool:
@@ -572,7 +581,7 @@ def _is_plain(example: Example) -> bool:
     return isinstance(answer, Pair) and not answer.completion[:1].isspace()
 
 
-def _problem_type(examples: Sequence[Example]) -> Choice | None:
+def _problem_type(examples: Sequence[Example]) -> ReasonedChoice | None:
     """Return regression for labels that are numbers to predict, None for classes."""
     labels = [example.label for example in examples if isinstance(example, Labelled)]
     numbers = {label for label in labels if isinstance(label, (int, float))}
@@ -586,10 +595,10 @@ def _problem_type(examples: Sequence[Example]) -> Choice | None:
     reason = (
         f"{counted(len(numbers), 'number')} from {min(numbers):g} to {max(numbers):g}: no classes"
     )
-    return Choice("regression", reason)
+    return ReasonedChoice("regression", reason)
 
 
-def _classes_of(examples: Sequence[Example], problem_type: Choice | None) -> str:
+def _classes_of(examples: Sequence[Example], problem_type: ReasonedChoice | None) -> str:
     """Return in words what the labels are."""
     if problem_type is not None:
         return f"The labels are numbers to predict: {problem_type.reason}"
@@ -602,7 +611,7 @@ def _classes_of(examples: Sequence[Example], problem_type: Choice | None) -> str
     return f"{counted(len(labels), 'label')}: {', '.join(most_common)}{more}"
 
 
-def _reward(examples: Sequence[Example], path: str) -> Choice:
+def _reward(examples: Sequence[Example], path: str) -> ReasonedChoice:
     """Return the reward that right answers allow. Raise DataError where none of the built-in ones can be got."""
     answers = []
     for example in examples:
@@ -621,13 +630,13 @@ def _reward(examples: Sequence[Example], path: str) -> Choice:
         )
     numbers = sum(_ends_with_number(answer) for answer in answers)
     if numbers >= 0.9 * len(answers):
-        return Choice("numeric", "the right answers end with a number, which is compared")
+        return ReasonedChoice("numeric", "the right answers end with a number, which is compared")
     words = sum(len(answer.split()) for answer in answers) / len(answers)
     if words > _WORDS_TO_MATCH:
         raise DataError(
             f"{path} has right answers of {words:.0f} words on average, which no answer equals word by word; {advice}"
         )
-    return Choice(
+    return ReasonedChoice(
         "exact_match", "right answers are rewarded; others, and functions of yours: docs/grpo.md"
     )
 
@@ -638,7 +647,7 @@ def _ends_with_number(answer: str) -> bool:
     return is_last is not None and last_number(answer) is not None
 
 
-def _unknown(seen: _Seen, path: str) -> str:
+def _unknown(seen: _SeenRecords, path: str) -> str:
     """Return what a user should do where no column is known."""
     columns = list(seen.names.values())
     text = f"{path} has the columns {quoted(columns[:12])}"

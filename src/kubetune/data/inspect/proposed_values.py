@@ -11,7 +11,7 @@ from kubetune.config.naming import model_short_name
 from kubetune.config.schema import LEARNING_RATES, DataConfig, ModelConfig
 from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.estimate import is_on_disk, load_here
-from kubetune.data.inspect.proposal import Choice, Proposal
+from kubetune.data.inspect.proposal import Proposal, ReasonedChoice
 from kubetune.errors import ConfigError
 from kubetune.plan.base_model import positions_of, require_kind
 from kubetune.plan.model_shapes import read_config
@@ -59,13 +59,13 @@ def proposed_values(
     facts: ModelFacts,
     *,
     is_full: bool = False,  # every parameter is to be trained, without adapters
-) -> dict[str, Choice]:
+) -> dict[str, ReasonedChoice]:
     """Return the settings for data by dotted key, each with its reason.
 
     A key with the value None is better left out, for the reason that stands beside it.
     """
     values = general_values(proposal.task.value, proposal.rows, facts, is_full=is_full)
-    values["name"] = Choice(run_name(proposal.path), "")
+    values["name"] = ReasonedChoice(run_name(proposal.path), "")
     values["task"] = proposal.task
     values.update(_of_task(proposal, facts))
     values.update(_of_data(proposal, facts))
@@ -81,19 +81,19 @@ def general_values(
     facts: ModelFacts,
     *,
     is_full: bool = False,
-) -> dict[str, Choice]:
+) -> dict[str, ReasonedChoice]:
     """Return the settings that need no look into the rows."""
-    values = {"task": Choice(task, "")}
+    values = {"task": ReasonedChoice(task, "")}
     starts = starting_values(rows)
     for key in ("data.eval", "training.num_train_epochs", "training.global_batch_size"):
-        values[key] = Choice(starts[key].value, starts[key].reason)
+        values[key] = ReasonedChoice(starts[key].value, starts[key].reason)
     values["data.max_length"] = _max_length(task, facts)
     if not is_full:
         adapters = starts["lora"]
-        values["lora.r"] = Choice(adapters.value["r"], adapters.reason)
+        values["lora.r"] = ReasonedChoice(adapters.value["r"], adapters.reason)
     of_adapters, of_all = LEARNING_RATES.get(task, (2e-4, 1e-5))
     reason = "of LoRA for this task; a tenth or less for full fine-tuning"
-    values["training.learning_rate"] = Choice(of_all if is_full else of_adapters, reason)
+    values["training.learning_rate"] = ReasonedChoice(of_all if is_full else of_adapters, reason)
     return values
 
 
@@ -105,24 +105,24 @@ def run_name(path: str) -> str:
     return name.rstrip("-") or "my-run"
 
 
-def _of_task(proposal: Proposal, facts: ModelFacts) -> dict[str, Choice]:
+def _of_task(proposal: Proposal, facts: ModelFacts) -> dict[str, ReasonedChoice]:
     """Return the settings of the task, and a chat template where the model has none and needs one."""
     values = {}
     is_classifier = proposal.task.value == "sequence_classification"
     needs_template = proposal.conversations and not is_classifier
     if needs_template and facts.has_template is False:
         reason = "the model has no chat template, and the data are conversations"
-        values["model.chat_template"] = Choice("chatml", reason)
+        values["model.chat_template"] = ReasonedChoice("chatml", reason)
     if proposal.loss is not None:
         values["preference.loss"] = proposal.loss
     if proposal.reward is not None:
-        values["rewards"] = Choice([proposal.reward.value], proposal.reward.reason)
+        values["rewards"] = ReasonedChoice([proposal.reward.value], proposal.reward.reason)
     if proposal.problem_type is not None:
         values["classification.problem_type"] = proposal.problem_type
     return values
 
 
-def _of_data(proposal: Proposal, facts: ModelFacts) -> dict[str, Choice]:
+def _of_data(proposal: Proposal, facts: ModelFacts) -> dict[str, ReasonedChoice]:
     """Return how records are read, where that has to be named."""
     values = {}
     shape = _format(proposal, facts)
@@ -133,22 +133,22 @@ def _of_data(proposal: Proposal, facts: ModelFacts) -> dict[str, Choice]:
     return values
 
 
-def _of_answers(answers: Choice) -> dict[str, Choice]:
+def _of_answers(answers: ReasonedChoice) -> dict[str, ReasonedChoice]:
     """Return what is asked before training and at each evaluation."""
     generate = answers.value
     section = "evaluation.generate"
     return {
-        f"{section}.metric": Choice(generate["metric"], answers.reason),
-        f"{section}.max_new_tokens": Choice(
+        f"{section}.metric": ReasonedChoice(generate["metric"], answers.reason),
+        f"{section}.max_new_tokens": ReasonedChoice(
             generate["max_new_tokens"], "of the longest answer, about"
         ),
-        f"{section}.rows": Choice(
+        f"{section}.rows": ReasonedChoice(
             generate["rows"], "at most; more take longer, and say it more surely"
         ),
     }
 
 
-def _format(proposal: Proposal, facts: ModelFacts) -> Choice | None:
+def _format(proposal: Proposal, facts: ModelFacts) -> ReasonedChoice | None:
     """Return the shape of records where it has to be named: plain prompts that are to go through a chat template."""
     if proposal.format is not None:
         return proposal.format
@@ -156,16 +156,16 @@ def _format(proposal: Proposal, facts: ModelFacts) -> Choice | None:
         return None
     reason = "prompts go through the chat template, as in `chat` and `generate`"
     if proposal.task.value in ("preference", "reward_model"):
-        return Choice("messages", reason)
-    return Choice("question_answer", reason)
+        return ReasonedChoice("messages", reason)
+    return ReasonedChoice("question_answer", reason)
 
 
-def _max_length(task: str, facts: ModelFacts) -> Choice:
+def _max_length(task: str, facts: ModelFacts) -> ReasonedChoice:
     """Return the longest row, in tokens."""
     if facts.positions is not None and facts.positions <= _MOST_TOKENS:
-        return Choice(facts.positions, "tokens: all positions that the model has")
+        return ReasonedChoice(facts.positions, "tokens: all positions that the model has")
     if task == "sequence_classification":
-        return Choice(
+        return ReasonedChoice(
             _MOST_TOKENS, "tokens; longer texts are cut to it, or to the model's positions"
         )
-    return Choice(_MOST_TOKENS, "tokens; longer rows are left out and counted")
+    return ReasonedChoice(_MOST_TOKENS, "tokens; longer rows are left out and counted")

@@ -29,8 +29,8 @@ from kubetune.data.reading.formats import convert
 from kubetune.data.reading.images import UnusableImage, image_file, verifier
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import class_names
-from kubetune.data.reading.splits import read_taken
 from kubetune.data.reading.strict_json import JsonObject
+from kubetune.data.reading.taken import read_taken
 from kubetune.data.text.labels import is_vector
 from kubetune.data.text.tokenizer import cache_folder
 
@@ -65,7 +65,7 @@ def survey(
 
 @dataclass
 class _Survey:
-    """Contents of the records of one source. Of refused and unreadable ones nothing else is known."""
+    """Contents of the records of one source. Records that were refused or could not be read are only counted."""
 
     source: SourceConfig
     cache: Path

@@ -25,7 +25,7 @@ FACTS: Final = "facts.json"
 
 @dataclass(frozen=True)
 class DataFacts:
-    """Form of the records that a run was trained on. What is not known is None."""
+    """Form of the records that a run was trained on. A fact that is not known is None."""
 
     # Conversations, so that a question has to be asked as one.
     is_chat: bool | None = None

@@ -1,7 +1,7 @@
 """One pass over all records of a run: read, encoded, counted and watched.
 
-`data check` and `data prepare` make the same pass, so they say the same of the same data. What only one of them wants
-(rows for show, files of rows) it takes from the results as they go by.
+`data check` and `data prepare` make the same pass, so they say the same of the same data. Each takes
+what only it needs (rows for show, files of rows) from the results as they pass.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from kubetune.data.prepared.row_watch import RowWatch
 from kubetune.data.prepared.tally import Tally, summarise
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.sources import read_source
-from kubetune.data.reading.splits import fates_of
 from kubetune.data.reading.strict_json import JsonObject
+from kubetune.data.reading.taken import fates_of
 from kubetune.data.spec import DataSpec, Split
 from kubetune.data.text.encode_labelled import most_tokens
 from kubetune.data.text.find_labels import find_labels

@@ -64,14 +64,14 @@ class Content:
 
 
 @dataclass(frozen=True)
-class Part:
+class IdentityPart:
     """One thing that a run is made from."""
 
     path: str  # a folder, or a model's name on the hub
     commit: str | None  # the hub's, None for a folder
     files: Mapping[str, Content]  # by name
 
-    def differences(self, other: Part) -> list[str]:
+    def differences(self, other: IdentityPart) -> list[str]:
         """Return the files in which the two differ; none if both are the same commit of the hub."""
         if self.commit is not None and (self.path, self.commit) == (other.path, other.commit):
             return []
@@ -127,7 +127,7 @@ def _fetched(model: ModelConfig, run_dir: Path) -> ModelConfig:
     return model.model_copy(update={"path": str(folder)})
 
 
-def read(run_dir: Path) -> dict[str, Part]:
+def read(run_dir: Path) -> dict[str, IdentityPart]:
     """Return the parts in identity.json; none if a run has no such file, or its disk has damaged it."""
     path = run_dir / IDENTITY
     try:
@@ -144,14 +144,14 @@ def read(run_dir: Path) -> dict[str, Part]:
     return {}
 
 
-def _part(facts: Mapping[str, Any]) -> Part:
+def _part(facts: Mapping[str, Any]) -> IdentityPart:
     contents = {}
     for name, file in facts["files"].items():
         stamp = None
         if file.get("stamp"):
             stamp = tuple(file["stamp"])
         contents[name] = Content(file["sha256"], file["bytes"], stamp)
-    return Part(facts["path"], facts["commit"], contents)
+    return IdentityPart(facts["path"], facts["commit"], contents)
 
 
 @dataclass
@@ -167,7 +167,7 @@ class Check:
     only: tuple[str, ...] = ("model", "tokenizer")  # the parts that matter
 
     # The parts as the thread reads them.
-    _parts: Future[dict[str, Part]] = field(default_factory=Future, init=False)
+    _parts: Future[dict[str, IdentityPart]] = field(default_factory=Future, init=False)
     bytes_read: int = field(default=0, init=False)
     _has_logged: bool = field(default=False, init=False)
 
@@ -179,7 +179,7 @@ class Check:
         if "model" not in self.only or is_local(self.config.model.path):
             self._thread.start()
 
-    def now(self) -> dict[str, Part]:
+    def now(self) -> dict[str, IdentityPart]:
         """Return the parts as they are now. This may take as long as reading all files."""
         if self._thread.ident is None:
             self._thread.start()
@@ -230,8 +230,8 @@ class Check:
     def _difference(
         self,
         name: str,
-        known: Part,
-        now: Part,
+        known: IdentityPart,
+        now: IdentityPart,
         differing: list[str],
     ) -> str:
         """Return a message about the files in which a part differs."""
@@ -253,7 +253,7 @@ class Check:
         except Exception as error:  # `now` raises it in the thread of whoever waits
             self._parts.set_exception(error)
 
-    def _read_all(self) -> dict[str, Part]:
+    def _read_all(self) -> dict[str, IdentityPart]:
         cache = cache_folder(self.config.data.cache)
         parts = {}
         if "model" in self.only:
@@ -262,7 +262,7 @@ class Check:
             parts["tokenizer"] = self._read_tokenizer(cache)
         return parts
 
-    def _read_model(self, cache: Path) -> Part:
+    def _read_model(self, cache: Path) -> IdentityPart:
         model = self.config.model
         folder, commit = _model_folder(model)
         # Only files that decide what the model computes: a changed README does not matter.
@@ -273,9 +273,9 @@ class Check:
         for name in names:
             if (folder / name).is_file():
                 paths[name] = folder / name
-        return Part(model.path, commit, self._contents("model", paths, cache))
+        return IdentityPart(model.path, commit, self._contents("model", paths, cache))
 
-    def _read_tokenizer(self, cache: Path) -> Part:
+    def _read_tokenizer(self, cache: Path) -> IdentityPart:
         model = self.config.model
         tokenizer = load_tokenizer(model, cache)
         contents = self._contents("tokenizer", tokenizer.files, cache)
@@ -285,7 +285,7 @@ class Check:
             text = template.encode()
             contents[TEMPLATE] = Content(hashlib.sha256(text).hexdigest(), len(text))
         commit = _commit_in(tokenizer.files.values())
-        return Part(model.tokenizer or model.path, commit, contents)
+        return IdentityPart(model.tokenizer or model.path, commit, contents)
 
     def _contents(
         self,
@@ -390,7 +390,7 @@ def checked(check: Check) -> Iterator[None]:
     check.require_same()
 
 
-def _as_json(part: Part) -> dict[str, Any]:
+def _as_json(part: IdentityPart) -> dict[str, Any]:
     contents = {}
     for name, content in part.files.items():
         contents[name] = {"sha256": content.sha256, "bytes": content.bytes, "stamp": content.stamp}

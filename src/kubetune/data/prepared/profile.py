@@ -1,4 +1,4 @@
-"""What rows consist of: the share that is trained, tokens of images, and what a lower data.max_length would lose.
+"""The composition of rows: the share that is trained, tokens of images, and what a lower data.max_length would lose.
 
 For the page about the data (reporting/data_page). Counts whole rows, before any is cut or left out.
 """

@@ -1,4 +1,4 @@
-"""What is noted about an example and its row: texts that somebody wrote, flaws of conversations, counts of answers."""
+"""Notes about an example and its row: texts that somebody wrote, flaws of conversations, counts of answers."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ class RowMaker:
         if self._limits:
             result.profile = Profile(self._limits, self._image_token)
 
-        # Read the records. What cannot be read becomes a problem, and the others go on.
+        # Read the records. A record that cannot be read becomes a problem.
         good: list[_ReadRecord] = []
         for index, record in batch.records:
             try:

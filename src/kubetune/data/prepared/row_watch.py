@@ -29,8 +29,8 @@ _MOST_OF_A_PART: Final = 1_000_000
 
 
 @dataclass
-class _Seen:
-    """What was seen of the rows of a split, in the order in which they came."""
+class _SeenRows:
+    """Numbers about the rows of a split, in the order in which they came."""
 
     # of each row; of pairs alone also with their answers exchanged
     digests: array[int] = field(default_factory=lambda: array("Q"))
@@ -116,7 +116,7 @@ class RowWatch:
     ) -> None:
         self._sources = sources
         self._labels = labels
-        self._seen: dict[Split, _Seen] = {split: _Seen() for split in sources}
+        self._seen: dict[Split, _SeenRows] = {split: _SeenRows() for split in sources}
         # Ids that the model has embeddings for; None where its shapes are not on this machine.
         embeddings = embeddings_of(model, os.environ)
         self._known_ids = embeddings.known if embeddings is not None else None
@@ -157,7 +157,7 @@ class RowWatch:
             facts["in_train"] = self._in_train(split)
         return facts
 
-    def _classes(self, seen: _Seen) -> dict[str, int]:
+    def _classes(self, seen: _SeenRows) -> dict[str, int]:
         """Return the rows of each class, also of those without any; nothing where labels are numbers."""
         if self._labels is None or self._labels.problem_type == "regression":
             return {}

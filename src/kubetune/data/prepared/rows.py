@@ -106,7 +106,7 @@ class Rows:
 
     @cached_property
     def offsets(self) -> NDArray[np.int64]:
-        """Where in `tokens` each row begins, and the end, `[rows + 1]`."""
+        """The place in `tokens` at which each row begins, and the end, `[rows + 1]`."""
         return self._map("offsets")
 
     def __len__(self) -> int:
@@ -144,7 +144,7 @@ class Rows:
 
     @cached_property
     def targets(self) -> NDArray[np.float32] | None:
-        """What a row as a whole is to be predicted as, `[rows, width]`; None for kinds of records without that.
+        """The value to be predicted for a row as a whole, `[rows, width]`; None for kinds of records without that.
 
         A classifier's labels as its loss wants them; by how much a pair's chosen answer is better; 1 for a judged
         answer that is good, 0 for a bad one.
@@ -155,7 +155,7 @@ class Rows:
 
     @cached_property
     def splits(self) -> NDArray[np.uint32] | None:
-        """Where in each row its second sequence begins, `[rows]`; None if every row is one sequence."""
+        """The place in each row at which its second sequence begins, `[rows]`; None if every row is one sequence."""
         if not (self.folder / EXTRA_FILES["splits"]).exists():
             return None
         return self._map("splits")
@@ -204,7 +204,7 @@ class Rows:
 
     @cached_property
     def _others(self) -> NDArray[np.int64] | None:
-        """Of judged rows, the row whose answer each is compared with, `[rows]`; None for other kinds of rows.
+        """For each judged row, the row whose answer it is compared with, `[rows]`; None for other kinds of rows.
 
         A random cycle through all rows, so that none gets its own answer if there are two or more.
         """

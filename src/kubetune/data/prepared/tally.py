@@ -115,7 +115,7 @@ class Tally:
     unused_keys: Counter[str] = field(default_factory=Counter)
     # What is in those of them that are columns of the record.
     unused_columns: Columns = field(default_factory=Columns)
-    # Of answers that are compared or judged: see _answers.
+    # Counts of answers that are compared or judged, and of their labels (remarks.answers_of).
     answers: Counter[str] = field(default_factory=Counter)
     # How a record with several readings was read -> records.
     taken: Counter[str] = field(default_factory=Counter)

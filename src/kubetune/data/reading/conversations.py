@@ -22,7 +22,7 @@ from kubetune.data.reading.strict_json import JsonObject
 
 
 class Beginning:
-    """What one or more answers of a record go on from: messages, or a plain text. It is read once for all of them."""
+    """The prompt of one or more answers, in messages or as plain text. It is read once for all of them."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ def spoken(role: str, content: str) -> Turn:
 
 
 class Beside:
-    """What is beside the messages of a record. What all of its conversations have alike is read once."""
+    """The keys beside the messages of a record: system, tools, images. All of its conversations share them."""
 
     def __init__(self, record: Fields) -> None:
         self._record = record

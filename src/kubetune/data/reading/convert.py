@@ -28,8 +28,8 @@ from kubetune.data.reading.messages import IMAGE_TAG, OF_TEMPLATES
 from kubetune.data.reading.preferences import likely_kind
 from kubetune.data.reading.problems import Problems
 from kubetune.data.reading.record import Record
-from kubetune.data.reading.splits import read_taken
 from kubetune.data.reading.strict_json import JsonObject
+from kubetune.data.reading.taken import read_taken
 from kubetune.errors import DataError
 
 _TREE_KEYS: Final = frozenset(("message_id", "parent_id", "role", "text"))

@@ -57,7 +57,7 @@ _PART: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """Where the data of a source lie."""
+    """The place of a source's data."""
 
     path: str  # without `#N`
     # None for a data set of the hub, or for one saved by `datasets`, which lies at `path`.
@@ -142,7 +142,7 @@ def _files_of(place: Path, path: str) -> tuple[Path, ...]:
 
 
 def read_source(source: SourceConfig, problems: Problems) -> Iterator[Record]:
-    """Yield all records of a source, in order. What is no record goes to `problems`, and reading goes on."""
+    """Yield all records of a source, in order. Anything that is no record becomes a problem, and reading continues."""
     located = locate(source)
     for file in located.files:
         yield from read_file(file, problems)

@@ -60,7 +60,7 @@ class Encoded:
 
     @property
     def sequences(self) -> tuple[tuple[list[int], list[bool]], ...]:
-        """Of each sequence the ids, and which of them are labels."""
+        """The ids of each sequence, and which of them are labels."""
         if not self.split:
             return ((self.ids, self.trained),)
         first = self.ids[: self.split], self.trained[: self.split]
@@ -69,7 +69,7 @@ class Encoded:
 
 
 class RowEncoder(Protocol):
-    """What makes rows of examples: of texts and conversations, of answers, of labels, with images or without."""
+    """The interface of all encoders, which turn examples into rows."""
 
     def encode_batch(self, examples: Sequence[Example]) -> list[Encoded | str]:
         """Return rows of many examples; in place of one that is refused, the reason."""

@@ -43,7 +43,7 @@ _NOTHING_WRITTEN: Final = "Nothing was written."
 
 
 @dataclass
-class _Seen:
+class _SeenLabels:
     """The labels that occur in the data of training."""
 
     labels: set[str | int | float] = field(default_factory=set)
@@ -83,7 +83,7 @@ def find_labels(
     if problem_type == "auto":
         problem_type = of_model.get("problem_type")
 
-    seen = _Seen()
+    seen = _SeenLabels()
     needs_classes = problem_type != "regression" and not classification.labels
     if not problem_type or needs_classes:
         seen = _look_through(sources["train"])
@@ -178,12 +178,12 @@ def _counts_otherwise(names: Sequence[str], others: Sequence[str]) -> bool:
     return any(numbers.get(name, number) != number for number, name in enumerate(names))
 
 
-def _look_through(sources: Sequence[SourceConfig]) -> _Seen:
+def _look_through(sources: Sequence[SourceConfig]) -> _SeenLabels:
     """Return every label in the training data. Raise DataError if all records are bad.
 
     Single bad records are reported when they are encoded, not here.
     """
-    seen = _Seen()
+    seen = _SeenLabels()
     is_empty = True
     for source in sources:
         # Names of classes are applied later, when it is known that the run uses them. But where the names are numbers
@@ -271,7 +271,7 @@ def _only_zero_and_one(source: SourceConfig) -> str:
     return first
 
 
-def _guess(seen: _Seen) -> ProblemType:
+def _guess(seen: _SeenLabels) -> ProblemType:
     """Return the kind of problem that the labels look like."""
     if seen.has_lists:
         return "multi_label_classification"
@@ -292,7 +292,7 @@ def _guess(seen: _Seen) -> ProblemType:
 
 
 def _names(
-    seen: _Seen,
+    seen: _SeenLabels,
     named: tuple[str, ...],
     id2label: Mapping[str, str],
 ) -> tuple[str, ...]:

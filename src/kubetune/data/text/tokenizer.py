@@ -59,7 +59,7 @@ def _texts_to_try(backend: tokenizers.Tokenizer) -> Iterator[str]:
 
 
 class _Loaded(NamedTuple):
-    """What of a tokenizer takes long to load."""
+    """The parts of a tokenizer that take long to load."""
 
     backend: tokenizers.Tokenizer
     prefix: list[int]

@@ -358,8 +358,8 @@ def _canonical(step: Any) -> Any:
     return step
 
 
-class Answer(NamedTuple):
-    """What transformers makes of a tokenizer's files."""
+class LoadedTokenizer(NamedTuple):
+    """A tokenizer as transformers builds it from its files."""
 
     # Name -> text of the special tokens that have a name.
     special_tokens: dict[str, str]
@@ -367,7 +367,7 @@ class Answer(NamedTuple):
     backend: Callable[[], tokenizers.Tokenizer]
 
 
-def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
+def _ask_transformers(files: Mapping[str, Path], cache: Path) -> LoadedTokenizer:
     """Return what transformers makes of a tokenizer's files. Raise ModelError if it cannot read them."""
     # Another version of transformers may read the same files in another way.
     digest = hashlib.sha256(version("transformers").encode())
@@ -376,7 +376,7 @@ def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
     file = cache / "tokenizers" / f"{digest.hexdigest()[:32]}.json"
     names = file.with_suffix(".special.json")
     if file.is_file() and names.is_file():
-        return Answer(read_json(names), partial(tokenizers.Tokenizer.from_file, str(file)))
+        return LoadedTokenizer(read_json(names), partial(tokenizers.Tokenizer.from_file, str(file)))
 
     tokenizer = _load_by_transformers(next(iter(files.values())).parent)
     special = tokenizer.special_tokens_map
@@ -385,7 +385,7 @@ def _ask_transformers(files: Mapping[str, Path], cache: Path) -> Answer:
     with contextlib.suppress(EnvironmentFault):
         write_atomic(names, json.dumps(special))
         write_atomic(file, backend.to_str())
-    return Answer(special, lambda: backend)
+    return LoadedTokenizer(special, lambda: backend)
 
 
 def _load_by_transformers(folder: Path) -> Any:

@@ -1,4 +1,4 @@
-"""What encodes records of a kind: texts and conversations, answers, labels, prompts, with images or without."""
+"""The encoder for each kind of record: texts and conversations, answers, labels, prompts, with images or without."""
 
 from __future__ import annotations
 

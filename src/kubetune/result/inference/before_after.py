@@ -24,7 +24,7 @@ from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import KeptRows
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.spec import DataSpec
-from kubetune.data.text.answers import last_answer
+from kubetune.data.text.answer_targets import last_answer
 from kubetune.data.text.tokenizer import Tokenizer
 from kubetune.result.inference.answering import EncodedPrompt, Sampling, answers, load_run
 from kubetune.rundir import metrics

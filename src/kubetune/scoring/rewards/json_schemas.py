@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.config.schema.rewards import RewardConfig
-from kubetune.data.text.answers import INVALID, parse_json, without_thoughts
+from kubetune.data.text.answer_targets import INVALID, parse_json, without_thoughts
 from kubetune.errors import ConfigError
 from kubetune.extras import require
 

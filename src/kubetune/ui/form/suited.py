@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
-from kubetune.data.inspect.proposal import Choice, Proposal
+from kubetune.data.inspect.proposal import Proposal, ReasonedChoice
 from kubetune.data.inspect.proposed_values import (
     ModelFacts,
     general_values,
@@ -74,7 +74,7 @@ def _facts(model: str | None, task: str) -> ModelFacts:
         return ModelFacts()
 
 
-def _text(choice: Choice) -> str:
+def _text(choice: ReasonedChoice) -> str:
     """Return a value as one types it."""
     value: Any = choice.value
     if value is None:

@@ -1,4 +1,4 @@
-"""What reads the files of one format."""
+"""The reader of one format: functions that read its files and count their records."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reader:
     data_files   ".arrow": FileFormat("arrow.ARROW", "an Arrow file", begins=b"ARROW1")
     """
 
-    # Yields the records of a file. What is no record is noted as a problem and passed over.
+    # Yields the records of a file. A problem is noted for anything that is no record.
     read: Callable[[Path, Problems], Iterator[Record]]
     # The number of records, bad ones included, without parsing; None: a file is read to count them.
     count: Callable[[Path], int] | None = None

@@ -41,7 +41,7 @@ class Part(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """Where a mark was in a rendering."""
+    """The place of a mark in a rendering."""
 
     offset: int  # in the text without marks
     part: int  # number of the part
@@ -60,7 +60,7 @@ class MarkedConversation:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What a template wrote, and where in it the parts of the conversation are."""
+    """A text that a template wrote, and the places of the conversation's parts in it."""
 
     text: str
     conversation: MarkedConversation

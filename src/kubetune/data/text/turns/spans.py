@@ -62,7 +62,7 @@ class HiddenText(ValueError):
 
 
 class _Layout(NamedTuple):
-    """What a template writes around the parts of all conversations of one shape."""
+    """The texts that a template writes around the parts of all conversations of one shape."""
 
     # (text before a part, number of the part)
     steps: list[tuple[str, int]]
