@@ -41,9 +41,9 @@ from kubetune.k8s.manifests.storage import claim_spec
 from kubetune.k8s.run_names import on_volume
 from kubetune.library.clusters import checked_manifests
 from kubetune.library.plans import make_plan
-from kubetune.library.sweep.driver import Observation
 from kubetune.library.sweep.recipe import Recipe
 from kubetune.library.sweep.record import Trial, TrialRun
+from kubetune.library.sweep.runner import Observation
 from kubetune.plan.plan import Plan
 from kubetune.rundir.exit_status import ExitStatus
 
@@ -89,6 +89,26 @@ def check(config: Config) -> None:
     checked_manifests(config, plan, local_files(config))
 
 
+def make_claims(cluster: Cluster, recipe: Recipe, storage: StorageConfig) -> list[str]:
+    """Make the volumes that all trials share. Return their names."""
+    names = []
+    for volume_name, volume in _shared(storage).items():
+        name = f"{recipe.name}-{volume_name}"
+        claim: Manifest = {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {
+                "name": name,
+                "namespace": cluster.namespace,
+                "labels": {MANAGED_BY: "kubetune", SWEEP_LABEL: recipe.name},
+            },
+            "spec": claim_spec(volume, "ReadWriteMany"),
+        }
+        cluster.apply(claim)
+        names.append(name)
+    return names
+
+
 class ClusterRunner:
     """Runs trials on a cluster, `slots` at once."""
 
@@ -103,25 +123,6 @@ class ClusterRunner:
         self._was_killed = False
         self._unreachable_since: float | None = None
         self._next_try = 0.0  # when to ask an API server again that did not answer
-
-    def make_claims(self, storage: StorageConfig) -> list[str]:
-        """Make the volumes that all trials share. Return their names."""
-        names = []
-        for volume_name, volume in _shared(storage).items():
-            name = f"{self._recipe.name}-{volume_name}"
-            claim: Manifest = {
-                "apiVersion": "v1",
-                "kind": "PersistentVolumeClaim",
-                "metadata": {
-                    "name": name,
-                    "namespace": self._cluster.namespace,
-                    "labels": {MANAGED_BY: "kubetune", SWEEP_LABEL: self._recipe.name},
-                },
-                "spec": claim_spec(volume, "ReadWriteMany"),
-            }
-            self._cluster.apply(claim)
-            names.append(name)
-        return names
 
     def config(self, trial: Trial, run: TrialRun) -> Config:
         """Return a run's config to submit: with labels, with shared volumes, to pause at its rung."""

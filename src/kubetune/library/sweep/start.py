@@ -21,7 +21,7 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster
 from kubetune.library.plans import plan_here, prepare
 from kubetune.library.sweep.budget import Budget
-from kubetune.library.sweep.driver import Driver, Runner
+from kubetune.library.sweep.driver import Driver
 from kubetune.library.sweep.local import LocalRunner, Slot, slots_of
 from kubetune.library.sweep.page import write_page
 from kubetune.library.sweep.ranges import ENDLESS, Range, settings_in
@@ -36,6 +36,7 @@ from kubetune.library.sweep.record import (
     summary,
     write_search,
 )
+from kubetune.library.sweep.runner import Runner
 from kubetune.library.sweep.study import Study, explained
 from kubetune.library.sweep.winner import best_of, result_lines, write_best
 from kubetune.rundir.starts import moved_numbers
@@ -176,7 +177,7 @@ def _cluster(recipe: Recipe, kubernetes: KubernetesConfig, wishes: Wishes) -> Ru
     cluster = open_cluster(kubernetes.namespace)
     slots = wishes.parallel or min(_AT_ONCE, wishes.trials)
     runner = remote.ClusterRunner(recipe, cluster, slots)
-    shared = runner.make_claims(kubernetes.storage)
+    shared = remote.make_claims(cluster, recipe, kubernetes.storage)
     if shared:
         print(f"{'volumes':<10} {', '.join(shared)}, shared by all trials")
     return runner
