@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tarfile
 import urllib.request
@@ -304,12 +305,12 @@ def test_refusals_say_what_to_do(
 
 def test_an_unknown_host_is_not_tried_again(export: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "WAITS_SECONDS", (600.0,))
-    unknown = client.socket.gaierror(client.socket.EAI_NONAME, "Name or service not known")
+    unknown = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     def resolve(*args: object, **options: object) -> None:
         raise unknown
 
-    monkeypatch.setattr(client.socket, "getaddrinfo", resolve)
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with pytest.raises(errors.EnvironmentFault, match=r"there is no host registry\.invalid"):
         push(export, "registry.invalid")
 
@@ -325,7 +326,7 @@ def test_no_secret_is_sent_without_encryption() -> None:
         client.Registry(address) as registry,
         pytest.raises(errors.EnvironmentFault, match="not encrypted"),
     ):
-        registry._log_in('Bearer realm="http://elsewhere.example.com/token",service="x"')
+        registry._session._log_in('Bearer realm="http://elsewhere.example.com/token",service="x"')
 
 
 @pytest.mark.parametrize(
