@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from kubetune import cli, errors, extras
 from kubetune.cli.result.evaluate import confusion_lines
 from kubetune.config.schema import Config
-from kubetune.config.schema.cluster import ComputeConfig
+from kubetune.config.schema.compute import ComputeConfig
 from kubetune.data.prepared.pipeline import RecordBatch
 from kubetune.data.prepared.row_maker import RowMaker
 from kubetune.data.reading.examples import Labelled

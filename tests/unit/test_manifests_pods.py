@@ -118,7 +118,7 @@ def test_a_queue_and_priorities_are_where_kueue_and_the_scheduler_look() -> None
 def test_a_toleration_may_end_after_some_seconds() -> None:
     from pydantic import ValidationError
 
-    from kubetune.config.schema.cluster import TolerationConfig
+    from kubetune.config.schema.placement import TolerationConfig
 
     lost = {
         "key": "node.kubernetes.io/unreachable",

@@ -20,7 +20,7 @@ def open_cluster(namespace: str | None, **settings: Any) -> Cluster:
     """
     # An empty namespace is a mistake, and does not stand for the kubeconfig's.
     if namespace is not None:
-        from kubetune.config.schema.cluster import DNS_LABEL
+        from kubetune.config.schema.quantities import DNS_LABEL
 
         if not re.fullmatch(DNS_LABEL, namespace):
             expected = "63 lower-case letters, digits and dashes at most"

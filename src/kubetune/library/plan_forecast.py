@@ -10,7 +10,8 @@ from typing import Any
 from kubetune.base.gpus import gpu_use, visible_gpus
 from kubetune.base.humanize import counted
 from kubetune.config.schema import Config
-from kubetune.config.schema.cluster import ComputeConfig, quantity_bytes
+from kubetune.config.schema.compute import ComputeConfig
+from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.data.findings.finding import Finding
 from kubetune.data.inspect.estimate import is_upper_bound, load_here, makes_data, taken_by
 from kubetune.data.inspect.known_findings import known_findings

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from kubetune.base import processes
-from kubetune.config.schema.cluster import DNS_LABEL
+from kubetune.config.schema.quantities import DNS_LABEL
 from kubetune.errors import ConfigError
 from kubetune.ui.site import html, page, site_of
 

@@ -237,7 +237,7 @@ def starter(task: str, model: str | None = None) -> str:
                 line for line in text.splitlines(keepends=True) if "train_on:" not in line
             )
     elif task != "causal_lm":
-        from kubetune.config.schema import LEARNING_RATES
+        from kubetune.config.schema.run_facts import LEARNING_RATES
 
         # These tasks compare answers, so `train_on` means nothing; and their learning rates are lower.
         lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]

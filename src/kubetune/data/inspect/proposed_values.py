@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from kubetune.config.naming import model_short_name
-from kubetune.config.schema import LEARNING_RATES, DataConfig, ModelConfig
+from kubetune.config.schema import DataConfig, ModelConfig
+from kubetune.config.schema.run_facts import LEARNING_RATES
 from kubetune.config.starting_values import starting_values
 from kubetune.data.inspect.estimate import is_on_disk, load_here
 from kubetune.data.inspect.proposal import Proposal, ReasonedChoice

@@ -19,7 +19,7 @@ from lightkube import ConfigError as LightkubeError
 from lightkube.config.client_adapter import user_auth, verify_cluster
 from lightkube.config.kubeconfig import SERVICE_ACCOUNT, KubeConfig
 
-from kubetune.config.schema.cluster import DNS_LABEL
+from kubetune.config.schema.quantities import DNS_LABEL
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.kubeconfig import ClusterEntry, Kubeconfig, UserEntry, beside, content
 from kubetune.k8s.api.login_program import ExecLogin

@@ -19,7 +19,7 @@ from ruamel.yaml.error import YAMLError
 
 from kubetune.config.load import load_resolved
 from kubetune.config.schema import Config
-from kubetune.config.schema.cluster import DNS_NAME
+from kubetune.config.schema.quantities import DNS_NAME
 from kubetune.errors import FINAL, OK, ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import Refused
 from kubetune.k8s.api.client import Cluster, Object

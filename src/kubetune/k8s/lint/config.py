@@ -15,8 +15,8 @@ from kubetune.base.registry.address import MOUNTED
 from kubetune.base.secrets import is_secret, names_secret, seems_random
 from kubetune.config.data_files import is_hub_id
 from kubetune.config.schema import Config
-from kubetune.config.schema.cluster import quantity_bytes
 from kubetune.config.schema.model import BUILT_IN_TEMPLATE
+from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.config.schema.tracking import MODULES
 from kubetune.extras import EXTRA_OF
 from kubetune.k8s.lint.finding import Finding, advice, error

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from kubetune.base.secrets import is_secret, names_secret
-from kubetune.config.schema.cluster import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
+from kubetune.config.schema.quantities import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
 from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
 from kubetune.k8s.manifests.pod_templates import pod_templates, sized_templates

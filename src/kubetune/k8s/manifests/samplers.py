@@ -15,7 +15,7 @@ them by.
 from __future__ import annotations
 
 from kubetune import errors
-from kubetune.config.schema.cluster import SamplersConfig
+from kubetune.config.schema.companions import SamplersConfig
 from kubetune.config.vllm import lora_rank
 from kubetune.k8s.manifests.environment import RUN_NAME, environment, field, value
 from kubetune.k8s.manifests.kinds.services import headless_service

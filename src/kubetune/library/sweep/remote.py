@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
 from kubetune.config.schema import Config
-from kubetune.config.schema.cluster import StorageConfig, VolumeConfig
+from kubetune.config.schema.volumes import StorageConfig, VolumeConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import Unreachable
 from kubetune.k8s.api.client import say

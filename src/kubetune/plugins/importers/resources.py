@@ -12,7 +12,7 @@ from typing import Any
 
 from kubetune.base.secrets import names_secret
 from kubetune.config.environment import VARIABLES
-from kubetune.config.schema.cluster import ENV_NAME, QUANTITY
+from kubetune.config.schema.quantities import ENV_NAME, QUANTITY
 from kubetune.plugins.importers.common.training_keys import REPOSITORY, run_name
 from kubetune.plugins.importers.engine import (
     Draft,

@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from kubetune.base.provenance import KeyPath, Origin, Problem, Tree, dotted
 from kubetune.base.yaml_reader import read_entries
 from kubetune.config.schema.base import Section
-from kubetune.config.schema.cluster import AbsolutePath, Quantity, quantity_bytes
+from kubetune.config.schema.quantities import AbsolutePath, Quantity, quantity_bytes
 from kubetune.errors import ConfigError
 
 # Patterns are narrow on purpose: these texts become words of commands and of a shell script.

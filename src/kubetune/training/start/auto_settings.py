@@ -14,6 +14,7 @@ import torch
 
 from kubetune.base import logs
 from kubetune.config.schema import Config, ModelConfig, TrainingConfig
+from kubetune.config.schema.agreement import not_in_fp8
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
 from kubetune.kernels import pointwise
@@ -95,7 +96,7 @@ def _choose(
                 chosen["compile"] = compiles
 
     _log(asked, chosen, known)
-    if known.fp8 and not config.training.fp8 and not config.not_in_fp8():
+    if known.fp8 and not config.training.fp8 and not not_in_fp8(config):
         logs.MODEL.info(
             "training.fp8: true would be faster here, by what was measured on %s", known.time[:10]
         )

@@ -9,7 +9,7 @@ import torch
 
 from kubetune import errors
 from kubetune.base.humanize import size
-from kubetune.config.schema.cluster import quantity_bytes
+from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.models import acceleration
 from kubetune.plan.forecast import Forecast, forecast, remedies
 from kubetune.plan.memory import USABLE_SHARE

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kubetune.config.schema.cluster import cores, quantity_bytes
+from kubetune.config.schema.quantities import cores, quantity_bytes
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, non_empty
 
 # Annotation of pods that names their PodGroup.
