@@ -21,7 +21,8 @@ import numpy as np
 
 import kubetune
 from kubetune.base import processes, whole_folder
-from kubetune.config.load import load_config, resolved
+from kubetune.config.load import load_config
+from kubetune.config.resolved import resolved
 from kubetune.data.prepared.prepare import MANIFEST, manifest_text, prepare
 from kubetune.rundir import metrics
 from tests.run.test_report_long import write_run

@@ -22,7 +22,7 @@ from kubetune.cli.remote.events import row
 from kubetune.cli.remote.logs import _lasting_reasons
 from kubetune.cli.remote.status import _pod_row, facts, headline, warning_lines
 from kubetune.cli.remote.submit import exit_code
-from kubetune.config.load import load_resolved
+from kubetune.config.resolved import load_resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ENVIRONMENT, ConfigError
 from kubetune.k8s.api.api_errors import MissingRight, Question, missing_rights, refusal

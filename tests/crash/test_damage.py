@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.cli import main
-from kubetune.config.load import load_resolved
+from kubetune.config.resolved import load_resolved
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics
 from kubetune.rundir.status import progress

@@ -15,7 +15,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import cgroup
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics

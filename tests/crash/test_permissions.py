@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.config.load import as_yaml
+from kubetune.config.resolved import as_yaml
 from kubetune.rundir import checkpoints
 from tests import toy
 

@@ -24,7 +24,8 @@ from fsspec.core import url_to_fs
 from kubetune import cli, errors
 from kubetune.base import fault_injection
 from kubetune.config import consent
-from kubetune.config.load import load_config, read_config
+from kubetune.config.load import load_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests import local_files, sent_from_outside
 from kubetune.rundir import checkpoints

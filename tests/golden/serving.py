@@ -13,7 +13,8 @@ from functools import cache
 from pathlib import Path
 
 from kubetune.cli import main
-from kubetune.config.load import load_config, resolved
+from kubetune.config.load import load_config
+from kubetune.config.resolved import resolved
 from tests.golden.differences import difference
 
 FOLDER = Path(__file__).parent

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kubetune.base import processes
-from kubetune.config import load
+from kubetune.config.resolved import resolved as whole_config
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics
@@ -98,7 +98,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
         plan = make_plan(config).model_copy(update={"grace_seconds": grace})
         (tmp_path / "plan.json").write_text(plan.to_json())
         (tmp_path / "resolved.json").write_text(
-            json.dumps({**load.resolved(config), **(resolved or {})})
+            json.dumps({**whole_config(config), **(resolved or {})})
         )
         (tmp_path / "roles.json").write_text(json.dumps(roles))
         started.append(Agent(tmp_path, environ or {}))
@@ -268,7 +268,7 @@ def test_process_1_is_stopped_while_it_imports(tmp_path: Path) -> None:
     """Though the kernel throws away what process 1 neither handles nor blocks."""
     config = Config.model_validate({"model": "m", "data": {"train": "d"}})
     (tmp_path / "plan.json").write_text(make_plan(config).to_json())
-    (tmp_path / "resolved.json").write_text(json.dumps(load.resolved(config)))
+    (tmp_path / "resolved.json").write_text(json.dumps(whole_config(config)))
     early = tmp_path / "early"
     early.mkdir()
     (early / "argparse.py").write_text(ARGPARSE)

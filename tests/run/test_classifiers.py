@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from kubetune import cli, errors
 from kubetune.batching.feed import Feed, rows_per_epoch
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.data.prepared.prepare import prepare
 from kubetune.data.text.labels import Labels
 from kubetune.distributed.process_group import World

@@ -17,7 +17,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.config import load
+from kubetune.config.resolved import resolved as whole_config
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
 from kubetune.rundir import exit_status, metrics, waits
@@ -69,7 +69,7 @@ class Hosts:
         )
         (run_dir / "logs").mkdir(parents=True)
         (run_dir / "plan.json").write_text(make_plan(config).to_json())
-        (run_dir / "resolved.json").write_text(json.dumps(load.resolved(config)))
+        (run_dir / "resolved.json").write_text(json.dumps(whole_config(config)))
 
     def connect(self) -> None:
         for name in self.names:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kubetune import cli
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.plan import earlier_runs
 from tests import toy
 

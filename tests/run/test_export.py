@@ -30,7 +30,7 @@ from transformers import (
 from kubetune import errors
 from kubetune.base import fault_injection, whole_folder
 from kubetune.cli import main
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.data.prepared import kept_rows
 from kubetune.reporting import picture
 from kubetune.result.forms import merge

@@ -25,7 +25,7 @@ from starlette.testclient import TestClient
 import kubetune
 from kubetune import errors
 from kubetune.cli import main
-from kubetune.config.load import as_yaml
+from kubetune.config.resolved import as_yaml
 from kubetune.ui.server import application
 from kubetune.ui.site import Site
 from tests import toy

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kubetune import cli, errors
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config, RewardConfig
 from kubetune.rundir import exit_status, metrics
 from tests import toy

@@ -20,7 +20,7 @@ import pytest
 
 from kubetune import cli, errors
 from kubetune.base import processes
-from kubetune.config.load import load_resolved
+from kubetune.config.resolved import load_resolved
 from kubetune.rundir import exit_status, metrics
 from kubetune.supervisor.run_folder import check_run_dir
 from tests import toy

@@ -16,7 +16,7 @@ import anyio
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.rundir import metrics
 

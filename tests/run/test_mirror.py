@@ -18,7 +18,8 @@ import pytest
 from kubetune import errors, extras
 from kubetune.base import fault_injection
 from kubetune.cli import main
-from kubetune.config.load import load_config, read_config
+from kubetune.config.load import load_config
+from kubetune.config.resolved import read_config
 from kubetune.rundir import checkpoints, metrics
 from kubetune.rundir.mirror import copier, lease, sync
 from kubetune.rundir.mirror.sync import Mirror

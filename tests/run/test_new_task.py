@@ -45,7 +45,7 @@ def test_a_new_task_is_one_file_and_two_lines(tmp_path: Path, inputs: Path) -> N
         '    "unlearning": "kubetune.tasks.unlearning",\n',
     )
     put_before(
-        package / "config/schema/__init__.py",
+        package / "config/schema/run_sections.py",
         '        "reward_model",\n',
         '        "unlearning",\n',
     )

@@ -26,7 +26,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.base.signals import Relay
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests.monitoring import alert_rules
 from kubetune.plan.plan import make_plan

@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 
 from kubetune import errors, extras
-from kubetune.config.load import resolved
 from kubetune.config.metric_names import PREFERENCE_MEASURES
+from kubetune.config.resolved import resolved
 from kubetune.config.schema.tracking import MlflowConfig, WandbConfig
 from kubetune.rundir.tracking import tracker_queue, wandb_tracker
 from kubetune.rundir.tracking.mlflow_tracker import MlflowSink, find_store

@@ -14,7 +14,7 @@ import pytest
 
 from kubetune import errors
 from kubetune.cli.local.verify_resume import describe
-from kubetune.config.load import as_yaml
+from kubetune.config.resolved import as_yaml
 from kubetune.config.schema import Config
 from kubetune.plan.plan import make_plan
 from kubetune.plugins.diagnostics import verify_resume

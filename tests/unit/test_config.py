@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kubetune.base.secrets import seems_random
-from kubetune.config.load import as_yaml, load_config, load_resolved, resolved
+from kubetune.config.load import load_config
+from kubetune.config.resolved import as_yaml, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 

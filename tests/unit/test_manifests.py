@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from kubetune.config.load import load_config, load_resolved
+from kubetune.config.load import load_config
+from kubetune.config.resolved import load_resolved
 from kubetune.config.schema import Config
 from kubetune.k8s.manifests import KINDS, local_files, render, secret_templates
 from kubetune.k8s.manifests.pod_templates import pod_templates

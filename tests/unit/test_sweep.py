@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from kubetune import errors
-from kubetune.config.load import load_config, resolved
+from kubetune.config.load import load_config
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep import ranges

@@ -19,7 +19,7 @@ from kubetune import cli, errors
 from kubetune.base.files import lock
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.local.sweep import _limit_trials, add_arguments
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep import ranges

@@ -24,7 +24,8 @@ from kubetune.base.files import IrregularFileError
 from kubetune.cli import main
 from kubetune.config import consent
 from kubetune.config.consent import CODE
-from kubetune.config.load import load_config, resolved
+from kubetune.config.load import load_config
+from kubetune.config.resolved import resolved
 from kubetune.errors import USER
 from kubetune.supervisor.run_folder import create_run_dir
 from kubetune.ui import jobs

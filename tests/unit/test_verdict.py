@@ -21,7 +21,8 @@ import kubetune
 from kubetune import errors, extras
 from kubetune.cli import main
 from kubetune.cli.installation import mcp
-from kubetune.config.load import dotted_values, load_config
+from kubetune.config.load import load_config
+from kubetune.config.resolved import dotted_values
 from kubetune.data.findings.checked import prepare_run
 from kubetune.errors import KubetuneError
 from kubetune.library.plans import plan_here

@@ -21,8 +21,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base import files
-from kubetune.config.load import load_config, resolved
+from kubetune.config.load import load_config
 from kubetune.config.naming import STARTED
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig, RewardConfig
 from kubetune.config.schema.grpo import ServersConfig
 from kubetune.config.schema.tracking import HooksConfig, PushConfig, TrackingConfig

@@ -17,7 +17,7 @@ from typing import Any
 
 from kubetune.base import files, logs, processes
 from kubetune.base.signals import Relay
-from kubetune.config.load import load_resolved
+from kubetune.config.resolved import load_resolved
 from kubetune.plan.plan import Plan
 from kubetune.supervisor.launch import launch_run
 

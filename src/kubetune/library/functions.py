@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base.yaml_reader import FileText
-from kubetune.config.load import load_config, load_resolved, resolved
+from kubetune.config.load import load_config
+from kubetune.config.resolved import load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.configs import ConfigLike, config_of

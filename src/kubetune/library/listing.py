@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted
-from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED, method_label, model_label
+from kubetune.config.resolved import read_config
 from kubetune.config.schema.tracking import MlflowConfig, TrackingConfig, WandbConfig
 from kubetune.errors import ConfigError, KubetuneError, first_line
 from kubetune.plan.actuals import held_seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune.base.files import StrPath
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError
 from kubetune.library.functions import Metric
 from kubetune.library.run_handle import RunLike, folder_of, folders_of

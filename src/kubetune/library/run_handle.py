@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from kubetune.base.files import StrPath
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.rundir import checkpoints, exit_status, metrics

@@ -26,7 +26,7 @@ from typing import IO, Any
 from kubetune import errors
 from kubetune.base import processes
 from kubetune.base.yaml_reader import read_file
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.library.configs import ConfigLike
 from kubetune.library.functions import Metric, RunFollower, with_metrics

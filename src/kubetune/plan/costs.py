@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config, RewardConfig
 from kubetune.plan import cost, drawing, earlier_runs
 from kubetune.plan.cost import Bill

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.reporting import cards
 from kubetune.reporting.differences import differences
 from kubetune.reporting.reading import RunRecord

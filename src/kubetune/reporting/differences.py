@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kubetune.config.load import dotted_values
+from kubetune.config.resolved import dotted_values
 from kubetune.config.schema import SourceConfig
 
 Row = tuple[str, list[str]]

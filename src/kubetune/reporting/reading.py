@@ -15,8 +15,8 @@ from typing import Any
 from kubetune import errors
 from kubetune.base import jsonl
 from kubetune.base.files import read_object
-from kubetune.config.load import read_config
 from kubetune.config.naming import model_label
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.plan.plan import Plan

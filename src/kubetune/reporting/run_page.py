@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.humanize import counted, duration, number, size
-from kubetune.config.load import as_yaml, dotted_values, resolved
+from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.plan.rank_work import quantization_of
 from kubetune.reporting import cards
 from kubetune.reporting.histogram import drawn_bars

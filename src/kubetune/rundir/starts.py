@@ -52,7 +52,8 @@ def train_again(run_dir: Path) -> list[str]:
 
     Raise ConfigError for a folder that is no run.
     """
-    from kubetune.config.load import dotted_values, load_config, read_config, resolved
+    from kubetune.config.load import load_config
+    from kubetune.config.resolved import dotted_values, read_config, resolved
     from kubetune.rundir import metrics
 
     run_file = run_dir / metrics.CONFIG

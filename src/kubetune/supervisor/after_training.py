@@ -72,7 +72,7 @@ def ask_before_after(run_dir: Path, relay: Relay) -> None:
 
     That is a process of its own, which begins when the ranks have freed their memory.
     """
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
 
     if relay.stopping or not read_config(run_dir).logging.before_after:
         return

@@ -74,7 +74,7 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
 def _require_consent(run_dir: Path) -> None:
     """Raise ConfigError for what the run directory has done elsewhere, unless the user has allowed it here."""
     from kubetune.config import consent
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
 
     consent.require(consent.effects_of(read_config(run_dir)), run_dir)
 

@@ -11,8 +11,8 @@ from kubetune import errors
 from kubetune.base import files, processes
 from kubetune.base.files import StrPath
 from kubetune.base.signals import Relay
-from kubetune.config.load import resolved
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config
 from kubetune.plan.plan import Plan
 from kubetune.rundir import checkpoints, exit_status

@@ -16,8 +16,8 @@ from typing import Any
 from kubetune import errors
 from kubetune.base import files
 from kubetune.config import consent
-from kubetune.config.load import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import as_yaml, dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.plan.plan import Plan
 from kubetune.rundir import metrics, starts

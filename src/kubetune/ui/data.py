@@ -20,7 +20,8 @@ from starlette.responses import Response
 
 from kubetune.base.files import read_object
 from kubetune.config import consent
-from kubetune.config.load import load_config, read_config
+from kubetune.config.load import load_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.data.prepared.fingerprint import fingerprint
 from kubetune.data.reading.sources import require_sources

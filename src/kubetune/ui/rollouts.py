@@ -7,7 +7,7 @@ import shlex
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError
 from kubetune.reporting.rollouts import WHOLE_PROMPT, shown_rollouts
 from kubetune.ui.site import page, run_of, site_of

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from kubetune.config.load import load_resolved, resolved
+from kubetune.config.resolved import load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.data.findings.sentences import find
 from kubetune.data.inspect.gallery import Picked, shown

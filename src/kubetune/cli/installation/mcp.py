@@ -21,7 +21,8 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.base.files import open_regular, read_object
 from kubetune.config import consent
-from kubetune.config.load import load_config, read_config
+from kubetune.config.load import load_config
+from kubetune.config.resolved import read_config
 from kubetune.extras import require
 from kubetune.k8s.manifests import sent_from_outside
 from kubetune.rundir import metrics

@@ -20,8 +20,9 @@ from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.local.watch_screen import RunView, draw
 from kubetune.cli.program import next_commands, next_steps
 from kubetune.cli.remote.run_on_cluster import add_namespace, find
-from kubetune.config.load import load_config, read_config
+from kubetune.config.load import load_config
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError, first_line
 from kubetune.rundir.status import read_status, state_of
 

@@ -15,7 +15,8 @@ from kubetune.cli.busy import busy
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.program import program
 from kubetune.cli.tables import BOLD, coloured, print_fact, print_table
-from kubetune.config.load import read_tree, resolved, values_by_path
+from kubetune.config.load import read_tree
+from kubetune.config.resolved import resolved, values_by_path
 from kubetune.config.schema import Config
 from kubetune.config.schema.cluster import KubernetesConfig
 from kubetune.errors import ConfigError, ModelError

@@ -80,7 +80,7 @@ def _stop_here(run_dir: Path, *, wait: bool) -> int:
     """Ask the processes of a run of this machine to save and end. Raise ConfigError where none of them runs."""
     import psutil
 
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
     from kubetune.rundir.exit_status import read_exit_status
     from kubetune.supervisor.place import holders
 

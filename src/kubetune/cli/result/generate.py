@@ -243,14 +243,14 @@ def answered(
 
 def is_classifier(run_dir: Path) -> bool:
     """True if the result of the run labels texts, or scores them, instead of writing them."""
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
 
     return read_config(run_dir).classifies
 
 
 def _is_reward_model(run_dir: Path) -> bool:
     """True if the result of the run scores answers."""
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
 
     return read_config(run_dir).task == "reward_model"
 

@@ -68,7 +68,7 @@ def _asked_for() -> str:
 
 def read_answers(args: argparse.Namespace) -> list[tuple[str, dict[str, Any]]]:
     """Return the answers to score with their prompts, each with its place. Raise DataError naming bad lines."""
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import read_file
     from kubetune.result.inference.classify import answer_record
@@ -100,7 +100,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
     """Return the texts to classify, and the second one of pairs. Raise DataError naming bad lines."""
     if args.file is not None:
         return _texts_of_file(args.run_dir, args.file)
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
     from kubetune.data.prepared.data_facts import known
     from kubetune.data.reading.problems import Problems
 
@@ -123,7 +123,7 @@ def read_texts(args: argparse.Namespace) -> list[tuple[str, str | None]]:
 
 def _texts_of_file(run_dir: Path, file: Path) -> list[tuple[str, str | None]]:
     """Return the texts of records, whose columns have the names that the run's data have."""
-    from kubetune.config.load import read_config
+    from kubetune.config.resolved import read_config
     from kubetune.data.reading.labelled import texts_of
     from kubetune.data.reading.problems import Problems
     from kubetune.data.reading.readers import read_file

@@ -17,7 +17,7 @@ from kubetune.cli.busy import busy, tell
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.result.export import add_export_options
 from kubetune.cli.result.export import show as show_export
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.result.publishing.push_target import (
     REPOSITORY,
     PushTarget,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubetune.base.humanize import counted, visible
 from kubetune.cli.json_answers import Answer, add_json, prints_json
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError
 from kubetune.rundir.rollout_files import weighted_sum
 

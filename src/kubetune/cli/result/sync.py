@@ -12,8 +12,8 @@ from kubetune.base import logs
 from kubetune.base.humanize import shell_word
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.config import consent
-from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import read_config
 
 if TYPE_CHECKING:
     from kubetune.rundir.mirror.sync import Mirror

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from kubetune import errors
 from kubetune.base import files, logs, processes
-from kubetune.config.load import load_resolved
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import load_resolved
 from kubetune.data.prepared.identity import pinned
 from kubetune.rundir import exit_status
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from kubetune.config.load import load_resolved
+from kubetune.config.resolved import load_resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.quantities import DNS_NAME
 from kubetune.errors import FINAL, OK, ConfigError, EnvironmentFault

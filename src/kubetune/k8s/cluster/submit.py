@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from kubetune.config import consent
-from kubetune.config.load import dotted_values, load_resolved, resolved
+from kubetune.config.resolved import dotted_values, load_resolved, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import NoNamespace, Refused, missing_rights

@@ -15,7 +15,7 @@ from kubetune import errors
 from kubetune.base import processes
 from kubetune.base.files import lock
 from kubetune.base.gpus import visible_gpus
-from kubetune.config.load import resolved
+from kubetune.config.resolved import resolved
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.errors import ConfigError
 from kubetune.library.plans import plan_here

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kubetune import errors
 from kubetune.base.humanize import counted, duration, number, share
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.library.sweep.overview import sweep_state
 from kubetune.library.sweep.ranges import ENDLESS, Range
 from kubetune.library.sweep.record import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.config.load import dotted_values
+from kubetune.config.resolved import dotted_values
 from kubetune.config.schema import Config, TrainingConfig
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.ranges import overrides

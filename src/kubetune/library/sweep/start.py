@@ -15,7 +15,7 @@ from kubetune import errors
 from kubetune.base.files import lock
 from kubetune.base.humanize import counted
 from kubetune.base.signals import Relay
-from kubetune.config.load import dotted_values, resolved
+from kubetune.config.resolved import dotted_values, resolved
 from kubetune.config.schema import Config, KubernetesConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.connection import open_cluster

@@ -10,8 +10,8 @@ from typing import Any
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import number
-from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import prefers_greater
+from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
 from kubetune.library.sweep.ranges import short_text

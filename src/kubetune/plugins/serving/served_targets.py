@@ -17,8 +17,8 @@ from kubetune.base.humanize import shell_word
 from kubetune.base.registry.address import SCHEME, cached_digest, parse
 from kubetune.config import consent
 from kubetune.config.data_files import is_hub_id
-from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS, RESOLVED
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config, LoraConfig
 from kubetune.config.vllm import LORA_RANKS
 from kubetune.data.text.tokenizer_files import read_json

@@ -20,7 +20,7 @@ import transformers
 from torch import Tensor
 
 from kubetune import errors
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import ModelConfig
 from kubetune.config.schema.model import DTYPE_NAMES
 from kubetune.models import loading

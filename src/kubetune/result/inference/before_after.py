@@ -18,7 +18,7 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import counted
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.data.prepared import kept_rows
 from kubetune.data.prepared.kept_rows import KeptRows

@@ -18,7 +18,7 @@ from kubetune import errors
 from kubetune.base import files, logs
 from kubetune.base.humanize import counted
 from kubetune.config import consent
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema.evaluation import BenchmarksConfig
 from kubetune.result.inference.requirements import require_benchmarks
 from kubetune.result.inference.result import default_device, open_result

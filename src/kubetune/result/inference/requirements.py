@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 
 from kubetune import errors, extras
-from kubetune.config.load import load_config, read_config
+from kubetune.config.load import load_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config, DataConfig, ModelConfig, SourceConfig
 from kubetune.data.reading.hub import is_local, require_model
 from kubetune.data.reading.sources import require_sources

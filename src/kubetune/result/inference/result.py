@@ -20,8 +20,8 @@ import transformers
 from kubetune import errors
 from kubetune.base.files import StrPath, require_plain
 from kubetune.config import consent
-from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config
 from kubetune.data.prepared import data_facts, identity
 from kubetune.data.prepared.data_facts import DataFacts

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kubetune.base import files
-from kubetune.config.load import read_config, resolved
+from kubetune.config.resolved import read_config, resolved
 from kubetune.result.forms.draft import ExportDraft
 from kubetune.result.forms.form import Form
 from kubetune.result.forms.wanted import base_name

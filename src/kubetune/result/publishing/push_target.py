@@ -14,7 +14,7 @@ from kubetune import errors
 from kubetune.base.registry import address as registry_address
 from kubetune.base.registry.address import Address
 from kubetune.config import consent
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.config.schema.tracking import PushConfig
 from kubetune.rundir import metrics
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from kubetune import errors
 from kubetune.base import files, logs
-from kubetune.config.load import dotted_values, load_resolved, resolved
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import dotted_values, load_resolved, resolved
 from kubetune.rundir import metrics
 from kubetune.rundir.mirror.stored_run import REMOTE, StoredRun
 from kubetune.rundir.starts import moved_numbers

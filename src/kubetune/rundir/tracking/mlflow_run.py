@@ -13,7 +13,7 @@ from typing import Any, Final
 from kubetune import errors
 from kubetune.base.files import write_atomic
 from kubetune.base.logs import family_logger, scrub
-from kubetune.config.load import dotted_values
+from kubetune.config.resolved import dotted_values
 from kubetune.config.schema.tracking import MlflowConfig
 from kubetune.rundir import metrics, shapes
 from kubetune.rundir.machine import git_commit

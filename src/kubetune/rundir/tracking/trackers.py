@@ -16,8 +16,8 @@ from typing import Any, Self
 from kubetune import errors, extras
 from kubetune.base.humanize import counted
 from kubetune.base.logs import family_logger, scrub
-from kubetune.config.load import as_yaml, dotted_values, resolved
 from kubetune.config.naming import method_label
+from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.config.schema.tracking import MODULES, TrackingConfig
 from kubetune.rundir.tracking import wandb_tracker

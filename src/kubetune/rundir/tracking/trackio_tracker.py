@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base.logs import family_logger, scrub
-from kubetune.config.load import dotted_values
+from kubetune.config.resolved import dotted_values
 from kubetune.config.schema.tracking import TrackioConfig
 from kubetune.rundir.tracking.tracker_queue import (
     SECONDS_FOR_FILES,

@@ -13,8 +13,8 @@ from pathlib import Path
 from kubetune import errors
 from kubetune.base import files
 from kubetune.base.files import require_plain
-from kubetune.config.load import read_config
 from kubetune.config.naming import OF_TRACKERS, RESOLVED
+from kubetune.config.resolved import read_config
 from kubetune.config.schema import Config, ModelConfig, RewardConfig
 from kubetune.data.prepared import identity
 from kubetune.data.reading.hub import find_files, is_local

@@ -27,8 +27,8 @@ from typing import Any
 from kubetune import errors
 from kubetune.base import files, logs, processes
 from kubetune.base.signals import Relay
-from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED
+from kubetune.config.resolved import read_config
 from kubetune.config.schema.tracking import HooksConfig, PrometheusConfig
 
 # How long observers may take to report the end of a run. A node that is shut down gives less time.

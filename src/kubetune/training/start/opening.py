@@ -23,7 +23,7 @@ def hold(run_dir: Path, rank: int) -> AbstractContextManager[None]:
 
 def open_run(argv: list[str], rank: int) -> tuple[Config, Path]:
     """Return the config and the run directory: one that a launcher made, or a new one from a file or flags."""
-    from kubetune.config.load import load_resolved
+    from kubetune.config.resolved import load_resolved
 
     # A launcher has made the run directory.
     if len(argv) == 1 and (Path(argv[0]) / RESOLVED).is_file():

@@ -14,8 +14,8 @@ from starlette.responses import Response
 
 from kubetune.base.humanize import size
 from kubetune.config.data_files import is_read
-from kubetune.config.load import read_config
 from kubetune.config.naming import RESOLVED, model_label
+from kubetune.config.resolved import read_config
 from kubetune.errors import KubetuneError
 from kubetune.library.listing import find_runs
 from kubetune.plan.model_shapes import hub_folder

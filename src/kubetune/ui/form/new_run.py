@@ -16,7 +16,8 @@ from starlette.responses import Response
 from kubetune.base.files import known, write_atomic
 from kubetune.base.humanize import place
 from kubetune.config import consent
-from kubetune.config.load import as_yaml, dotted_values, load_config, read_config
+from kubetune.config.load import load_config
+from kubetune.config.resolved import as_yaml, dotted_values, read_config
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError, KubetuneError
 from kubetune.k8s.manifests import sent_from_outside

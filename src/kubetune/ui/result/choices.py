@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.errors import KubetuneError
 from kubetune.plan.model_shapes import read_config as read_model_config
 from kubetune.result.forms import FORMS

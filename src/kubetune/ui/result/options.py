@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kubetune.config.load import read_config
+from kubetune.config.resolved import read_config
 from kubetune.errors import ConfigError
 from kubetune.result.forms import FORMS, chosen
 from kubetune.result.forms.form import QUANTIZE
