@@ -22,12 +22,15 @@ from typing import Any, Final
 
 from kubetune.base import files
 from kubetune.config.load import load_config
-from kubetune.config.naming import STARTED
 from kubetune.config.resolved import resolved
 from kubetune.config.schema import Config, DataConfig, EvaluationConfig, ModelConfig, RewardConfig
 from kubetune.config.schema.grpo import ServersConfig
 from kubetune.config.schema.tracking import HooksConfig, PushConfig, TrackingConfig
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
+
+# Environment variable with the run directory that the user has started. The supervisor sets it for benchmarks and the
+# other processes after the last step, so that they need not ask for consent again.
+STARTED = "KUBETUNE_STARTED"
 
 REMOTE_CODE: Final = "model.trust_remote_code"
 METRICS: Final = "evaluation.metrics"

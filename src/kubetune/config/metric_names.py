@@ -107,3 +107,9 @@ def metrics_of(task: str, problem_type: str, *, judged: bool = False) -> tuple[s
         if problem_type in ("auto", problem):
             names |= dict.fromkeys(f"eval_{metric}" for metric in metrics.split())
     return tuple(names)
+
+
+def is_greater_better(metric: str) -> bool:
+    """True if a greater value of a metric is better, by its name."""
+    # `reward_rejected` and `logp_rejected` are those of rejected answers.
+    return not metric.endswith(("loss", "perplexity", "mae", "kl", "rejected"))

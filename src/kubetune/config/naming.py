@@ -1,4 +1,4 @@
-"""Names that follow from a config: of the method, of the model, and of the run directory if the user names none."""
+"""Names of a run: of its method and model, of its run directory, and of what that holds."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kubetune.config.schema import LoraConfig, TrainingConfig
+    from kubetune.config.schema import LoraConfig
 
 # File in a run directory with the whole config, defaults included.
 RESOLVED = "resolved.json"
 # Folders of a run directory that kubetune writes and reads.
 FOLDERS = ("checkpoints", "logs", "answers", "exports")
-# Environment variable with the run directory that the user has started. The supervisor sets it for benchmarks and the
-# other processes after the last step, so that they need not ask for consent again.
-STARTED = "KUBETUNE_STARTED"
 # Folders of a run directory that trackers write, with links in them. Kubetune never reads them.
 OF_TRACKERS = ("wandb", "mlruns", "tensorboard")
 
@@ -63,16 +60,3 @@ def model_label(path: str) -> str:
     if parts and re.fullmatch("sha256-[0-9a-f]{64}", parts[-1]):
         parts.pop()
     return "/".join(parts[-2:]) or "model"
-
-
-def prefers_greater(training: TrainingConfig) -> bool:
-    """True if a greater value of the metric that chooses the best checkpoint is better."""
-    if training.greater_is_better is not None:
-        return training.greater_is_better
-    return is_greater_better(training.metric_for_best_model)
-
-
-def is_greater_better(metric: str) -> bool:
-    """True if a greater value of a metric is better, by its name."""
-    # `reward_rejected` and `logp_rejected` are those of rejected answers.
-    return not metric.endswith(("loss", "perplexity", "mae", "kl", "rejected"))

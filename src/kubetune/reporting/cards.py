@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kubetune.base.humanize import duration, number, share, short, size
-from kubetune.config.metric_names import full_name
-from kubetune.config.naming import is_greater_better, prefers_greater
+from kubetune.config.metric_names import full_name, is_greater_better
 from kubetune.reporting.reading import RunRecord
 from kubetune.reporting.verdict import verdict
 from kubetune.rundir import exit_status, metrics
@@ -46,7 +45,7 @@ def best_evaluation(run: RunRecord) -> dict[str, Any] | None:
     if not measured:
         return None
 
-    if prefers_greater(run.config.training):
+    if run.config.training.prefers_greater:
         return max(measured, key=lambda line: line[name])
     return min(measured, key=lambda line: line[name])
 
@@ -117,7 +116,7 @@ def _best_metric(run: RunRecord) -> list[Card]:
         value = f"{number(run.base[name])} → {value}"
         about = f"before training → step {best['step']:,}"
         about += _certainty(run, name, best["step"])
-    better = 1 if prefers_greater(run.config.training) else -1
+    better = 1 if run.config.training.prefers_greater else -1
     return [Card(f"Best {label}", value, about, best[name], better)]
 
 

@@ -11,7 +11,8 @@ from kubetune import errors
 from kubetune.base import files, processes
 from kubetune.base.humanize import shell_word
 from kubetune.base.signals import Relay
-from kubetune.config.naming import RESOLVED, STARTED
+from kubetune.config.consent import STARTED
+from kubetune.config.naming import RESOLVED
 from kubetune.rundir import metrics
 from kubetune.rundir.exit_status import ExitStatus
 

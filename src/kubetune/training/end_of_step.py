@@ -17,7 +17,6 @@ from typing import NoReturn
 
 from kubetune import errors
 from kubetune.base import logs
-from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import TrainingConfig
 from kubetune.rundir import heartbeat
 from kubetune.rundir.checkpoints import State
@@ -106,7 +105,7 @@ def _judged(
     best = state.best_value
     if best is None:
         is_better = True
-    elif prefers_greater(training):
+    elif training.prefers_greater:
         is_better = value > best
     else:
         is_better = value < best

@@ -16,7 +16,6 @@ from kubetune.base.files import holder, lock
 from kubetune.base.signals import Relay
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_table
-from kubetune.config.naming import prefers_greater
 from kubetune.config.schema import Config, DataConfig, TrainingConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.extras import require
@@ -215,7 +214,7 @@ def _metric(direction: str | None, data: DataConfig, training: TrainingConfig) -
         )
     greater = direction == "maximize"
     if direction is None:
-        greater = prefers_greater(training)
+        greater = training.prefers_greater
     return training.metric_for_best_model, greater
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from kubetune.config.metric_names import full_name
+from kubetune.config.metric_names import full_name, is_greater_better
 from kubetune.config.schema.base import Section, renamed
 
 OPTIM_NAMES = {
@@ -183,3 +183,10 @@ class TrainingConfig(Section):
     seed: int = Field(
         42, ge=0, lt=2**63, description="Decides data order, splits, initial weights and dropout."
     )
+
+    @property
+    def prefers_greater(self) -> bool:
+        """True if a greater value of the metric that chooses the best checkpoint is better."""
+        if self.greater_is_better is not None:
+            return self.greater_is_better
+        return is_greater_better(self.metric_for_best_model)

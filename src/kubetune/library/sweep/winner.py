@@ -10,7 +10,6 @@ from typing import Any
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import number
-from kubetune.config.naming import prefers_greater
 from kubetune.config.resolved import as_yaml, dotted_values, resolved
 from kubetune.config.schema import Config
 from kubetune.errors import ConfigError
@@ -94,7 +93,7 @@ def write_best(folder: Path, config: Config, base: Config, record: Record, searc
     """
     # `greater_is_better` is written only where it is not what the metric's name says.
     training = config.training.model_copy(update={"pause_at_step": None, "greater_is_better": None})
-    if prefers_greater(training) != search.greater:
+    if training.prefers_greater != search.greater:
         training = training.model_copy(update={"greater_is_better": search.greater})
     # A trial has a name, an output and the like of its own, which the user's run does not want.
     winner = config.model_copy(
