@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from kubetune.cli.prepare.init import STARTER, TASKS, starter
+from kubetune.cli.prepare.starter import TASKS, starter
 from kubetune.config import json_schema
 from kubetune.config.load import load_config
 from kubetune.plan.plan import make_plan
@@ -71,10 +71,11 @@ def test_examples_load_and_editors_accept_them(path: Path) -> None:
 
 def test_the_starter_file_loads_and_is_short(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
-    path.write_text(STARTER, "utf-8")
+    text = starter("causal_lm")
+    path.write_text(text, "utf-8")
     assert load_config(path).training.global_batch_size == 32
-    validator().validate(plain(STARTER))
-    assert len(STARTER.splitlines()) <= 60
+    validator().validate(plain(text))
+    assert len(text.splitlines()) <= 60
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from kubetune import cli, errors
 from kubetune.base.yaml_reader import read_file
 from kubetune.cli.busy import busy
 from kubetune.cli.local.demo import EMBEDDED
-from kubetune.cli.prepare.init import TASKS
+from kubetune.cli.prepare.starter import TASKS
 from kubetune.cli.program import program
 from kubetune.cli.result import generate_input
 from kubetune.config.load import load_config

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from kubetune.base.files import write_atomic
 from kubetune.base.humanize import visible
+from kubetune.cli.prepare.starter import TASKS, starter
 from kubetune.errors import ConfigError, KubetuneError
 
 if TYPE_CHECKING:
@@ -19,89 +20,6 @@ if TYPE_CHECKING:
 
 # What `--model` takes for the model of `kubetune demo`, which comes with the package.
 DEMO_MODEL = "demo"
-
-STARTER = """\
-# One run of kubetune. `kubetune plan run.yaml` shows what it will take, `kubetune train run.yaml` runs it.
-# Every key with its range and default: docs/config.md. On the command line: training.learning_rate=1e-4
-
-name: my-run                    # lower case letters, digits and dashes
-task: causal_lm
-model: Qwen/Qwen3-0.6B          # hub id or folder; for more than that, a section:
-# model:
-#   path: Qwen/Qwen3-0.6B
-#   dtype: auto                 # auto | bfloat16 | float16 | float32
-#   local_files_only: false     # true: never ask the hub
-
-data:
-  train: train.jsonl            # .jsonl, .csv, .parquet …, a folder, a hub id; train.jsonl#500 takes 500 rows
-  # train: [{path: a.jsonl, weight: 2}, {path: b.parquet}]    # several sources
-  eval: 0.05                    # share held out, or a file; leave out: no evaluation
-  max_length: 2048              # tokens; longer rows are dropped and counted (overlong: drop | truncate | error)
-  packing: true                 # whole sequences share micro-batches, kept apart: same loss, no padding
-  train_on: assistant           # loss on answers only, or: all
-
-lora:                           # without this section every parameter is trained
-  r: 16
-  alpha: 32                     # default: 2 × r
-  dropout: 0.0
-  target_modules: all-linear    # or a list such as [q_proj, v_proj]
-quantization: none              # none | 4bit | 8bit | auto: of the frozen base
-
-training:
-  num_train_epochs: 1           # or max_steps: 100
-  global_batch_size: 32         # samples per step over all processes; accumulation follows from it
-  per_device_train_batch_size: 1
-  learning_rate: 2e-4           # default: 2e-4 for LoRA, 1e-5 for full training
-  lr_scheduler_type: cosine     # cosine | linear | constant
-  warmup_ratio: 0.03
-  weight_decay: 0.0
-  max_grad_norm: 1.0
-  eval_steps: epoch             # a number of steps, or epoch
-  save_steps: epoch
-  save_total_limit: 3           # checkpoints kept, besides best and last
-  # early_stopping_patience: 3  # evaluations without improvement
-  gradient_checkpointing: auto
-  seed: 42
-
-tracking:
-  tensorboard: false
-  # mlflow: {uri: ./mlruns, experiment: kubetune}
-output: outputs/my-run          # the run directory: the same command continues the run in it
-
-compute:
-  nodes: 1
-  # gpus_per_node: 8            # default: all that are there
-  # processes: 2                # without GPUs
-# kubernetes: {image: registry.example/kubetune:1.0, namespace: finetune}    # for `kubetune render`
-"""
-
-# Lines of the starter that say what is trained.
-TASKS = {
-    "causal_lm": "task: causal_lm",
-    "preference": """\
-task: preference
-preference:
-  loss: dpo                     # dpo | ipo | hinge | robust | orpo | simpo | cpo | kto (answers with a `label`)
-  beta: 0.1
-# train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
-    "reward_model": """\
-task: reward_model              # a score for each answer, trained on pairs
-# preference: {center_coefficient: 0.01}    # pull of the scores towards a mean of zero
-# train.jsonl: {"prompt": …, "chosen": …, "rejected": …}, or what other tools read: docs/preference.md""",
-    "grpo": """\
-task: grpo                      # learn by reward from answers of its own: docs/grpo.md
-rewards: [exact_match]          # or numeric, contains, functions of yours
-# train.jsonl: {"prompt": …, "solution": …}""",
-    "sequence_classification": """\
-task: sequence_classification
-# classification: {labels: [bad, good]}      # default: the labels of the data
-# train.jsonl: {"text": "A fine film.", "label": "good"}, or a table with these columns: docs/classification.md""",
-    "vision_language": """\
-task: vision_language
-# train.jsonl: {"image": "cat.png", "prompt": "What is this?", "completion": "A cat."}: docs/vision.md""",
-}
-# Models to start from, of tasks that need another kind.
-MODELS = {"vision_language": "Qwen/Qwen2.5-VL-3B-Instruct"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -222,31 +140,6 @@ def _problems(config: Config, *, has_model: bool) -> list[str]:
         return list(forecast_run(config, os.environ).problems)
     except KubetuneError as error:
         return sentences([error])
-
-
-def starter(task: str, model: str | None = None) -> str:
-    """Return the starter file of a task."""
-    text = STARTER.replace(TASKS["causal_lm"], TASKS[task])
-    model = model or MODELS.get(task)
-    if model:
-        text = text.replace("Qwen/Qwen3-0.6B", json.dumps(model, ensure_ascii=False).strip('"'))
-    if task in ("sequence_classification", "vision_language"):
-        # Nothing of an answer is chosen to train on: a classifier has labels.
-        if task == "sequence_classification":
-            text = "".join(
-                line for line in text.splitlines(keepends=True) if "train_on:" not in line
-            )
-    elif task != "causal_lm":
-        from kubetune.config.schema.run_facts import LEARNING_RATES
-
-        # These tasks compare answers, so `train_on` means nothing; and their learning rates are lower.
-        lines = [line for line in text.splitlines(keepends=True) if "train_on:" not in line]
-        of_adapters, of_all = (f"{rate:.0e}".replace("e-0", "e-") for rate in LEARNING_RATES[task])
-        rates = f"{of_adapters}{' ' * (15 - len(of_adapters))}# default: {of_adapters} for LoRA, {of_all} for full"
-        text = "".join(lines).replace(
-            "2e-4           # default: 2e-4 for LoRA, 1e-5 for full", rates
-        )
-    return text
 
 
 def _schema_text() -> str:
