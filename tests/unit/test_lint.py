@@ -12,16 +12,16 @@ import pytest
 from kubetune.cli import main
 from kubetune.config.load import load_config
 from kubetune.k8s.lint.config import lint
-from kubetune.k8s.lint.finding import Finding
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.manifests import KINDS, local_files, render
+from kubetune.k8s.manifests.mistakes import Mistake
 from kubetune.plan.plan import make_plan
 from tests.golden.manifests import FOLDER
 
 FULL = FOLDER / "full.yaml"
 
 
-def findings(*overrides: str) -> list[Finding]:
+def findings(*overrides: str) -> list[Mistake]:
     config = load_config(FULL, overrides=overrides)
     plan = make_plan(config)
     files = local_files(config)

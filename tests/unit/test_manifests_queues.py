@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from kubetune.k8s.lint.config import lint
-from kubetune.k8s.lint.finding import Finding
 from kubetune.k8s.manifests import KINDS, render
+from kubetune.k8s.manifests.mistakes import Mistake
 from kubetune.k8s.manifests.pod_templates import pod_templates
 from standin.schemas import problems
 from tests.golden.made import MINIMAL, made, planned, the
@@ -19,7 +19,7 @@ NEAR = "kubernetes.scheduling.topology={required: example.com/block, slice: exam
 SHARED = "kubernetes.storage.cache={size: 1Ti, access: ReadWriteMany}"
 
 
-def findings(*overrides: str) -> dict[str, Finding]:
+def findings(*overrides: str) -> dict[str, Mistake]:
     """Return the findings about a minimal run with changes, by key."""
     config, plan = planned(*overrides, file=MINIMAL)
     return {finding.key: finding for finding in lint(config, plan, render(config, plan))}

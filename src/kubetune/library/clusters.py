@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 from kubetune.config.schema import Config, SourceConfig
 from kubetune.errors import ConfigError, DataError
 from kubetune.k8s.lint.config import lint
-from kubetune.k8s.lint.finding import Finding
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests import render as make_manifests
+from kubetune.k8s.manifests.mistakes import Mistake
 from kubetune.k8s.manifests.spec import Manifest, plan_without_data
 from kubetune.library.configs import ConfigLike, config_of
 from kubetune.library.connection import open_cluster
@@ -46,7 +46,7 @@ def _rendered(config: Config, files: Mapping[str, str]) -> list[Manifest]:
 
 def checked_manifests(
     config: Config, plan: Plan, files: Mapping[str, str]
-) -> tuple[list[Manifest], list[Finding]]:
+) -> tuple[list[Manifest], list[Mistake]]:
     """Return the objects of a run, and findings about them. Raise ConfigError for what cannot run."""
     objects = make_manifests(config, plan, files)
     findings = lint(config, plan, objects, files)

@@ -21,9 +21,9 @@ from kubetune.config.schema import Config, RewardConfig
 from kubetune.config.schema.evaluation import OwnMetricsConfig
 from kubetune.errors import OK, ConfigError
 from kubetune.k8s.lint.config import lint
-from kubetune.k8s.lint.finding import Finding, advice
 from kubetune.k8s.manifests import KINDS, dump, local_files, render, secret_templates
 from kubetune.k8s.manifests.kustomize import CONFIGURATION, configuration
+from kubetune.k8s.manifests.mistakes import Mistake, advice
 from kubetune.k8s.manifests.patches import effects
 from kubetune.k8s.manifests.smoke import smoke_config, testing
 from kubetune.k8s.manifests.spec import Manifest, plan_without_data
@@ -95,7 +95,7 @@ def _effects(config: Config, files: dict[str, str]) -> list[list[str]]:
     return list(effects(objects, kubernetes.patches))
 
 
-def _patches_without_effect(effects_of_patches: Sequence[Sequence[str]]) -> Iterator[Finding]:
+def _patches_without_effect(effects_of_patches: Sequence[Sequence[str]]) -> Iterator[Mistake]:
     for number, changed in enumerate(effects_of_patches):
         if not changed:
             key = f"kubernetes.patches.{number}"
@@ -104,7 +104,7 @@ def _patches_without_effect(effects_of_patches: Sequence[Sequence[str]]) -> Iter
 
 def _imported_beside(
     metrics: OwnMetricsConfig | None, rewards: Sequence[RewardConfig], files: Mapping[str, str]
-) -> Iterator[Finding]:
+) -> Iterator[Mistake]:
     """Yield what the Python files that travel import from their folders, which do not travel."""
     code = {}
     if metrics is not None:
@@ -157,7 +157,7 @@ def origins(path: Path | None) -> Tree:
     return tree
 
 
-def report(findings: Sequence[Finding], path: Path | None, *, strict: bool) -> None:
+def report(findings: Sequence[Mistake], path: Path | None, *, strict: bool) -> None:
     """Print the advice, or raise ConfigError when something is wrong, with the lines of the run file."""
     if not findings:
         # Reading the file for its line numbers takes as long as rendering it.

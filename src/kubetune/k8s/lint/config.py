@@ -19,13 +19,13 @@ from kubetune.config.schema.model import BUILT_IN_TEMPLATE
 from kubetune.config.schema.quantities import quantity_bytes
 from kubetune.config.schema.tracking import MODULES
 from kubetune.extras import EXTRA_OF
-from kubetune.k8s.lint.finding import Finding, advice, error
 from kubetune.k8s.lint.objects import check_objects
 from kubetune.k8s.lint.pod_security import beyond_restricted
 from kubetune.k8s.manifests.configmap import MAX_CARRIED_BYTES
 from kubetune.k8s.manifests.environment import RESERVED
 from kubetune.k8s.manifests.kinds.gang import gang
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
+from kubetune.k8s.manifests.mistakes import Mistake, advice, error
 from kubetune.k8s.manifests.pod_templates import pod_templates
 from kubetune.k8s.manifests.spec import (
     MANAGED_BY,
@@ -57,7 +57,7 @@ HTTP_PORTS = ("80", "5000")
 
 def lint(
     config: Config, plan: Plan, objects: Sequence[Manifest], files: Mapping[str, str] | None = None
-) -> list[Finding]:
+) -> list[Mistake]:
     """Return everything wrong with, or unwise about, a run on a cluster.
 
     `objects` are what `render` made, with these `files`. Raise ConfigError when the config has no `kubernetes` section.
@@ -81,7 +81,7 @@ def lint(
         _names,
     )
 
-    findings: list[Finding] = []
+    findings: list[Mistake] = []
     for check in checks:
         findings += check(spec)
 
@@ -96,7 +96,7 @@ def lint(
     return list(dict.fromkeys(findings))
 
 
-def _size(spec: RunSpec) -> Iterator[Finding]:
+def _size(spec: RunSpec) -> Iterator[Mistake]:
     # A pod's size, which the user's machine cannot tell: what a laptop detects, a pod must ask for.
     compute = spec.config.compute
     if compute.gpus_per_node is None:
@@ -132,7 +132,7 @@ def _size(spec: RunSpec) -> Iterator[Finding]:
         )
 
 
-def _claims(spec: RunSpec) -> Iterator[Finding]:
+def _claims(spec: RunSpec) -> Iterator[Mistake]:
     claims = spec.kubernetes.resource_claims
     names = [claim.name for claim in claims]
     for index, claim in enumerate(claims):
@@ -155,7 +155,7 @@ def _claims(spec: RunSpec) -> Iterator[Finding]:
             yield error(f"{key}.gpus", "the claim holds GPUs, but compute.gpus_per_node is 0")
 
 
-def _image(spec: RunSpec) -> Iterator[Finding]:
+def _image(spec: RunSpec) -> Iterator[Mistake]:
     k = spec.kubernetes
     tools = {"kubernetes.image": k.image, "kubernetes.tools_image": k.tools_image}
     for key, image in tools.items():
@@ -178,7 +178,7 @@ def _image(spec: RunSpec) -> Iterator[Finding]:
         )
 
 
-def _trackers(spec: RunSpec) -> Iterator[Finding]:
+def _trackers(spec: RunSpec) -> Iterator[Mistake]:
     # Nothing here can look into the image, so this is advice.
     tracking = spec.config.tracking
     for name, module in MODULES.items():
@@ -201,7 +201,7 @@ def _trackers(spec: RunSpec) -> Iterator[Finding]:
         yield advice("evaluation.benchmarks", text)
 
 
-def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
+def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Mistake]:
     scheme, separator, _ = image.partition("://")
     if separator:
         yield error(
@@ -226,7 +226,7 @@ def _image_name(spec: RunSpec, key: str, image: str) -> Iterator[Finding]:
         )
 
 
-def _registry(key: str, image: str, pull_policy: str | None) -> Iterator[Finding]:
+def _registry(key: str, image: str, pull_policy: str | None) -> Iterator[Mistake]:
     """Yield a finding for an image from a registry that nodes cannot pull from."""
     registry, slash, _ = image.partition("/")
     host, _, port = registry.partition(":")
@@ -251,7 +251,7 @@ def _registry(key: str, image: str, pull_policy: str | None) -> Iterator[Finding
         )
 
 
-def _variables(spec: RunSpec) -> Iterator[Finding]:
+def _variables(spec: RunSpec) -> Iterator[Mistake]:
     k = spec.kubernetes
     for section, names in (("env", k.env), ("secrets", k.secrets)):
         for name in names:
@@ -282,7 +282,7 @@ def _variables(spec: RunSpec) -> Iterator[Finding]:
             )
 
 
-def _volumes(spec: RunSpec) -> Iterator[Finding]:
+def _volumes(spec: RunSpec) -> Iterator[Mistake]:
     """Yield mounts over a folder that has a user already: they would hide its files."""
     of_image = ("/", "/etc", "/usr", "/proc", "/sys", "/dev")
     users: dict[str, str] = dict.fromkeys(TAKEN, "kubetune's own volumes")
@@ -299,7 +299,7 @@ def _volumes(spec: RunSpec) -> Iterator[Finding]:
         users.setdefault(path, f"mounts[{index}]")
 
 
-def _paths(spec: RunSpec) -> Iterator[Finding]:
+def _paths(spec: RunSpec) -> Iterator[Mistake]:
     """Yield paths of the user's machine that no pod will see."""
     config = spec.config
     model = config.model
@@ -342,7 +342,7 @@ def _paths(spec: RunSpec) -> Iterator[Finding]:
         )
 
 
-def _base_image(spec: RunSpec) -> Iterator[Finding]:
+def _base_image(spec: RunSpec) -> Iterator[Mistake]:
     """Yield what does not go with a base that is, or is not, an image of a registry."""
     key = "kubernetes.image_volumes"
     image = spec.base_image
@@ -363,7 +363,7 @@ def _base_image(spec: RunSpec) -> Iterator[Finding]:
         )
 
 
-def _profile(spec: RunSpec) -> Iterator[Finding]:
+def _profile(spec: RunSpec) -> Iterator[Mistake]:
     if spec.kubernetes.profile == "restricted":
         yield from _restricted_profile(spec)
         return
@@ -382,7 +382,7 @@ def _profile(spec: RunSpec) -> Iterator[Finding]:
         )
 
 
-def _restricted_profile(spec: RunSpec) -> Iterator[Finding]:
+def _restricted_profile(spec: RunSpec) -> Iterator[Mistake]:
     k = spec.kubernetes
     if k.run_as_user == 0:
         yield error(
@@ -406,7 +406,7 @@ def _restricted_profile(spec: RunSpec) -> Iterator[Finding]:
             )
 
 
-def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Finding]:
+def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Mistake]:
     """Yield pods that ask, after patches, for more than the profile promises."""
     if spec.kubernetes.profile != "restricted" or not spec.kubernetes.patches:
         return
@@ -421,7 +421,7 @@ def _patched(spec: RunSpec, objects: Sequence[Manifest]) -> Iterator[Finding]:
                 )
 
 
-def _kind(spec: RunSpec) -> Iterator[Finding]:
+def _kind(spec: RunSpec) -> Iterator[Mistake]:
     k = spec.kubernetes
     if k.argocd and k.ttl_seconds is not None:
         yield advice(
@@ -432,7 +432,7 @@ def _kind(spec: RunSpec) -> Iterator[Finding]:
     yield from kind_of(k.kind).findings(spec)
 
 
-def _gang(spec: RunSpec) -> Iterator[Finding]:
+def _gang(spec: RunSpec) -> Iterator[Mistake]:
     k = spec.kubernetes
     who = gang(spec)
     key = "kubernetes.scheduling.gang"
@@ -467,7 +467,7 @@ def _gang(spec: RunSpec) -> Iterator[Finding]:
         )
 
 
-def _topology(spec: RunSpec) -> Iterator[Finding]:
+def _topology(spec: RunSpec) -> Iterator[Mistake]:
     k = spec.kubernetes
     topology = k.scheduling.topology
     key = "kubernetes.scheduling.topology"
@@ -483,7 +483,7 @@ def _topology(spec: RunSpec) -> Iterator[Finding]:
         )
 
 
-def _jobset(spec: RunSpec) -> Iterator[Finding]:
+def _jobset(spec: RunSpec) -> Iterator[Mistake]:
     """Yield keys of `kubernetes.jobset` that the kind does not have. Their default asks for nothing, so it may stay."""
     k = spec.kubernetes
     unknown = k.jobset.model_fields_set - kind_of(k.kind).jobset_keys
@@ -496,7 +496,7 @@ def _jobset(spec: RunSpec) -> Iterator[Finding]:
             )
 
 
-def _names(spec: RunSpec) -> Iterator[Finding]:
+def _names(spec: RunSpec) -> Iterator[Mistake]:
     kind = kind_of(spec.kubernetes.kind)
     longest = kind.longest_name(spec)
     if len(spec.name) > longest:

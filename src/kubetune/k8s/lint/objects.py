@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from kubetune.base.secrets import is_secret, names_secret
 from kubetune.config.schema.quantities import DNS_LABEL, DNS_NAME, LABEL_KEY, LABEL_VALUE
-from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.kinds.gang import GROUP_NAME
+from kubetune.k8s.manifests.mistakes import Mistake, error
 from kubetune.k8s.manifests.pod_templates import pod_templates, sized_templates
 from kubetune.k8s.manifests.spec import MARGIN_SECONDS, Manifest, kind_and_name
 
@@ -31,7 +31,7 @@ LONG_NAMES = {
 }
 
 
-def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
+def check_objects(objects: Sequence[Manifest]) -> Iterator[Mistake]:
     """Yield findings about rendered or hand-changed objects; keys are those of the config that set such fields."""
     counts: Counter[tuple[str, str | None, str]] = Counter()
     for obj in objects:
@@ -56,7 +56,7 @@ def check_objects(objects: Sequence[Manifest]) -> Iterator[Finding]:
     yield from _groups(objects)
 
 
-def _metadata(obj: Manifest) -> Iterator[Finding]:
+def _metadata(obj: Manifest) -> Iterator[Mistake]:
     name = obj["metadata"]["name"]
     allowed = DNS_NAME if obj["kind"] in LONG_NAMES else DNS_LABEL
     if not re.fullmatch(allowed, name) or len(name) > 253:
@@ -81,7 +81,7 @@ def _labels(template: Manifest) -> Manifest:
     return labels
 
 
-def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
+def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Mistake]:
     """Yield a selector that matches no pod: a Service leads nowhere, and the API server refuses a controller."""
     spec = obj.get("spec") or {}
     templates = []
@@ -111,7 +111,7 @@ def _selector(obj: Manifest, objects: Sequence[Manifest]) -> Iterator[Finding]:
     )
 
 
-def _pod(title: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
+def _pod(title: str, template: Manifest, owner: Manifest) -> Iterator[Mistake]:
     pod = template["spec"]
     spec = owner.get("spec") or {}
     if "podFailurePolicy" in spec and pod.get("restartPolicy") != "Never":
@@ -133,7 +133,7 @@ def _pod(title: str, template: Manifest, owner: Manifest) -> Iterator[Finding]:
         yield from _variables(name, container.get("env", ()), pod)
 
 
-def _mounts(title: str, mounts: Sequence[Manifest], volumes: set[str]) -> Iterator[Finding]:
+def _mounts(title: str, mounts: Sequence[Manifest], volumes: set[str]) -> Iterator[Mistake]:
     key = "kubernetes.mounts"
     mounted = {mount["name"] for mount in mounts}
     for missing in sorted(mounted - volumes):
@@ -146,7 +146,7 @@ def _mounts(title: str, mounts: Sequence[Manifest], volumes: set[str]) -> Iterat
             yield error(key, f"{title}: {times} volumes are mounted at {path}")
 
 
-def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
+def _quantities(title: str, resources: Manifest) -> Iterator[Mistake]:
     for amounts in (resources.get("requests") or {}, resources.get("limits") or {}):
         for name, amount in amounts.items():
             if not QUANTITY.fullmatch(str(amount)):
@@ -160,7 +160,7 @@ def _quantities(title: str, resources: Manifest) -> Iterator[Finding]:
                 )
 
 
-def _variables(title: str, env: Sequence[Manifest], pod: Manifest) -> Iterator[Finding]:
+def _variables(title: str, env: Sequence[Manifest], pod: Manifest) -> Iterator[Mistake]:
     names = Counter(entry["name"] for entry in env)
     for name, times in names.items():
         if times > 1:
@@ -191,7 +191,7 @@ def _variables(title: str, env: Sequence[Manifest], pod: Manifest) -> Iterator[F
                 )
 
 
-def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
+def _fewer_pods(obj: Manifest) -> Iterator[Mistake]:
     """Yield a Job that Kueue may start with fewer pods than it has ranks: its pods would wait for the others."""
     annotations = obj["metadata"].get("annotations") or {}
     least = annotations.get(MIN_PARALLELISM)
@@ -206,7 +206,7 @@ def _fewer_pods(obj: Manifest) -> Iterator[Finding]:
         )
 
 
-def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
+def _groups(objects: Sequence[Manifest]) -> Iterator[Mistake]:
     """Yield PodGroups that never have enough members, and groups that nothing makes: such pods stay pending."""
     key = "kubernetes.scheduling.gang"
 
@@ -232,7 +232,7 @@ def _groups(objects: Sequence[Manifest]) -> Iterator[Finding]:
         yield error(key, f"PodGroup/{name}: pods belong to it, but it is not made here")
 
 
-def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Finding]:
+def _single_node_claims(objects: Sequence[Manifest]) -> Iterator[Mistake]:
     """Yield claims of one node that more than one pod mounts: all but the first pod stay pending."""
     # How many pods mount each claim. A pod may mount one claim twice, as two volumes.
     mounting_pods: Counter[str] = Counter()

@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import ClassVar
 
-from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.environment import COMPLETION_INDEX, RUN_NAME, rendezvous
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preparing_job_of_all_steps
 from kubetune.k8s.manifests.kinds.failure import jobset_failure_policy
 from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.job import indexed_job
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
+from kubetune.k8s.manifests.mistakes import Mistake, error
 from kubetune.k8s.manifests.samplers import (
     SAMPLER,
     addresses_in_jobset,
@@ -160,7 +160,7 @@ class JobSet(WorkloadKind):
             completions.append(int(job.get("completions", 1)))
         return completions
 
-    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+    def findings(self, spec: RunSpec) -> Iterator[Mistake]:
         """Yield what a cache that goes with the run needs."""
         cache = spec.kubernetes.storage.cache
         is_shared = cache.size is not None and cache.access == "ReadWriteMany"

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from kubetune.k8s.lint.finding import Finding
+from kubetune.k8s.manifests.mistakes import Mistake
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec
 from kubetune.k8s.run_names import LONGEST_NAME
 
@@ -103,7 +103,7 @@ class WorkloadKind(ABC):
         """Return how many characters the run's name may have: pods' names are made of it."""
         return LONGEST_NAME
 
-    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+    def findings(self, spec: RunSpec) -> Iterator[Mistake]:
         """Yield what is wrong with, or unwise about, a run of this kind."""
         yield from ()
 

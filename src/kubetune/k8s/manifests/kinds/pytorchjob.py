@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
-from kubetune.k8s.lint.finding import Finding, advice, error
 from kubetune.k8s.manifests.initialisers import init_containers
 from kubetune.k8s.manifests.kinds.gang import VOLCANO, Members, gang, group_size
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
+from kubetune.k8s.manifests.mistakes import Mistake, advice, error
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.trainer import pod_template
 
@@ -95,7 +95,7 @@ class PyTorchJob(WorkloadKind):
             templates.append(PodTemplate(title, replica["template"], pods))
         return templates
 
-    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+    def findings(self, spec: RunSpec) -> Iterator[Mistake]:
         """Yield what the operator and Kueue do to it."""
         k = spec.kubernetes
         if k.queue:

@@ -10,12 +10,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 from kubetune.base.signals import STAY
-from kubetune.k8s.lint.finding import Finding, advice, error
 from kubetune.k8s.manifests.environment import POD_INDEX, RUN_NAME, rendezvous, value
 from kubetune.k8s.manifests.initialisers import init_containers
 from kubetune.k8s.manifests.kinds.gang import Members, join, pod_group
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
 from kubetune.k8s.manifests.kinds.services import rendezvous_service
+from kubetune.k8s.manifests.mistakes import Mistake, advice, error
 from kubetune.k8s.manifests.spec import TRAINER, Manifest, RunSpec, kind_and_name
 from kubetune.k8s.manifests.storage import cache_claim_spec, cache_is_per_pod
 from kubetune.k8s.manifests.trainer import pod_template
@@ -76,7 +76,7 @@ class StatefulSet(WorkloadKind):
         pods = int(obj["spec"].get("replicas", 1))
         return [PodTemplate(kind_and_name(obj), obj["spec"]["template"], pods)]
 
-    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+    def findings(self, spec: RunSpec) -> Iterator[Mistake]:
         """Yield advice about a workload that never ends."""
         yield advice(
             "kubernetes.kind",

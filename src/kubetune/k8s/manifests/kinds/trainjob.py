@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from kubetune.config.data_files import is_hub_id
-from kubetune.k8s.lint.finding import Finding, error
 from kubetune.k8s.manifests.initialisers import preparing_job, steps
 from kubetune.k8s.manifests.kinds.gang import VOLCANO, gang
 from kubetune.k8s.manifests.kinds.jobset import jobset_spec, replicated_job, replicated_templates
 from kubetune.k8s.manifests.kinds.kind import PodTemplate, Resource, WorkloadKind
+from kubetune.k8s.manifests.mistakes import Mistake, error
 from kubetune.k8s.manifests.spec import (
     TRAINER,
     Manifest,
@@ -158,7 +158,7 @@ class TrainJob(WorkloadKind):
         """Return less with initialisers: pods are then called NAME-dataset-initializer-0-0-xxxxx."""
         return 33 if spec.prepares else super().longest_name(spec)
 
-    def findings(self, spec: RunSpec) -> Iterator[Finding]:
+    def findings(self, spec: RunSpec) -> Iterator[Mistake]:
         """Yield an error for initializers in a group of Volcano, which would never start."""
         if gang(spec) == "volcano" and spec.prepares:
             yield error(

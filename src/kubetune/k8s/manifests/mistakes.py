@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class Finding(NamedTuple):
+class Mistake(NamedTuple):
     """A mistake, and the dotted key of the config to change. With one that is not `fatal` the run may work."""
 
     key: str
@@ -13,11 +13,11 @@ class Finding(NamedTuple):
     fatal: bool
 
 
-def error(key: str, text: str) -> Finding:
+def error(key: str, text: str) -> Mistake:
     """Return a finding that keeps the run from working."""
-    return Finding(key, text, fatal=True)
+    return Mistake(key, text, fatal=True)
 
 
-def advice(key: str, text: str) -> Finding:
+def advice(key: str, text: str) -> Mistake:
     """Return a finding that the user may have good reasons to ignore."""
-    return Finding(key, text, fatal=False)
+    return Mistake(key, text, fatal=False)
