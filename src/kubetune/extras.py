@@ -1,4 +1,4 @@
-"""Libraries that come with an extra of kubetune: which extra brings each, and the words where one is missing.
+"""Libraries that an extra of kubetune installs, and the error that names the extra of a missing one.
 
 A module that is imported where it is needed says by its own absence what to install (`missing_extra`); what would take
 long until then asks before (`require`). Both read the same table.

@@ -48,20 +48,20 @@ class ServersConfig(Section):
 
     urls: Annotated[tuple[str, ...], AsTuple] = Field(
         (),
-        description="Address of each server, such as `http://10.0.0.7:8000`; no address of several, as an adapter "
-        "would reach one of them alone. They see the run directory at the same path. Left out "
-        "with `kubernetes.samplers`, whose pods they are.",
+        description="Address of each server, such as `http://10.0.0.7:8000`. A load balancer will not do, since an adapter "
+        "would reach only one server behind it. The servers see the run directory at the same path. Leave this out with "
+        "`kubernetes.samplers`, whose pods are the servers.",
     )
     lag: Literal[0, 1] = Field(
         0,
-        description="0: answers by the newest weights, for which the run waits. 1: by those of one set of answers before, "
-        "which servers draw while the run learns.",
+        description="0: the newest weights draw the answers, and the run waits for them. 1: the weights before them do, so "
+        "the servers draw while the run learns.",
     )
     timeout_seconds: float = Field(
         600.0,
         ge=1,
-        description="A server that in this time has not answered a prompt, asked again and again, or not loaded an "
-        "adapter ends the run.",
+        description="The run ends if a server does not answer a prompt, in spite of retries, or does not load an adapter "
+        "within this time.",
     )
 
     @model_validator(mode="after")

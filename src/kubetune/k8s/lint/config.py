@@ -231,8 +231,8 @@ def _gang(spec: RunSpec) -> Iterator[Mistake]:
     if spec.pods > 1 and who == "none" and k.scheduling.gang == "auto":
         yield advice(
             key,
-            f"nothing starts the {spec.pods} pods together: where the cluster has no room for all, some hold their "
-            "nodes and wait. Give kubernetes.queue (Kueue) or volcano here; none if that is all right",
+            f"nothing starts the {spec.pods} pods together: if the cluster has no room for all, some hold their "
+            "nodes and wait. Set kubernetes.queue (Kueue) or volcano here, or none to accept that",
         )
 
 

@@ -39,7 +39,7 @@ _METRICS: Final = {
     "accuracy": "accuracy", "margin": "margin", "kl": "kl",
 }  # fmt: skip
 _NO_DROPOUT: Final = "its trainer switches dropout off (disable_dropout)"
-_OTHER_REFERENCE: Final = "the reference is the model before training; another one is not taken"
+_OTHER_REFERENCE: Final = "the reference is the model before training; no other model can be named"
 
 
 def tables(kind: str) -> tuple[Table, ...]:

@@ -64,7 +64,7 @@ def method(key: str) -> Row:
 
 
 def bits(key: str, kind: str, four: Any) -> tuple[Row, Row]:
-    """Return the row of the base's bits, 4 of them where the key has the value `four`, and that of their kind."""
+    """Return two rows: how many bits the base has (4 if the key has the value `four`), and which kind of 4 bits."""
 
     def rule(value: Any, draft: Draft) -> Outcome:
         if value != four:
@@ -210,7 +210,7 @@ def reference(value: Any, draft: Draft) -> Outcome:
     """Take a model or config that is the base itself; drop any other."""
     if value in [draft.get(key) for key in MODELS]:
         return unneeded("the same model, here too")
-    return dropped("it comes from the model before training; another one is not taken")
+    return dropped("the reference is the model before training; no other model can be named")
 
 
 def loss(keys: str, path: str, known: Mapping[str, str]) -> Row:
