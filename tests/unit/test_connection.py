@@ -133,7 +133,7 @@ def test_an_answer_without_end_is_refused(
     for limit in (
         "connection._MOST_BYTES",
         "connection._MOST_BYTES_OF_A_REFUSAL",
-        "client._MOST_BYTES_OF_AN_OBJECT",
+        "namespace_objects._MOST_BYTES_OF_AN_OBJECT",
     ):
         monkeypatch.setattr(f"kubetune.k8s.api.{limit}", 100_000)
     with endless(tmp_path, status) as (server, cluster):

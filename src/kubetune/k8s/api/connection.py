@@ -8,7 +8,6 @@ kr8s has no server-side apply.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import threading
@@ -33,11 +32,9 @@ from kubetune.k8s.api.api_errors import (
     refusal,
 )
 from kubetune.k8s.api.credentials import Login
-from kubetune.k8s.api.passing import PATIENCE_SECONDS, passing_refusal
+from kubetune.k8s.api.passing import PATIENCE_SECONDS
+from kubetune.k8s.api.startup_doubt import SENT, StartupDoubt
 
-# For so long the server counts as ready without being asked.
-_READY_SECONDS = 5.0
-_PAUSE_AT_START_SECONDS = 0.5
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 2.0
 # A connection that died without a word is noticed after this time; nothing is lost by following a log anew.
@@ -45,8 +42,7 @@ _SILENCE_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _SHOWN_CHARACTERS = 500
 _SWITCHED = 101
-# Extensions of a request: when it was sent, by time.monotonic(), and that its answer goes on, as a log does.
-_SENT = "kubetune_sent"
+# Extension of a request: its answer goes on, as a log does.
 _GOES_ON = "kubetune_goes_on"
 # Of the body of an answer. The longest are lists of pods, of about 10 kB each.
 _MOST_BYTES = 128 << 20
@@ -115,16 +111,14 @@ class Connection:
         self._streams = self.client()
         for client in (self.http, self._streams):
             weakref.finalize(self, client.close)
-        # Both by time.monotonic().
-        self._doubt_until: float | None = None  # refusals of rights are not believed before
-        self._ready_since = -math.inf  # when the server last answered that it is ready
+        self._doubt = StartupDoubt(patience_seconds)
 
     def client(self, silence_seconds: float | None = None) -> httpx2.Client:
         """Return a client that gives up after so much silence."""
         login = self._login
 
         def note(request: httpx2.Request) -> None:
-            request.extensions[_SENT] = time.monotonic()
+            request.extensions[SENT] = time.monotonic()
             if login.tls_server_name:
                 request.extensions["sni_hostname"] = login.tls_server_name
 
@@ -152,6 +146,9 @@ class Connection:
             self._texts_told.add(text)
         if is_new:
             self._tell(text)
+
+    def _say_started(self) -> None:
+        self.tell_once(f"{self.address} has just started and knows no rights yet; trying again")
 
     def send(
         self,
@@ -187,7 +184,7 @@ class Connection:
         """Send a request once, or until a refusal can be believed. Raise the error for a refusal."""
         with self._errors_explained():
             response = self.http.send(request)
-            while self.is_doubted(response):
+            while self._doubt.holds(response, self.http, self._say_started):
                 response = self.http.send(request)
         for warning in warnings_of(response):
             self.tell_once(f"the cluster warns: {warning}")
@@ -242,9 +239,7 @@ class Connection:
         try:
             yield
         except httpx2.HTTPError as error:
-            # Whatever comes back may have just started.
-            self._doubt_until = None
-            self._ready_since = -math.inf
+            self._doubt.begin()
             reason = str(error) or type(error).__name__
             file = os.environ.get("KUBECONFIG", "~/.kube/config")
             if _DISTRUST in reason:
@@ -262,7 +257,7 @@ class Connection:
         """Return the error for a refused stream or command: Refused, or Unreachable where another try may do."""
         code = response.status_code
         error: ApiError = refusal(question, code, status_of(response), retry_after(response))
-        if self.is_doubted(response):
+        if self._doubt.holds(response, self.http, self._say_started):
             return Unreachable(str(error))
         # A node that is away, for a moment or for good: its pods' status will show which.
         is_node_away = question.subresource == "log" and code >= 500
@@ -272,42 +267,6 @@ class Connection:
             unreachable.code = code
             return unreachable
         return error
-
-    def is_doubted(self, response: httpx2.Response) -> bool:
-        """True if a request is to be asked again, since a server that has just started may have refused it.
-
-        A server that says that it is ready is believed, after one more try. Where it does not, or nobody may ask it,
-        refusals are doubted, with a pause after each, for `row.seconds`; then no more, until it has been away.
-
-            0 s   403     /readyz 500   asked again, after a pause
-            1 s   403     /readyz 200   asked again: it may have become ready in between
-            1 s   403                   believed: sent after the server was ready
-        """
-        message = str(status_of(response).get("message"))
-        row = passing_refusal(response.status_code, message, "")
-        if row is None or row.believed != "once the server is ready":
-            return False
-        # What was sent before the server was ready may have been refused for that, though another
-        # thread knows by now that it is ready.
-        sent = response.request.extensions[_SENT]
-        if self._ready_since <= sent < self._ready_since + _READY_SECONDS:
-            return False
-        now = time.monotonic()
-        if self._doubt_until is None:
-            self._doubt_until = now + min(row.seconds, self._patience_seconds)
-        if now > self._doubt_until:
-            return False
-        try:
-            code = self.http.get("/readyz").status_code
-        except httpx2.HTTPError:
-            return True
-        if code in (401, 403) or code >= 500:
-            self.tell_once(f"{self.address} has just started and knows no rights yet; trying again")
-            time.sleep(_PAUSE_AT_START_SECONDS)
-        else:
-            # It may have become ready since it refused: one more try decides.
-            self._ready_since = time.monotonic()
-        return True
 
 
 class _Limited(httpx2.SyncByteStream):

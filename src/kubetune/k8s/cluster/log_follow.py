@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -292,7 +292,9 @@ class LogFollower:
             is_over = False
             try:
                 if self._look_around is not None and warnings is not None:
-                    self._look_around(self._without_readers(all_pods.objects()), warnings.objects())
+                    self._look_around(
+                        _without_readers(all_pods.objects(), self._threads), warnings.objects()
+                    )
                 is_over = self._is_over(all_pods.objects())
                 answered = time.monotonic()
             except ApiError as error:
@@ -306,18 +308,6 @@ class LogFollower:
             woken.wait(_LOOK_SECONDS)
             self.stopped.wait(_GATHER_SECONDS)
             woken.clear()
-
-    def _without_readers(self, all_pods: Sequence[Object]) -> list[Object]:
-        """Return the pods but those that have ended and whose last lines, with the reason, are still to come."""
-        uids_read = set()
-        for source, thread in list(self._threads.items()):
-            if thread.is_alive():
-                uids_read.add(source.uid)
-        rest = []
-        for pod in all_pods:
-            if not pods.has_ended(pod) or pod["metadata"]["uid"] not in uids_read:
-                rest.append(pod)
-        return rest
 
     def _begin(self, change: str, pod: Object) -> None:
         """Start readers for what has begun in a pod."""
@@ -384,6 +374,21 @@ class LogFollower:
         """Raise the first error of a reader, if there is one."""
         if self._errors:
             raise self._errors[0]
+
+
+def _without_readers(
+    all_pods: Sequence[Object], threads: Mapping[Source, threading.Thread]
+) -> list[Object]:
+    """Return the pods but those that have ended and whose last lines, with the reason, are still to come."""
+    uids_read = set()
+    for source, thread in list(threads.items()):
+        if thread.is_alive():
+            uids_read.add(source.uid)
+    rest = []
+    for pod in all_pods:
+        if not pods.has_ended(pod) or pod["metadata"]["uid"] not in uids_read:
+            rest.append(pod)
+    return rest
 
 
 class LogReader:
