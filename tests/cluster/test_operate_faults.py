@@ -78,7 +78,7 @@ def desk(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> D
     for name, seconds in (
         ("k8s.api.connection.PATIENCE_SECONDS", 0.3), ("k8s.api.informer._PAUSE_SECONDS", 0.02),
         ("k8s.cluster.download._PATIENCE_SECONDS", 0.1), ("k8s.cluster.download._PAUSE_SECONDS", 0.02),
-        ("k8s.cluster.volume_reader._POD_SECONDS", 2), ("k8s.cluster.cluster_runs.ASK_SECONDS", 2.0),
+        ("k8s.cluster.volume_reader._POD_SECONDS", 2), ("k8s.cluster.asking_pods.ASK_SECONDS", 2.0),
         ("k8s.cluster.volume_reader.ASK_SECONDS", 2.0),
         ("k8s.cluster.log_follow._PATIENCE_SECONDS", 0.5), ("k8s.cluster.log_follow._ABSENCE_SECONDS", 0.5),
         ("library.sweep.remote._WAIT_SECONDS", 0.05), ("library.sweep.remote._UNREACHABLE_SECONDS", 0.5),

@@ -13,8 +13,8 @@ import pytest
 
 from kubetune.cli.remote.submit import wait_for_end
 from kubetune.k8s.api.client import Cluster as Client
-from kubetune.k8s.cluster.cluster_runs import find_run
 from kubetune.k8s.cluster.log_follow import LogFollower, Source
+from kubetune.k8s.cluster.run_lookup import find_run
 from standin.state.objects import name_of
 from tests.cluster.operation import Desk, slow, write_progress
 

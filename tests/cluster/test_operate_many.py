@@ -13,8 +13,8 @@ from kubetune.k8s.api import informer
 from kubetune.k8s.api.client import Cluster as Client
 from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.cluster import log_follow
-from kubetune.k8s.cluster.cluster_runs import find_run
 from kubetune.k8s.cluster.log_follow import LogFollower, Source
+from kubetune.k8s.cluster.run_lookup import find_run
 from tests.cluster.operation import Desk, slow
 
 _numbers = itertools.count()

@@ -9,7 +9,7 @@ import pytest
 from kubetune.cli.remote.logs import teller
 from kubetune.k8s.api.client import Cluster as Client
 from kubetune.k8s.cluster import log_follow
-from kubetune.k8s.cluster.cluster_runs import find_run
+from kubetune.k8s.cluster.run_lookup import find_run
 from kubetune.rundir.exit_status import ExitStatus, write_exit_status
 from standin.state.objects import name_of
 from tests.cluster.operation import Desk

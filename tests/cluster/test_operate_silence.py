@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.k8s.cluster import cluster_runs
+from kubetune.k8s.cluster import asking_pods
 from tests.cluster.harness import Cluster
 from tests.cluster.operation import Desk, slow, write_progress
 
@@ -52,7 +52,7 @@ def test_pods_that_cannot_be_asked_end_no_verb(
     monkeypatch.setattr("kubetune.k8s.cluster.download._PATIENCE_SECONDS", 0.2)
     monkeypatch.setattr("kubetune.k8s.cluster.download._PAUSE_SECONDS", 0.05)
     # Each verb asks a pod that a proxy stands before again and again, for so long.
-    monkeypatch.setattr(cluster_runs, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(asking_pods, "ASK_SECONDS", 0.2)
     monkeypatch.setattr("kubetune.k8s.api.connection.PATIENCE_SECONDS", 0.2)
     desk.cluster.wait_log(
         desk.cluster.find("Pod", "app.kubernetes.io/component=trainer")[0]["metadata"]["name"], "up"
@@ -149,7 +149,7 @@ def test_where_nothing_answers_only_so_many_pods_are_made(
 def test_a_pod_that_does_not_answer_is_not_waited_for_for_ever(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster_runs, "ASK_SECONDS", 0.2)
+    monkeypatch.setattr(asking_pods, "ASK_SECONDS", 0.2)
     desk.cluster.trouble(EXEC, seconds=5.0)
     shown = desk.quick("status", "fit").stdout
     assert "running, 1 of 1 pods running" in shown

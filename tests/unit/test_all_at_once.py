@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kubetune.k8s.cluster.cluster_runs import on_all
+from kubetune.k8s.cluster.asking_pods import on_all
 
 
 def test_an_interrupt_that_another_thread_was_handed_ends_the_wait() -> None:

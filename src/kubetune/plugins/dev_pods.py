@@ -18,7 +18,8 @@ from kubetune.config.schema.cluster import JobSetConfig
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import ApiError, may_pass
 from kubetune.k8s.api.client import Cluster, Sink
-from kubetune.k8s.cluster.cluster_runs import Target, on_all, running
+from kubetune.k8s.cluster.asking_pods import PodContainer, on_all
+from kubetune.k8s.cluster.cluster_runs import running
 from kubetune.k8s.cluster.pods import IDLE, has_ended
 from kubetune.k8s.manifests.configmap import pod_config
 from kubetune.k8s.manifests.spec import Manifest, RunSpec
@@ -68,7 +69,7 @@ def idling(objects: list[Manifest]) -> list[Manifest]:
     return objects
 
 
-def all_running(cluster: Cluster, spec: RunSpec) -> list[Target]:
+def all_running(cluster: Cluster, spec: RunSpec) -> list[PodContainer]:
     """Return the pods of all nodes. Raise ConfigError while some are missing, since the others would wait for them."""
     targets = running(cluster, spec)
     if len(targets) < spec.nodes:
@@ -124,16 +125,18 @@ def _may_be_code(path: Path) -> bool:
     return not any(part.startswith(".") or part in _NOT_CODE for part in path.parts)
 
 
-def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], tree: Path) -> None:
+def start_training(
+    cluster: Cluster, spec: RunSpec, targets: Sequence[PodContainer], tree: Path
+) -> None:
     """Copy code and config into all pods, then start the agent in each. Raise EnvironmentFault naming a pod."""
     archive = pack_tree(tree, dump([pod_config(spec)]))
     agent = ["python", "-P", "-m", "kubetune.agent", spec.run_dir]
 
-    def copy(target: Target) -> None:
+    def copy(target: PodContainer) -> None:
         argv = [*_INSIDE, "unpack", BENCH]
         _must(cluster, target, argv, stdin=io.BytesIO(archive))
 
-    def start(target: Target) -> None:
+    def start(target: PodContainer) -> None:
         argv = [*_INSIDE, "start", BENCH, *agent, "--config", f"{BENCH}/run.yaml"]
         _must(cluster, target, argv)
 
@@ -143,11 +146,11 @@ def start_training(cluster: Cluster, spec: RunSpec, targets: Sequence[Target], t
 
 
 def follow_training(
-    cluster: Cluster, targets: Sequence[Target], sink_of: Callable[[Target], Sink]
+    cluster: Cluster, targets: Sequence[PodContainer], sink_of: Callable[[PodContainer], Sink]
 ) -> list[int]:
     """Pass on what all pods print until training ends in each; return the exit codes, by pod."""
 
-    def follow(target: Target) -> int:
+    def follow(target: PodContainer) -> int:
         sink = _Counted(sink_of(target))
         while True:
             try:
@@ -164,10 +167,10 @@ def follow_training(
     return on_all(follow, targets)
 
 
-def stop_training(cluster: Cluster, targets: Sequence[Target]) -> list[int | None]:
+def stop_training(cluster: Cluster, targets: Sequence[PodContainer]) -> list[int | None]:
     """Have training save and end in all pods; return the exit codes, by pod; None where none ran."""
 
-    def stop(target: Target) -> int | None:
+    def stop(target: PodContainer) -> int | None:
         argv = [*_INSIDE, "stop", BENCH]
         answer = io.BytesIO()
         code = cluster.exec(target.pod, target.container, argv, stdout=answer)
@@ -176,14 +179,14 @@ def stop_training(cluster: Cluster, targets: Sequence[Target]) -> list[int | Non
     return on_all(stop, targets)
 
 
-def set_aside(cluster: Cluster, spec: RunSpec, target: Target) -> None:
+def set_aside(cluster: Cluster, spec: RunSpec, target: PodContainer) -> None:
     """Rename the run directory, so that the next training begins anew."""
     script = 'test ! -e "$1" || mv "$1" "$1.$(date +%Y%m%d-%H%M%S)"'
     _must(cluster, target, ["sh", "-c", script, "sh", spec.run_dir])
 
 
 def _must(
-    cluster: Cluster, target: Target, argv: Sequence[str], stdin: io.BytesIO | None = None
+    cluster: Cluster, target: PodContainer, argv: Sequence[str], stdin: io.BytesIO | None = None
 ) -> None:
     """Run a command in a pod. Raise EnvironmentFault with what it printed where it fails."""
     output = io.BytesIO()

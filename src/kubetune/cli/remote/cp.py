@@ -66,7 +66,7 @@ def _deleted(args: argparse.Namespace) -> tuple[Cluster, RunSpec] | None:
     if not (is_file(args.run_name) and Path(args.run_name).is_file()):
         return None
     from kubetune.config.load import load_config
-    from kubetune.k8s.cluster.cluster_runs import read_run
+    from kubetune.k8s.cluster.run_lookup import read_run
     from kubetune.k8s.cluster.submit import spec_of
 
     spec = spec_of(load_config(Path(args.run_name), environ={}))

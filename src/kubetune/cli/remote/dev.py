@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 def run_in_pods(cluster: Cluster, spec: RunSpec, args: argparse.Namespace) -> int:
     """Train in all pods, showing what they print. After Ctrl-C they go on; `dev stop` ends them."""
     from kubetune.k8s.api.client import say
-    from kubetune.k8s.cluster.cluster_runs import find_run
+    from kubetune.k8s.cluster.run_lookup import find_run
     from kubetune.plugins.dev_pods import all_running, follow_training, set_aside, start_training
 
     deployed = find_run(cluster, spec.name)

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Print the events. Raise ConfigError when there is no such run."""
     cluster, spec = find(args)
-    from kubetune.k8s.cluster.cluster_runs import events_of
+    from kubetune.k8s.cluster.run_events import events_of
 
     events = events_of(cluster, spec)
 

@@ -14,7 +14,7 @@ from kubetune.errors import OK, ConfigError
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
-    from kubetune.k8s.cluster.cluster_runs import Target
+    from kubetune.k8s.cluster.asking_pods import PodContainer
 
 # Separator between our arguments and the command, which becomes `args.command`.
 COMMAND = "--"
@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit code, of several the first that is not 0. Raise ConfigError without a pod."""
     cluster, spec = find(args)
-    from kubetune.k8s.cluster.cluster_runs import on_all, running
+    from kubetune.k8s.cluster.asking_pods import on_all
+    from kubetune.k8s.cluster.cluster_runs import running
 
     # All running pods, or the one of a node.
     targets = running(cluster, spec)
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         return _run_in(cluster, chosen[0], args.command, out, err, stdin)
 
     # In several pods at once, each line is marked with its node.
-    def run_marked(target: Target) -> int:
+    def run_marked(target: PodContainer) -> int:
         mark = prefix(target.node, spec.nodes)
         out = Marked(sys.stdout.buffer, mark)
         err = Marked(sys.stderr.buffer, mark)
@@ -84,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run_in(
     cluster: Cluster,
-    target: Target,
+    target: PodContainer,
     command: Sequence[str],
     out: Prompt | Marked,
     err: Prompt | Marked,
@@ -103,7 +104,7 @@ def _run_in(
         return error.exit_code
 
 
-def _shell(namespace: str, target: Target) -> int:
+def _shell(namespace: str, target: PodContainer) -> int:
     """Open a shell on this terminal, by kubectl, which handles raw mode and the size of the window."""
     shell = "command -v bash > /dev/null && exec bash || exec sh"
     command = [kubectl(), "exec", "-it", "-n", namespace, target.pod, "-c", target.container]

@@ -173,8 +173,8 @@ def printer(spec: RunSpec) -> Callable[[Source, str], None]:
 def teller(cluster: Cluster, spec: RunSpec) -> Look:
     """Return a function that says, once, why pods do not run and what the cluster warns of; not what is over."""
     from kubetune.k8s.api.client import say
-    from kubetune.k8s.cluster.cluster_runs import concerns
     from kubetune.k8s.cluster.pods import component_of, event_time, is_running, without_names
+    from kubetune.k8s.cluster.run_events import concerns
     from kubetune.k8s.manifests.spec import TRAINER
 
     # Messages already printed, without names of pods: of many pods that wait for the same, only the first is shown.
@@ -224,7 +224,7 @@ def teller(cluster: Cluster, spec: RunSpec) -> Look:
 def _reasons_of_queue(cluster: Cluster, spec: RunSpec) -> dict[str, str]:
     """Return why Kueue holds back the workload; nothing where it does not."""
     from kubetune.k8s.cluster import kueue
-    from kubetune.k8s.cluster.cluster_runs import workload_kind
+    from kubetune.k8s.cluster.run_lookup import workload_kind
 
     workload = cluster.get(workload_kind(spec), spec.name)
     reason = kueue.why_waiting(cluster, workload)
@@ -365,13 +365,10 @@ def print_rank_log(cluster: Cluster, spec: RunSpec, rank: int, *, follow: bool) 
 
 def _state(cluster: Cluster, spec: RunSpec, *, follow: bool) -> State:
     """Return the state of the run. Some kinds keep their pods running after its end: followed, it is done then."""
-    from kubetune.k8s.cluster.cluster_runs import (
-        final_status,
-        read_progress,
-        trainer_pods,
-        workload_kind,
-    )
+    from kubetune.k8s.cluster.asking_pods import read_progress
+    from kubetune.k8s.cluster.cluster_runs import final_status, trainer_pods
     from kubetune.k8s.cluster.pods import state_of
+    from kubetune.k8s.cluster.run_lookup import workload_kind
     from kubetune.k8s.manifests.kinds.registry import kind_of
 
     pods = trainer_pods(cluster, spec)

@@ -17,7 +17,7 @@ from kubetune.library.connection import open_cluster
 
 if TYPE_CHECKING:
     from kubetune.k8s.api.client import Cluster
-    from kubetune.k8s.cluster.cluster_runs import Target
+    from kubetune.k8s.cluster.asking_pods import PodContainer
     from kubetune.k8s.manifests.spec import RunSpec
 
 _COLOURS = (36, 33, 35, 32, 34, 31)
@@ -91,12 +91,12 @@ def find(args: argparse.Namespace) -> tuple[Cluster, RunSpec]:
     """Return the cluster and the run that the command line names. Raise ConfigError when there is no such run."""
     cluster, name = connect(args)
     assert name is not None
-    from kubetune.k8s.cluster.cluster_runs import find_run
+    from kubetune.k8s.cluster.run_lookup import find_run
 
     return cluster, find_run(cluster, name)
 
 
-def find_running(args: argparse.Namespace) -> tuple[Cluster, list[Target]]:
+def find_running(args: argparse.Namespace) -> tuple[Cluster, list[PodContainer]]:
     """Return the cluster and the running pods of the run that the command line names. Raise ConfigError without any."""
     cluster, spec = find(args)
     from kubetune.k8s.cluster.cluster_runs import running

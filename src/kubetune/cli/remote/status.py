@@ -51,7 +51,8 @@ def run(args: argparse.Namespace) -> Answer:
     """Show one run, or all of a namespace. Raise ConfigError when there is no such run."""
 
     cluster, name = connect(args)
-    from kubetune.k8s.cluster.cluster_runs import find_run, observe
+    from kubetune.k8s.cluster.cluster_runs import observe
+    from kubetune.k8s.cluster.run_lookup import find_run
 
     if name is None:
         return _all_runs(cluster)
@@ -76,7 +77,9 @@ def _show_run(observed: ObservedRun) -> None:
 
 def _all_runs(cluster: Cluster) -> Answer:
     """Look at all runs of a namespace at once."""
-    from kubetune.k8s.cluster.cluster_runs import find_run, list_runs, observe, on_all
+    from kubetune.k8s.cluster.asking_pods import on_all
+    from kubetune.k8s.cluster.cluster_runs import observe
+    from kubetune.k8s.cluster.run_lookup import find_run, list_runs
 
     # An empty list may mean that the namespace does not exist, which is an error.
     names = list_runs(cluster)
@@ -185,7 +188,7 @@ def _without_repeats(
 def facts(observed: ObservedRun) -> dict[str, Any]:
     """Return what `--json` prints: everything, with None for what is not known."""
     from kubetune.k8s.cluster import pods
-    from kubetune.k8s.cluster.cluster_runs import workload_kind
+    from kubetune.k8s.cluster.run_lookup import workload_kind
 
     progress = observed.progress or {}
     restarts = progress.get("restarts")

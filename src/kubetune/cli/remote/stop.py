@@ -31,7 +31,8 @@ def run(args: argparse.Namespace) -> int:
     if args.namespace is None and Path(args.run_name).is_dir():
         return _stop_here(Path(args.run_name), wait=not args.no_wait)
     cluster, spec = find(args)
-    from kubetune.k8s.cluster.cluster_runs import read_progress, trainer_pods
+    from kubetune.k8s.cluster.asking_pods import read_progress
+    from kubetune.k8s.cluster.cluster_runs import trainer_pods
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
     from kubetune.k8s.cluster.pods import has_ended
     from kubetune.k8s.cluster.submit import stop, wait_gone

@@ -24,10 +24,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Answer:
     """Print the table. Raise ConfigError when no pod runs."""
     cluster, targets = find_running(args)
-    from kubetune.k8s.cluster.cluster_runs import Target, ask, on_all
+    from kubetune.k8s.cluster.asking_pods import PodContainer, ask, on_all
 
     # Of a pod that does not answer, the line says why. The others are shown.
-    def usage(target: Target) -> dict[str, Any]:
+    def usage(target: PodContainer) -> dict[str, Any]:
         pod = {"node": target.node, "pod": target.pod}
         try:
             [answer] = ask(cluster, target, "usage")

@@ -18,7 +18,7 @@ from kubetune.base.files import explained_writes, join_inside, sha256_file
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import Unreachable
 from kubetune.k8s.api.client import Cluster
-from kubetune.k8s.cluster.cluster_runs import Target, ask
+from kubetune.k8s.cluster.asking_pods import PodContainer, ask
 
 _ROUNDS = 3
 _TRIES_ALONE = 10
@@ -67,7 +67,7 @@ def _entry(value: Any) -> _File | _Link | str:
 
 def download(
     cluster: Cluster,
-    target: Target,
+    target: PodContainer,
     folder: str,
     to: Path,
     globs: Sequence[str] = (),
@@ -108,7 +108,7 @@ def download(
 
 def _fetch_alone(
     cluster: Cluster,
-    target: Target,
+    target: PodContainer,
     folder: str,
     to: Path,
     path: str,
@@ -131,7 +131,7 @@ def _fetch_alone(
 
 def _fetch(
     cluster: Cluster,
-    target: Target,
+    target: PodContainer,
     folder: str,
     to: Path,
     file: _File,
@@ -172,7 +172,7 @@ def _is_equal(path: Path, file: _File) -> bool:
     return path.stat().st_size == file.size and sha256_file(path) == file.sha256
 
 
-def _receive(cluster: Cluster, target: Target, path: str, sink: BinaryIO, size: int) -> None:
+def _receive(cluster: Cluster, target: PodContainer, path: str, sink: BinaryIO, size: int) -> None:
     """Append what is missing up to `size` bytes; connections that break are taken up where they were."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while (at := sink.tell()) < size:

@@ -11,7 +11,7 @@ from kubetune.base.gpus import GPU_QUERY, parse_gpus
 from kubetune.errors import EnvironmentFault
 from kubetune.k8s.api.api_errors import NoProgram
 from kubetune.k8s.api.client import Cluster
-from kubetune.k8s.cluster.cluster_runs import Target, on_all
+from kubetune.k8s.cluster.asking_pods import PodContainer, on_all
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class Gpus:
     problem: str = ""  # why there are none
 
 
-def query_gpus(cluster: Cluster, targets: Sequence[Target]) -> list[Gpus]:
+def query_gpus(cluster: Cluster, targets: Sequence[PodContainer]) -> list[Gpus]:
     """Ask all pods at once, and return the answers in their order."""
 
-    def query(target: Target) -> Gpus:
+    def query(target: PodContainer) -> Gpus:
         answer = io.BytesIO()
         try:
             code = cluster.exec(

@@ -24,8 +24,10 @@ from kubetune.k8s.api.api_errors import ApiError, Refused, Unreachable, may_pass
 from kubetune.k8s.api.client import Cluster, Object
 from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.cluster import pods, preparation
-from kubetune.k8s.cluster.cluster_runs import final_status, read_progress, workload_kind
+from kubetune.k8s.cluster.asking_pods import read_progress
+from kubetune.k8s.cluster.cluster_runs import final_status
 from kubetune.k8s.cluster.preparation import cause_of_failure, find_pods
+from kubetune.k8s.cluster.run_lookup import workload_kind
 from kubetune.k8s.manifests.initialisers import PREPROCESS, preprocess_name
 from kubetune.k8s.manifests.kinds.registry import kind_of
 from kubetune.k8s.manifests.samplers import SAMPLER

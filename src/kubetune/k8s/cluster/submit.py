@@ -23,8 +23,9 @@ from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.api.kinds import KINDS
 from kubetune.k8s.cluster import kueue, pods, preparation
 from kubetune.k8s.cluster.admission import Admission
-from kubetune.k8s.cluster.cluster_runs import FILES, read_run, workload_kind
+from kubetune.k8s.cluster.cluster_runs import FILES
 from kubetune.k8s.cluster.log_follow import wait_for_job
+from kubetune.k8s.cluster.run_lookup import read_run, workload_kind
 from kubetune.k8s.cluster.termination import note_progress
 from kubetune.k8s.manifests import render
 from kubetune.k8s.manifests.configmap import pod_config

@@ -17,14 +17,9 @@ from kubetune.k8s.api.client import Cluster, Object, say
 from kubetune.k8s.api.informer import Informer
 from kubetune.k8s.api.passing import passing_refusal
 from kubetune.k8s.cluster import pods
-from kubetune.k8s.cluster.cluster_runs import (
-    ASK_SECONDS,
-    ASKED_PODS,
-    FILES,
-    Target,
-    events_of,
-    running,
-)
+from kubetune.k8s.cluster.asking_pods import ASK_SECONDS, ASKED_PODS, PodContainer
+from kubetune.k8s.cluster.cluster_runs import FILES, running
+from kubetune.k8s.cluster.run_events import events_of
 from kubetune.k8s.manifests.pod import container, pod_basics
 from kubetune.k8s.manifests.spec import RunSpec
 from kubetune.k8s.manifests.storage import outputs_volume
@@ -53,10 +48,10 @@ class VolumeReader:
     def __exit__(self, *error: object) -> None:
         self._delete_reader()
 
-    def target(self) -> Target:
+    def target(self) -> PodContainer:
         """Return a container that answers now. Raise EnvironmentFault if none does, not even in pods made for it."""
         if self._reader is not None:
-            reader = Target(pods.name_of(self._reader), FILES)
+            reader = PodContainer(pods.name_of(self._reader), FILES)
             if self._answers_in_a_moment(reader):
                 return reader
         # A run that has begun again in the meantime has the volume too.
@@ -73,9 +68,9 @@ class VolumeReader:
         assert self._reader is not None
         name = pods.name_of(self._reader)
         self._wait_until_running(name)
-        return Target(name, FILES)
+        return PodContainer(name, FILES)
 
-    def _answering(self, targets: Sequence[Target]) -> Target | None:
+    def _answering(self, targets: Sequence[PodContainer]) -> PodContainer | None:
         """Return the first of these that runs a command, or None. Raise Refused where exec is not permitted."""
         for target in targets[:ASKED_PODS]:
             error = self._problem(target)
@@ -84,7 +79,7 @@ class VolumeReader:
             say(str(error))
         return None
 
-    def _answers_in_a_moment(self, target: Target) -> bool:
+    def _answers_in_a_moment(self, target: PodContainer) -> bool:
         """True if our pod runs a command. A refusal that may pass is waited out: another pod would cost more."""
         began = time.monotonic()
         breaks_left = 1  # a connection may be cut, or the pod may have just begun
@@ -104,7 +99,7 @@ class VolumeReader:
             time.sleep(_PAUSE_SECONDS)
         return True
 
-    def _problem(self, target: Target) -> ApiError | None:
+    def _problem(self, target: PodContainer) -> ApiError | None:
         """Return why a container runs no command now; None if it does. Raise Refused where exec is not permitted."""
         try:
             # The API server refuses a command that reads and writes nothing.

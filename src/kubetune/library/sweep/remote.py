@@ -22,16 +22,10 @@ from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.k8s.api.api_errors import Unreachable
 from kubetune.k8s.api.client import say
 from kubetune.k8s.cluster import pods
-from kubetune.k8s.cluster.cluster_runs import (
-    ObservedRun,
-    exit_status_in,
-    find_run,
-    list_runs,
-    observe,
-    workload_kind,
-)
+from kubetune.k8s.cluster.cluster_runs import ObservedRun, exit_status_in, observe
 from kubetune.k8s.cluster.log_follow import wait_for_job
 from kubetune.k8s.cluster.preparation import has_own_job
+from kubetune.k8s.cluster.run_lookup import find_run, list_runs, workload_kind
 from kubetune.k8s.cluster.submit import resume, spec_of, stop, submit
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests.initialisers import preprocess_name
