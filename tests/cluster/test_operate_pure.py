@@ -31,7 +31,7 @@ from kubetune.k8s.cluster import in_pod, pods
 from kubetune.k8s.cluster.causes import find_cause
 from kubetune.k8s.cluster.cluster_runs import ObservedRun
 from kubetune.k8s.cluster.log_follow import LogCopy, Position
-from kubetune.k8s.cluster.submit import spec_of
+from kubetune.k8s.cluster.submission import spec_of
 from kubetune.k8s.cluster.termination import last_step, trusted
 from kubetune.k8s.manifests.kinds.kind import State
 from kubetune.k8s.manifests.spec import RunSpec

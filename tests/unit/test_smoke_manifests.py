@@ -9,7 +9,7 @@ import yaml
 
 from kubetune.cli import main
 from kubetune.config.load import load_config
-from kubetune.k8s.cluster.submit import spec_of
+from kubetune.k8s.cluster.submission import spec_of
 from kubetune.k8s.cluster.volume_reader import reader_pod
 from kubetune.k8s.lint.objects import check_objects, pod_templates
 from kubetune.k8s.manifests import KINDS, render, secret_templates

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Say what will be deleted, ask, and delete it. Raise ConfigError when the answer is no."""
     cluster, spec = find(args)
-    from kubetune.k8s.cluster.submit import deletable, delete
+    from kubetune.k8s.cluster.stopping import deletable, delete
 
     objects = deletable(cluster, spec, volumes=args.volumes)
     print(f"kubetune: this will be deleted in namespace {cluster.namespace}:")

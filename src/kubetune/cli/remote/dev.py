@@ -51,7 +51,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the action; `run` returns the exit code of the training. Raise ConfigError, EnvironmentFault."""
-    from kubetune.k8s.cluster.submit import spec_of, submit
+    from kubetune.k8s.cluster.submission import spec_of
+    from kubetune.k8s.cluster.submit import submit
     from kubetune.k8s.manifests import local_files
     from kubetune.plugins.dev_pods import dev_config, idling
 

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
     if args.namespace is None and Path(args.run_name).is_dir():
         raise ConfigError(_why_not_here(Path(args.run_name)))
     cluster, spec = find(args)
-    from kubetune.k8s.cluster.submit import resume
+    from kubetune.k8s.cluster.stopping import resume
 
     resume(cluster, spec)
     print(f"kubetune: {spec.name} goes on; see kubetune status {spec.typed}")

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from kubetune.k8s.cluster.cluster_runs import trainer_pods
     from kubetune.k8s.cluster.log_follow import LogFollower, Source
     from kubetune.k8s.cluster.pods import has_ended
-    from kubetune.k8s.cluster.submit import stop, wait_gone
+    from kubetune.k8s.cluster.stopping import stop, wait_gone
     from kubetune.k8s.cluster.termination import left_progress, note_progress
 
     # The last line that each node printed.

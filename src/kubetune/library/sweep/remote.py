@@ -26,7 +26,9 @@ from kubetune.k8s.cluster.cluster_runs import ObservedRun, exit_status_in, obser
 from kubetune.k8s.cluster.log_follow import wait_for_job
 from kubetune.k8s.cluster.preparation import has_own_job
 from kubetune.k8s.cluster.run_lookup import find_run, list_runs, workload_kind
-from kubetune.k8s.cluster.submit import resume, spec_of, stop, submit
+from kubetune.k8s.cluster.stopping import resume, stop
+from kubetune.k8s.cluster.submission import spec_of
+from kubetune.k8s.cluster.submit import submit
 from kubetune.k8s.manifests import local_files
 from kubetune.k8s.manifests.initialisers import preprocess_name
 from kubetune.k8s.manifests.kinds.registry import KINDS, kind_of
