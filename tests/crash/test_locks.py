@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from kubetune import errors
-from kubetune.base import files, lockfile
+from kubetune.base import locks
+from kubetune.base.locks import lockfile
 from tests import toy
 from tests.ranks import wait_until
 from tests.refusing import is_possible, refusing
@@ -20,9 +21,9 @@ pytestmark = pytest.mark.skipif(not is_possible(), reason="needs seccomp")
 
 HOLDER = """
 import sys
-from kubetune.base import lockfile
+from kubetune.base.locks import lockfile
 lockfile.BEAT_SECONDS = 0.2
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 from kubetune.errors import EnvironmentFault
 try:
     with lock(sys.argv[1], wait=sys.argv[2] == "wait"):
@@ -72,9 +73,9 @@ def test_one_after_the_other_gets_it(tmp_path: Path) -> None:
     """What each of them does alone would go wrong if two did it at once."""
     alone = """
 import os, sys
-from kubetune.base import lockfile
+from kubetune.base.locks import lockfile
 lockfile.BEAT_SECONDS = 0.02
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 for _ in range(5):
     with lock(sys.argv[1], wait=True):
         os.mkdir(sys.argv[1] + ".alone")
@@ -128,7 +129,7 @@ def test_what_nobody_finished_clearing_up_is_named(tmp_path: Path, quick: None) 
 
 
 def test_who_has_lost_its_place_ends(tmp_path: Path) -> None:
-    code = "from kubetune.base import lockfile\nlockfile.BEAT_SECONDS = 0.02\n" + HOLDER
+    code = "from kubetune.base.locks import lockfile\nlockfile.BEAT_SECONDS = 0.02\n" + HOLDER
     with start(tmp_path / "x.lock", "at once", code=code) as holder:
         assert holder.stdout
         assert holder.stdout.readline() == "held\n"
@@ -153,5 +154,5 @@ def test_a_run_on_such_a_disk(toy_inputs: Path, tmp_path: Path) -> None:
         assert first.returncode == 0, output
     assert "keeps no locks" in output[1]
     assert not list(run_dir.rglob("*.held*"))
-    with files.lock(run_dir / "logs" / "node-0.lock", wait=False):
+    with locks.lock(run_dir / "logs" / "node-0.lock", wait=False):
         pass

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kubetune import errors
-from kubetune.base import files, processes, reminders
+from kubetune.base import locks, processes, reminders
 from kubetune.base.signals import Relay
 from kubetune.data.findings import prepare_worker
 from kubetune.rundir import exit_status
@@ -109,11 +109,11 @@ def test_who_waits_for_data_that_another_prepares_says_so_again_and_again(
     path = tmp_path / "data.lock"
 
     def wait() -> None:
-        with files.lock(path, wait=True):
+        with locks.lock(path, wait=True):
             pass
 
     waiting = threading.Thread(target=wait)
-    with caplog.at_level(logging.INFO), files.lock(path, wait=True):
+    with caplog.at_level(logging.INFO), locks.lock(path, wait=True):
         waiting.start()
         holder = f"process {os.getpid()} on "
         wait_until(

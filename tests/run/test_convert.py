@@ -17,7 +17,7 @@ from unittest.mock import patch
 
 import pytest
 
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 from kubetune.cli import main
 from kubetune.cli.prepare import data_convert
 from kubetune.config.schema import SourceConfig

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kubetune import __version__, cli, errors
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 from kubetune.cli import main, make_parser, verb_module
 from kubetune.cli.installation.doctor import CheckFinding
 from kubetune.cli.local.demo import EMBEDDED

@@ -14,7 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from kubetune import extras
-from kubetune.base import files
+from kubetune.base import faults
 from kubetune.data.reading import images
 from kubetune.errors import USER, MissingExtra
 from kubetune.supervisor.observers import traces
@@ -80,17 +80,19 @@ def test_the_table_is_that_of_the_project() -> None:
 
 @pytest.mark.parametrize("module", sorted(extras.EXTRA_OF))
 def test_an_import_that_fails_for_an_extra_names_it(module: str) -> None:
-    lack = files.fault_of(ModuleNotFoundError(f"No module named '{module}'", name=f"{module}.part"))
+    lack = faults.fault_of(
+        ModuleNotFoundError(f"No module named '{module}'", name=f"{module}.part")
+    )
     assert isinstance(lack, MissingExtra)
     assert f"pip install 'kubetune[{extras.EXTRA_OF[module]}]'" in str(lack)
 
 
 def test_an_import_that_fails_for_something_else_stays_what_it_is() -> None:
     assert (
-        files.fault_of(ModuleNotFoundError("No module named 'surely_none'", name="surely_none"))
+        faults.fault_of(ModuleNotFoundError("No module named 'surely_none'", name="surely_none"))
         is None
     )
-    assert files.fault_of(ModuleNotFoundError("of no name")) is None
+    assert faults.fault_of(ModuleNotFoundError("of no name")) is None
 
 
 VERBS_OF_CLUSTERS = (

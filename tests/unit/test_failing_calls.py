@@ -21,7 +21,7 @@ import torch
 
 import kubetune
 from kubetune import errors
-from kubetune.base import files
+from kubetune.base import faults
 from kubetune.cli.installation import doctor
 from kubetune.distributed import process_group
 from kubetune.distributed.process_group import World
@@ -349,7 +349,7 @@ REFUSED_IN = {
     "training": "crash/test_disk.py",
     "ui": "unit/test_ui_new.py",
 }
-# Rooms whose errors go up to the command, which says what the system refused (files.fault_of).
+# Rooms whose errors go up to the command, which says what the system refused (faults.fault_of).
 EXPLAINED_AT_THE_END = {"library", "scoring", "supervisor"}
 
 
@@ -380,5 +380,5 @@ def test_rooms_change_files_where_a_refusal_is_tested_or_goes_up_to_the_command(
     ],
 )
 def test_what_the_system_refuses_is_explained_at_the_end(number: int, advice: str) -> None:
-    message = str(files.fault_of(OSError(number, os.strerror(number), "/run/file")))
+    message = str(faults.fault_of(OSError(number, os.strerror(number), "/run/file")))
     assert message.startswith(f"/run/file: {os.strerror(number)}; {advice}")

@@ -17,14 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kubetune.base import files
-from kubetune.base.files import (
-    explained_writes,
-    fault_of,
-    join_inside,
-    lock,
-    sha256_file,
-    write_atomic,
-)
+from kubetune.base.faults import fault_of
+from kubetune.base.files import explained_writes, join_inside, sha256_file, write_atomic
+from kubetune.base.locks import lock
 from kubetune.base.whole_folder import remove_abandoned
 from kubetune.cli import main
 from kubetune.errors import EnvironmentFault
@@ -106,7 +101,7 @@ def test_sha256(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 with lock(sys.argv[1], wait=True):
     print("held", flush=True)
     input()

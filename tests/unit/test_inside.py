@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kubetune import cli, errors
-from kubetune.base import files, jsonl, whole_folder
+from kubetune.base import files, jsonl, locks, whole_folder
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading import hub
 from kubetune.data.text.tokenizer import load_tokenizer
@@ -189,7 +189,7 @@ def test_logs(folder: Path, outside: Path, plant: Callable[[Path, Path], None]) 
 
 def test_a_link_is_no_lock(folder: Path, outside: Path) -> None:
     (folder / "lock").symlink_to(outside)
-    with pytest.raises(errors.EnvironmentFault), files.lock(folder / "lock", wait=False):
+    with pytest.raises(errors.EnvironmentFault), locks.lock(folder / "lock", wait=False):
         pass
     assert "hunter2" in outside.read_text()
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kubetune import cli, errors
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 from kubetune.cli.local.demo import EMBEDDED
 from kubetune.cli.local.sweep import _limit_trials, add_arguments
 from kubetune.config.resolved import resolved

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 from kubetune.errors import ConfigError, EnvironmentFault
 from kubetune.library.sweep import overview
 from kubetune.library.sweep.overview import find_sweeps, sweep_state

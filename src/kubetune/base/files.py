@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all: atomic writes, checksums, locks, and paths that stay inside a folder.
+"""Files that appear whole or not at all: atomic writes, checksums, and paths that stay inside a folder.
 
 Files that somebody else may have made are opened by `open_inside`. A run directory or model that a user received may
 hold a pipe (reading it waits for ever), a device (`/dev/zero` never ends), or a link that leads out of the folder (it
@@ -14,54 +14,28 @@ import errno
 import fcntl
 import hashlib
 import json
-import logging
 import os
-import re
-import resource
 import shutil
-import socket
 import stat
-import sys
 import time
-import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
-# `extras` is imported here, not where it is used: it explains errors, also that no more files can be opened.
-from kubetune import extras
-from kubetune.base import fault_injection, lockfile, reminders
-from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError, OutOfMemory, causes
-
-if TYPE_CHECKING:
-    import psutil
-
-log = logging.getLogger(__name__)
+from kubetune.base import fault_injection
+from kubetune.errors import ConfigError, EnvironmentFault
 
 StrPath = str | os.PathLike[str]
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
-_NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
-_WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
-# A folder where a file is expected, or the other way round.
-_OF_OTHER_SORT = (errno.EISDIR, errno.ENOTDIR)
-_OF_THE_SYSTEM = (
-    *DISK_FULL,
-    *_NOT_PERMITTED,
-    *_OF_OTHER_SORT,
-    errno.EFBIG,
-    errno.EIO,
-    errno.ESTALE,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-)
+NOT_PERMITTED = (errno.EACCES, errno.EPERM, errno.EROFS)
 
-_NO_INODES = "delete some files, or choose a disk that can hold more of them"
+NO_INODES = "delete some files, or choose a disk that can hold more of them"
 # A file younger than this may not have its writer's lock yet.
 _YOUNG_SECONDS = 1.0
-_LARGER_FILES = "allow larger files (ulimit -f), or choose a disk that takes them"
+LARGER_FILES = "allow larger files (ulimit -f), or choose a disk that takes them"
 
 
 _KINDS = (
@@ -126,174 +100,13 @@ def explained_writes(path: StrPath) -> Iterator[None]:
         is_short = error.errno is None and " requested and " in reason
         if error.errno in DISK_FULL or is_short:
             reason += f" {_room(path)} and run the same command again"
-        elif error.errno in _NOT_PERMITTED:
+        elif error.errno in NOT_PERMITTED:
             reason += "; choose a folder you may write to"
         elif error.errno == errno.EFBIG:
-            reason += f"; {_LARGER_FILES}"
+            reason += f"; {LARGER_FILES}"
         raise EnvironmentFault(
             f"cannot write {error.filename2 or error.filename or path}: {reason}"
         ) from error
-
-
-def fault_of(error: BaseException) -> KubetuneError | None:
-    """Return a fault of the environment in words. None for what may be our own mistake.
-
-    Called for errors that no code closer to their cause has explained.
-    """
-    lack = extras.missing_extra(error)
-    if lack is not None:
-        return lack
-
-    # What ran short may be hidden: a library fails for it, and raises another error while it handles that one.
-    for cause in causes(error, hidden=True):
-        shortage = _shortage_of(cause)
-        if shortage is not None:
-            return shortage
-
-    # A library that cannot be loaded names its own reason. One of ours would be a bug.
-    library = _library_loaded(error)
-    if library is not None:
-        return _library_fault(library, error)
-
-    trouble = _folder_trouble(error)
-    if trouble:
-        return EnvironmentFault(
-            f"the folder that this was started in {trouble}; go to another one (cd)"
-        )
-
-    # Other numbers, such as those of sockets, are for the code that caused them.
-    if isinstance(error, OSError) and error.errno in _OF_THE_SYSTEM:
-        return _refusal(error)
-    return None
-
-
-def _library_fault(library: str, error: BaseException) -> EnvironmentFault:
-    """Explain why a library cannot be imported."""
-    first_line = next(filter(None, str(error).splitlines()), "it says no more")
-    advice = "correct the environment variable that it names, or else install its package again"
-    if sys.flags.optimize > 1:
-        advice = "unset PYTHONOPTIMIZE, by which libraries lose the docstrings that they read"
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    if limit != resource.RLIM_INFINITY:
-        # Not every library says that memory ran out: some raise SystemError, or an error of their own.
-        advice = f"ulimit -v allows {limit:,} bytes, which may be too few: allow more; {advice}"
-    return EnvironmentFault(
-        f"{library} cannot be loaded: {type(error).__name__}: {first_line}; {advice}"
-    )
-
-
-def _refusal(error: OSError) -> EnvironmentFault:
-    """Explain an error of the file system: which file, why, and what to do."""
-    name = error.filename2 or error.filename  # a rename has two; the second one was to be made
-    where = ""
-    if name is not None:
-        where = f"{name}: "
-
-    if error.errno == errno.EFBIG:
-        advice = _LARGER_FILES
-    elif error.errno in DISK_FULL and name is not None and _lacks_inodes(name):
-        advice = _NO_INODES
-    elif error.errno in DISK_FULL:
-        advice = "free some space"
-    else:
-        advice = "see that it can be read and written, or name another"
-    return EnvironmentFault(f"{where}{error.strerror}; {advice}, and run the same command again")
-
-
-def _library_loaded(error: BaseException) -> str | None:
-    """Return the package that was being imported when an error came up in its code. None if it was none or ours."""
-    # Code at the top of a module runs while it is imported. The innermost such frame is where it went wrong.
-    packages = []
-    for frame, _ in traceback.walk_tb(error.__traceback__):
-        if frame.f_code.co_name == "<module>":
-            packages.append(str(frame.f_globals.get("__name__")).partition(".")[0])
-    if not packages or packages[-1] in ("kubetune", "__main__"):
-        return None
-    return packages[-1]
-
-
-def _folder_trouble(error: BaseException) -> str:
-    """Say how the working folder caused an error: it is gone, or libraries cannot open its name. Empty if it did not."""
-    try:
-        os.getcwd().encode()
-    except FileNotFoundError:
-        # Another error came up in a folder that happens to be gone too.
-        if isinstance(error, FileNotFoundError):
-            return "is gone"
-    except UnicodeEncodeError:
-        # safetensors raises an error of its own, with these words.
-        if isinstance(error, UnicodeEncodeError) or "not valid UTF-8" in str(error):
-            return "has a name that is not UTF-8"
-    return ""
-
-
-def known(error: BaseException) -> KubetuneError | None:
-    """Return an error as users may see it: one of ours, or a fault of the environment. None for a possible bug."""
-    if isinstance(error, KubetuneError):
-        return error
-    return fault_of(error)
-
-
-_SHORT_OF_PROCESSES = ("can't start new thread", "Resource temporarily unavailable")
-_SHORT_OF_MEMORY = (
-    "can't allocate memory",
-    "Cannot allocate memory",
-    "failed to map segment",
-    "std::bad_alloc",
-)
-
-
-def _shortage_of(error: BaseException) -> EnvironmentFault | None:
-    """Explain a lack of files, memory or processes, as Python, the loader and torch report it. None for other errors."""
-    number = None
-    if isinstance(error, OSError):
-        number = error.errno
-    text = str(error)
-
-    # Open files.
-    if number in (errno.EMFILE, errno.ENFILE):
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        return EnvironmentFault(
-            f"{error}: this process may have {most:,} files open; allow more (ulimit -n)"
-        )
-
-    # Memory. The loader of libraries and torch say it in words alone.
-    tells_of_memory = any(words in text for words in _SHORT_OF_MEMORY)
-    if isinstance(error, MemoryError) or number == errno.ENOMEM or tells_of_memory:
-        return _out_of_memory(text)
-
-    # Processes and threads.
-    tells_of_processes = any(words in text for words in _SHORT_OF_PROCESSES)
-    if number == errno.EAGAIN or (isinstance(error, RuntimeError) and tells_of_processes):
-        return _out_of_processes(text, is_thread=isinstance(error, RuntimeError))
-    return None
-
-
-def _out_of_memory(text: str) -> OutOfMemory:
-    """Explain a lack of memory, with the limit that the shell has set, if any."""
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    allowed = ""
-    if limit != resource.RLIM_INFINITY:
-        allowed = f" ulimit -v allows {limit:,} bytes."
-    first_line = (text.splitlines() or ["memory ran out"])[0]
-    return OutOfMemory(
-        f"out of memory: {first_line}.{allowed} Allow more, or take smaller batches or a smaller model"
-    )
-
-
-def _out_of_processes(text: str, *, is_thread: bool) -> EnvironmentFault:
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    allowed = f"{most:,}"
-    if most == resource.RLIM_INFINITY:
-        allowed = "no limit"
-    # Python does not tell why a thread cannot start.
-    or_memory = ""
-    if is_thread:
-        or_memory = "; or memory is short"
-    return EnvironmentFault(
-        f"no more processes or threads can be started ({text}); allow more: ulimit -u gives {allowed}, and the "
-        f"container or the service may have a limit of its own (pids.max){or_memory}"
-    )
 
 
 def user_cache(environ: Mapping[str, str]) -> Path:
@@ -317,12 +130,12 @@ def _existing(path: StrPath) -> Path:
 def _room(path: StrPath) -> str:
     """Return what a full disk has left, and what to do. The caller adds "and run the same command again"."""
     free = f"{free_bytes(path):,} bytes free"
-    if _lacks_inodes(path):
-        return f"({free}, but no inodes: `df -i` shows them); {_NO_INODES}"
+    if lacks_inodes(path):
+        return f"({free}, but no inodes: `df -i` shows them); {NO_INODES}"
     return f"({free}); free some space"
 
 
-def _lacks_inodes(path: StrPath) -> bool:
+def lacks_inodes(path: StrPath) -> bool:
     """True if a file system can hold no more files, however small they are."""
     try:
         facts = os.statvfs(_existing(path))
@@ -568,99 +381,6 @@ def sha256_file(path: StrPath) -> str:
     """Return the SHA-256 of a file's bytes, in hex."""
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-@contextlib.contextmanager
-def lock(path: StrPath, *, wait: bool) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`, which is created and stays afterwards.
-
-    The kernel frees the lock when its holder dies, so no lock is ever stale. Forked children do not share it. If the
-    lock is held: with `wait` this waits, without it EnvironmentFault names the holder. On a file system without locks
-    `lockfile` stands in.
-    """
-    with explained_writes(path):
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    _lock_fds.add(fd)
-    try:
-        with explained_writes(path):
-            locked = _locked(fd, Path(path), wait)
-        with locked:
-            yield
-    finally:
-        if fd in _lock_fds:  # a forked child has closed it already
-            _lock_fds.remove(fd)
-            os.close(fd)
-
-
-def _locked(fd: int, path: Path, wait: bool) -> contextlib.AbstractContextManager[None]:
-    """Take the lock, and write into the file who holds it. Return what to hold during the block."""
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
-        if not wait:
-            raise EnvironmentFault(
-                f"{path} is locked by {holder}; wait until it ends, or stop it, and run the same command again"
-            ) from None
-
-        # What the user would otherwise take for a hang: a line now, and others from time to time.
-        log.info("waiting for %s, which holds %s", holder, path)
-        with reminders.reminding(
-            lambda taken: log.info("for %s, %s has held %s", taken, holder, path)
-        ):
-            fcntl.flock(fd, fcntl.LOCK_EX)
-    except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS:
-            raise
-        return lockfile.held(path, wait=wait, reason=error.strerror or str(error))
-
-    # Whoever finds the file locked reads this.
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    return contextlib.nullcontext()
-
-
-def locker(path: Path) -> int | None:
-    """Return the process id that a lock names, if it is of this machine. By now another process may have that id."""
-    try:
-        text = read_inside(path).decode(errors="replace")
-    except (FileNotFoundError, IrregularFileError):
-        return None
-    # On a shared disk, another machine's process may have the number of one here.
-    match = re.match(r"process (\d+) on (\S+)", text)
-    if match is None or match[2] != socket.gethostname():
-        return None
-    return int(match[1])
-
-
-def holder(path: Path) -> psutil.Process | None:
-    """Return the process of this machine that a lock names, if it has the lock's file open.
-
-    Its id may belong to another process by now, here or in another container, which must not be asked to end.
-    """
-    import psutil
-
-    number = locker(path)
-    if number is None:
-        return None
-    with contextlib.suppress(psutil.Error, OSError):
-        process = psutil.Process(number)
-        if any(os.path.samefile(file.path, path) for file in process.open_files()):
-            return process
-    return None
-
-
-_lock_fds: set[int] = set()
-
-
-def _drop_locks() -> None:
-    # In a forked child: a lock lasts until the last copy of its file descriptor is closed.
-    while _lock_fds:
-        os.close(_lock_fds.pop())
-
-
-os.register_at_fork(after_in_child=_drop_locks)
 
 
 def join_inside(folder: StrPath, relative: str) -> Path:

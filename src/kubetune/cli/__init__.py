@@ -134,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         reason = "standard output was closed, so the work was stopped"
         return _explained(errors.EnvironmentFault(reason))
     except Exception as error:
-        from kubetune.base.files import fault_of
+        from kubetune.base.faults import fault_of
 
         fault = fault_of(error)
         if fault is None:

@@ -17,7 +17,7 @@ from signal import Signals
 from typing import TYPE_CHECKING
 
 from kubetune import errors
-from kubetune.base import collector, files, processes
+from kubetune.base import collector, faults, processes
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing import PContext
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         processes.try_threads()
         return _run(int(argv[1]), argv[2:], report)
     except Exception as error:
-        fault = files.fault_of(error)
+        fault = faults.fault_of(error)
         if fault is None:
             raise
         report(str(fault))

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kubetune.base import files, logs, processes
+from kubetune.base import faults, logs, processes
 from kubetune.base.signals import Relay
 from kubetune.config.resolved import load_resolved
 from kubetune.plan.plan import Plan
@@ -44,7 +44,7 @@ def _launch(request: Mapping[str, Any], relay: Relay) -> dict[str, Any]:
         code = launch_run(config, plan, request["run_dir"], source=request["source"], relay=relay)
     except Exception as error:
         # A bug is raised, so that its traceback is printed.
-        known_error = files.known(error)
+        known_error = faults.known(error)
         if known_error is None:
             raise
         return {

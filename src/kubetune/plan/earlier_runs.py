@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from kubetune.base import cpu, files, jsonl, logs
+from kubetune.base import cpu, files, jsonl, locks, logs
 from kubetune.base.humanize import counted
 from kubetune.errors import KubetuneError
 
@@ -174,7 +174,7 @@ def keep(speed: Speed) -> None:
     """Add a run to the cache. An error is logged and not raised."""
     path = place()
     try:
-        with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
+        with locks.lock(path.with_name(f".{FILE}.lock"), wait=False):
             # The whole file is written again, so that it stays short and free of damage.
             kept = [*read()[-MOST_RUNS + 1 :], speed]
             files.write_atomic(path, "".join(json.dumps(asdict(run)) + "\n" for run in kept))

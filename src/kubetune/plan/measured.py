@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from kubetune.base import files, logs
+from kubetune.base import files, locks, logs
 from kubetune.config.schema import TrainingConfig
 from kubetune.errors import KubetuneError
 from kubetune.plan import earlier_runs
@@ -63,7 +63,7 @@ def keep(gpu: str | None, **measured: Any) -> Choices:
     path = place()
     choices = replace(read(gpu), **measured, time=now(), torch=_torch())
     try:
-        with files.lock(path.with_name(f".{FILE}.lock"), wait=False):
+        with locks.lock(path.with_name(f".{FILE}.lock"), wait=False):
             entries = {**_entries(), earlier_runs.device_name(gpu): asdict(choices)}
             files.write_atomic(path, json.dumps(entries, indent=2) + "\n")
     except (KubetuneError, OSError) as error:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from kubetune import errors
-from kubetune.base import files, logs, processes
+from kubetune.base import faults, logs, processes
 from kubetune.base.signals import STAY, Relay
 from kubetune.rundir import exit_status
 from kubetune.rundir.exit_status import ExitStatus
@@ -65,7 +65,7 @@ def _start(args: argparse.Namespace, relay: Relay) -> int:
         with hold(args.run_dir, place.node):
             return supervise(args.run_dir, relay)
     except Exception as error:
-        known_error = files.known(error)
+        known_error = faults.known(error)
         if known_error is None:
             raise
         return _end(known_error)

@@ -1,7 +1,7 @@
 """Ranks killed for memory: their exit status, which is final if another start could only end the same way.
 
 Example: a start is killed after step 40, the next one after step 55: another start is worth it. If the next one is
-killed after step 40 again, the run ends for good. Not for errors that a rank itself can report (base/files,
+killed after step 40 again, the run ends for good. Not for errors that a rank itself can report (base/faults,
 training/loop): the kernel kills without a word.
 """
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kubetune import errors
-from kubetune.base import files
+from kubetune.base import locks
 from kubetune.base.files import require_plain
 from kubetune.config.naming import OF_TRACKERS
 from kubetune.rundir import metrics
@@ -94,14 +94,14 @@ def hold(run_dir: Path, node: int) -> AbstractContextManager[None]:
     """
     require_plain(run_dir, but=OF_TRACKERS)
     # One lock for each node, since the pods of a run share the directory.
-    return files.lock(run_dir / "logs" / f"node-{node}.lock", wait=False)
+    return locks.lock(run_dir / "logs" / f"node-{node}.lock", wait=False)
 
 
 def holders(run_dir: Path) -> list[psutil.Process]:
     """Return the processes of this machine that hold a node of the run."""
     processes = []
     for path in sorted((run_dir / "logs").glob("node-*.lock")):
-        process = files.holder(path)
+        process = locks.holder(path)
         if process is not None:
             processes.append(process)
     return processes

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.base import files, logs, processes
+from kubetune.base import faults, logs, processes
 from kubetune.rundir import checkpoints, exit_status
 from kubetune.rundir.exit_status import ExitStatus
 
@@ -40,7 +40,7 @@ def status_of(error: Exception, run_dir: Path | None) -> ExitStatus:
         return ExitStatus(error.exit_code, reason, error=type(error).__name__)
 
     # Errors of the operating system that a user can fix, such as a full disk.
-    fault = files.fault_of(error)
+    fault = faults.fault_of(error)
     if fault is not None:
         logs.ERROR.error("%s", fault)
         return ExitStatus(fault.exit_code, str(fault))

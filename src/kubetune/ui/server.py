@@ -21,7 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from kubetune.base import cpu
-from kubetune.base.files import known
+from kubetune.base.faults import known
 from kubetune.errors import ConfigError, EnvironmentFault, KubetuneError
 from kubetune.reporting.rendering import style
 from kubetune.ui import cluster, commands, data, live, rollouts, run_pages, sweeps

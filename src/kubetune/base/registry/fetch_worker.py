@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.base import files
+from kubetune.base import faults
 from kubetune.base.registry import pull
 
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         fetch_all(Path(folder), words)
     except Exception as error:
-        fault = files.known(error)
+        fault = faults.known(error)
         if fault is None:
             raise
         print(f"kubetune: {fault}", file=sys.stderr)

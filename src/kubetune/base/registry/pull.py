@@ -24,7 +24,7 @@ from typing import IO, Annotated, Final, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kubetune.base import files, whole_folder
+from kubetune.base import files, locks, whole_folder
 from kubetune.base.registry.address import (
     FOLDER,
     MODELS_LINK,
@@ -118,7 +118,7 @@ def fetch(
         folder = place / folder_of_digest(actual)
         place.mkdir(parents=True, exist_ok=True)
         # Of all ranks of this machine one fetches, and the others wait.
-        with files.lock(place / "pull.lock", wait=True):
+        with locks.lock(place / "pull.lock", wait=True):
             if not folder.is_dir():
                 whole_folder.remove_leftovers(place)
                 _fill(registry, layers, folder, tell)

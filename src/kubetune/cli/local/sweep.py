@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kubetune import errors
-from kubetune.base.files import holder, lock
+from kubetune.base.locks import holder, lock
 from kubetune.base.signals import Relay
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.tables import print_table

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kubetune.base.files import lock
 from kubetune.base.humanize import shell_word
+from kubetune.base.locks import lock
 from kubetune.cli.json_answers import Answer, add_json, prints_json
 from kubetune.cli.remote.run_on_cluster import asker
 from kubetune.cli.tables import print_table

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.base import files, logs, processes
+from kubetune.base import faults, logs, processes
 from kubetune.config.naming import RESOLVED
 from kubetune.config.resolved import load_resolved
 from kubetune.data.prepared.identity import pinned
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         model = pinned(config.model, run_dir)
         prepare_run(config.model_copy(update={"model": model}))
     except Exception as error:
-        fault = files.known(error)
+        fault = faults.known(error)
         if fault is None:
             raise
         reason = exit_status.reason_of(fault)

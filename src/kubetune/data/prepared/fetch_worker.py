@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kubetune import errors
-from kubetune.base import files
+from kubetune.base import faults, files, locks
 from kubetune.config.load import load_config
 from kubetune.config.schema import ModelConfig
 from kubetune.data.reading.hub import (
@@ -57,7 +57,7 @@ def _fetch(
     # and lies in the cache, so that whoever removes the cache removes it too.
     done = Path(constants.HF_HOME) / "fetched" / name
     done.parent.mkdir(parents=True, exist_ok=True)
-    with files.lock(done.with_name(f"{name}.lock"), wait=True):
+    with locks.lock(done.with_name(f"{name}.lock"), wait=True):
         if done.exists():
             print(f"kubetune: {repo} is there already", flush=True)
             return
@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         fetch(load_config(Path(argv[0]), environ=os.environ).model)
     except Exception as error:
-        fault = files.known(error)
+        fault = faults.known(error)
         if fault is None:
             raise
         print(f"kubetune: {fault}", file=sys.stderr)

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Final
 
 from kubetune.base import fault_injection, logs, reminders, whole_folder
-from kubetune.base.files import explained_writes, lock, write_atomic
+from kubetune.base.files import explained_writes, write_atomic
 from kubetune.base.humanize import size as size_of
+from kubetune.base.locks import lock
 from kubetune.config.schema import Config
 from kubetune.data.prepared import data_facts
 from kubetune.data.prepared.data_pass import DataPass

@@ -18,9 +18,9 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Final
 
+from kubetune.base.faults import fault_of
 from kubetune.base.files import (
     IrregularFileError,
-    fault_of,
     read_object,
     require_inside,
     require_plain,

@@ -13,8 +13,8 @@ from typing import IO
 
 from kubetune import errors
 from kubetune.base import processes
-from kubetune.base.files import lock
 from kubetune.base.gpus import visible_gpus
+from kubetune.base.locks import lock
 from kubetune.config.resolved import resolved
 from kubetune.config.schema.compute import ComputeConfig
 from kubetune.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kubetune.base import processes
-from kubetune.base.files import holder, locker
+from kubetune.base.locks import holder, locker
 from kubetune.config.naming import RESOLVED
 from kubetune.errors import KubetuneError, first_line
 from kubetune.library.sweep.record import (

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from kubetune import errors
-from kubetune.base.files import lock
 from kubetune.base.humanize import counted
+from kubetune.base.locks import lock
 from kubetune.base.signals import Relay
 from kubetune.config.resolved import dotted_values, resolved
 from kubetune.config.schema import Config, KubernetesConfig

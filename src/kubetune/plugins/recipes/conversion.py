@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kubetune.base import fault_injection, whole_folder
-from kubetune.base.files import lock
+from kubetune.base.locks import lock
 from kubetune.data.reading.fields import NOTHING, text_of
 from kubetune.data.reading.images import UnusableImage
 from kubetune.data.reading.problems import Problems

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from kubetune import errors
-from kubetune.base import fault_injection, files, whole_folder
+from kubetune.base import fault_injection, files, locks, whole_folder
 from kubetune.base.logs import scrub
 from kubetune.data.vision.image_processor import write_limits
 from kubetune.result.forms import FORMS, chosen, equivalence, programs, require_export
@@ -87,7 +87,7 @@ def export_run(
 
     # One export of a run at a time; others would remove each other's leftovers.
     with (
-        files.lock(result.run_dir / "logs" / "export.lock", wait=False),
+        locks.lock(result.run_dir / "logs" / "export.lock", wait=False),
         files.explained_writes(folder),
     ):
         folder.parent.mkdir(parents=True, exist_ok=True)

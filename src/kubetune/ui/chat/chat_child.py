@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from kubetune.base import files, logs, processes
+from kubetune.base import faults, logs, processes
 from kubetune.errors import KubetuneError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
 
         loaded = load_run(run_dir, checkpoint)
     except Exception as error:
-        known_error = files.known(error)
+        known_error = faults.known(error)
         if known_error is None:
             raise
         send(error=str(known_error))

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.base.files import known
+from kubetune.base.faults import known
 from kubetune.config.schema import SourceConfig
 from kubetune.data.inspect.proposal import Proposal, propose
 from kubetune.data.reading.problems import Problems

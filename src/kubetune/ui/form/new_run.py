@@ -13,7 +13,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from kubetune.base.files import known, write_atomic
+from kubetune.base.faults import known
+from kubetune.base.files import write_atomic
 from kubetune.base.humanize import place
 from kubetune.config import consent
 from kubetune.config.load import load_config

@@ -12,7 +12,7 @@ Beside `path` the file PATH.held names the holder, which counts up in it every f
 
 A holder whose count stands still for half a minute counts as dead. So this lock is weaker than the kernel's in two ways,
 and a warning says so: a start after a crash may wait that long, and a process that was stopped for that long loses the
-lock and ends itself when it notices. Use `files.lock`, which comes here only if it must.
+lock and ends itself when it notices. Use `locks.lock`, which comes here only if it must.
 """
 
 from __future__ import annotations
